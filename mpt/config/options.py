@@ -1,0 +1,64 @@
+"""What a plugin file may say about its settings, without torch.
+
+A model, data set, precision mode, memory trick, optimizer or task is one file; its name in YAML is the file's name. The
+file declares `class Settings(Options)`. So that `mpt validate` answers at once, the registry reads that class from the
+source without running the rest of the file: a `Settings` class may therefore use only what is imported from `typing`,
+`pydantic` and `mpt.config`.
+
+Two more optional top-level literals are read the same way: `NAMES`, a dict of further YAML names each with the defaults it
+changes (`NAMES = {"O2": {}, "O3": {"loss_scale": 1.0}}`: the file's own name is then not a YAML name unless listed), and in
+model files `TASK = "gan"`, the task a model is trained by.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Options(BaseModel):
+    """Settings of one plugin. Unknown keys and wrong types are errors; instances are immutable.
+
+    `shorthand` names the field that a bare scalar sets, so that `micro_batch: 4` may be written for
+    `micro_batch: {count: 4}`; `true` means all defaults.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    shorthand: ClassVar[str | None] = None
+
+
+class DatasetOptions(Options):
+    """Settings that every data set has. `image_size` and `channels` default to what the model wants."""
+
+    image_size: int | None = None
+    channels: int | None = None
+    workers: int = 0
+
+
+class OptimizerOptions(Options):
+    """Settings that every optimizer has, beside its own."""
+
+    lr: float = 1e-3
+    clip_grad_norm: float | None = None
+    schedule: Literal["constant", "cosine", "linear", "one_cycle"] = "constant"
+    warmup_steps: int = 0
+    phases: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Changes per trained module: `phases: {disc: {lr: 4e-4}}`."""
+
+
+class PrecisionOptions(Options):
+    """Settings that every precision mode has. A mode's own `Settings` narrows what it cannot honour."""
+
+    dtype: Literal["auto", "float16", "bfloat16"] = "auto"
+    loss_scale: Literal["auto", "dynamic"] | float = "auto"
+    init_scale: float = Field(65536.0, gt=0)
+    growth_interval: int = Field(2000, gt=0)
+    min_scale: float = Field(1.0, gt=0)
+    max_scale: float = Field(2.0**24, gt=0)
+    at_min_scale: Literal["stop", "fall_back"] = "stop"
+    """At the floor with overflow still there: stop with exit 6, or go on in bfloat16."""
+    keep_fp32: list[str] = Field(default_factory=list)
+    """Globs over module names ("gen.layers.*") that stay in float32: inputs cast up, autocast off."""
+    losses: Literal["float32", "inherit"] = "float32"

@@ -1,0 +1,61 @@
+"""Every mistake a user can make, as one family of exceptions, each with the exit code the shell sees.
+
+A user's mistake is an `MptError`: its message says where, what was found, what is allowed and what to do, and one place
+(`mpt.cli`) prints it in one piece without a traceback. A programmer's mistake is an `assert` or a plain exception.
+"""
+
+
+class MptError(Exception):
+    """A failure that is explained to the user. `exit_code` is the process's exit status."""
+
+    exit_code = 1
+
+
+class ConfigError(MptError):
+    """The YAML file, an override or a command-line argument is not what it may be."""
+
+    exit_code = 2
+
+
+class DataError(MptError):
+    """A data set is missing, empty, unreadable or does not suit the model."""
+
+    exit_code = 3
+
+
+class CheckpointError(MptError):
+    """A checkpoint was refused: corrupt, hostile, of another architecture, or absent."""
+
+    exit_code = 4
+
+
+class InputOutputError(MptError):
+    """A file could not be written or read: disk full, read-only, permission."""
+
+    exit_code = 5
+
+
+class NonFiniteError(MptError):
+    """Training met NaN or infinity and the configured recoveries did not help."""
+
+    exit_code = 6
+
+
+class MemoryBudgetError(MptError):
+    """Out of memory after every fallback, or a plan that does not fit its budget."""
+
+    exit_code = 7
+
+
+class GateError(MptError):
+    """`mpt compare --gate`: the difference is outside the margin, or not decidable."""
+
+    exit_code = 8
+
+
+class Interrupted(MptError):
+    """SIGINT or SIGTERM arrived and the run was saved. `exit_code` is 128 plus the signal's number."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

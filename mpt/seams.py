@@ -1,0 +1,171 @@
+"""The types at the seams: what a task, a precision mode, a memory trick and a data set are to each other.
+
+One function performs a training step (`mpt.engine.step`). `mpt train` runs it on real tensors, `mpt plan` runs it on fake
+ones and watches the allocations. So nothing behind these seams may look at a tensor's values on the way to or inside a
+step (no `.item()`, no `if tensor:`), and the device is always an argument, never a global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Batch = dict[str, Tensor]
+"""Named tensors that share dimension 0, the sample dimension. Images are float32 in [0, 1], NCHW, under "image"."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Loss(NamedTuple):
+    """One scalar to back-propagate.
+
+    `reduction` says how the batch was reduced, so that micro-batches can be weighted exactly: a mean is weighted by its
+    share of the samples, a sum by one.
+    """
+
+    name: str
+    value: Tensor
+    reduction: Literal["mean", "sum"] = "mean"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One optimizer update within a step: what is trained here, everything else being frozen meanwhile.
+
+    `name` keys the loss scaler, metrics ("disc/real") and checkpoint entries. `losses(batch)` yields losses one by one;
+    each is back-propagated before the next is computed, and a yielded loss's graph is never used again.
+    `every` runs the phase only on steps divisible by it (lazy regularisation, critics). `scaled=False` exempts the phase from
+    loss scaling (second-order penalties diverge under it).
+    """
+
+    name: str
+    module: nn.Module
+    optimizer: Optimizer
+    losses: Callable[[Batch], Iterator[Loss]]
+    every: int = 1
+    scaled: bool = True
+
+
+@dataclass
+class StepStats:
+    """What one phase's update did. `grad_norm` stays on the device until it is logged."""
+
+    skipped: bool = False
+    scale: float | None = None
+    grad_norm: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """Shape (without the batch dimension) and dtype of one field of a batch."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What a data set delivers, known without reading it all: enough to build a model and to plan its memory."""
+
+    fields: Mapping[str, FieldSpec]
+    size: int
+    classes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def zeros(self, batch_size: int, device: torch.device | str) -> Batch:
+        """Return a batch of zeros with this layout, for planning and for dry runs."""
+        return {
+            name: torch.zeros((batch_size, *spec.shape), dtype=spec.dtype, device=device)
+            for name, spec in self.fields.items()
+        }
+
+
+class Dataset(Protocol):
+    """Random access to samples. `fetch` depends on (seed, epoch, index) alone, so the number of workers changes nothing."""
+
+    @property
+    def spec(self) -> DataSpec: ...
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: Sequence[int], epoch: int) -> Batch: ...
+
+
+class Task(Protocol):
+    """A kind of training. Built on one device; knows nothing of precision, memory tricks, files or the loop."""
+
+    modules: Mapping[str, nn.Module]
+    """All saved state, EMA copies included."""
+    trainable: Mapping[str, nn.Module]
+    """Optimizer name -> the module it trains."""
+    metric: str
+    """Name of the evaluation figure that chooses the best checkpoint."""
+    higher_is_better: bool
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]: ...  # units that memory tricks may wrap
+
+    def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]: ...
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch: ...  # add this update's random inputs, before any split
+
+    def after_step(self, step: int, samples_seen: int) -> None: ...  # EMA and the like; no host synchronisation
+
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]: ...
+
+    def preview(self, batch: Batch) -> Tensor | None: ...  # an image grid's tiles in [0, 1], NCHW, fixed over the run
+
+    def state_dict(self) -> dict[str, Any]: ...  # what is not in modules: running averages, controllers
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Precision(Protocol):
+    """A precision mode: a small object of which most methods do nothing in most modes."""
+
+    name: str
+    dtype: torch.dtype
+    reason: str
+    """Why this mode and dtype were chosen; printed and recorded."""
+
+    def prepare(self, task: Task) -> None: ...  # module surgery, before optimizers exist
+
+    def parameters(self, module: nn.Module) -> list[nn.Parameter]: ...  # what the optimizer updates (masters under O2)
+
+    def bind(self, phases: Sequence[Phase]) -> None: ...  # make a scaler per phase
+
+    def forward(self) -> AbstractContextManager[Any]: ...
+
+    def loss(self, function: F) -> F: ...  # run a loss function in float32, outside autocast
+
+    def backward(self, loss: Tensor, phase: Phase) -> None: ...
+
+    def step(self, phase: Phase, clip_norm: float | None) -> StepStats: ...  # unscale, clip, step, update
+
+    def scales(self) -> dict[str, float]: ...
+
+    def module_state(self, module: nn.Module) -> dict[str, Tensor]: ...  # float32 state to save
+
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class MemoryTrick(Protocol):
+    """One way to hold less. Applied to a built task before the optimizers exist; never a branch in the loop."""
+
+    name: str
+    exact: bool
+    """Are gradients bit-equal to the run without it?"""
+
+    def apply(self, task: Task, precision: Precision) -> None: ...
+
+    def forward(self) -> AbstractContextManager[Any]: ...  # entered around every forward
