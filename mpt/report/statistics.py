@@ -1,0 +1,303 @@
+"""Is one mode as good as another? An equivalence test over paired seeds, and what it would take to decide.
+
+The absence of a significant difference proves nothing: two seeds of anything show none. So the question is turned round
+(Schuirmann 1987, two one-sided tests): the modes count as equivalent only if a 90 % confidence interval of the
+difference lies wholly inside the margin, which is the same as rejecting both "worse by more than the margin" and
+"better by more" at 5 % each. If the interval lies wholly outside, the difference is real and too large; otherwise
+these seeds decide nothing.
+
+Runs with the same seed share their initial weights and data order, so differences are taken per seed. A margin in per
+cent is a statement about a ratio whose denominator, the baseline's mean, is itself measured with error; its interval
+is Fieller's (1954), which accounts for that and for the pairing. A run that ended in NaN counts as a failure of its
+mode, never as missing: leaving it out would report the survivors only.
+
+Only `math` is used, so a verdict can be made wherever the files are. It does not correct for many modes compared at
+once: each verdict is a claim of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from mpt.errors import ConfigError
+
+LEVEL = 0.05
+"""Error rate of each of the two one-sided tests."""
+POWER = 0.8
+"""Chance of a decision that the wanted number of seeds should give."""
+MOST_SEEDS = 100_000
+
+Outcome = Literal["within", "outside", "undecided"]
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The largest difference that does not matter: a share of the baseline's mean, or an amount in the metric's
+    unit."""
+
+    size: float
+    relative: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Margin:
+        """Read `1%` as a share of the baseline's mean and `0.5` as an amount in the metric's unit."""
+        stripped = text.strip()
+        relative = stripped.endswith("%")
+        try:
+            size = float(stripped.removesuffix("%"))
+        except ValueError:
+            size = math.nan
+        if not (math.isfinite(size) and size > 0):
+            raise ConfigError(
+                f"--margin: found {text!r}; allowed is a positive share of the baseline such as '1%', or a positive "
+                "amount in the metric's own unit such as '0.5'."
+            )
+        return cls(size / 100 if relative else size, relative)
+
+    def show(self, value: float) -> str:
+        """Write a difference in the margin's unit."""
+        return f"{value * 100:+.2f} %" if self.relative else f"{value:+.4g}"
+
+    def __str__(self) -> str:
+        return f"{self.size * 100:g} %" if self.relative else f"{self.size:g}"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far apart the seeds of one mode lie: the scale against which any difference is to be read."""
+
+    count: int
+    mean: float
+    deviation: float
+    """Sample standard deviation; NaN for one seed."""
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer for one mode. Differences are mode minus baseline; relative ones are shares of the baseline's mean."""
+
+    outcome: Outcome
+    direction: Literal["better", "worse", "same", "unknown"]
+    difference: float
+    low: float
+    high: float
+    margin: Margin
+    seeds: int
+    seeds_wanted: int | None
+    """About how many paired seeds would decide, if mean and spread stay as they are. None: known already, or not
+    knowable."""
+    reason: str
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Describe the values of one mode over its seeds."""
+    if not values:
+        return Spread(0, math.nan, math.nan, math.nan, math.nan)
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(covariance(values, values)) if len(values) > 1 else math.nan
+    return Spread(len(values), mean, deviation, min(values), max(values))
+
+
+def covariance(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the sample covariance (divided by n - 1)."""
+    count = len(first)
+    mean_first, mean_second = math.fsum(first) / count, math.fsum(second) / count
+    products = ((one - mean_first) * (other - mean_second) for one, other in zip(first, second, strict=True))
+    return math.fsum(products) / (count - 1)
+
+
+def judge(
+    baseline: Mapping[int, float], other: Mapping[int, float], margin: Margin, *, higher_is_better: bool
+) -> Verdict:
+    """Decide whether `other` equals `baseline` within the margin, over the seeds that both have (seed -> metric)."""
+    seeds = sorted(baseline.keys() & other.keys())
+    first, second = [baseline[seed] for seed in seeds], [other[seed] for seed in seeds]
+
+    def undecided(reason: str, wanted: int | None = None, difference: float = math.nan) -> Verdict:
+        return Verdict("undecided", "unknown", difference, -math.inf, math.inf, margin, len(seeds), wanted, reason)
+
+    if not seeds:
+        return undecided("The two modes have no seed in common.")
+    failed = [seed for seed in seeds if not math.isfinite(baseline[seed])]
+    if failed:
+        return undecided(f"The baseline itself has no finite metric for seed {join(failed)}.")
+    failed = [seed for seed in seeds if not math.isfinite(other[seed])]
+    if failed:
+        reason = f"No finite metric for seed {join(failed)}: the run diverged where the baseline did not."
+        return Verdict("outside", "worse", math.nan, -math.inf, math.inf, margin, len(seeds), None, reason)
+    scale = math.fsum(first) / len(first)
+    if margin.relative and scale == 0:
+        return undecided("The baseline's mean is zero, so a share of it means nothing: give --margin as an amount.")
+    difference = math.fsum(second) / len(second) - scale
+    if margin.relative:
+        difference /= abs(scale)
+    if len(seeds) == 1:
+        return undecided("One seed shows no spread, so it decides nothing: use --seeds 3 or more.", None, difference)
+    low, high = fieller_interval(first, second) if margin.relative else difference_interval(first, second)
+    return conclude(first, second, margin, difference, low, high, higher_is_better=higher_is_better)
+
+
+def conclude(
+    first: Sequence[float],
+    second: Sequence[float],
+    margin: Margin,
+    difference: float,
+    low: float,
+    high: float,
+    *,
+    higher_is_better: bool,
+) -> Verdict:
+    """Read the verdict off an interval."""
+    better = (difference > 0) == higher_is_better
+    direction: Literal["better", "worse", "same"] = "same" if difference == 0 else "better" if better else "worse"
+    interval = f"90 % interval {margin.show(low)} to {margin.show(high)}"
+    flat = " The differences do not vary between seeds, so the interval has no width." if low == high else ""
+    count, wanted = len(first), None
+    outcome: Outcome
+    if -margin.size < low and high < margin.size:
+        outcome, reason = "within", f"The {interval} lies inside ±{margin}.{flat}"
+    elif low > margin.size or high < -margin.size:
+        outcome, reason = "outside", f"The {interval} lies wholly outside ±{margin}, on the {direction} side.{flat}"
+    else:
+        outcome = "undecided"
+        wanted = seeds_to_decide(first, second, margin, difference)
+        advice = (
+            f" About {wanted} seeds would decide it (power {POWER:.0%}, if mean and spread stay as they are)."
+            if wanted
+            else " The difference is as large as the margin itself: no number of seeds decides it; change the margin."
+        )
+        reason = f"The {interval} reaches across the edge of ±{margin}.{advice}"
+    return Verdict(outcome, direction, difference, low, high, margin, count, wanted, reason)
+
+
+def join(seeds: Sequence[int]) -> str:
+    """Write seeds as a list."""
+    return ", ".join(str(seed) for seed in seeds)
+
+
+def difference_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Return the 90 % interval of the mean of second - first, paired."""
+    differences = [after - before for before, after in zip(first, second, strict=True)]
+    centre = math.fsum(differences) / len(differences)
+    error = math.sqrt(covariance(differences, differences) / len(differences))
+    reach = student_quantile(1 - LEVEL, len(differences) - 1) * error
+    return centre - reach, centre + reach
+
+
+def fieller_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Return the 90 % interval of (mean(second) - mean(first)) / |mean(first)|, paired.
+
+    The ratios r not rejected by a t test of mean(second - r * first) = 0 solve a quadratic (Fieller 1954). Unbounded
+    when the baseline's mean is not clearly apart from zero.
+    """
+    count = len(first)
+    mean_first = math.fsum(first) / count
+    weight = student_quantile(1 - LEVEL, count - 1) ** 2 / count
+    # In d = second - first and q = ratio - 1, which keeps equal inputs exactly equal:
+    # mean(d - q * first)^2 <= weight * var(d - q * first)
+    delta = [after - before for before, after in zip(first, second, strict=True)]
+    mean_delta = math.fsum(delta) / count
+    square = mean_first**2 - weight * covariance(first, first)
+    if square <= 0:
+        return -math.inf, math.inf
+    half_linear = mean_first * mean_delta - weight * covariance(first, delta)
+    constant = mean_delta**2 - weight * covariance(delta, delta)
+    root = math.sqrt(max(0.0, half_linear**2 - square * constant))
+    ends = (half_linear - root) / square, (half_linear + root) / square
+    sign = math.copysign(1.0, mean_first)  # the ratio to a negative mean falls as the metric rises
+    return min(sign * ends[0], sign * ends[1]), max(sign * ends[0], sign * ends[1])
+
+
+def seeds_to_decide(first: Sequence[float], second: Sequence[float], margin: Margin, difference: float) -> int | None:
+    """Return about how many paired seeds would decide, or None if no number would.
+
+    The usual formula for two one-sided tests, n = ((t_a + t_b) s / distance to the margin)^2 with b halved when the
+    difference lies inside, where both sides can miss (Chow, Shao and Wang, Sample Size Calculations in Clinical
+    Research).
+    """
+    scale = abs(math.fsum(first) / len(first)) if margin.relative else 1.0
+    # For a share, the residuals about the measured ratio are what varies (the delta method).
+    ratio = difference * math.copysign(1.0, math.fsum(first)) if margin.relative else 0.0
+    residuals = [(after - before - ratio * before) / scale for before, after in zip(first, second, strict=True)]
+    deviation = math.sqrt(covariance(residuals, residuals))
+    distance = abs(margin.size - abs(difference))
+    missed = (1 - POWER) / 2 if abs(difference) < margin.size else 1 - POWER
+    if distance == 0:
+        return None
+
+    def decides(count: int) -> bool:
+        reach = student_quantile(1 - LEVEL, count - 1) + student_quantile(1 - missed, count - 1)
+        return reach * deviation / math.sqrt(count) <= distance
+
+    few, many = len(first), len(first) + 1
+    while not decides(many):
+        few, many = many, many * 2
+        if many > MOST_SEEDS:
+            return None
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if decides(middle) else (middle, many)
+    return many
+
+
+@lru_cache(maxsize=4096)
+def student_quantile(probability: float, freedom: float) -> float:
+    """Return the quantile of Student's t, by bisection on its distribution function."""
+    if probability == 0.5:
+        return 0.0
+    if probability < 0.5:
+        return -student_quantile(1 - probability, freedom)
+    low, high = 0.0, 1.0
+    while student_distribution(high, freedom) < probability:
+        low, high = high, high * 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if student_distribution(middle, freedom) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def student_distribution(value: float, freedom: float) -> float:
+    """Return P(T <= value) for Student's t, through the regularised incomplete beta function."""
+    # Of the two equal forms, the one whose argument is small, or the digits near value = 0 are lost.
+    square = value * value
+    if square < freedom:
+        half = 0.5 * incomplete_beta(0.5, freedom / 2, square / (freedom + square))
+    else:
+        half = 0.5 - 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + square))
+    return 0.5 + math.copysign(half, value)
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """Return the regularised incomplete beta function I_x(a, b) by its continued fraction (DLMF 8.17.22), Lentz's
+    way."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly its mirror image does not
+        return 1 - incomplete_beta(b, a, 1 - x)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    smallest = 1e-300
+    ratio_c, ratio_d, total = 1.0, 0.0, 1.0
+    for index in range(1000):
+        step = index // 2
+        if index == 0:
+            term = 1.0
+        elif index % 2 == 0:
+            term = step * (b - step) * x / ((a + 2 * step - 1) * (a + 2 * step))
+        else:
+            term = -(a + step) * (a + b + step) * x / ((a + 2 * step) * (a + 2 * step + 1))
+        ratio_d = 1 + term * ratio_d
+        ratio_d = 1 / (ratio_d if abs(ratio_d) > smallest else smallest)
+        ratio_c = 1 + term / ratio_c
+        ratio_c = ratio_c if abs(ratio_c) > smallest else smallest
+        total *= ratio_c * ratio_d
+        if abs(1 - ratio_c * ratio_d) < 1e-15:
+            break
+    return front * (total - 1)

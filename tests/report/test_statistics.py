@@ -1,0 +1,191 @@
+"""The numerics are held against closed forms and printed tables; the verdicts against their definition."""
+
+import math
+import random
+
+import pytest
+
+from mpt.errors import ConfigError
+from mpt.report.statistics import (
+    Margin,
+    difference_interval,
+    fieller_interval,
+    incomplete_beta,
+    judge,
+    seeds_to_decide,
+    spread,
+    student_distribution,
+    student_quantile,
+)
+
+ONE_PER_CENT = Margin(0.01, relative=True)
+
+
+def seeds(*values: float) -> dict[int, float]:
+    return dict(enumerate(values))
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "value"),
+    [  # NIST/SEMATECH e-Handbook, table 1.3.6.7.2
+        (0.95, 1, 6.314),
+        (0.95, 2, 2.920),
+        (0.95, 4, 2.132),
+        (0.975, 9, 2.262),
+        (0.99, 30, 2.457),
+        (0.95, 100, 1.660),
+    ],
+)
+def test_quantiles_agree_with_the_printed_table(probability, freedom, value):
+    assert student_quantile(probability, freedom) == pytest.approx(value, abs=5e-4)
+    assert student_quantile(1 - probability, freedom) == pytest.approx(-value, abs=5e-4)
+
+
+@pytest.mark.parametrize("value", [-30.0, -2.0, -1e-3, 0.0, 0.4, 1.0, 1.5, 7.0])
+def test_distribution_agrees_with_its_closed_forms(value):
+    assert student_distribution(value, 1) == pytest.approx(0.5 + math.atan(value) / math.pi, abs=1e-13)
+    assert student_distribution(value, 2) == pytest.approx(0.5 + value / (2 * math.sqrt(2 + value**2)), abs=1e-13)
+    normal = 0.5 * math.erfc(-value / math.sqrt(2))
+    assert student_distribution(value, 1e7) == pytest.approx(normal, abs=1e-6)
+
+
+@pytest.mark.parametrize("x", [0.01, 0.3, 0.5, 0.77, 0.999])
+def test_incomplete_beta_agrees_with_the_binomial_sum(x):
+    a, b = 3, 5
+    total = sum(math.comb(a + b - 1, j) * x**j * (1 - x) ** (a + b - 1 - j) for j in range(a, a + b))
+    assert incomplete_beta(a, b, x) == pytest.approx(total, rel=1e-12)
+
+
+def test_quantile_agrees_with_scipy_where_it_is_installed():
+    stats = pytest.importorskip("scipy.stats")
+    for freedom in (1, 2, 3, 7, 29, 1000):
+        for probability in (0.001, 0.4, 0.6, 0.95, 0.999):
+            assert student_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9)
+
+
+def test_margin_reads_shares_and_amounts():
+    assert Margin.parse("1%") == ONE_PER_CENT
+    assert Margin.parse(" 2.5 % ") == Margin(0.025, relative=True)
+    assert Margin.parse("0.5") == Margin(0.5, relative=False)
+
+
+@pytest.mark.parametrize("text", ["", "%", "abc", "0", "-1%", "nan", "inf%", "1%%"])
+def test_margin_refuses_what_is_no_positive_number(text):
+    with pytest.raises(ConfigError, match="--margin"):
+        Margin.parse(text)
+
+
+def test_a_small_difference_with_small_spread_is_within():
+    verdict = judge(
+        seeds(90.0, 91.0, 89.5), seeds(90.1, 91.0, 89.4), Margin(1.0, relative=False), higher_is_better=True
+    )
+    assert verdict.outcome == "within"
+    assert -1 < verdict.low < verdict.difference < verdict.high < 1
+
+
+def test_no_significant_difference_is_not_equivalence():
+    verdict = judge(seeds(90.0, 80.0, 85.0), seeds(81.0, 89.0, 86.0), ONE_PER_CENT, higher_is_better=True)
+    assert verdict.low < 0 < verdict.high
+    assert verdict.outcome == "undecided"
+    assert verdict.seeds_wanted is not None
+    assert verdict.seeds_wanted > 3
+
+
+@pytest.mark.parametrize(("higher_is_better", "direction"), [(True, "worse"), (False, "better")])
+def test_a_large_steady_difference_is_outside_on_the_right_side(higher_is_better, direction):
+    verdict = judge(seeds(90.0, 91.0, 89.5), seeds(80.0, 81.2, 79.4), ONE_PER_CENT, higher_is_better=higher_is_better)
+    assert (verdict.outcome, verdict.direction) == ("outside", direction)
+
+
+def test_one_seed_decides_nothing_even_without_difference():
+    verdict = judge(seeds(0.9), seeds(0.9), ONE_PER_CENT, higher_is_better=True)
+    assert verdict.outcome == "undecided"
+    assert "--seeds" in verdict.reason
+
+
+def test_equal_runs_are_within_and_the_missing_width_is_said():
+    verdict = judge(seeds(0.9, 0.91, 0.87), seeds(0.9, 0.91, 0.87), ONE_PER_CENT, higher_is_better=True)
+    assert (verdict.outcome, verdict.low, verdict.high) == ("within", 0.0, 0.0)
+    assert "no width" in verdict.reason
+
+
+def test_a_difference_equal_to_the_margin_without_spread_is_never_decided():
+    verdict = judge(seeds(1.0, 2.0), seeds(1.5, 2.5), Margin(0.5, relative=False), higher_is_better=True)
+    assert verdict.outcome == "undecided"
+    assert verdict.seeds_wanted is None
+
+
+def test_a_diverged_run_counts_against_its_mode_and_not_as_missing():
+    verdict = judge(seeds(0.9, 0.9, 0.9), seeds(0.9, math.nan, 0.9), ONE_PER_CENT, higher_is_better=True)
+    assert (verdict.outcome, verdict.direction) == ("outside", "worse")
+    assert "seed 1" in verdict.reason
+
+
+def test_a_diverged_baseline_decides_nothing():
+    verdict = judge(seeds(0.9, math.inf), seeds(0.9, 0.9), ONE_PER_CENT, higher_is_better=True)
+    assert verdict.outcome == "undecided"
+
+
+def test_a_share_of_a_zero_mean_is_refused_with_what_to_do():
+    verdict = judge(seeds(-1.0, 1.0), seeds(0.0, 0.1), ONE_PER_CENT, higher_is_better=True)
+    assert verdict.outcome == "undecided"
+    assert "--margin" in verdict.reason
+
+
+def test_only_common_seeds_are_paired():
+    verdict = judge({1: 0.9, 2: 0.8, 3: 0.85}, {2: 0.8, 3: 0.85, 9: 0.1}, ONE_PER_CENT, higher_is_better=True)
+    assert verdict.seeds == 2
+    assert verdict.outcome == "within"
+    assert judge({1: 0.9}, {2: 0.9}, ONE_PER_CENT, higher_is_better=True).outcome == "undecided"
+
+
+def test_relative_interval_of_a_negative_metric_keeps_its_direction():
+    baseline, other = (-10.0, -10.2, -9.8), (-9.0, -9.3, -8.8)
+    low, high = fieller_interval(baseline, other)
+    assert 0 < low < high
+    verdict = judge(seeds(*baseline), seeds(*other), ONE_PER_CENT, higher_is_better=True)
+    assert (verdict.outcome, verdict.direction) == ("outside", "better")
+
+
+def test_fieller_ends_are_where_the_paired_t_test_turns():
+    baseline, other = (0.91, 0.90, 0.93, 0.89), (0.905, 0.90, 0.92, 0.895)
+    for end in fieller_interval(baseline, other):
+        residual = [after - (1 + end) * before for before, after in zip(baseline, other, strict=True)]
+        low, high = difference_interval([0.0] * 4, residual)
+        assert min(abs(low), abs(high)) == pytest.approx(0, abs=1e-12)
+
+
+def test_fieller_is_unbounded_when_the_baseline_may_be_zero():
+    assert fieller_interval((-1.0, 1.2, 0.1), (0.3, 0.2, 0.1)) == (-math.inf, math.inf)
+
+
+def test_wanted_seeds_decide_about_as_often_as_promised():
+    generator = random.Random(0)
+    deviation, margin = 0.8, Margin(1.0, relative=False)
+    pilot = [generator.gauss(0, 1) for _ in range(4)]
+    scale = deviation / spread(pilot).deviation
+    centre = spread(pilot).mean
+    pilot = [(value - centre) * scale + 0.2 for value in pilot]  # mean 0.2, deviation 0.8 exactly
+    wanted = seeds_to_decide([0.0] * 4, pilot, margin, 0.2)
+    assert wanted is not None
+    decided = 0
+    for _ in range(400):
+        sample = [generator.gauss(0.2, deviation) for _ in range(wanted)]
+        low, high = difference_interval([0.0] * wanted, sample)
+        decided += low > -1 and high < 1
+    assert 0.75 < decided / 400 < 0.97
+
+
+def test_modes_that_differ_by_the_margin_are_called_equivalent_in_one_case_of_twenty():
+    generator = random.Random(1)
+    wrong = 0
+    for _ in range(1000):
+        baseline = seeds(*(generator.gauss(90, 0.5) for _ in range(5)))
+        other = {seed: value * 0.99 + generator.gauss(0, 0.1) for seed, value in baseline.items()}
+        wrong += judge(baseline, other, ONE_PER_CENT, higher_is_better=True).outcome == "within"
+    assert 20 < wrong < 80
+
+
+def test_spread_of_one_seed_has_no_deviation():
+    assert math.isnan(spread([0.5]).deviation)
+    assert spread([1.0, 3.0]).deviation == pytest.approx(math.sqrt(2))
