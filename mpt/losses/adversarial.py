@@ -1,0 +1,135 @@
+"""What a generator and a discriminator are trained on: functions of the discriminator's scores alone.
+
+Every loss takes logits (or, for the autoencoder critics, energies) of shape (n,) and returns a scalar. Nothing here
+applies a sigmoid and then a logarithm: `log(x + 1e-8)` means nothing in float16, where 1e-8 is zero; `softplus` of
+the logit is the same quantity and is finite for every finite logit. The penalties that differentiate twice take the
+critic as a function and compute in float32, because the square of a small float16 gradient underflows.
+
+Not here: who is trained when, and which of these a model is defined by (`mpt.tasks.gan`).
+
+Sources: Goodfellow et al. 2014 (non-saturating); Mao et al. 2017 with a = 0, b = c = 1 (least squares); Arjovsky et
+al. 2017; Gulrajani et al. 2017 (gradient penalty); Miyato et al. 2018 (hinge); Zhao et al. 2017 (energies, pull-
+away); Berthelot et al. 2017 (BEGAN); Mescheder et al. 2018 (R1); Karras et al. 2020 (path length).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Critic = Callable[[Tensor], Tensor]
+
+
+def nonsaturating_discriminator(real: Tensor, fake: Tensor) -> Tensor:
+    """Return the binary cross-entropy of telling real from fake."""
+    return F.softplus(-real).mean() + F.softplus(fake).mean()
+
+
+def nonsaturating_generator(fake: Tensor) -> Tensor:
+    """Return the cross-entropy of the fakes being taken for real."""
+    return F.softplus(-fake).mean()
+
+
+def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
+    """Return half the squared distance of real scores from 1 and of fake scores from 0."""
+    return 0.5 * ((real - 1).square().mean() + fake.square().mean())
+
+
+def least_squares_generator(fake: Tensor) -> Tensor:
+    """Return half the squared distance of fake scores from 1."""
+    return 0.5 * (fake - 1).square().mean()
+
+
+def wasserstein_discriminator(real: Tensor, fake: Tensor) -> Tensor:
+    """Return the negated estimate of the Wasserstein distance."""
+    return fake.mean() - real.mean()
+
+
+def wasserstein_generator(fake: Tensor) -> Tensor:
+    """Return the negated critic score of the fakes."""
+    return -fake.mean()
+
+
+def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
+    """Return the hinge loss; scores beyond the margin of 1 give no gradient."""
+    return F.relu(1 - real).mean() + F.relu(1 + fake).mean()
+
+
+def energy_discriminator(real: Tensor, fake: Tensor, margin: float) -> Tensor:
+    """Return the energy of the reals and what the fakes lack to the margin; energies are not negative."""
+    return real.mean() + F.relu(margin - fake).mean()
+
+
+def energy_generator(fake: Tensor) -> Tensor:
+    """Return the mean energy of the fakes."""
+    return fake.mean()
+
+
+def balanced_discriminator(real: Tensor, fake: Tensor, balance: Tensor) -> Tensor:
+    """Return BEGAN's discriminator loss; `balance` is k_t in [0, 1], a scalar tensor."""
+    return real.mean() - balance * fake.mean()
+
+
+def next_balance(balance: Tensor, real: Tensor, fake: Tensor, diversity: float, rate: float) -> Tensor:
+    """Return BEGAN's k_{t+1}: raised while the fakes' energy is below `diversity` times the reals'."""
+    return (balance + rate * (diversity * real.mean() - fake.mean())).clamp(0, 1)
+
+
+def swapped_generator(real: Tensor, fake: Tensor) -> Tensor:
+    """Return the loss of a generator that makes both sides (BiGAN): each is to be taken for the other."""
+    return F.softplus(real).mean() + F.softplus(-fake).mean()
+
+
+def pull_away(codes: Tensor) -> Tensor:
+    """Return the mean squared cosine between different samples' codes (n, d); 0 for a single sample.
+
+    It is a property of the batch: split into micro-batches it compares fewer pairs.
+    """
+    count = codes.shape[0]
+    if count < 2:
+        return codes.float().sum() * 0.0
+    unit = F.normalize(codes.float().flatten(1), dim=1)
+    cosines = (unit @ unit.T).square()
+    return (cosines.sum() - cosines.diagonal().sum()) / (count * (count - 1))
+
+
+def gradient_penalty(critic: Critic, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
+    """Return the mean squared departure from 1 of the critic's gradient norm between real and fake samples.
+
+    `mix` is (n,) in [0, 1]. Call it where nothing casts to half: the result is differentiated again.
+    """
+    weight = mix.float().reshape(-1, *[1] * (real.dim() - 1))
+    mixed = torch.lerp(real.detach().float(), fake.detach().float(), weight).requires_grad_()
+    # The small constant keeps the root's derivative finite where a dead critic has no gradient; float32 can hold it.
+    norm = (_squared_gradient(critic, mixed) + 1e-12).sqrt()
+    return (norm - 1).square().mean()
+
+
+def real_gradient_penalty(critic: Critic, real: Tensor) -> Tensor:
+    """Return R1 without its factor gamma / 2: the mean squared gradient norm of the critic at real samples."""
+    return _squared_gradient(critic, real.detach().float().requires_grad_()).mean()
+
+
+def path_lengths(image: Tensor, styles: Tensor, noise: Tensor) -> Tensor:
+    """Return the length (n,) of each sample's gradient of a random image projection with respect to its styles.
+
+    `styles` is (n, layers, d) and part of the graph of `image` (n, c, h, w); `noise` is normal, shaped like the image.
+    """
+    projection = (image.float() * noise).sum() / (image.shape[2] * image.shape[3]) ** 0.5
+    (slope,) = torch.autograd.grad(projection, styles, create_graph=True)
+    return slope.float().square().sum(dim=2).mean(dim=1).add(1e-12).sqrt()
+
+
+def path_length_penalty(lengths: Tensor, target: Tensor) -> Tensor:
+    """Return the mean squared departure of the path lengths from their running mean."""
+    return (lengths - target).square().mean()
+
+
+def _squared_gradient(critic: Critic, samples: Tensor) -> Tensor:
+    """Return (n,): the squared gradient norm of each sample's score, itself differentiable."""
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(critic(samples).float().sum(), samples, create_graph=True)
+    return slope.float().square().flatten(1).sum(dim=1)
