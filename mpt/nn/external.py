@@ -1,0 +1,127 @@
+"""Models of other packages by name: `torchvision:resnet50`, `timm:NAME`, and `package.module:Name` of a granted package.
+
+Nothing in a YAML file imports code on its own: torchvision and timm are built in, any other package must be granted on the
+command line (`--allow package`), which the config room has checked before this file is asked. A granted callable gets the
+settings' `options` as keyword arguments, `num_classes` among them unless the options name it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from mpt.config.options import Options
+from mpt.errors import CheckpointError, ConfigError
+from mpt.seams import DataSpec
+
+TASK = "classify"
+
+
+class Settings(Options):
+    """How to call the model's constructor."""
+
+    image_size: int = Field(224, ge=8)
+    channels: int = Field(3, ge=1)
+    small_stem: bool = False
+    """For torchvision's ResNets on small images: a 3x3 stem of stride 1 and no max-pooling."""
+    weights: str | None = None
+    """A local file with a state dict (.pt or .safetensors); never downloaded."""
+    options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+
+
+def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]:
+    """Build `net` by its full name ("torchvision:resnet50").
+
+    Raises ConfigError for an unknown name or refused options.
+    """
+    package, _, attribute = name.partition(":")
+    options: dict[str, Any] = dict(settings.options)
+    if package == "torchvision":
+        net = _torchvision(attribute, {"num_classes": len(data.classes), **options})
+    elif package == "timm":
+        net = _timm(attribute, {"num_classes": len(data.classes), "in_chans": settings.channels, **options})
+    else:
+        net = _granted(package, attribute, len(data.classes), options)
+    if settings.small_stem:
+        if not hasattr(net, "conv1") or not hasattr(net, "maxpool"):
+            raise ConfigError(f"model.small_stem: {name} has no ResNet stem (conv1, maxpool) to replace")
+        net.conv1 = nn.Conv2d(settings.channels, net.conv1.out_channels, 3, padding=1, bias=False)
+        net.maxpool = nn.Identity()
+    if settings.weights:
+        _load(net, Path(settings.weights))
+    return {"net": net}
+
+
+def _call(name: str, constructor: Any, options: dict[str, Any]) -> nn.Module:
+    try:
+        net = constructor(**options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model.options: {name} refused {options}: {error}") from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"model.name: {name} made a {type(net).__name__}, not a torch.nn.Module")
+    return net
+
+
+def _torchvision(attribute: str, options: dict[str, Any]) -> nn.Module:
+    from mpt import vision_ops
+
+    vision_ops.import_torchvision()
+    import torchvision
+
+    if attribute not in torchvision.models.list_models(module=torchvision.models):
+        import difflib
+
+        near = difflib.get_close_matches(attribute, torchvision.models.list_models(module=torchvision.models), 3)
+        raise ConfigError(f"model.name: torchvision has no classifier {attribute!r}; nearest: {', '.join(near) or '-'}")
+    return _call(f"torchvision:{attribute}", torchvision.models.get_model_builder(attribute), options)
+
+
+def _timm(attribute: str, options: dict[str, Any]) -> nn.Module:
+    try:
+        from mpt import vision_ops
+
+        vision_ops.import_torchvision()
+        import timm
+    except ImportError as error:
+        raise ConfigError("model.name: timm is not installed; `pip install 'mpt[timm]'` adds it") from error
+    if not timm.is_model(attribute):
+        near = ", ".join(timm.list_models(f"*{attribute}*")[:3])
+        raise ConfigError(f"model.name: timm has no model {attribute!r}; nearest: {near or '-'}")
+    return _call(f"timm:{attribute}", lambda **kw: timm.create_model(attribute, pretrained=False, **kw), options)
+
+
+def _granted(module_name: str, attribute: str, classes: int, options: dict[str, Any]) -> nn.Module:
+    try:
+        constructor = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model.name: cannot find {attribute!r} in {module_name!r}: {error}") from error
+    accepts = inspect.signature(constructor).parameters
+    if "num_classes" in accepts or any(p.kind is p.VAR_KEYWORD for p in accepts.values()):
+        options = {"num_classes": classes, **options}
+    return _call(f"{module_name}:{attribute}", constructor, options)
+
+
+def _load(net: nn.Module, path: Path) -> None:
+    """Load a local state dict; a head of another class count is left as initialised."""
+    if not path.is_file():
+        raise CheckpointError(f"model.weights: there is no file {path}")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        state = load_file(path)
+    else:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise CheckpointError(f"model.weights: {path} was refused by the safe loader: {error}") from error
+    own = net.state_dict()
+    fitting = {key: value for key, value in state.items() if key in own and own[key].shape == value.shape}
+    if len(fitting) < len(own) // 2:
+        raise CheckpointError(f"model.weights: only {len(fitting)} of {len(own)} tensors of {path} fit this model")
+    net.load_state_dict(fitting, strict=False)

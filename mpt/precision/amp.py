@@ -1,0 +1,41 @@
+"""Automatic mixed precision with `torch.autocast`: `amp` chooses its dtype for the device, `bf16` is always bfloat16.
+
+Weights stay float32; operators on autocast's lists run in the lower precision. Float16 comes with a loss scaler per phase.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from mpt.config.options import PrecisionOptions
+from mpt.precision.choice import choose_dtype
+from mpt.precision.policy import Policy
+from mpt.seams import Task
+
+NAMES = {"amp": {}, "bf16": {"dtype": "bfloat16"}}
+
+
+class Settings(PrecisionOptions):
+    """Nothing beyond the common settings."""
+
+
+class Autocast(Policy):
+    """Forwards under `torch.autocast`."""
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the autocast context of this dtype."""
+        return torch.autocast(self.device.type, self.dtype)
+
+    def fall_back(self, task: Task) -> bool:
+        """Go on in bfloat16, which has float32's range and needs no scale."""
+        self.dtype, self.scalers = torch.bfloat16, {}
+        return True
+
+
+def build(name: str, settings: Settings, device: torch.device) -> Policy:
+    """Build the mode; `dtype: auto` is resolved for the device."""
+    dtype, reason = choose_dtype(settings, device)
+    return Autocast(name, settings, device, dtype, reason)

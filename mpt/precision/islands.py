@@ -1,0 +1,86 @@
+"""Regions of float32 inside a lower-precision run: modules by glob, and loss functions.
+
+An island's module keeps float32 parameters, gets its floating inputs cast up and runs with autocast and O1 switched off.
+The module's class is swapped for a subclass rather than its `forward` replaced on the instance: a deep copy (an EMA
+twin) then owns its island instead of calling into the original.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from mpt.errors import ConfigError
+from mpt.precision import o1
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def cast_floating(value: Any, dtype: torch.dtype) -> Any:
+    """Cast every floating tensor in a nested structure to `dtype`; leave the rest alone."""
+    return tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t, value)
+
+
+@contextlib.contextmanager
+def full_precision(device_type: str) -> Iterator[None]:
+    """Switch off torch's autocast and O1's casts inside the block."""
+    with torch.autocast(device_type, enabled=False), o1.suspended():
+        yield
+
+
+def in_float32(function: F, device_type: str) -> F:
+    """Wrap a function so that it runs in full precision on float32 copies of its floating tensors."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with full_precision(device_type):
+            return function(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
+
+    return run  # type: ignore[return-value]
+
+
+class Float32Island(nn.Module):
+    """Mixed in front of a module's class by `make_island`."""
+
+    island_device_type: str
+    island_casts_back: bool
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward in float32; under O2 and O3 the outputs return in the first input's dtype."""
+        dtypes = [a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
+        with full_precision(self.island_device_type):
+            outputs = super().forward(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
+        return cast_floating(outputs, dtypes[0]) if self.island_casts_back and dtypes else outputs
+
+
+def make_island(module: nn.Module, device_type: str, casts_back: bool) -> None:
+    """Turn one module into a float32 island, in place. Its state-dict keys do not change."""
+    if isinstance(module, Float32Island):
+        return
+    module.float()
+    original = type(module)
+    module.__class__ = type(original.__name__, (Float32Island, original), {"__module__": original.__module__})
+    module.island_device_type = device_type  # type: ignore[assignment]
+    module.island_casts_back = casts_back  # type: ignore[assignment]
+
+
+def matching_modules(modules: Mapping[str, nn.Module], globs: list[str]) -> list[nn.Module]:
+    """Return the modules whose dotted name ("gen.layers.0") matches a glob; a glob without a match is a ConfigError."""
+    names = {
+        f"{key}.{name}".rstrip("."): module for key, root in modules.items() for name, module in root.named_modules()
+    }
+    chosen: list[nn.Module] = []
+    for glob in globs:
+        found = [module for name, module in names.items() if fnmatchcase(name, glob)]
+        if not found:
+            known = ", ".join([name for name in names if name.count(".") <= 1][:12])
+            raise ConfigError(f"precision.keep_fp32: no module matches {glob!r}; there are {known}, ...")
+        chosen += found
+    return chosen

@@ -1,0 +1,139 @@
+"""Weights in half: Apex's `O2` (with float32 master weights and BatchNorm), `O3` and the plain `fp16-pure` and `bf16-pure`.
+
+Under O2 the optimizer updates float32 masters, to which half gradients are copied before unscaling and from which the
+half weights are refreshed after each step; affine BatchNorm stays float32 and the saved state is float32. Under the pure
+modes there are no masters: the saving is largest and small updates are lost to rounding.
+
+Each trainable network casts its floating inputs down and its outputs back to float32, as Apex does. EMA copies stay
+float32: averages with a decay of .999 vanish in half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mpt.config.options import PrecisionOptions
+from mpt.precision.choice import choose_dtype
+from mpt.precision.islands import Float32Island, cast_floating
+from mpt.precision.policy import Policy
+from mpt.seams import Phase, Task
+
+NAMES = {
+    "O2": {},
+    "O3": {"loss_scale": 1.0},
+    "fp16-pure": {"dtype": "float16", "loss_scale": 1.0},
+    "bf16-pure": {"dtype": "bfloat16", "loss_scale": 1.0},
+}
+
+
+class Settings(PrecisionOptions):
+    """Nothing beyond the common settings."""
+
+
+class HalfDoor(nn.Module):
+    """Mixed in front of a network's class: inputs go in as half, outputs come back as float32."""
+
+    door_dtype: torch.dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Cast floating inputs down, run, cast floating outputs up."""
+        down = cast_floating((args, kwargs), self.door_dtype)
+        return cast_floating(super().forward(*down[0], **down[1]), torch.float32)
+
+
+class HalfWeights(Policy):
+    """Half weights, with float32 masters where `keeps_masters`."""
+
+    casts_back = True
+
+    def __init__(
+        self, name: str, settings: PrecisionOptions, device: torch.device, dtype: torch.dtype, reason: str
+    ) -> None:
+        super().__init__(name, settings, device, dtype, reason)
+        self.keeps_masters = name == "O2"
+        self.masters: dict[Tensor, nn.Parameter] = {}
+        self._twins: dict[nn.Parameter, nn.Parameter] = {}
+
+    def prepare(self, task: Task) -> None:
+        """Keep masters, cast the trainable networks and hang a door on each."""
+        super().prepare(task)
+        for module in task.trainable.values():
+            self._cast(module)
+            original = type(module)
+            module.__class__ = type(original.__name__, (HalfDoor, original), {"__module__": original.__module__})
+            module.door_dtype = self.dtype  # type: ignore[assignment]
+
+    def _cast(self, module: nn.Module) -> None:
+        """Cast a module's own and its children's floating state to half, BatchNorm and islands aside."""
+        if isinstance(module, Float32Island) or (self.keeps_masters and isinstance(module, _BatchNorm) and module.affine):
+            return
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.dtype == torch.float32:
+                half = self._half_of(parameter)
+                module._parameters[name] = half
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype == torch.float32:
+                module._buffers[name] = buffer.to(self.dtype)
+        for child in module.children():
+            self._cast(child)
+
+    def _half_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the half twin of a float32 parameter; tied weights share one twin."""
+        if parameter not in self._twins:
+            half = nn.Parameter(parameter.detach().to(self.dtype), requires_grad=parameter.requires_grad)
+            self._twins[parameter] = half
+            if self.keeps_masters:
+                self.masters[half] = parameter
+        return self._twins[parameter]
+
+    def parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """Return the masters where there are any, else the module's own parameters."""
+        return [self.masters.get(p, p) for p in module.parameters() if p.requires_grad]
+
+    def collect_gradients(self, phase: Phase) -> None:
+        """Move half gradients to their float32 masters."""
+        for half in phase.module.parameters():
+            master = self.masters.get(half)
+            if master is not None:
+                master.grad = None if half.grad is None else half.grad.float()
+                half.grad = None
+
+    @torch.no_grad()
+    def publish_weights(self, phase: Phase) -> None:
+        """Refresh the half weights from their masters."""
+        pairs = [(p, self.masters[p]) for p in phase.module.parameters() if p in self.masters]
+        if pairs:
+            torch._foreach_copy_([half for half, _ in pairs], [master for _, master in pairs])
+
+    def module_state(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return float32 state under O2 (masters in place of half weights); under the pure modes the state as it is."""
+        state = module.state_dict(keep_vars=True)
+        if not self.keeps_masters:
+            return {name: value.detach() for name, value in state.items()}
+        full: dict[str, Tensor] = {}
+        for name, value in state.items():
+            value = self.masters.get(value, value).detach()
+            full[name] = value.float() if value.dtype == self.dtype else value
+        return full
+
+    @torch.no_grad()
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+        """Load float32 state into masters and half weights alike."""
+        own = module.state_dict(keep_vars=True)
+        for name, value in own.items():
+            master = self.masters.get(value)
+            if master is not None:
+                master.copy_(state[name])
+            value.copy_(state[name])
+
+
+def build(name: str, settings: Settings, device: torch.device) -> Policy:
+    """Build the mode; `dtype: auto` is resolved for the device."""
+    dtype, reason = choose_dtype(settings, device)
+    kept = "float32 master weights and BatchNorm" if name == "O2" else "no master weights"
+    return HalfWeights(name, settings, device, dtype, f"{reason}; weights in half, {kept}")

@@ -1,0 +1,132 @@
+"""What every precision mode shares: scalers per phase, float32 islands, clipping after unscaling, and saved state.
+
+A mode is a small subclass that changes only what differs: the context around a forward (autocast, O1), or the dtype of
+the weights (O2, O3). The base class alone is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mpt.config.options import PrecisionOptions
+from mpt.precision.islands import in_float32, make_island, matching_modules
+from mpt.precision.scaler import LossScaler
+from mpt.seams import Phase, StepStats, Task
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Policy:
+    """Float32, and the base of every other mode. Implements `mpt.seams.Precision`."""
+
+    casts_back = False
+
+    def __init__(
+        self, name: str, settings: PrecisionOptions, device: torch.device, dtype: torch.dtype, reason: str
+    ) -> None:
+        self.name, self.settings, self.device, self.dtype, self.reason = name, settings, device, dtype, reason
+        self.scalers: dict[str, LossScaler] = {}
+
+    def prepare(self, task: Task) -> None:
+        """Make the float32 islands that the settings name."""
+        for module in matching_modules(task.modules, self.settings.keep_fp32):
+            make_island(module, self.device.type, self.casts_back)
+
+    def parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """Return what the optimizer updates for this module."""
+        return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+    @property
+    def scales_losses(self) -> bool:
+        """Whether losses are multiplied by a scale before backward."""
+        if self.settings.loss_scale == "auto":
+            return self.dtype == torch.float16
+        return self.dtype != torch.float32 and self.settings.loss_scale != 1.0
+
+    def bind(self, phases: Sequence[Phase]) -> None:
+        """Make a scaler for each phase that wants one."""
+        if not self.scales_losses:
+            return
+        static = self.settings.loss_scale if isinstance(self.settings.loss_scale, float) else None
+        for phase in phases:
+            if phase.scaled:
+                self.scalers[phase.name] = LossScaler(
+                    static or self.settings.init_scale,
+                    self.settings.growth_interval,
+                    self.settings.min_scale,
+                    self.settings.max_scale,
+                    dynamic=static is None,
+                )
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the context in which forwards run."""
+        return nullcontext()
+
+    def loss(self, function: F) -> F:
+        """Wrap a loss function to run in float32, unless the settings say that losses inherit the mode."""
+        return function if self.settings.losses == "inherit" else in_float32(function, self.device.type)
+
+    def backward(self, loss: Tensor, phase: Phase) -> None:
+        """Back-propagate one loss, scaled where the phase has a scaler."""
+        scaler = self.scalers.get(phase.name)
+        (loss if scaler is None else scaler.multiply(loss)).backward()
+
+    def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
+        """Unscale, clip, step and update the scale. An overflow skips this phase's step alone."""
+        self.collect_gradients(phase)
+        parameters = [p for group in phase.optimizer.param_groups for p in group["params"]]
+        scaler = self.scalers.get(phase.name)
+        overflowed = scaler.unscale(parameters) and scaler.dynamic if scaler else False
+        grad_norm = None
+        if clip_norm is not None and not overflowed:
+            grad_norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
+        if not overflowed:
+            phase.optimizer.step()
+            self.publish_weights(phase)
+        if scaler:
+            scaler.update(overflowed)
+        return StepStats(overflowed, scaler.scale if scaler else None, grad_norm)
+
+    def collect_gradients(self, phase: Phase) -> None:
+        """Bring gradients to the parameters that the optimizer updates; nothing to do without master weights."""
+
+    def publish_weights(self, phase: Phase) -> None:
+        """Bring updated weights back to the model; nothing to do without master weights."""
+
+    def at_floor(self) -> list[str]:
+        """Return the phases that overflowed while their scale was at its floor already."""
+        return [name for name, scaler in self.scalers.items() if scaler.overflows_at_floor > 0]
+
+    def fall_back(self, task: Task) -> bool:
+        """Go on in bfloat16 without scaling; return False where the mode cannot."""
+        return False
+
+    def scales(self) -> dict[str, float]:
+        """Return the loss scale of each scaled phase."""
+        return {name: scaler.scale for name, scaler in self.scalers.items()}
+
+    def module_state(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return a module's state to save, by its own state-dict keys."""
+        return module.state_dict()
+
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+        """Load what `module_state` returned; shapes and keys were checked by the caller."""
+        module.load_state_dict(dict(state))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scalers' state and the dtype in force."""
+        return {
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "scalers": {name: scaler.state_dict() for name, scaler in self.scalers.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the scalers that both runs have; a changed mode starts its new scalers afresh."""
+        for name, scaler in self.scalers.items():
+            if name in state["scalers"]:
+                scaler.load_state_dict(state["scalers"][name])

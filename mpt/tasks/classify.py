@@ -1,0 +1,125 @@
+"""Image classification: one network, one phase, cross-entropy, accuracy.
+
+Images are standardised on the device with `task.mean` and `task.std` (by default .5 and .5, that is to [-1, 1]; ImageNet's own
+figures are given in `configs/resnet50_imagefolder.yaml`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from mpt.config.options import Options
+from mpt.errors import DataError
+from mpt.seams import Batch, DataSpec, Loss, Phase, Precision
+from mpt.tasks.common import follow, make_twin
+
+
+class Settings(Options):
+    """Loss and input scaling of a classifier."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay of a moving average of the weights, which is then what is evaluated."""
+
+
+class Classify:
+    """Train `net` to name images."""
+
+    metric, higher_is_better = "accuracy", True
+
+    def __init__(self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision) -> None:
+        self.settings, self.net, self.classes, self.precision = settings, net, data.classes, precision
+        self.modules: dict[str, nn.Module] = {"net": net}
+        self.trainable = {"net": net}
+        if settings.ema:
+            self.modules["net_ema"] = make_twin(net)
+        self.cross_entropy = precision.loss(functional.cross_entropy)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The network as a whole; memory tricks find the blocks inside."""
+        return [self.net]
+
+    def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
+        """Return the one phase."""
+        return [Phase("net", self.net, optimizers["net"], self.losses)]
+
+    def losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield the cross-entropy."""
+        logits = self.net(self.standardize(batch["image"]))
+        smoothing = self.settings.label_smoothing
+        yield Loss("loss", self.cross_entropy(logits, batch["label"], label_smoothing=smoothing))
+
+    def standardize(self, image_bchw: Tensor) -> Tensor:
+        """Subtract the mean and divide by the standard deviation, per channel."""
+        mean = image_bchw.new_tensor(self.settings.mean).view(1, -1, 1, 1)
+        std = image_bchw.new_tensor(self.settings.std).view(1, -1, 1, 1)
+        return (image_bchw - mean) / std
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        """Add nothing: a classifier has no random inputs beside dropout."""
+        return batch
+
+    def after_step(self, step: int, samples_seen: int) -> None:
+        """Let the EMA twin follow; its decay grows from 1/11 as (1 + step) / (10 + step)."""
+        if self.settings.ema:
+            follow(self.modules["net_ema"], self.net, min(self.settings.ema, (1 + step) / (10 + step)))
+
+    @property
+    def inference_net(self) -> nn.Module:
+        """The network that is evaluated and exported."""
+        return self.modules.get("net_ema", self.net)
+
+    @torch.no_grad()
+    def logits(self, image_bchw: Tensor) -> Tensor:
+        """Return float32 logits in evaluation mode, under the run's precision."""
+        net = self.inference_net
+        was_training = net.training
+        net.eval()
+        with self.precision.forward():
+            logits: Tensor = net(self.standardize(image_bchw))
+        net.train(was_training)
+        return logits.float()
+
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return accuracy and mean cross-entropy over all batches."""
+        right, loss, count = 0.0, 0.0, 0
+        for batch in batches:
+            logits = self.logits(batch["image"])
+            right += float((logits.argmax(1) == batch["label"]).sum())
+            loss += float(functional.cross_entropy(logits, batch["label"], reduction="sum"))
+            count += len(logits)
+        return {"accuracy": right / count, "cross_entropy": loss / count}
+
+    def preview(self, batch: Batch) -> Tensor | None:
+        """Return nothing: a classifier has no pictures of its own."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing beyond the modules."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing beyond the modules."""
+
+
+def build(
+    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+) -> Classify:
+    """Build the task around `net`."""
+    if "label" not in data.fields:
+        raise DataError("task classify: the data set has no labels; use one that has, or class folders")
+    channels = data.fields["image"].shape[0]
+    for name in ("mean", "std"):
+        if len(getattr(settings, name)) not in (1, channels):
+            raise DataError(f"task.{name}: give 1 or {channels} numbers, one per channel")
+    return Classify(settings, modules["net"], data, precision)

@@ -1,0 +1,34 @@
+"""What tasks share: EMA twins that follow without synchronising, and float32 images in the range a network wants."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+def make_twin(module: nn.Module) -> nn.Module:
+    """Return a frozen copy in evaluation mode, to hold an exponential moving average."""
+    return copy.deepcopy(module).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def follow(twin: nn.Module, module: nn.Module, decay: float) -> None:
+    """Move the twin's floating state a step of 1 - decay towards the module's; copy the rest (counters)."""
+    ours, theirs = list(twin.parameters()), [p.detach() for p in module.parameters()]
+    if ours and ours[0].dtype != theirs[0].dtype:
+        theirs = [p.to(o.dtype) for p, o in zip(theirs, ours, strict=True)]
+    torch._foreach_lerp_(ours, theirs, 1.0 - decay)
+    for mine, buffer in zip(twin.buffers(), module.buffers(), strict=True):
+        mine.copy_(buffer)
+
+
+def to_signed(image_bchw: Tensor) -> Tensor:
+    """Map images from [0, 1] to [-1, 1]."""
+    return image_bchw * 2 - 1
+
+
+def to_unit(image_bchw: Tensor) -> Tensor:
+    """Map images from [-1, 1] to [0, 1], clamped."""
+    return (image_bchw.float() * 0.5 + 0.5).clamp(0, 1)
