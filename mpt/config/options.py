@@ -12,16 +12,48 @@ model files `TASK = "gan"`, the task a model is trained by.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from difflib import get_close_matches
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+AUGMENTATIONS = (
+    "AugMix",
+    "AutoAugment",
+    "CenterCrop",
+    "ColorJitter",
+    "ElasticTransform",
+    "GaussianBlur",
+    "GaussianNoise",
+    "Grayscale",
+    "Pad",
+    "RandAugment",
+    "RandomAdjustSharpness",
+    "RandomAffine",
+    "RandomAutocontrast",
+    "RandomCrop",
+    "RandomEqualize",
+    "RandomErasing",
+    "RandomGrayscale",
+    "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomPerspective",
+    "RandomPosterize",
+    "RandomResizedCrop",
+    "RandomRotation",
+    "RandomSolarize",
+    "RandomVerticalFlip",
+    "RandomZoomOut",
+    "TrivialAugmentWide",
+)
+"""The torchvision transforms that `dataset.augment` may name: those that take one image and return one."""
 
 
 class Options(BaseModel):
     """Settings of one plugin. Unknown keys and wrong types are errors; instances are immutable.
 
-    `shorthand` names the field that a bare scalar sets, so that `micro_batch: 4` may be written for
-    `micro_batch: {count: 4}`; `true` means all defaults.
+    `shorthand` names the field that a bare scalar sets, so that `micro_batch: 4` (samples) may be written for
+    `micro_batch: {size: 4}`; `true` means all defaults.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
@@ -32,18 +64,34 @@ class Options(BaseModel):
 class DatasetOptions(Options):
     """Settings that every data set has. `image_size` and `channels` default to what the model wants."""
 
-    image_size: int | None = None
-    channels: int | None = None
-    workers: int = 0
+    image_size: int | None = Field(None, ge=1)
+    channels: int | None = Field(None, ge=1, le=4)
+    workers: int = Field(0, ge=0)
+    augment: list[str | dict[str, dict[str, Any]]] = Field(default_factory=list)
+    """Random changes to the training images, in order, by their torchvision.transforms.v2 names: a bare name, or
+    `{RandomCrop: {padding: 4}}` with arguments."""
+
+    @field_validator("augment")
+    @classmethod
+    def check_augment(cls, entries: list[str | dict[str, dict[str, Any]]]) -> list[str | dict[str, dict[str, Any]]]:
+        for entry in entries:
+            if isinstance(entry, dict) and len(entry) != 1:
+                raise ValueError("give each augmentation its own list item: a name, or one {Name: {argument: value}}")
+            name = entry if isinstance(entry, str) else next(iter(entry))
+            if name not in AUGMENTATIONS:
+                nearest = get_close_matches(name, AUGMENTATIONS, n=1, cutoff=0.5)
+                hint = f"; did you mean {nearest[0]}?" if nearest else ""
+                raise ValueError(f"no augmentation {name!r}{hint} Allowed: {', '.join(AUGMENTATIONS)}")
+        return entries
 
 
 class OptimizerOptions(Options):
     """Settings that every optimizer has, beside its own."""
 
-    lr: float = 1e-3
-    clip_grad_norm: float | None = None
+    lr: float = Field(1e-3, gt=0)
+    clip_grad_norm: float | None = Field(None, gt=0)
     schedule: Literal["constant", "cosine", "linear", "one_cycle"] = "constant"
-    warmup_steps: int = 0
+    warmup_steps: int = Field(0, ge=0)
     phases: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Changes per trained module: `phases: {disc: {lr: 4e-4}}`."""
 

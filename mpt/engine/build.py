@@ -1,0 +1,219 @@
+"""Config -> Run: the only place where parts meet.
+
+Data spec -> networks (on the CPU, so that every device starts from the same weights) -> device -> task -> memory tricks ->
+precision -> optimizers -> phases. Optimizers come after module surgery, or their parameters would go stale. Under fake
+tensors networks are built on `meta` and given storage-less tensors of the device, since `Module.to` refuses fakes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mpt.config import registry
+from mpt.config.options import OptimizerOptions, Options
+from mpt.config.schema import Config
+from mpt.errors import ConfigError
+from mpt.seams import DataSpec, Dataset, MemoryTrick, Phase, Precision, Task
+
+
+@dataclass
+class Run:
+    """A built training: everything that `update` needs, and nothing of files or the loop."""
+
+    config: Config
+    device: torch.device
+    data: DataSpec
+    task: Task
+    precision: Precision
+    tricks: list[MemoryTrick]
+    optimizers: dict[str, Optimizer]
+    optimizer_settings: dict[str, OptimizerOptions]
+    phases: list[Phase]
+    frozen: dict[str, list[nn.Parameter]]
+    """Phase name -> parameters of the other trained modules, frozen meanwhile."""
+    clip_norms: dict[str, float | None]
+    scaled_phases: frozenset[str]
+    micro_batch_size: int | None = None
+    micro_batch_auto: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:1`; ConfigError when it is not there."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ConfigError(f"device: {wanted!r} is no device; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda is asked for, but torch sees no CUDA device; use --device cpu")
+    return device
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch (all devices), numpy and Python's random."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
+    """Build the training and the test set; image size and channels follow the model where the data set leaves them open."""
+    plugin = _plugin("data", config.dataset.name)
+    settings = plugin.native_settings(_fitted_to_model(config))
+    build = plugin.load().build
+    return build(settings, "train", config.seed), build(settings, "test", config.seed)
+
+
+def _fitted_to_model(config: Config) -> Options:
+    settings: Any = config.dataset.settings
+    changes = {
+        name: getattr(config.model.settings, name)
+        for name in ("image_size", "channels")
+        if getattr(settings, name) is None and getattr(config.model.settings, name, None) is not None
+    }
+    return type(settings).model_validate({**settings.model_dump(), **changes}) if changes else settings
+
+
+def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool = False) -> Run:
+    """Build everything between the data and the loop.
+
+    `fake=True` is for a surrounding FakeTensorMode: weights get no values, and optimizers the foreach path that a real GPU
+    would choose.
+    """
+    seed_everything(config.seed)
+    modules = {name: place(module, device, fake) for name, module in build_networks(config, data, fake).items()}
+    precision_plugin = _plugin("precision", config.precision.mode)
+    precision: Precision = precision_plugin.load().build(
+        config.precision.mode, precision_plugin.native_settings(config.precision.settings), device
+    )
+    task_plugin = _plugin("tasks", config.task.name)
+    model_plugin = _plugin("nn", config.model.name)
+    task: Task = task_plugin.load().build(
+        task_plugin.native_settings(config.task.settings),
+        model_plugin.native_settings(config.model.settings),
+        modules,
+        data,
+        precision,
+    )
+    tricks = []
+    for name, settings in config.memory.tricks.items():
+        plugin = _plugin("memory", name)
+        tricks.append(plugin.load().build(plugin.native_settings(settings)))
+    for trick in tricks:
+        trick.apply(task, precision)
+    precision.prepare(task)
+    settings_by_module = {name: _optimizer_settings(config, name) for name in task.trainable}
+    optimizers = build_optimizers(config, settings_by_module, task, precision, fake)
+    phases = list(task.phases(optimizers))
+    precision.bind(phases)
+    run = Run(
+        config=config,
+        device=device,
+        data=data,
+        task=task,
+        precision=precision,
+        tricks=tricks,
+        optimizers=optimizers,
+        optimizer_settings=settings_by_module,
+        phases=phases,
+        frozen={phase.name: _others(phase, task) for phase in phases},
+        clip_norms={phase.name: _clip_norm(phase, optimizers, settings_by_module) for phase in phases},
+        scaled_phases=frozenset(precision.scales()),
+    )
+    for trick in tricks:
+        attach = getattr(trick, "attach", None)
+        if attach is not None:
+            attach(run)
+    return run
+
+
+def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.Module]:
+    """Build the model's networks on the CPU, or on `meta` when fake."""
+    plugin = _plugin("nn", config.model.name)
+    settings = plugin.native_settings(config.model.settings)
+    with torch.device("meta" if fake else "cpu"):
+        if ":" in config.model.name:
+            return dict(plugin.load().build(settings, data, config.model.name))
+        return dict(plugin.load().build(settings, data))
+
+
+def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
+    """Move a module to its device. Fake modules get empty tensors of the same strides, shared weights staying shared."""
+    if not fake:
+        return module.to(device)
+    placed: dict[Tensor, Tensor] = {}
+
+    def twin(tensor: Tensor) -> Tensor:
+        if tensor not in placed:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            placed[tensor] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+        return placed[tensor]
+
+    for child in module.modules():
+        for store in (child._parameters, child._buffers):
+            for name, tensor in store.items():
+                if tensor is not None:
+                    store[name] = twin(tensor)  # type: ignore[assignment]
+    return module
+
+
+def build_optimizers(
+    config: Config, settings: Mapping[str, OptimizerOptions], task: Task, precision: Precision, fake: bool
+) -> dict[str, Optimizer]:
+    """Build an optimizer per trained module, over the parameters that the precision mode says."""
+    unknown = sorted(set(config.optimizer.settings.phases) - set(task.trainable))
+    if unknown:
+        raise ConfigError(f"optimizer.phases: no module {unknown[0]!r} is trained; there are {', '.join(task.trainable)}")
+    plugin = _plugin("optim", config.optimizer.name)
+    optimizers: dict[str, Optimizer] = {}
+    for name, module in task.trainable.items():
+        own: Any = plugin.native_settings(settings[name])
+        # Optimizers choose the foreach path by looking at the device, which fakes hide: say what a GPU would get.
+        if fake and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
+            own = own.model_copy(update={"foreach": True})
+        optimizers[name] = plugin.load().build(own, precision.parameters(module))
+    return optimizers
+
+
+def _optimizer_settings(config: Config, name: str) -> OptimizerOptions:
+    settings: OptimizerOptions = config.optimizer.settings
+    changes = settings.phases.get(name, {})
+    return type(settings).model_validate({**settings.model_dump(), **changes}) if changes else settings
+
+
+def _others(phase: Phase, task: Task) -> list[nn.Parameter]:
+    own = {id(parameter) for parameter in phase.module.parameters()}
+    return [
+        parameter
+        for module in task.trainable.values()
+        if module is not phase.module
+        for parameter in module.parameters()
+        if parameter.requires_grad and id(parameter) not in own
+    ]
+
+
+def _clip_norm(
+    phase: Phase, optimizers: Mapping[str, Optimizer], settings: Mapping[str, OptimizerOptions]
+) -> float | None:
+    return next(settings[name].clip_grad_norm for name, optimizer in optimizers.items() if optimizer is phase.optimizer)
+
+
+def _plugin(room: str, name: str) -> registry.Plugin:
+    plugin = registry.find(room, name)
+    assert plugin is not None, f"{room} {name!r} passed the config but is not registered"
+    return plugin
+
+
+def parameter_count(modules: Sequence[nn.Module]) -> int:
+    """Return the number of parameters of several modules, shared ones once."""
+    return sum(p.numel() for p in {p for module in modules for p in module.parameters()})

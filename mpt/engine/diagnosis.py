@@ -1,0 +1,83 @@
+"""Name the first module and operator that turned finite numbers into NaN or infinity.
+
+Repeats one update on the same batch with a dispatch mode that checks every result. Slow, so it runs only when training
+stops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mpt.engine.build import Run
+from mpt.engine.step import only, split
+from mpt.seams import Batch, Phase
+
+
+class FirstNonFinite(TorchDispatchMode):
+    """Remembers the first operator whose inputs are finite and whose output is not, and the module it ran in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: list[str] = []
+        self.finding: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.finding is None and _has_non_finite(result) and not _has_non_finite((args, kwargs)):
+            where = self.modules[-1] if self.modules else "the loss"
+            dtypes = {str(t.dtype).removeprefix("torch.") for t in tree_leaves(result) if isinstance(t, Tensor)}
+            self.finding = f"{where}: {func._schema.name} in {', '.join(sorted(dtypes))}"
+        return result
+
+
+def _has_non_finite(values: Any) -> bool:
+    return any(
+        isinstance(t, Tensor) and t.is_floating_point() and t.numel() > 0 and not bool(torch.isfinite(t).all())
+        for t in tree_leaves(values)
+    )
+
+
+def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> str:
+    """Return "module: operator in dtype", or what else was found; runs forward and backward, never the optimizer."""
+    for name, module in run.task.modules.items():
+        for key, value in module.state_dict().items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                return f"{name}.{key}: the stored values are already non-finite"
+    if _has_non_finite(list(batch.values())):
+        return "the batch itself holds non-finite values"
+    watch = FirstNonFinite()
+    handles = []
+    for name, module in run.task.modules.items():
+        for path, child in module.named_modules():
+            handles += _hooks(watch, f"{name}.{path}".rstrip("."), child)
+    try:
+        with watch, only(run.frozen[phase.name]):
+            for part, _ in split(run.task.draw(batch, phase), run.micro_batch_size):
+                pending = phase.losses(part)
+                while True:
+                    with run.precision.forward():
+                        loss = next(pending, None)
+                    if loss is None:
+                        break
+                    run.precision.backward(loss.value, phase)
+    finally:
+        for handle in handles:
+            handle.remove()
+        phase.module.zero_grad(set_to_none=True)
+    return watch.finding or "no operator in a repeat of the step: it does not happen every time"
+
+
+def _hooks(watch: FirstNonFinite, name: str, module: nn.Module) -> list[Any]:
+    def enter(*_: Any) -> None:
+        watch.modules.append(name)
+
+    def leave(*_: Any) -> None:
+        if watch.modules:
+            watch.modules.pop()
+
+    return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)]

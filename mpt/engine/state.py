@@ -1,0 +1,82 @@
+"""The whole state of a training run as nested containers of tensors and numbers, and back.
+
+Resuming is exact because nothing else exists: the sample order and the learning rate are pure functions of the step, and
+what is random comes from generators that are saved here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from mpt.engine.build import Run
+from mpt.errors import CheckpointError
+from mpt.run.checkpoint import compare_keys
+
+
+def capture(run: Run) -> dict[str, Any]:
+    """Return the state of modules, task, optimizers, scalers and random generators. Tensors are not copied."""
+    return {
+        "modules": {name: dict(run.precision.module_state(module)) for name, module in run.task.modules.items()},
+        "task": run.task.state_dict(),
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in run.optimizers.items()},
+        "precision": run.precision.state_dict(),
+        "random": capture_random(run.device),
+    }
+
+
+def restore(run: Run, state: Mapping[str, Any]) -> None:
+    """Put a captured state into a built run.
+
+    Raises CheckpointError listing what is missing, unexpected or of another shape.
+    """
+    missing = set(run.task.modules) - set(state["modules"])
+    if missing:
+        raise CheckpointError(f"checkpoint: it has no module {', '.join(sorted(missing))}; it is of another task or model")
+    for name, module in run.task.modules.items():
+        own = {f"{name}.{key}": value for key, value in run.precision.module_state(module).items()}
+        compare_keys(own, {f"{name}.{key}": value for key, value in state["modules"][name].items()})
+    for name, module in run.task.modules.items():
+        run.precision.load_module_state(module, state["modules"][name])
+    run.task.load_state_dict(state["task"])
+    for name, optimizer in run.optimizers.items():
+        try:
+            optimizer.load_state_dict(state["optimizers"][name])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
+    run.precision.load_state_dict(state["precision"])
+    restore_random(state["random"], run.device)
+
+
+def capture_random(device: torch.device) -> dict[str, Any]:
+    """Return the state of torch's, numpy's and Python's global generators."""
+    name, keys, position, has_gauss, gauss = numpy.random.get_state(legacy=True)  # type: ignore[misc]
+    version, internal, gauss_next = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss],
+        "python": [version, torch.tensor(internal), gauss_next],
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random(state: Mapping[str, Any], device: torch.device) -> None:
+    """Restore what `capture_random` returned; a state from another kind of device is restored as far as it goes."""
+    torch.set_rng_state(_bytes(state["torch"]))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    numpy.random.set_state((name, keys.numpy().astype("uint32"), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss_next))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(_bytes(state["cuda"]), device)
+
+
+def _bytes(state: Tensor) -> Tensor:
+    return state.cpu().to(torch.uint8)

@@ -1,0 +1,101 @@
+"""The one training step. `mpt train` runs it on real tensors, `mpt plan` on fake ones.
+
+A step is one `update` per phase. An update draws the random inputs for the whole batch, splits it into micro-batches, and
+back-propagates each loss before the next is computed. Nothing here looks at a tensor's values but the finite check, which
+fake tensors skip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from mpt.seams import Batch, MemoryTrick, Phase, StepStats
+
+if TYPE_CHECKING:
+    from mpt.engine.build import Run
+
+
+@dataclass
+class Update:
+    """What one phase's update did: `stats` of the optimizer step, `losses` by name, still on the device."""
+
+    stats: StepStats
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    finite: bool = True
+    """False when a loss was NaN or infinite and no scaler stood by: the optimizer did not step."""
+
+
+def update(run: Run, phase: Phase, batch: Batch) -> Update:
+    """Perform one phase's update on a whole batch."""
+    phase.optimizer.zero_grad(set_to_none=True)
+    phase.module.zero_grad(set_to_none=True)
+    batch = run.task.draw(batch, phase)
+    losses: dict[str, Tensor] = {}
+    with only(run.frozen[phase.name]):
+        for part, share in split(batch, run.micro_batch_size):
+            pending = phase.losses(part)
+            while True:
+                with run.precision.forward(), memory_forward(run.tricks):
+                    loss = next(pending, None)
+                if loss is None:
+                    break
+                weight = share if loss.reduction == "mean" else 1.0
+                value = loss.value if weight == 1.0 else loss.value * weight
+                run.precision.backward(value, phase)
+                detached = value.detach()
+                losses[loss.name] = losses[loss.name] + detached if loss.name in losses else detached
+                del loss, value
+    if phase.name not in run.scaled_phases and not all_finite(losses):
+        phase.module.zero_grad(set_to_none=True)
+        return Update(StepStats(skipped=True), losses, finite=False)
+    return Update(run.precision.step(phase, run.clip_norms[phase.name]), losses)
+
+
+@contextlib.contextmanager
+def only(frozen: list[nn.Parameter]) -> Iterator[None]:
+    """Freeze these parameters inside the block and thaw them after it, whatever happens."""
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def split(batch: Batch, micro_batch_size: int | None) -> Iterator[tuple[Batch, float]]:
+    """Yield micro-batches, the last one possibly smaller, each with its share of the samples."""
+    count = len(next(iter(batch.values())))
+    if micro_batch_size is None or micro_batch_size >= count:
+        yield batch, 1.0
+        return
+    for start in range(0, count, micro_batch_size):
+        part = {name: value[start : start + micro_batch_size] for name, value in batch.items()}
+        yield part, min(micro_batch_size, count - start) / count
+
+
+def memory_forward(tricks: list[MemoryTrick]) -> AbstractContextManager[Any]:
+    """Enter every trick's forward context."""
+    if not tricks:
+        return nullcontext()
+    stack = ExitStack()
+    for trick in tricks:
+        stack.enter_context(trick.forward())
+    return stack
+
+
+def all_finite(losses: dict[str, Tensor]) -> bool:
+    """Return whether every loss is finite. One host synchronisation; fake losses count as finite."""
+    values = list(losses.values())
+    if not values or isinstance(values[0], FakeTensor):
+        return True
+    total = values[0] if len(values) == 1 else torch.stack([v.float() for v in values]).sum()
+    return bool(torch.isfinite(total))
