@@ -1,0 +1,225 @@
+"""A run as three files: `report.md` to paste, `report.json` to compute with, `report.html` to show.
+
+The page is one file that asks the network for nothing and runs no script: styles inline, plots as SVG, images as
+data, and a content policy that forbids the rest. Everything that came from a user or a run passes through the
+template's escaping; the plots are the one exception, and their words were escaped when they were drawn.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+
+from mpt.errors import InputOutputError
+from mpt.report.plots import draw_run, memory_parts, skipped_steps
+from mpt.report.read_run import RunRecord, curves, number, read_run
+from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds
+
+MOST_SAMPLES = 8
+MOST_EVENTS = 200
+SAMPLE_PIXELS = 512
+KINDS_OF_MEMORY = {
+    "cuda": "the allocator's peak on the GPU",
+    "tracked": "the peak of live tensor bytes over a tracked step",
+}
+
+
+def write_report(run_path: Path) -> None:
+    """Write `report.md`, `report.json` and `report.html` into a run directory.
+
+    Raises DataError if `run_path` is no run, InputOutputError if it cannot be written.
+    """
+    record = read_run(run_path)
+    template = environment()
+    content = describe_run(record)
+    write_text(run_path / "report.json", json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n")
+    write_text(run_path / "report.md", template.get_template("run.md.j2").render(**content))
+    pictures = {name: Markup(svg) for name, svg in draw_run(record).items()}
+    page = template.get_template("run.html.j2").render(**content, plots=pictures, samples=embed_samples(record))
+    write_text(run_path / "report.html", page)
+
+
+def environment() -> Environment:
+    """Return the templates: HTML escapes everything, a name that is not given is an error."""
+    made = Environment(
+        loader=PackageLoader("mpt.report"),
+        autoescape=lambda name: bool(name and name.endswith(".html.j2")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        bytes=show_bytes, seconds=show_seconds, count=show_count, figure=show_figure, ratio=show_ratio, cell=escape_cell
+    )
+    return made
+
+
+def escape_cell(value: Any) -> str:
+    """Make text safe inside a cell of a Markdown table."""
+    text = " ".join(str(value).split())
+    for mark in "\\`*_<>[]|":
+        text = text.replace(mark, f"\\{mark}")
+    return text
+
+
+def describe_run(record: RunRecord) -> dict[str, Any]:
+    """Return everything that both templates say about a run."""
+    skipped = record.skipped
+    peak = record.peak_bytes
+    figures = [
+        (f"{record.metric or 'metric'}, final", show_figure(record.final)),
+        (f"{record.metric or 'metric'}, best", show_figure(record.best)),
+        ("median step", show_seconds(record.step_seconds)),
+        ("samples per second", show_figure(record.samples_per_second)),
+        ("peak memory", show_bytes(peak)),
+        ("steps skipped", show_count(sum(skipped.values())) if skipped or record.train else "–"),
+        ("parameters", show_count(number(record.summary.get("parameters")))),
+        ("wall clock", show_seconds(wall_seconds(record))),
+    ]
+    return {
+        "record": record,
+        "figures": figures,
+        "evaluations": evaluation_rows(record),
+        "memory": memory_parts(record.memory),
+        "peak_bytes": peak,
+        "memory_kind": KINDS_OF_MEMORY.get(str(record.memory.get("kind")), ""),
+        "reserved_bytes": number(record.memory.get("reserved_bytes")),
+        "skipped": skipped,
+        "skipped_steps": skipped_steps(record),
+        "events": [event_row(event) for event in record.events[-MOST_EVENTS:]],
+        "event_kinds": Counter(str(event.get("kind", "other")) for event in record.events).most_common(),
+        "environment": flatten(record.environment),
+    }
+
+
+def wall_seconds(record: RunRecord) -> float:
+    """Return the seconds the run took, resumes together."""
+    if "wall_seconds" in record.summary:
+        return number(record.summary["wall_seconds"])
+    return max((number(line.get("seconds"), 0.0) for line in record.train), default=math.nan)
+
+
+def evaluation_rows(record: RunRecord) -> list[tuple[str, float, float, float, float]]:
+    """Return name, first, lowest, highest and last value of every evaluation figure, the deciding one first."""
+    rows = []
+    for name, (_, values) in curves(record.evaluations, "metrics").items():
+        finite = [value for value in values if math.isfinite(value)]
+        low, high = (min(finite), max(finite)) if finite else (math.nan, math.nan)
+        rows.append((name, values[0], low, high, values[-1]))
+    return sorted(rows, key=lambda row: row[0] != record.metric)
+
+
+def event_row(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Return step, kind, phase and message of an event; facts without a column go into the message."""
+    known = {"step", "kind", "phase", "message"}
+    rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in known)
+    message = "; ".join(part for part in (str(event.get("message", "")), rest) if part)
+    return str(event.get("step", "")), str(event.get("kind", "")), str(event.get("phase", "")), message
+
+
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return a nested mapping as rows of dotted names."""
+    rows: list[tuple[str, str]] = []
+    for key, value in mapping.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            rows.extend(flatten(value, f"{name}."))
+        elif isinstance(value, list):
+            rows.append((name, ", ".join(str(item) for item in value)))
+        else:
+            rows.append((name, str(value)))
+    return rows
+
+
+def as_json(record: RunRecord) -> dict[str, Any]:
+    """Return a run as plain data, gaps filled as far as possible."""
+    return {
+        "name": record.name,
+        "finished": record.is_finished,
+        "model": record.model,
+        "dataset": record.dataset,
+        "seed": record.seed,
+        "precision": {"mode": record.mode, "dtype": record.dtype, "reason": record.reason},
+        "metric": record.metric,
+        "higher_is_better": record.higher_is_better,
+        "final": record.final,
+        "best": record.best,
+        "steps": record.steps,
+        "median_step_seconds": record.step_seconds,
+        "samples_per_second": record.samples_per_second,
+        "wall_seconds": wall_seconds(record),
+        "peak_bytes": record.peak_bytes,
+        "memory": dict(record.memory),
+        "skipped": record.skipped,
+        "skipped_steps": skipped_steps(record),
+        "curves": {
+            key: {name: {"step": steps, "value": values} for name, (steps, values) in curves(lines, key).items()}
+            for key, lines in (
+                ("metrics", record.evaluations),
+                ("losses", record.train),
+                ("lr", record.train),
+                ("scale", record.train),
+            )
+        },
+        "events": list(record.events),
+        "environment": dict(record.environment),
+        "config": record.config,
+        "problems": list(record.problems),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Make data that JSON can hold: numbers that are not finite become null, unknown kinds become text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def embed_samples(record: RunRecord) -> list[dict[str, Any]]:
+    """Return sample images over time as data addresses, evenly chosen, small ones left as they are."""
+    chosen = record.samples
+    if len(chosen) > MOST_SAMPLES:
+        last = len(chosen) - 1
+        chosen = [chosen[round(index * last / (MOST_SAMPLES - 1))] for index in range(MOST_SAMPLES)]
+    found = []
+    for path in chosen:
+        try:
+            with Image.open(path) as image:
+                image.load()
+                width, height = image.size
+                small = image.convert("RGB")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            found.append({"label": path.stem, "source": "", "pixelated": False})
+            continue
+        small.thumbnail((SAMPLE_PIXELS, SAMPLE_PIXELS))
+        target = io.BytesIO()
+        small.save(target, "PNG", optimize=True)
+        source = "data:image/png;base64," + base64.b64encode(target.getvalue()).decode("ascii")
+        found.append({"label": path.stem, "source": source, "pixelated": max(width, height) < 256})
+    return found
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises InputOutputError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputOutputError(f"{path} could not be written: {error.strerror}. Is the folder writable?") from error

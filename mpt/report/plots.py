@@ -1,0 +1,295 @@
+"""Curves of one run as SVG that can be read on light and on dark paper.
+
+Everything that is not data (axes, ticks, words) is drawn in one stand-in colour that becomes `currentColor` in the SVG,
+so it takes the colour of the text around it; the data's colours have a middle lightness and stand out on both. Words
+stay words (`svg.fonttype: none`): they can be searched and take the page's font. Labels are never parsed as formulas,
+since a run's name may hold a dollar sign. `Figure` is used without pyplot: no global state, no display.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from mpt.report.read_run import RunRecord, Series, curve, curves, number
+from mpt.report.units import show_bytes
+
+INK = "#010203"
+"""Stand-in for the colour of the surrounding text."""
+COLOURS = ("#3f86d8", "#e07b26", "#2a9d74", "#c65b9b", "#8b7bd8", "#b3902c", "#d5524f", "#4aa7b5")
+RED = "#d5524f"
+MOST_POINTS = 1200
+"""More points than pixels only make the page heavy."""
+MEMORY_PARTS = ("parameters", "gradients", "optimizer_state", "activations", "other")
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "axes.unicode_minus": False,
+    "font.size": 9.0,
+    "font.family": ["DejaVu Sans"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10.0,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK,
+    "grid.alpha": 0.13,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "lines.linewidth": 1.6,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.prop_cycle": cycler(color=COLOURS),
+}
+
+
+def draw_svg(build: Callable[[Axes], None], name: str, width: float = 6.4, height: float = 2.7) -> str:
+    """Draw one pair of axes and return it as an `<svg>` element for a page."""
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        build(figure.add_subplot())
+        return as_svg(figure, name)
+
+
+def as_svg(figure: Figure, name: str) -> str:
+    """Return a figure as an `<svg>` element whose ink is `currentColor`. `name` keeps its ids apart from other
+    plots'."""
+    target = io.StringIO()
+    figure.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = target.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text, count=1)
+    # Ids of groups repeat from plot to plot; ids that are referred to carry the salt already.
+    text = re.sub(r'<g id="[^"]*">', "<g>", text)
+    return text.replace("<svg", f'<svg role="img" aria-label="{escape_attribute(name)}"', 1)
+
+
+def escape_attribute(text: str) -> str:
+    """Escape text for an attribute's value."""
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def draw_run(record: RunRecord) -> dict[str, str]:
+    """Draw every curve of a run for which it has data: section -> SVG."""
+    drawn = {
+        "metric": draw_metric(record),
+        "losses": draw_losses(record),
+        "learning_rate": draw_curves(record, "lr", "learning rate", "Learning rate", logarithmic=True),
+        "loss_scale": draw_scale(record),
+        "memory": draw_memory(record.memory),
+        "throughput": draw_throughput(record),
+    }
+    return {name: svg for name, svg in drawn.items() if svg}
+
+
+def draw_metric(record: RunRecord) -> str:
+    """Draw the evaluation figure that chooses the best checkpoint, its best value marked."""
+    series = curves(record.evaluations, "metrics").get(record.metric)
+    if not series or not has_finite(series[1]):
+        return ""
+
+    def build(axes: Axes) -> None:
+        steps, values = thin(series)
+        axes.plot(steps, values, color=COLOURS[0], marker="o" if len(steps) < 60 else "", markersize=3.5)
+        best = record.best
+        at = next((step for step, value in zip(*series, strict=True) if value == best), None)
+        if at is not None and math.isfinite(best):
+            axes.plot([at], [best], "o", color=COLOURS[1], markersize=7, fillstyle="none", markeredgewidth=1.8)
+            axes.annotate(
+                f"best {best:.4g} at {at}", (at, best), xytext=(0, 8), textcoords="offset points", ha="center"
+            )
+            axes.margins(y=0.2)
+        label_steps(axes, record.metric)
+
+    return draw_svg(build, f"{record.metric} by step")
+
+
+def draw_losses(record: RunRecord) -> str:
+    """Draw every loss: the logged values faintly, their running mean strongly."""
+    return draw_curves(record, "losses", "loss", "Losses", smooth=True)
+
+
+def draw_curves(
+    record: RunRecord, key: str, label: str, name: str, *, smooth: bool = False, logarithmic: bool = False
+) -> str:
+    """Draw one line per name that the training lines hold under `key`."""
+    found = {line: series for line, series in curves(record.train, key).items() if has_finite(series[1])}
+    if not found:
+        return ""
+
+    def build(axes: Axes) -> None:
+        for colour, (line, series) in zip(cycle_colours(), found.items(), strict=False):
+            steps, values = thin(series)
+            if smooth and len(steps) > 30:
+                axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.8)
+                values = running_mean(values, weight=min(0.98, 1 - 12 / len(steps)))
+            axes.plot(steps, values, color=colour, label=line)
+        set_scale(axes, [value for _, values in found.values() for value in values], wanted=logarithmic)
+        label_steps(axes, label)
+        add_legend(axes, len(found))
+
+    return draw_svg(build, name)
+
+
+def draw_scale(record: RunRecord) -> str:
+    """Draw the loss scale of every phase and a mark at every step that was skipped."""
+    found = {name: series for name, series in curves(record.train, "scale").items() if has_finite(series[1])}
+    skipped = skipped_steps(record)
+    if not found or all(set(values) == {1.0} for _, values in found.values()):
+        return ""
+
+    def build(axes: Axes) -> None:
+        for colour, (phase, series) in zip(cycle_colours(), found.items(), strict=False):
+            steps, values = thin(series)
+            axes.step(steps, values, where="post", color=colour, label=phase)
+        if skipped:
+            axes.plot(
+                skipped,
+                [0.02] * len(skipped),
+                "|",
+                color=RED,
+                markersize=11,
+                markeredgewidth=1.4,
+                label=f"{len(skipped)} skipped",
+                transform=axes.get_xaxis_transform(),
+                clip_on=False,
+            )
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        label_steps(axes, "loss scale")
+        add_legend(axes, len(found) + bool(skipped))
+
+    return draw_svg(build, "Loss scale and skipped steps")
+
+
+def skipped_steps(record: RunRecord) -> list[int]:
+    """Return the steps at which an update was left out: from the events or, without them, from the counters."""
+    steps = {int(number(event.get("step"), -1)) for event in record.events if event.get("kind") == "overflow"}
+    if not steps:
+        for counts in curves(record.train, "skipped").values():
+            before = 0.0
+            for step, count in zip(*counts, strict=True):
+                if count > before:
+                    steps.add(step)
+                before = count
+    return sorted(step for step in steps if step >= 0)
+
+
+def draw_throughput(record: RunRecord) -> str:
+    """Draw samples per second over the run."""
+    series = curve(record.train, "samples_per_second")
+    if not has_finite(series[1]):
+        return ""
+
+    def build(axes: Axes) -> None:
+        steps, values = thin(series)
+        axes.plot(steps, values, color=COLOURS[2])
+        axes.set_ylim(bottom=0)
+        label_steps(axes, "samples per second")
+
+    return draw_svg(build, "Throughput")
+
+
+def draw_memory(memory: Mapping[str, Any]) -> str:
+    """Draw what the peak was made of, as one bar in parts."""
+    parts = memory_parts(memory)
+    if not parts:
+        return ""
+
+    def build(axes: Axes) -> None:
+        left = 0.0
+        for colour, (part, size) in zip(cycle_colours(), parts.items(), strict=False):
+            axes.barh([0], [size], left=left, color=colour, label=f"{part.replace('_', ' ')}  {show_bytes(size)}")
+            left += size
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.grid(axis="y", visible=False)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_bytes(value)))
+        # Round marks in a binary unit are no round numbers of bytes.
+        unit = 1024.0 ** max(0, int(math.log(max(left, 1), 1024)))
+        axes.set_xticks([mark * unit for mark in MaxNLocator(5).tick_values(0, left / unit)])
+        axes.set_xlim(0, left)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.02), ncols=3, borderaxespad=0)
+
+    return draw_svg(build, "Peak memory in parts", height=1.8)
+
+
+def memory_parts(memory: Mapping[str, Any]) -> dict[str, float]:
+    """Return the known parts of the peak in bytes, those of no size left out."""
+    parts = {part: number(memory.get(part)) for part in MEMORY_PARTS}
+    return {part: size for part, size in parts.items() if math.isfinite(size) and size > 0}
+
+
+def label_steps(axes: Axes, label: str) -> None:
+    """Label a plot over steps."""
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+
+
+def add_legend(axes: Axes, count: int) -> None:
+    """Put a legend above the plot, where it hides no data."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(count, 4), borderaxespad=0)
+
+
+def set_scale(axes: Axes, values: Sequence[float], *, wanted: bool) -> None:
+    """Use a logarithmic axis where values are positive and span so much that a linear one hides the small ones."""
+    finite = [value for value in values if math.isfinite(value)]
+    spans = min(finite) > 0 and max(finite) > (3 if wanted else 100) * min(finite)
+    if spans:
+        axes.set_yscale("log")
+        # The usual formatter writes formulas, which are never parsed here.
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def cycle_colours() -> Iterable[str]:
+    """Yield the data's colours without end."""
+    while True:
+        yield from COLOURS
+
+
+def has_finite(values: Sequence[float]) -> bool:
+    """Is there anything to draw?"""
+    return any(math.isfinite(value) for value in values)
+
+
+def thin(series: Series) -> Series:
+    """Keep at most MOST_POINTS points, each the mean of its neighbours; what is not finite stays a gap."""
+    steps, values = series
+    size = math.ceil(len(steps) / MOST_POINTS)
+    if size <= 1:
+        return list(steps), [value if math.isfinite(value) else math.nan for value in values]
+    groups = [values[start : start + size] for start in range(0, len(values), size)]
+    means = [math.fsum(group) / len(group) if all(map(math.isfinite, group)) else math.nan for group in groups]
+    return [steps[min(start + size, len(steps)) - 1] for start in range(0, len(steps), size)], means
+
+
+def running_mean(values: Sequence[float], weight: float) -> list[float]:
+    """Return the exponential running mean, without the pull towards zero at its beginning."""
+    total, share, means = 0.0, 0.0, []
+    for value in values:
+        if math.isfinite(value):
+            total, share = weight * total + (1 - weight) * value, weight * share + (1 - weight)
+        means.append(total / share if math.isfinite(value) and share else math.nan)
+    return means

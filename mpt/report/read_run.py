@@ -1,0 +1,290 @@
+"""One finished, running or broken run, read from its files alone.
+
+A report must be possible anywhere and above all for a run that went wrong: no torch, no training code, and every file
+may be missing or end in half a line. What could not be read is kept as a list of sentences that the report prints. A
+run that was resumed from an earlier checkpoint, or rolled back, holds some steps twice: the later line is what
+happened in the end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mpt.errors import DataError
+
+Series = tuple[list[int], list[float]]
+"""Steps and the value at each."""
+
+MARKS = ("config.yaml", "metrics.jsonl", "summary.json")
+"""A folder with one of these is a run."""
+LARGEST_TEXT_BYTES = 1 << 20
+"""A config beyond this is not one that was written here."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run left behind. Mappings are as in the files; the properties fill gaps where they can."""
+
+    path: Path
+    config_text: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    train: Sequence[Mapping[str, Any]] = ()
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Mapping[str, Any]] = ()
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    samples: Sequence[Path] = ()
+    problems: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+    @property
+    def is_finished(self) -> bool:
+        """Did training reach its end?"""
+        return bool(self.summary)
+
+    @property
+    def mode(self) -> str:
+        """The precision mode's canonical name."""
+        return str(section(self.summary, "precision").get("mode") or section(self.config, "precision").get("mode", ""))
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that was computed in."""
+        return str(section(self.summary, "precision").get("dtype", "")).removeprefix("torch.")
+
+    @property
+    def reason(self) -> str:
+        """Why this mode and dtype were chosen."""
+        return str(section(self.summary, "precision").get("reason", ""))
+
+    @property
+    def model(self) -> str:
+        """The model's name in YAML."""
+        return str(section(self.config, "model").get("name", ""))
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name in YAML."""
+        return str(section(self.config, "dataset").get("name", ""))
+
+    @property
+    def seed(self) -> int | None:
+        """The run's seed."""
+        seed = self.config.get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def metric(self) -> str:
+        """The figure that chooses the best checkpoint."""
+        first = next(iter(section(self.evaluations[-1], "metrics")), "") if self.evaluations else ""
+        return str(self.summary.get("metric") or first)
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Which way the metric points; upwards where the run did not say."""
+        return bool(self.summary.get("higher_is_better", True))
+
+    @property
+    def final(self) -> float:
+        """The metric's last value; NaN if there is none."""
+        if "final" in self.summary:
+            return number(self.summary["final"])
+        values = curves(self.evaluations, "metrics").get(self.metric, ([], []))[1]
+        return values[-1] if values else math.nan
+
+    @property
+    def best(self) -> float:
+        """The metric's best value; NaN if there is none."""
+        if "best" in self.summary:
+            return number(self.summary["best"])
+        values = [v for v in curves(self.evaluations, "metrics").get(self.metric, ([], []))[1] if math.isfinite(v)]
+        return (max(values) if self.higher_is_better else min(values)) if values else math.nan
+
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        last = max((int(line.get("step", 0)) for line in self.train), default=0)
+        return int(self.summary.get("steps") or last)
+
+    @property
+    def step_seconds(self) -> float:
+        """Median seconds per step."""
+        return self.figure("median_step_seconds", "step_seconds")
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput of training."""
+        return self.figure("samples_per_second", "samples_per_second")
+
+    @property
+    def memory(self) -> Mapping[str, Any]:
+        """Peak memory and its split in bytes, with `kind` saying how it was measured."""
+        last: Mapping[str, Any] = next(
+            (line["memory"] for line in reversed(self.train) if isinstance(line.get("memory"), dict)), {}
+        )
+        return section(self.summary, "peak_memory") or last
+
+    @property
+    def peak_bytes(self) -> float:
+        """Peak memory in bytes; NaN if it was not measured."""
+        peak = self.memory.get("peak_bytes")
+        if peak is None:
+            peaks = [number(section(line, "memory").get("peak_bytes")) for line in self.train]
+            return max((value for value in peaks if math.isfinite(value)), default=math.nan)
+        return number(peak)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Phase -> optimizer steps left out after an overflow."""
+        counts = section(self.summary, "skipped") or (section(self.train[-1], "skipped") if self.train else {})
+        return {str(phase): int(number(count, 0)) for phase, count in counts.items()}
+
+    def figure(self, in_summary: str, in_lines: str) -> float:
+        """Return a figure of the summary or, without one, the median of the training lines."""
+        if in_summary in self.summary:
+            return number(self.summary[in_summary])
+        values = [number(line.get(in_lines)) for line in self.train]
+        values = [value for value in values if math.isfinite(value)]
+        return statistics.median(values) if values else math.nan
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run directory. Raises DataError if it is none; damaged files become `problems`."""
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such run directory.")
+    if not any((path / mark).is_file() for mark in MARKS):
+        raise DataError(f"{path} is not a run directory: it holds none of {', '.join(MARKS)}.")
+    problems: list[str] = []
+    text = read_text(path / "config.yaml", problems)
+    lines = read_lines(path / "metrics.jsonl", problems)
+    return RunRecord(
+        path=path,
+        config_text=text,
+        config=parse_config(text, problems),
+        environment=read_object(path / "env.json", problems),
+        train=last_of_each_step([line for line in lines if line.get("kind") == "train"]),
+        evaluations=last_of_each_step([line for line in lines if line.get("kind") == "evaluate"]),
+        events=read_lines(path / "events.jsonl", problems),
+        summary=read_object(path / "summary.json", problems, needed=False),
+        samples=tuple(sorted((path / "samples").glob("*.png"))) if (path / "samples").is_dir() else (),
+        problems=problems,
+    )
+
+
+def section(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a mapping inside a mapping, empty if it is absent or something else."""
+    value = mapping.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: Any, otherwise: float = math.nan) -> float:
+    """Read a number that JSON may hold as text ("NaN", "inf") or as null."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return otherwise
+    try:
+        return float(value)
+    except ValueError:
+        return otherwise
+
+
+def curves(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, Series]:
+    """Collect a mapping that every line holds under `key` into one series per name."""
+    found: dict[str, Series] = {}
+    for line in lines:
+        for name, value in section(line, key).items():
+            if isinstance(value, int | float | str):
+                steps, values = found.setdefault(str(name), ([], []))
+                steps.append(int(line["step"]))
+                values.append(number(value))
+    return found
+
+
+def curve(lines: Sequence[Mapping[str, Any]], key: str) -> Series:
+    """Collect one number that every line holds under `key`."""
+    found = [(int(line["step"]), number(line[key])) for line in lines if key in line]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def last_of_each_step(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Keep the last line of every step, in the order of steps."""
+    kept = {int(number(line.get("step"), -1)): line for line in lines}
+    return [kept[step] for step in sorted(kept) if step >= 0]
+
+
+def read_text(path: Path, problems: list[str]) -> str:
+    """Return a file's text, or an empty one and a problem."""
+    try:
+        if path.stat().st_size > LARGEST_TEXT_BYTES:
+            problems.append(f"{path.name} is larger than {LARGEST_TEXT_BYTES} bytes and was not read.")
+            return ""
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        problems.append(f"{path.name} could not be read: {error.strerror}.")
+        return ""
+
+
+def parse_config(text: str, problems: list[str]) -> Mapping[str, Any]:
+    """Parse a resolved config. One never has aliases, which could unfold without end, so they are refused."""
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            problems.append(
+                "config.yaml was not interpreted: it holds YAML aliases, which a resolved config never does."
+            )
+            return {}
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        problems.append(f"config.yaml is not YAML: {' '.join(str(error).split())}")
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_object(path: Path, problems: list[str], *, needed: bool = True) -> Mapping[str, Any]:
+    """Return a JSON object, or an empty one and a problem."""
+    if not path.is_file():
+        if needed:
+            problems.append(f"{path.name} is missing.")
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{path.name} could not be read: {error}.")
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
+    """Return the JSON objects of a file of lines; lines that are none become one problem."""
+    if not path.is_file():
+        problems.append(f"{path.name} is missing.")
+        return []
+    found: list[Mapping[str, Any]] = []
+    bad = 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for text in file:
+                try:
+                    value = json.loads(text)
+                except (ValueError, RecursionError):
+                    bad += bool(text.strip())
+                    continue
+                if isinstance(value, dict):
+                    found.append(value)
+                else:
+                    bad += 1
+    except OSError as error:
+        problems.append(f"{path.name} could not be read: {error.strerror}.")
+    if bad:
+        problems.append(f"{path.name}: {bad} line{'s' if bad > 1 else ''} could not be read and were left out.")
+    return found

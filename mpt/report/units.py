@@ -1,0 +1,50 @@
+"""Numbers as people read them. Bytes and seconds stay what they are until they are printed here."""
+
+from __future__ import annotations
+
+import math
+
+
+def show_bytes(value: float) -> str:
+    """Write bytes in the binary unit that leaves one to four digits before the point."""
+    if not math.isfinite(value):
+        return "–"
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
+def show_seconds(value: float) -> str:
+    """Write a duration: microseconds to days."""
+    if not math.isfinite(value):
+        return "–"
+    if abs(value) < 1e-3:
+        return f"{value * 1e6:.0f} µs"
+    if abs(value) < 1:
+        return f"{value * 1e3:.3g} ms" if abs(value) < 0.1 else f"{value * 1e3:.0f} ms"
+    if abs(value) < 120:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
+
+
+def show_count(value: float) -> str:
+    """Write a count with thousands set apart."""
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}") if math.isfinite(value) else "–"
+
+
+def show_figure(value: float) -> str:
+    """Write a metric, a loss or a rate with about four digits."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return f"{value:.2e}"
+
+
+def show_ratio(value: float) -> str:
+    """Write a ratio to the baseline."""
+    return f"{value:.3g}\N{MULTIPLICATION SIGN}" if math.isfinite(value) else "–"

@@ -1,0 +1,147 @@
+"""The report is complete, valid, and safe to open whatever the run was called."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from mpt.errors import DataError, InputOutputError
+from mpt.report.page import MOST_SAMPLES, write_report
+
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes and text, and whether the tags close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def read_page(path):
+    reader = Reader()
+    reader.feed((path / "report.html").read_text())
+    assert reader.open == []
+    return reader
+
+
+def test_the_page_is_whole_and_says_what_the_run_was(make_run):
+    path = make_run(reason="because this card has tensor cores")
+    write_report(path)
+    page = read_page(path)
+    for word in (
+        "because this card has tensor cores",
+        "dcgan",
+        "bfloat16",
+        "overflow",
+        "optimizer state",
+        "batch_size: 32",
+    ):
+        assert word in page.text
+    assert sum(tag == "svg" for tag, _ in page.tags) == 6
+    assert sum(tag == "img" for tag, _ in page.tags) == MOST_SAMPLES
+
+
+def test_the_page_asks_the_network_for_nothing_and_runs_nothing(make_run):
+    path = make_run()
+    write_report(path)
+    page = read_page(path)
+    for tag, attributes in page.tags:
+        assert tag not in {"script", "iframe", "object", "embed", "link", "base", "form"}
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in {"src", "href", "xlink:href", "data"}:
+                assert (value or "").startswith(("data:image/png;base64,", "#")), (tag, name, value)
+    assert any("default-src 'none'" in (attributes.get("content") or "") for _, attributes in page.tags)
+    assert "@import" not in (path / "report.html").read_text()
+
+
+def test_markup_in_a_run_s_name_and_files_is_shown_and_not_obeyed(make_run):
+    path = make_run(name="<img src=x onerror=alert(1)>", reason="<script>alert(2)</script>")
+    (path / "events.jsonl").write_text(json.dumps({"step": 1, "kind": "<b>", "message": "</table><script>3</script>"}))
+    (path / "env.json").write_text(json.dumps({"<i>": "</main>"}))
+    write_report(path)
+    page = read_page(path)
+    assert not {"script", "b>", "i"} & {tag for tag, _ in page.tags}
+    assert all(attributes.get("src") != "x" for _, attributes in page.tags)
+    assert "<img src=x onerror=alert(1)>" in page.text
+    assert "<script" not in (path / "report.md").read_text().replace("\\<script", "")
+
+
+def test_pipes_and_newlines_do_not_break_the_markdown_tables(make_run):
+    path = make_run()
+    (path / "events.jsonl").write_text(json.dumps({"step": 1, "kind": "warning", "message": "a | b\n# c"}))
+    write_report(path)
+    row = next(line for line in (path / "report.md").read_text().splitlines() if "warning" in line)
+    assert len(re.findall(r"(?<!\\)\|", row)) == 5
+    assert "# c" in row
+
+
+def test_json_holds_no_nan_and_the_numbers_of_the_run(make_run):
+    path = make_run(final=float("nan"))
+    write_report(path)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    content = json.loads((path / "report.json").read_text(), parse_constant=refuse)
+    assert content["final"] is None
+    assert content["precision"]["mode"] == "amp"
+    assert content["curves"]["losses"]["disc/real"]["step"][0] == 0
+
+
+def test_a_run_cut_off_in_its_middle_still_gets_its_report(make_run):
+    path = make_run(finished=False)
+    for name in ("env.json", "events.jsonl", "config.yaml"):
+        (path / name).unlink()
+    (path / "samples" / "step-00000000.png").write_bytes(b"not an image")
+    write_report(path)
+    page = read_page(path)
+    assert "has not reached its end" in page.text
+    assert "env.json is missing" in page.text
+    assert "could not be read" in page.text
+
+
+def test_a_run_with_a_config_alone_gets_a_report(tmp_path):
+    (tmp_path / "config.yaml").write_text("model: {name: dcgan}\n")
+    write_report(tmp_path)
+    assert "dcgan" in read_page(tmp_path).text
+
+
+def test_the_reports_are_the_same_when_made_again(make_run):
+    path = make_run()
+    write_report(path)
+    before = [(path / f"report.{kind}").read_bytes() for kind in ("html", "md", "json")]
+    write_report(path)
+    assert before == [(path / f"report.{kind}").read_bytes() for kind in ("html", "md", "json")]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(DataError):
+        write_report(tmp_path)
+
+
+def test_a_report_that_cannot_be_written_says_so(make_run):
+    path = make_run()
+    (path / "report.json").mkdir()
+    with pytest.raises(InputOutputError, match="could not be written"):
+        write_report(path)
+    assert not list(path.glob(".*partial"))

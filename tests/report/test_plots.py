@@ -1,0 +1,75 @@
+"""Plots take the page's ink, keep words as words, and draw what the logs hold."""
+
+import json
+import math
+import re
+from xml.etree import ElementTree
+
+from mpt.report.plots import INK, MOST_POINTS, draw_run, running_mean, skipped_steps, thin
+from mpt.report.read_run import read_run
+
+
+def test_every_plot_is_well_formed_and_takes_the_colour_of_the_text_around_it(make_run):
+    drawn = draw_run(read_run(make_run()))
+    assert set(drawn) == {"metric", "losses", "learning_rate", "loss_scale", "memory", "throughput"}
+    for svg in drawn.values():
+        ElementTree.fromstring(svg)
+        assert "currentColor" in svg
+        assert INK not in svg
+        assert "#000000" not in svg.lower()
+        assert "mathdefault" not in svg
+
+
+def test_ids_do_not_repeat_between_plots_of_one_page(make_run):
+    found = [
+        identity for svg in draw_run(read_run(make_run())).values() for identity in re.findall(r'id="([^"]+)"', svg)
+    ]
+    assert len(found) == len(set(found))
+
+
+def test_markup_and_formulas_in_names_stay_words(make_run):
+    path = make_run()
+    line = {"step": 1, "kind": "train", "losses": {'<script>alert(1)</script> $x$ & "q"': 1.0}}
+    (path / "metrics.jsonl").write_text(json.dumps(line))
+    svg = draw_run(read_run(path))["losses"]
+    ElementTree.fromstring(svg)
+    assert "<script" not in svg
+    assert "&lt;script&gt;" in svg
+    assert "$x$" in svg
+
+
+def test_a_run_that_diverged_draws_what_is_finite(make_run):
+    path = make_run()
+    lines = [{"step": step, "kind": "train", "losses": {"a": value}} for step, value in enumerate([1.0, "NaN", None])]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "losses" in draw_run(read_run(path))
+    (path / "metrics.jsonl").write_text(json.dumps({"step": 0, "kind": "train", "losses": {"a": "NaN"}}))
+    assert "losses" not in draw_run(read_run(path))
+
+
+def test_skipped_steps_come_from_events_or_from_counters(make_run):
+    path = make_run(seed=0)
+    steps = skipped_steps(read_run(path))
+    assert steps
+    (path / "events.jsonl").write_text("")
+    assert skipped_steps(read_run(path)) == steps
+
+
+def test_a_mode_without_loss_scale_has_no_plot_of_it(make_run):
+    path = make_run(mode="fp32")
+    text = (path / "metrics.jsonl").read_text().replace("65536.0", "1.0")
+    (path / "metrics.jsonl").write_text(text)
+    assert "loss_scale" not in draw_run(read_run(path))
+
+
+def test_long_runs_are_thinned_to_means_and_gaps_survive():
+    values = [1.0, 3.0] * MOST_POINTS
+    values[0] = math.nan
+    steps, means = thin((list(range(len(values))), values))
+    assert len(steps) == MOST_POINTS
+    assert math.isnan(means[0])
+    assert set(means[1:]) == {2.0}
+
+
+def test_running_mean_of_a_constant_is_that_constant():
+    assert running_mean([2.0, 2.0, 2.0], 0.9) == [2.0, 2.0, 2.0]

@@ -1,0 +1,91 @@
+"""A run is read whatever state it is in: complete, cut off, damaged or hostile."""
+
+import json
+import math
+
+import pytest
+
+from mpt.errors import DataError
+from mpt.report.read_run import curves, number, read_run
+
+
+def test_a_finished_run_is_read_from_its_files(make_run):
+    record = read_run(make_run(mode="amp", seed=3, final=0.9, peak_bytes=1 << 20))
+    assert (record.model, record.dataset, record.mode, record.dtype) == ("dcgan", "shapes", "amp", "bfloat16")
+    assert (record.seed, record.steps, record.final, record.peak_bytes) == (3, 100, 0.9, 1 << 20)
+    assert record.is_finished
+    assert record.problems == []
+    assert len(record.samples) == 10
+
+
+def test_without_a_summary_the_logs_speak(make_run):
+    record = read_run(make_run(finished=False, final=0.9, step_seconds=0.02))
+    assert not record.is_finished
+    assert (record.final, record.steps, record.mode) == (0.9, 99, "amp")
+    assert record.best >= 0.9
+    assert record.step_seconds == pytest.approx(0.02, rel=0.1)
+    assert record.peak_bytes == 50 << 20
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(DataError, match="not a run directory"):
+        read_run(tmp_path)
+    with pytest.raises(DataError, match="no such"):
+        read_run(tmp_path / "absent")
+
+
+def test_a_line_cut_off_by_a_crash_costs_that_line_only(make_run):
+    path = make_run()
+    whole = len(read_run(path).train)
+    text = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(text + '{"step": 101, "kind": "tr')
+    record = read_run(path)
+    assert len(record.train) == whole
+    assert any("1 line could not be read" in problem for problem in record.problems)
+
+
+def test_steps_done_twice_count_once_and_the_later_line_wins(make_run):
+    path = make_run(steps=4)
+    with (path / "metrics.jsonl").open("a") as file:
+        for step in (2, 3):
+            file.write(json.dumps({"step": step, "kind": "train", "losses": {"disc/real": 9.0}}) + "\n")
+    steps, values = curves(read_run(path).train, "losses")["disc/real"]
+    assert steps == [0, 1, 2, 3]
+    assert values[2:] == [9.0, 9.0]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "env.json", "events.jsonl"])
+def test_a_missing_file_is_reported_and_the_rest_is_read(make_run, name):
+    path = make_run()
+    (path / name).unlink()
+    record = read_run(path)
+    assert record.final == 0.95
+    assert any(name in problem for problem in record.problems)
+
+
+def test_aliases_that_would_unfold_without_end_are_not_interpreted(make_run):
+    path = make_run()
+    bomb = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)
+    )
+    (path / "config.yaml").write_text(bomb)
+    record = read_run(path)
+    assert record.config == {}
+    assert any("aliases" in problem for problem in record.problems)
+
+
+@pytest.mark.parametrize("text", ["{", "- 1", "\x00", "[" * 5000, "a: !!python/object/apply:os.system [true]"])
+def test_a_config_that_is_none_is_no_crash(make_run, text):
+    path = make_run()
+    (path / "config.yaml").write_text(text)
+    assert read_run(path).config == {}
+
+
+def test_numbers_are_read_in_every_form_that_logs_use():
+    assert number("0.5") == 0.5
+    assert math.isnan(number("NaN"))
+    assert math.isnan(number(None))
+    assert math.isinf(number(float("inf")))
+    assert math.isnan(number(True))
+    assert math.isnan(number("abc"))
+    assert number({}, 7.0) == 7.0

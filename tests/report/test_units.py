@@ -1,0 +1,32 @@
+"""Printed numbers carry the right unit at its edges."""
+
+import math
+
+import pytest
+
+from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (6 << 30, "6.00 GiB"), (math.nan, "–")],
+)
+def test_bytes_are_binary(value, text):
+    assert show_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(5e-6, "5 µs"), (0.0123, "12.3 ms"), (0.5, "500 ms"), (61, "61.0 s"), (150, "2 min 30 s"), (7260, "2 h 01 min")],
+)
+def test_durations_keep_three_digits(value, text):
+    assert show_seconds(value) == text
+
+
+def test_figures_counts_and_ratios_are_short():
+    assert show_figure(0.94321) == "0.9432"
+    assert show_figure(1e-7) == "1.00e-07"
+    assert show_figure(12345.6) == "12346"
+    assert (show_figure(math.nan), show_figure(math.inf)) == ("–", "∞")
+    assert show_count(1234567).split() == ["1", "234", "567"]
+    assert show_ratio(0.5) == "0.5×"
