@@ -1,0 +1,187 @@
+"""The words of a configuration error: what was found, what is allowed, and the nearest right name.
+
+One line per mistake, whatever pydantic makes of it: the branches of a union are told together, and text from the file
+is printed without control characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mpt.config.yaml_text import KeyPath, Node, Place, Problem, printable
+
+ALLOWED: dict[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text, in quotes if it looks like something else",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "none_required": "null",
+    "finite_number": "a finite number",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number not below {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number not above {le}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "string_pattern_mismatch": "text of the form {pattern}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "path_type": "a path",
+}
+"""pydantic's error type -> what is allowed, in words, with the names of its context in braces."""
+
+
+def distance(first: str, second: str) -> int:
+    """Return how many letters to add, remove, change or swap with their neighbour (optimal string alignment)."""
+    before: list[int] = []
+    previous = list(range(len(second) + 1))
+    for row, letter in enumerate(first, start=1):
+        current = [row]
+        for column, other in enumerate(second, start=1):
+            cost = min(previous[column] + 1, current[-1] + 1, previous[column - 1] + (letter != other))
+            if row > 1 and column > 1 and letter == second[column - 2] and first[row - 2] == other:
+                cost = min(cost, before[column - 2] + 1)
+            current.append(cost)
+        before, previous = previous, current
+    return previous[-1]
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate that was probably meant, or None where nothing is near."""
+    if len(word) > 60:
+        return None
+    folded = word.casefold().replace("-", "_")
+    ranked = sorted((distance(folded, name.casefold().replace("-", "_")), name) for name in candidates)
+    if ranked and ranked[0][0] <= max(1, len(word) // 3):
+        return ranked[0][1]
+    return None
+
+
+def describe(node: Node | None) -> str:
+    """Return a found value in words."""
+    if node is None:
+        return "nothing"
+    if isinstance(node.value, dict):
+        return "a mapping"
+    if isinstance(node.value, list):
+        return "a list"
+    if isinstance(node.value, str):
+        return f"'{printable(node.value)}'"
+    return {None: "null", True: "true", False: "false"}.get(node.value) or str(node.value)  # type: ignore[arg-type]
+
+
+def unknown_name(word: str, allowed: Sequence[str], what: str = "one of") -> str:
+    """Return the words for a name that does not exist."""
+    guess = nearest(word, allowed)
+    hint = f"; did you mean '{guess}'?" if guess else ""
+    return f"found '{printable(word)}'; allowed: {what} {', '.join(allowed) or '(there are none)'}{hint}"
+
+
+def unknown_key(key: str, allowed: Sequence[str], elsewhere: Mapping[str, str]) -> str:
+    """Return the words for a key that does not exist; `elsewhere` maps keys of other sections to their full paths."""
+    guess = nearest(key, allowed) or elsewhere.get(key)
+    hint = f"; did you mean '{guess}'?" if guess else ""
+    return f"unknown key '{printable(key)}'; allowed: {', '.join(allowed) or 'no keys'}{hint}"
+
+
+def explain_errors(
+    errors: Iterable[Mapping[str, Any]],
+    node: Node,
+    path: KeyPath,
+    keys: Sequence[str],
+    elsewhere: Mapping[str, str],
+) -> list[Problem]:
+    """Turn pydantic's errors about one section into problems with places.
+
+    `node` is the section, `path` its own path, `keys` the keys that are allowed in it.
+    """
+    grouped: dict[KeyPath, list[Mapping[str, Any]]] = {}
+    for error in errors:
+        grouped.setdefault(_real_path(error, node), []).append(error)
+    return [
+        Problem(_place(node, inner, group), path + inner, _text(node, inner, group, keys, elsewhere))
+        for inner, group in grouped.items()
+    ]
+
+
+def _real_path(error: Mapping[str, Any], node: Node) -> KeyPath:
+    """Return an error's path without the labels that pydantic adds for the branches of a union."""
+    if error["type"] == "missing":
+        return tuple(error["loc"])
+    path: list[str | int] = []
+    for part in error["loc"]:
+        child = _child(node, part)
+        if child is None:
+            break
+        node = child
+        path.append(part)
+    return tuple(path)
+
+
+def _child(node: Node, part: str | int) -> Node | None:
+    if isinstance(node.value, dict):
+        return node.value.get(str(part))
+    if isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
+        return node.value[part]
+    return None
+
+
+def _find(node: Node, path: KeyPath) -> Node | None:
+    found: Node | None = node
+    for part in path:
+        found = _child(found, part) if found else None
+    return found
+
+
+def _place(node: Node, path: KeyPath, group: Sequence[Mapping[str, Any]]) -> Place:
+    found = _find(node, path)
+    if found is None:
+        parent = _find(node, path[:-1]) or node
+        return parent.key_place or parent.place
+    if group[0]["type"] == "extra_forbidden":
+        return found.key_place or found.place
+    return found.place
+
+
+def _text(
+    node: Node,
+    path: KeyPath,
+    group: Sequence[Mapping[str, Any]],
+    keys: Sequence[str],
+    elsewhere: Mapping[str, str],
+) -> str:
+    first = group[0]
+    if first["type"] == "extra_forbidden":
+        return unknown_key(str(path[-1]), keys if len(path) == 1 else [], elsewhere)
+    if first["type"] == "missing":
+        return "missing; it has no default"
+    if first["type"] == "value_error":
+        cause = first.get("ctx", {}).get("error", first["msg"])
+        return (
+            f"{printable(str(cause), 300)}; found {describe(_find(node, path))}" if path else printable(str(cause), 300)
+        )
+    allowed = list(dict.fromkeys(_allowed(error) for error in group))
+    found = _find(node, path)
+    choices = [
+        name for error in group for name in re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+    ]
+    guess = nearest(found.value, choices) if found and isinstance(found.value, str) else None
+    hint = f"; did you mean '{guess}'?" if guess else ""
+    return f"found {describe(found)}; allowed: {' or '.join(allowed)}{hint}"
+
+
+def _allowed(error: Mapping[str, Any]) -> str:
+    words = ALLOWED.get(error["type"])
+    return words.format(**error.get("ctx", {})) if words else str(error["msg"])

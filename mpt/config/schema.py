@@ -1,0 +1,196 @@
+"""What a configuration holds once it is read: frozen sections, every default filled in.
+
+`mpt.config.load` makes a `Config` from YAML; nothing else does, so that no value reaches a run unchecked.
+`Config.to_yaml` writes every setting, defaults included, and reads back to an equal `Config`: a run's record does not
+change its meaning when a default does.
+
+The sections' own settings belong to the plugins (`mpt.config.registry`); only what every run has is declared here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from types import ModuleType
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from mpt.config.options import Options
+from mpt.config.registry import Plugin
+from mpt.config.yaml_text import write_text
+
+RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+NAMED_SECTIONS = {"model": "nn", "task": "tasks", "dataset": "data", "optimizer": "optim"}
+"""Sections that choose a plugin by `name`, and its room."""
+
+
+class Train(Options):
+    """The `train` section: how long, how much at once, and what is done on the way."""
+
+    steps: int | None = Field(None, gt=0)
+    """Optimizer steps to take. Give this or `epochs`; 1000 if neither is."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the training data, fractions allowed. Give this or `steps`."""
+    batch_size: int = Field(64, gt=0)
+    """The batch that is optimised. `memory.micro_batch` splits it inside the step without changing the result."""
+    log_every: int = Field(10, gt=0)
+    """Steps between log lines."""
+    evaluate_every: int = Field(0, ge=0)
+    """Steps between evaluations; 0 evaluates at the end only."""
+    checkpoint_every: int = Field(200, ge=0)
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep_last: int = Field(3, gt=0)
+    """How many of the newest checkpoints stay on disk, beside the best one."""
+    sample_every: int = Field(0, ge=0)
+    """Steps between sample grids; 0 writes one at the end only."""
+    on_non_finite: Literal["stop", "skip", "rollback"] = "rollback"
+    """At a loss or gradient that is NaN or infinite without a loss scaler to blame: stop, skip the step, or go back."""
+    max_rollbacks: int = Field(3, ge=0)
+    """After so many returns to a checkpoint the run stops with exit 6."""
+    deterministic: bool = True
+    """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs."""
+    threads: int | None = Field(None, gt=0)
+    """CPU threads; null leaves torch's choice. Results are bit-equal only at a fixed count."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps. auto takes the first GPU there is."""
+
+    @field_validator("device")
+    @classmethod
+    def name_a_device(cls, device: str) -> str:
+        """Refuse what is not the name of a device. Whether this machine has it is seen when the run starts."""
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", device):
+            raise ValueError("a device is auto, cpu, cuda, cuda:NUMBER or mps")
+        return device
+
+
+class MemoryOptions(Options):
+    """What the `memory` section holds beside its tricks."""
+
+    on_oom: Literal["stop", "adapt"] = "stop"
+    """Out of memory in a step: stop with exit 7, or halve the micro-batch and repeat the step."""
+
+
+class GeneralOptions(Options):
+    """The settings that stand alone at the top level."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Every random number of the run follows from it."""
+    name: str | None = None
+    """The run's folder below runs/. null takes the model's and the precision's names."""
+
+    @field_validator("name")
+    @classmethod
+    def name_a_folder(cls, name: str | None) -> str | None:
+        """Refuse a name that is more than the name of one folder."""
+        if name is not None and not RUN_NAME.fullmatch(name):
+            raise ValueError(
+                "a run's name has 1 to 100 letters, digits, '.', '_' and '-', and does not start with a dot"
+            )
+        return name
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plugin chosen by name, and its settings."""
+
+    name: str
+    settings: Any
+    """The plugin's `Settings`, as read from its source."""
+    plugin: Plugin = field(repr=False, compare=False)
+
+    def load(self) -> ModuleType:
+        """Import the plugin's module and return it."""
+        return self.plugin.load()
+
+    def native_settings(self) -> Any:
+        """Return the settings in the imported module's own class, which pickles and passes isinstance."""
+        return self.plugin.native_settings(self.settings)
+
+    def build(self, **parts: Any) -> Any:
+        """Import the plugin and call its `build` with its settings and the given parts, all by keyword.
+
+        A `build` that has a parameter `name` also gets the name that was written in YAML.
+        """
+        build = self.load().build
+        if "name" in signature(build).parameters:
+            parts["name"] = self.name
+        return build(settings=self.native_settings(), **parts)
+
+
+@dataclass(frozen=True)
+class Precision(Choice):
+    """The precision mode chosen. `name` and `mode` are the same."""
+
+    @property
+    def mode(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory tricks that are on, by name in the order they were written, and what to do when memory runs out."""
+
+    on_oom: Literal["stop", "adapt"]
+    tricks: dict[str, Any]
+    """Name -> the trick's `Settings`. A trick that is off is absent."""
+    plugins: dict[str, Plugin] = field(repr=False, compare=False)
+
+    def choices(self) -> list[Choice]:
+        """Return the tricks in the order they were written, ready to `build`."""
+        return [Choice(name, settings, self.plugins[name]) for name, settings in self.tricks.items()]
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, entirely decided."""
+
+    model: Choice
+    task: Choice
+    dataset: Choice
+    precision: Precision
+    memory: Memory
+    optimizer: Choice
+    train: Train
+    seed: int
+    name: str | None
+
+    @property
+    def run_name(self) -> str:
+        """The run's name: the given one, or the model's and the precision's. Always the name of one folder."""
+        return self.name or re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.model.name}-{self.precision.mode}")[:100]
+
+    @property
+    def sized_dataset(self) -> Choice:
+        """The data set with the image size and channels that its settings leave open taken from the model's."""
+        settings = self.dataset.settings
+        wanted = {
+            key: getattr(self.model.settings, key, None)
+            for key in ("image_size", "channels")
+            if key in type(settings).model_fields and getattr(settings, key) is None
+        }
+        return replace(self.dataset, settings=settings.model_copy(update=wanted))
+
+    def to_data(self) -> dict[str, Any]:
+        """Return every setting as plain values, in the layout of the YAML file."""
+        data: dict[str, Any] = {}
+        for section in ("model", "task", "dataset"):
+            choice = getattr(self, section)
+            data[section] = {"name": choice.name, **dump(choice.settings)}
+        data["precision"] = {"mode": self.precision.mode, **dump(self.precision.settings)}
+        tricks = {name: dump(settings) or True for name, settings in self.memory.tricks.items()}
+        data["memory"] = {"on_oom": self.memory.on_oom, **tricks}
+        data["optimizer"] = {"name": self.optimizer.name, **dump(self.optimizer.settings)}
+        data["train"] = dump(self.train)
+        data |= {"seed": self.seed, "name": self.name}
+        return data
+
+    def to_yaml(self) -> str:
+        """Return a file with every setting, defaults included, that reads back to an equal `Config`."""
+        return write_text(self.to_data())
+
+
+def dump(settings: Options) -> dict[str, Any]:
+    """Return settings as plain values that YAML can hold."""
+    return settings.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,274 @@
+"""YAML text as plain values, each with the line and column where it stands.
+
+A settings file is data: text, numbers, booleans, lists and mappings. So everything in YAML that is more than data is
+refused by name: tags (`!!python/object`), anchors and aliases, merge keys, several documents in one file. Without aliases
+a file cannot grow when it is read, and with caps on its size and depth every text is answered at once.
+
+Scalars follow the core schema of YAML 1.2 (chapter 10.3), not PyYAML's 1.1: `1e-4` is a number, only `true` and `false`
+are booleans (`no`, `on` and `yes` stay text), `1:30` and `2024-01-01` stay text. Keys are always text.
+
+Only PyYAML's scanner and parser in Python are used: those in C crash on deep nesting, and the composer follows aliases.
+This file does not know what the keys mean; `mpt.config.schema` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from mpt.errors import ConfigError
+
+MAX_BYTES = 64 * 1024
+MAX_DEPTH = 40
+MAX_VALUES = 5000
+INTEGER_LIMIT = 2**63
+
+_Mark = yaml.Mark | yaml.CMark  # what the type stubs say; only the first occurs here
+Scalar = str | int | float | bool | None
+KeyPath = tuple[str | int, ...]
+
+INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+CONSTANTS: dict[str, bool | None] = {
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys(("null", "Null", "NULL", "~", ""), None),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something stands: a file with a line and a column counted from 1, or an override without them."""
+
+    source: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value and its place; the children of a mapping also know the place of their key."""
+
+    value: Scalar | list[Node] | dict[str, Node]
+    place: Place
+    key_place: Place | None = None
+
+    def plain(self) -> object:
+        """Return the value without places."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, where, and at which key."""
+
+    place: Place
+    path: KeyPath
+    text: str
+
+    def __str__(self) -> str:
+        keys = printable(".".join(str(part) for part in self.path))
+        return f"{self.place}: {keys}: {self.text}" if keys else f"{self.place}: {self.text}"
+
+
+def printable(text: str, limit: int = 80) -> str:
+    """Return the text on one line without control characters, cut at `limit` characters."""
+    safe = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[: limit + 1])
+    return safe if len(safe) <= limit else safe[: limit - 3] + "..."
+
+
+def read_file(path: Path) -> tuple[Node, list[Problem]]:
+    """Read a YAML file; see `read_text`. A file that cannot be read is a `ConfigError`."""
+    name = printable(str(path), 200)
+    try:
+        if not path.is_file():
+            raise ConfigError(f"{name}: {'a folder' if path.is_dir() else 'no such file'}; a YAML file is expected")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}: cannot be read: {error}") from error
+    try:
+        text = content[:MAX_BYTES].decode("utf-8-sig") if len(content) > MAX_BYTES else content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if len(content) <= MAX_BYTES:
+            raise ConfigError(f"{name}: byte {error.start} is not UTF-8 text; save the file as UTF-8") from error
+        text = ""
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{name}: larger than {MAX_BYTES // 1024} KiB, which is no settings file")
+    return read_text(text, name)
+
+
+def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[Problem]]:
+    """Parse YAML text into a node tree and the list of what is wrong with it.
+
+    With `located=False` the places carry the source's name alone, as for a command-line override. Text that is not
+    YAML, or that no settings file would hold, ends the reading: the problem is reported and the tree is empty.
+    """
+    if len(text) > MAX_BYTES:
+        start = Place(source, 1, 1) if located else Place(source)
+        return Node({}, start), [Problem(start, (), f"longer than {MAX_BYTES // 1024} KiB, which is no settings file")]
+    reader = _Reader(text, source, located)
+    return reader.read(), reader.problems
+
+
+def resolve_scalar(text: str) -> Scalar:
+    """Return what an unquoted scalar means under YAML 1.2's core schema."""
+    if text in CONSTANTS:
+        return CONSTANTS[text]
+    if INTEGER.fullmatch(text):
+        if len(text) > 64:  # converting thousands of digits is slow, and refused anyway
+            return INTEGER_LIMIT
+        return int(text, 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10)
+    if FLOAT.fullmatch(text):
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+class _Stop(Exception):
+    """Nothing after this point can be understood."""
+
+
+class _Reader:
+    """Builds the tree from PyYAML's events, one call per node."""
+
+    def __init__(self, text: str, source: str, located: bool) -> None:
+        self.text = text
+        self.source = source
+        self.located = located
+        self.problems: list[Problem] = []
+        self.count = 0
+        self.path: list[str | int] = []
+
+    def read(self) -> Node:
+        start = self.place(None)
+        try:
+            self.events: Iterator[yaml.Event] = iter(yaml.parse(self.text, Loader=yaml.SafeLoader))
+            next(self.events)  # the start of the stream
+            if isinstance(next(self.events), yaml.StreamEndEvent):
+                return Node(None, start)
+            root = self.node(next(self.events), 0)
+            next(self.events)  # the end of the document
+            following = next(self.events)
+            if not isinstance(following, yaml.StreamEndEvent):
+                self.stop(following.start_mark, "a second document starts here; one file holds one configuration")
+            return root
+        except yaml.MarkedYAMLError as error:
+            reason = ", ".join(part for part in (error.context, error.problem) if part)
+            self.report(error.problem_mark or error.context_mark, f"not YAML: {printable(reason, 200)}")
+        except yaml.YAMLError as error:
+            self.report(None, f"not YAML: {printable(str(error), 200)}")
+        except (_Stop, RecursionError):
+            if not self.problems:
+                self.report(None, "nested too deeply")
+        except (ValueError, OverflowError) as error:  # PyYAML lets chr() fail on escapes such as "\U00110000"
+            self.report(None, f"not YAML: {printable(str(error), 200)}")
+        return Node(None, start)
+
+    def place(self, mark: _Mark | None) -> Place:
+        if not self.located:
+            return Place(self.source)
+        return Place(self.source, mark.line + 1, mark.column + 1) if mark else Place(self.source, 1, 1)
+
+    def report(self, mark: _Mark | None, text: str) -> None:
+        self.problems.append(Problem(self.place(mark), tuple(self.path), text))
+
+    def stop(self, mark: _Mark | None, text: str) -> None:
+        self.report(mark, text)
+        raise _Stop
+
+    def node(self, event: yaml.Event, depth: int) -> Node:
+        self.count += 1
+        if self.count > MAX_VALUES:
+            self.stop(event.start_mark, f"more than {MAX_VALUES} values, which is no settings file")
+        if depth > MAX_DEPTH:
+            self.stop(event.start_mark, f"nested more than {MAX_DEPTH} levels deep")
+        self.refuse_more_than_data(event)
+        place = self.place(event.start_mark)
+        if isinstance(event, yaml.MappingStartEvent):
+            return Node(self.mapping(depth), place)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return Node(self.sequence(depth), place)
+        assert isinstance(event, yaml.ScalarEvent)
+        return Node(self.scalar(event), place)
+
+    def refuse_more_than_data(self, event: yaml.Event) -> None:
+        if isinstance(event, yaml.AliasEvent):
+            self.stop(
+                event.start_mark, f"the alias *{printable(str(event.anchor))} is not allowed; write the value out"
+            )
+        if getattr(event, "anchor", None):
+            anchor = printable(str(getattr(event, "anchor", "")))
+            self.stop(event.start_mark, f"the anchor &{anchor} is not allowed; write the value where it is used")
+        if getattr(event, "tag", None):
+            tag = printable(str(getattr(event, "tag", "")).replace("tag:yaml.org,2002:", "!!"))
+            self.stop(event.start_mark, f"the tag {tag} is not allowed; a settings file holds plain values only")
+
+    def mapping(self, depth: int) -> dict[str, Node]:
+        children: dict[str, Node] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            self.refuse_more_than_data(event)
+            if not isinstance(event, yaml.ScalarEvent):
+                self.stop(event.start_mark, "a list or mapping cannot be a key; keys are names")
+            assert isinstance(event, yaml.ScalarEvent)
+            key, mark = event.value, event.start_mark
+            if key == "<<" and event.implicit[0]:
+                self.stop(mark, "the merge key << is not allowed; write the keys out")
+            self.path.append(key)
+            child = self.node(next(self.events), depth + 1)
+            if key in children:
+                self.report(mark, f"the key stands here again; it was first given at {children[key].key_place}")
+            else:
+                children[key] = Node(child.value, child.place, self.place(mark))
+            self.path.pop()
+        return children
+
+    def sequence(self, depth: int) -> list[Node]:
+        children: list[Node] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            self.path.append(len(children))
+            children.append(self.node(event, depth + 1))
+            self.path.pop()
+        return children
+
+    def scalar(self, event: yaml.ScalarEvent) -> Scalar:
+        if any("\ud800" <= character <= "\udfff" for character in event.value):
+            self.report(event.start_mark, "the text holds half of a surrogate pair, which is no character")
+            return ""
+        if not event.implicit[0]:  # quoted, or a block of text
+            return str(event.value)
+        value = resolve_scalar(event.value)
+        if isinstance(value, int) and not -INTEGER_LIMIT <= value < INTEGER_LIMIT:
+            self.report(event.start_mark, f"the whole number {printable(event.value, 30)} does not fit in 64 bits")
+            return 0
+        return value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text so that `read_text` reads it as text again."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    quoted = not isinstance(resolve_scalar(text), str)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if quoted else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def write_text(value: object) -> str:
+    """Return plain values as YAML that `read_text` reads back to the same values. Keys keep their order."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
