@@ -1,8 +1,9 @@
 """Config -> Run: the only place where parts meet.
 
-Data spec -> networks (on the CPU, so that every device starts from the same weights) -> device -> task -> memory tricks ->
-precision -> optimizers -> phases. Optimizers come after module surgery, or their parameters would go stale. Under fake
-tensors networks are built on `meta` and given storage-less tensors of the device, since `Module.to` refuses fakes.
+Data spec -> networks (on the CPU, so that every device starts from the same weights) -> device -> task -> memory
+tricks -> precision -> optimizers -> phases. Optimizers come after module surgery, or their parameters would go stale.
+Under fake tensors networks are built on `meta` and given storage-less tensors of the device, since `Module.to`
+refuses fakes.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpt.config import registry
-from mpt.config.options import OptimizerOptions, Options
+from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
-from mpt.seams import DataSpec, Dataset, MemoryTrick, Phase, Precision, Task
+from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Task
 
 
 @dataclass
@@ -67,47 +67,31 @@ def seed_everything(seed: int) -> None:
 
 
 def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
-    """Build the training and the test set; image size and channels follow the model where the data set leaves them open."""
-    plugin = _plugin("data", config.dataset.name)
-    settings = plugin.native_settings(_fitted_to_model(config))
-    build = plugin.load().build
+    """Build the training and the test set; image size and channels follow the model where the data set leaves them
+    open.
+    """
+    settings = config.dataset.plugin.native_settings(config.dataset_settings)
+    build = config.dataset.load().build
     return build(settings, "train", config.seed), build(settings, "test", config.seed)
-
-
-def _fitted_to_model(config: Config) -> Options:
-    settings: Any = config.dataset.settings
-    changes = {
-        name: getattr(config.model.settings, name)
-        for name in ("image_size", "channels")
-        if getattr(settings, name) is None and getattr(config.model.settings, name, None) is not None
-    }
-    return type(settings).model_validate({**settings.model_dump(), **changes}) if changes else settings
 
 
 def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool = False) -> Run:
     """Build everything between the data and the loop.
 
-    `fake=True` is for a surrounding FakeTensorMode: weights get no values, and optimizers the foreach path that a real GPU
-    would choose.
+    `fake=True` is for a surrounding FakeTensorMode: weights get no values, and optimizers the foreach path that a
+    real GPU would choose.
     """
     seed_everything(config.seed)
     modules = {name: place(module, device, fake) for name, module in build_networks(config, data, fake).items()}
-    precision_plugin = _plugin("precision", config.precision.mode)
-    precision: Precision = precision_plugin.load().build(
-        config.precision.mode, precision_plugin.native_settings(config.precision.settings), device
+    precision: Precision = config.precision.load().build(
+        config.precision.mode, config.precision.native_settings(), device
     )
-    task_plugin = _plugin("tasks", config.task.name)
-    model_plugin = _plugin("nn", config.model.name)
-    task: Task = task_plugin.load().build(
-        task_plugin.native_settings(config.task.settings),
-        model_plugin.native_settings(config.model.settings),
-        modules,
-        data,
-        precision,
+    task: Task = config.task.load().build(
+        config.task.native_settings(), config.model.native_settings(), modules, data, precision
     )
-    tricks = []
+    tricks: list[MemoryTrick] = []
     for name, settings in config.memory.tricks.items():
-        plugin = _plugin("memory", name)
+        plugin = config.memory.plugins[name]
         tricks.append(plugin.load().build(plugin.native_settings(settings)))
     for trick in tricks:
         trick.apply(task, precision)
@@ -129,6 +113,7 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
         frozen={phase.name: _others(phase, task) for phase in phases},
         clip_norms={phase.name: _clip_norm(phase, optimizers, settings_by_module) for phase in phases},
         scaled_phases=frozenset(precision.scales()),
+        micro_batch_auto=config.memory.on_oom == "adapt",
     )
     for trick in tricks:
         attach = getattr(trick, "attach", None)
@@ -139,12 +124,11 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
 
 def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.Module]:
     """Build the model's networks on the CPU, or on `meta` when fake."""
-    plugin = _plugin("nn", config.model.name)
-    settings = plugin.native_settings(config.model.settings)
+    build, settings = config.model.load().build, config.model.native_settings()
     with torch.device("meta" if fake else "cpu"):
         if ":" in config.model.name:
-            return dict(plugin.load().build(settings, data, config.model.name))
-        return dict(plugin.load().build(settings, data))
+            return dict(build(settings, data, config.model.name))
+        return dict(build(settings, data))
 
 
 def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
@@ -173,15 +157,16 @@ def build_optimizers(
     """Build an optimizer per trained module, over the parameters that the precision mode says."""
     unknown = sorted(set(config.optimizer.settings.phases) - set(task.trainable))
     if unknown:
-        raise ConfigError(f"optimizer.phases: no module {unknown[0]!r} is trained; there are {', '.join(task.trainable)}")
-    plugin = _plugin("optim", config.optimizer.name)
+        raise ConfigError(
+            f"optimizer.phases: no module {unknown[0]!r} is trained; there are {', '.join(task.trainable)}"
+        )
     optimizers: dict[str, Optimizer] = {}
     for name, module in task.trainable.items():
-        own: Any = plugin.native_settings(settings[name])
+        own: Any = config.optimizer.plugin.native_settings(settings[name])
         # Optimizers choose the foreach path by looking at the device, which fakes hide: say what a GPU would get.
         if fake and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
             own = own.model_copy(update={"foreach": True})
-        optimizers[name] = plugin.load().build(own, precision.parameters(module))
+        optimizers[name] = config.optimizer.load().build(own, precision.parameters(module))
     return optimizers
 
 
@@ -206,12 +191,6 @@ def _clip_norm(
     phase: Phase, optimizers: Mapping[str, Optimizer], settings: Mapping[str, OptimizerOptions]
 ) -> float | None:
     return next(settings[name].clip_grad_norm for name, optimizer in optimizers.items() if optimizer is phase.optimizer)
-
-
-def _plugin(room: str, name: str) -> registry.Plugin:
-    plugin = registry.find(room, name)
-    assert plugin is not None, f"{room} {name!r} passed the config but is not registered"
-    return plugin
 
 
 def parameter_count(modules: Sequence[nn.Module]) -> int:

@@ -1,7 +1,7 @@
 """The whole state of a training run as nested containers of tensors and numbers, and back.
 
-Resuming is exact because nothing else exists: the sample order and the learning rate are pure functions of the step, and
-what is random comes from generators that are saved here.
+Resuming is exact because nothing else exists: the sample order and the learning rate are pure functions of the step,
+and what is random comes from generators that are saved here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
     """
     missing = set(run.task.modules) - set(state["modules"])
     if missing:
-        raise CheckpointError(f"checkpoint: it has no module {', '.join(sorted(missing))}; it is of another task or model")
+        raise CheckpointError(
+            f"checkpoint: it has no module {', '.join(sorted(missing))}; it is of another task or model"
+        )
     for name, module in run.task.modules.items():
         own = {f"{name}.{key}": value for key, value in run.precision.module_state(module).items()}
         compare_keys(own, {f"{name}.{key}": value for key, value in state["modules"][name].items()})

@@ -1,8 +1,8 @@
 """The one training step. `mpt train` runs it on real tensors, `mpt plan` on fake ones.
 
-A step is one `update` per phase. An update draws the random inputs for the whole batch, splits it into micro-batches, and
-back-propagates each loss before the next is computed. Nothing here looks at a tensor's values but the finite check, which
-fake tensors skip.
+A step is one `update` per phase. An update draws the random inputs for the whole batch, splits it into micro-batches,
+and back-propagates each loss before the next is computed. Nothing here looks at a tensor's values but the finite
+check, which fake tensors skip.
 """
 
 from __future__ import annotations

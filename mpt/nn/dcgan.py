@@ -1,8 +1,8 @@
 """DCGAN: a convolutional generator and discriminator (Radford, Metz, Chintala 2016, arXiv:1511.06434).
 
-Strided convolutions instead of pooling, BatchNorm everywhere but at the image, ReLU in the generator and LeakyReLU .2 in
-the discriminator, weights from N(0, .02). Any power of two from 16 pixels up; the paper's network is 64 with 128 features.
-The discriminator returns logits: a sigmoid followed by BCE is what half precision cannot carry.
+Strided convolutions instead of pooling, BatchNorm everywhere but at the image, ReLU in the generator and LeakyReLU .2
+in the discriminator, weights from N(0, .02). Any power of two from 16 pixels up; the paper's network is 64 with 128
+features. The discriminator returns logits: a sigmoid followed by BCE is what half precision cannot carry.
 
 Shapes: b batch, c channels, h height, w width, z latent.
 """

@@ -1,8 +1,9 @@
-"""Models of other packages by name: `torchvision:resnet50`, `timm:NAME`, and `package.module:Name` of a granted package.
+"""Models of other packages by name: `torchvision:resnet50`, `timm:NAME`, and `package.module:Name` of a granted
+package.
 
-Nothing in a YAML file imports code on its own: torchvision and timm are built in, any other package must be granted on the
-command line (`--allow package`), which the config room has checked before this file is asked. A granted callable gets the
-settings' `options` as keyword arguments, `num_classes` among them unless the options name it.
+Nothing in a YAML file imports code on its own: torchvision and timm are built in, any other package must be granted
+on the command line (`--allow package`), which the config room has checked before this file is asked. A granted
+callable gets the settings' `options` as keyword arguments, `num_classes` among them unless the options name it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Automatic mixed precision with `torch.autocast`: `amp` chooses its dtype for the device, `bf16` is always bfloat16.
 
-Weights stay float32; operators on autocast's lists run in the lower precision. Float16 comes with a loss scaler per phase.
+Weights stay float32; operators on autocast's lists run in the lower precision. Float16 comes with a loss scaler per
+phase.
 """
 
 from __future__ import annotations

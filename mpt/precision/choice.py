@@ -30,6 +30,8 @@ def choose_dtype(settings: PrecisionOptions, device: torch.device) -> tuple[torc
         return torch.bfloat16, "bfloat16: needs no loss scaling; this CPU emulates it, so expect no speed-up over fp32"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        cores = "has tensor cores for it" if (major, minor) >= (7, 0) else "has no tensor cores: memory is saved, not time"
+        cores = (
+            "has tensor cores for it" if (major, minor) >= (7, 0) else "has no tensor cores: memory is saved, not time"
+        )
         return torch.float16, f"float16 with loss scaling: the GPU (compute capability {major}.{minor}) {cores}"
     return torch.float16, f"float16 with loss scaling, the default for {device.type}"

@@ -1,7 +1,8 @@
-"""Float32 throughout: `fp32` and Apex's `O0` in true IEEE float32, `tf32` with TensorFloat-32 matrix products on Ampere and later.
+"""Float32 throughout: `fp32` and Apex's `O0` in true IEEE float32, `tf32` with TensorFloat-32 matrix products on
+Ampere and later.
 
-PyTorch lets cuDNN convolutions use TF32 unless told otherwise; `fp32` tells it, so that a comparison against it is one
-against float32.
+PyTorch lets cuDNN convolutions use TF32 unless told otherwise; `fp32` tells it, so that a comparison against it is
+one against float32.
 """
 
 from __future__ import annotations

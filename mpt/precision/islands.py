@@ -1,8 +1,8 @@
 """Regions of float32 inside a lower-precision run: modules by glob, and loss functions.
 
-An island's module keeps float32 parameters, gets its floating inputs cast up and runs with autocast and O1 switched off.
-The module's class is swapped for a subclass rather than its `forward` replaced on the instance: a deep copy (an EMA
-twin) then owns its island instead of calling into the original.
+An island's module keeps float32 parameters, gets its floating inputs cast up and runs with autocast and O1 switched
+off. The module's class is swapped for a subclass rather than its `forward` replaced on the instance: a deep copy (an
+EMA twin) then owns its island instead of calling into the original.
 """
 
 from __future__ import annotations

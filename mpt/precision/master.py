@@ -1,8 +1,9 @@
-"""Weights in half: Apex's `O2` (with float32 master weights and BatchNorm), `O3` and the plain `fp16-pure` and `bf16-pure`.
+"""Weights in half: Apex's `O2` (with float32 master weights and BatchNorm), `O3` and the plain `fp16-pure` and
+`bf16-pure`.
 
 Under O2 the optimizer updates float32 masters, to which half gradients are copied before unscaling and from which the
-half weights are refreshed after each step; affine BatchNorm stays float32 and the saved state is float32. Under the pure
-modes there are no masters: the saving is largest and small updates are lost to rounding.
+half weights are refreshed after each step; affine BatchNorm stays float32 and the saved state is float32. Under the
+pure modes there are no masters: the saving is largest and small updates are lost to rounding.
 
 Each trainable network casts its floating inputs down and its outputs back to float32, as Apex does. EMA copies stay
 float32: averages with a decay of .999 vanish in half.
@@ -70,7 +71,9 @@ class HalfWeights(Policy):
 
     def _cast(self, module: nn.Module) -> None:
         """Cast a module's own and its children's floating state to half, BatchNorm and islands aside."""
-        if isinstance(module, Float32Island) or (self.keeps_masters and isinstance(module, _BatchNorm) and module.affine):
+        if isinstance(module, Float32Island) or (
+            self.keeps_masters and isinstance(module, _BatchNorm) and module.affine
+        ):
             return
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.dtype == torch.float32:

@@ -1,9 +1,10 @@
 """Dynamic loss scaling for one phase.
 
-Same arithmetic as `torch.amp.GradScaler` (start at 2^16, halve on overflow, double after 2000 clean steps), which a test
-compares step by step, but with what that class lacks: a floor and a ceiling (without a floor 166 overflows in a row take
-the scale to 0 and the next finite step makes the parameters NaN, pytorch#99640), a static scale, float16 gradients, and
-a state that lives in Python, so that logging the scale costs no synchronisation and the step runs on fake tensors.
+Same arithmetic as `torch.amp.GradScaler` (start at 2^16, halve on overflow, double after 2000 clean steps), which a
+test compares step by step, but with what that class lacks: a floor and a ceiling (without a floor 166 overflows in a
+row take the scale to 0 and the next finite step makes the parameters NaN, pytorch#99640), a static scale, float16
+gradients, and a state that lives in Python, so that logging the scale costs no synchronisation and the step runs on
+fake tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ GROWTH, BACKOFF = 2.0, 0.5
 
 
 class LossScaler:
-    """The scale of one phase's losses. `dynamic=False` keeps it constant and never skips, as Apex's static scale does."""
+    """The scale of one phase's losses. `dynamic=False` keeps it constant and never skips, as Apex's static scale
+    does.
+    """
 
     def __init__(
         self,
@@ -31,7 +34,12 @@ class LossScaler:
         dynamic: bool = True,
     ) -> None:
         self.scale = min(max(scale, min_scale), max_scale) if dynamic else scale
-        self.growth_interval, self.min_scale, self.max_scale, self.dynamic = growth_interval, min_scale, max_scale, dynamic
+        self.growth_interval, self.min_scale, self.max_scale, self.dynamic = (
+            growth_interval,
+            min_scale,
+            max_scale,
+            dynamic,
+        )
         self.clean_steps = 0
         self.overflows_at_floor = 0
 

@@ -1,7 +1,7 @@
 """Image classification: one network, one phase, cross-entropy, accuracy.
 
-Images are standardised on the device with `task.mean` and `task.std` (by default .5 and .5, that is to [-1, 1]; ImageNet's own
-figures are given in `configs/resnet50_imagefolder.yaml`).
+Images are standardised on the device with `task.mean` and `task.std` (by default .5 and .5, that is to [-1, 1];
+ImageNet's own figures are given in `configs/resnet50_imagefolder.yaml`).
 """
 
 from __future__ import annotations

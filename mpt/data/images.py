@@ -1,0 +1,40 @@
+"""Image files out: grids of tiles as PNG."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from mpt.errors import InputOutputError
+
+SMALLEST_TILE = 64
+
+
+def grid_of(tiles_bchw: Tensor, columns: int | None = None, padding: int = 2) -> Image.Image:
+    """Return tiles in [0, 1] side by side; tiny ones are enlarged without smoothing so that a person can see them."""
+    tiles = tiles_bchw.detach().float().cpu().clamp(0, 1)
+    count, channels, height, width = tiles.shape
+    if channels == 1:
+        tiles = tiles.expand(-1, 3, -1, -1)
+    columns = columns or math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    zoom = max(1, SMALLEST_TILE // max(height, width)) if count <= 100 else 1
+    tiles = tiles.repeat_interleave(zoom, 2).repeat_interleave(zoom, 3)
+    cell_h, cell_w = height * zoom + padding, width * zoom + padding
+    canvas = tiles.new_ones(3, rows * cell_h + padding, columns * cell_w + padding)
+    for index, tile in enumerate(tiles):
+        top, left = (index // columns) * cell_h + padding, (index % columns) * cell_w + padding
+        canvas[:, top : top + height * zoom, left : left + width * zoom] = tile
+    return Image.fromarray((canvas * 255).round().byte().permute(1, 2, 0).numpy())
+
+
+def write_grid(tiles_bchw: Tensor, path: Path, columns: int | None = None) -> None:
+    """Write tiles as one PNG. Raises InputOutputError when the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        grid_of(tiles_bchw, columns).save(path)
+    except OSError as error:
+        raise InputOutputError(f"{path}: cannot write the picture: {error.strerror or error}") from error

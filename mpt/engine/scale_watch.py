@@ -1,0 +1,44 @@
+"""Warnings about a loss scale in trouble, as the practice has it: below 16, or falling again and again.
+
+A scale that stays under 16 means gradients that overflow at almost any magnification; one that keeps falling means that
+overflows come faster than the scale recovers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+LOW_SCALE = 16.0
+LOW_STEPS = 20
+FALLS, FALL_WINDOW = 6, 200
+
+ADVICE = "try a lower optimizer.lr, optimizer.clip_grad_norm, precision.keep_fp32 for the layer that overflows, or precision=bf16"
+
+
+class ScaleWatch:
+    """Watches one phase's scale; says each thing once until the scale has recovered."""
+
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
+        self.low_for = 0
+        self.falls: deque[int] = deque(maxlen=FALLS)
+        self.said_low = self.said_falling = False
+
+    def observe(self, step: int, scale: float, fell: bool) -> str | None:
+        """Return a warning to show at this step, or None."""
+        self.low_for = self.low_for + 1 if scale < LOW_SCALE else 0
+        if self.low_for == 0:
+            self.said_low = False
+        if self.low_for >= LOW_STEPS and not self.said_low:
+            self.said_low = True
+            return f"{self.phase}: the loss scale has stayed below {LOW_SCALE:g} for {LOW_STEPS} steps (now {scale:g}); {ADVICE}"
+        if fell:
+            self.falls.append(step)
+            recent = len(self.falls) == FALLS and step - self.falls[0] <= FALL_WINDOW
+            if recent and not self.said_falling:
+                self.said_falling = True
+                span = step - self.falls[0] + 1
+                return f"{self.phase}: the loss scale fell {FALLS} times within {span} steps (now {scale:g}); {ADVICE}"
+        elif self.falls and step - self.falls[-1] > FALL_WINDOW:
+            self.said_falling = False
+        return None

@@ -1,0 +1,109 @@
+"""What a training run says while it runs: a progress bar on a terminal, plain lines elsewhere, JSON lines for programs.
+
+All three show the same row: step, losses, images per second, memory, loss scales.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal, TextIO
+
+Style = Literal["auto", "plain", "json", "quiet"]
+
+
+def format_bytes(count: float) -> str:
+    """Return a byte count in binary units, as in "1.50 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    """Return one metrics row as a line of text."""
+    parts = [f"{name} {value:.4g}" for name, value in row.get("losses", {}).items() if isinstance(value, float)]
+    if "samples_per_second" in row:
+        parts.append(f"{row['samples_per_second']:.0f} samples/s")
+    peak = row.get("memory", {}).get("peak_bytes")
+    if peak:
+        parts.append(f"peak {format_bytes(peak)}")
+    scales = row.get("scale", {})
+    if scales:
+        parts.append("scale " + " ".join(f"{name} {value:g}" for name, value in scales.items()))
+    skipped = {name: count for name, count in row.get("skipped", {}).items() if count}
+    if skipped:
+        parts.append("skipped " + " ".join(f"{name} {count}" for name, count in skipped.items()))
+    return "  ".join(parts)
+
+
+class Console:
+    """Prints rows and messages in one of the styles. `auto` is a bar on a terminal and plain lines elsewhere."""
+
+    def __init__(self, style: Style, total_steps: int, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.style = style
+        self.total_steps = total_steps
+        self.progress: Any = None
+        self.bar: Any = None
+
+    def __enter__(self) -> Console:
+        if self.style == "auto" and self.stream.isatty():
+            from rich.console import Console as RichConsole
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.completed}/{task.total}"),
+                BarColumn(24),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.description}", markup=False),
+            )
+            self.progress = Progress(*columns, console=RichConsole(file=self.stream))
+            self.progress.start()
+            self.bar = self.progress.add_task("", total=self.total_steps)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Show one metrics row."""
+        if self.style == "json":
+            print(json.dumps(dict(row)), file=sys.stdout, flush=True)
+        elif self.style == "quiet":
+            return
+        elif row.get("kind") == "evaluate":
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in row["metrics"].items())
+            self.message(f"step {row['step']}/{self.total_steps}  evaluated: {figures}")
+        elif self.progress is not None:
+            self.progress.update(self.bar, completed=row["step"], description=describe_row(row))
+        else:
+            print(f"step {row['step']}/{self.total_steps}  {describe_row(row)}", file=self.stream, flush=True)
+
+    def advance(self, step: int) -> None:
+        """Move the bar without changing its text."""
+        if self.progress is not None:
+            self.progress.update(self.bar, completed=step)
+
+    def message(self, text: str) -> None:
+        """Say something once."""
+        if self.style in ("quiet", "json"):
+            return
+        if self.progress is not None:
+            self.progress.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def warning(self, text: str) -> None:
+        """Say something that the user should act on, in every style but JSON (where it is an event)."""
+        if self.style == "json":
+            return
+        text = f"warning: {text}"
+        if self.progress is not None:
+            self.progress.console.print(text, style="yellow", markup=False, highlight=False)
+        else:
+            print(text, file=self.stream, flush=True)
