@@ -137,8 +137,9 @@ def check_image(data: DataSpec, image_size: int, channels: int, model: str) -> N
     if tuple(found) != wanted:
         raise DataError(
             f"model {model}: it makes {wanted[1]}x{wanted[2]} images with {channels} channels, but the data "
-            f"set delivers {'x'.join(map(str, found))} (channels x height x width). Set model.image_size and model.channels to the "
-            "data set's, or leave dataset.image_size and dataset.channels out so that they follow the model."
+            f"set delivers {'x'.join(map(str, found))} (channels x height x width). Set model.image_size and "
+            "model.channels to the data set's, or leave dataset.image_size and dataset.channels "
+            "out so that they follow the model."
         )
 
 
@@ -147,6 +148,7 @@ def class_count(data: DataSpec, model: str) -> int:
     if "label" not in data.fields or len(data.classes) < 2:
         raise DataError(
             f"model {model}: it is class-conditional, and this data set has no labels (or only one class). Use a "
-            "data set with classes, such as digits or an image folder with one subfolder per class, or a model without labels."
+            "data set with classes, such as digits or an image folder with one subfolder per class, or a model "
+            "without labels."
         )
     return len(data.classes)
