@@ -1,7 +1,7 @@
 """YAML, patches and command-line overrides to a checked `Config`; every mistake is reported at once.
 
-Plugins are chosen by name first, then each section is checked against its plugin's settings with JSON's strictness: a list
-may become a tuple, but text never becomes a number, and true is no 1. After a mistake the checking goes on.
+Plugins are chosen by name first, then each section is checked against its plugin's settings with JSON's strictness: a
+list may become a tuple, but text never becomes a number, and true is no 1. After a mistake the checking goes on.
 
 Nothing here imports torch or a plugin's module; a model of another package is only named, and only if it was granted.
 """
@@ -58,12 +58,14 @@ def load_config(
     Raises `ConfigError` with one line per mistake.
     """
     tree, problems = read_layers(source, overrides, patches, registry)
-    if problems:  # a tree with holes would bring up mistakes that are none
+    if any(problem.fatal for problem in problems):  # an empty tree would bring up mistakes that are none
         raise _error(problems)
     checker = _Checker(tree, registry, allow)
     config = checker.config()
-    if config is None:
-        raise _error(checker.problems)
+    known = {problem.path for problem in problems}
+    problems += [problem for problem in checker.problems if problem.path not in known]
+    if problems or config is None:
+        raise _error(problems)
     return config
 
 
@@ -112,17 +114,14 @@ class _Checker:
         tricks = self.choose_tricks()
         self.remember(chosen, mode)
 
-        choices = {name: self.choice(name, plugin) for name, plugin in chosen.items() if plugin}
+        found = {name: self.choice(name, plugin) for name, plugin in chosen.items() if plugin}
+        choices = {name: choice for name, choice in found.items() if choice}
         precision = self.precision(mode, fixed) if mode else None
         memory = self.memory(tricks)
         train = self.train()
         general = self.general()
-        if self.problems:
+        if self.problems or not (precision and memory and train and general):
             return None
-        assert precision
-        assert memory
-        assert train
-        assert general
         return Config(**choices, precision=precision, memory=memory, train=train, seed=general.seed, name=general.name)
 
     def section(self, name: str) -> Node:
@@ -140,7 +139,7 @@ class _Checker:
 
     def remember(self, chosen: Mapping[str, Plugin | None], mode: Plugin | None) -> None:
         """Note where each key belongs, for hints."""
-        fields = {"train": Train, "memory": MemoryOptions}
+        fields: dict[str, type[Options]] = {"train": Train, "memory": MemoryOptions}
         fields |= {name: plugin.settings_class for name, plugin in chosen.items() if plugin}
         fields |= {"precision": mode.settings_class} if mode else {}
         for section, settings in fields.items():

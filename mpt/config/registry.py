@@ -2,8 +2,8 @@
 
 A plugin is a file in its room's folder that declares `class Settings`. The file is parsed, never imported: of its top
 level, only imports of a few light modules (`ALLOWED_IMPORTS`), classes that derive from `Options`, and assignments that
-use nothing but these are executed, so that `mpt validate` and `mpt list` answer without torch. `Plugin.load` imports the
-real module when it is to be run.
+use nothing but these are executed, so that `mpt validate` and `mpt list` answer without torch. `Plugin.load` imports
+the real module when it is to be run.
 
 `NAMES`, `TASK` and `CONFLICTS` are read as literals. See `mpt.config.options` for what they mean.
 """

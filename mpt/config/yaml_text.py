@@ -1,8 +1,8 @@
 """YAML text as plain values, each with the line and column where it stands.
 
 A settings file is data: text, numbers, booleans, lists and mappings. So everything in YAML that is more than data is
-refused by name: tags (`!!python/object`), anchors and aliases, merge keys, several documents in one file. Without aliases
-a file cannot grow when it is read, and with caps on its size and depth every text is answered at once.
+refused by name: tags (`!!python/object`), anchors and aliases, merge keys, several documents in one file. A file
+without aliases cannot grow when it is read, and with caps on its size and depth every text is answered at once.
 
 Scalars follow the core schema of YAML 1.2 (chapter 10.3), not PyYAML's 1.1: `1e-4` is a number, only `true` and `false`
 are booleans (`no`, `on` and `yes` stay text), `1:30` and `2024-01-01` stay text. Keys are always text.
@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn, Protocol
 
 import yaml
 
@@ -27,7 +28,6 @@ MAX_DEPTH = 40
 MAX_VALUES = 5000
 INTEGER_LIMIT = 2**63
 
-_Mark = yaml.Mark | yaml.CMark  # what the type stubs say; only the first occurs here
 Scalar = str | int | float | bool | None
 KeyPath = tuple[str | int, ...]
 
@@ -76,6 +76,8 @@ class Problem:
     place: Place
     path: KeyPath
     text: str
+    fatal: bool = False
+    """What was read is unusable, so that there is nothing more to check."""
 
     def __str__(self) -> str:
         keys = printable(".".join(str(part) for part in self.path))
@@ -117,7 +119,9 @@ def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[
     """
     if len(text) > MAX_BYTES:
         start = Place(source, 1, 1) if located else Place(source)
-        return Node({}, start), [Problem(start, (), f"longer than {MAX_BYTES // 1024} KiB, which is no settings file")]
+        return Node({}, start), [
+            Problem(start, (), f"longer than {MAX_BYTES // 1024} KiB, which is no settings file", True)
+        ]
     reader = _Reader(text, source, located)
     return reader.read(), reader.problems
 
@@ -133,6 +137,11 @@ def resolve_scalar(text: str) -> Scalar:
     if FLOAT.fullmatch(text):
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return text
+
+
+class _Mark(Protocol):
+    line: int
+    column: int
 
 
 class _Stop(Exception):
@@ -165,14 +174,14 @@ class _Reader:
             return root
         except yaml.MarkedYAMLError as error:
             reason = ", ".join(part for part in (error.context, error.problem) if part)
-            self.report(error.problem_mark or error.context_mark, f"not YAML: {printable(reason, 200)}")
+            self.report(error.problem_mark or error.context_mark, f"not YAML: {printable(reason, 200)}", fatal=True)
         except yaml.YAMLError as error:
-            self.report(None, f"not YAML: {printable(str(error), 200)}")
+            self.report(None, f"not YAML: {printable(str(error), 200)}", fatal=True)
         except (_Stop, RecursionError):
             if not self.problems:
-                self.report(None, "nested too deeply")
+                self.report(None, "nested too deeply", fatal=True)
         except (ValueError, OverflowError) as error:  # PyYAML lets chr() fail on escapes such as "\U00110000"
-            self.report(None, f"not YAML: {printable(str(error), 200)}")
+            self.report(None, f"not YAML: {printable(str(error), 200)}", fatal=True)
         return Node(None, start)
 
     def place(self, mark: _Mark | None) -> Place:
@@ -180,11 +189,11 @@ class _Reader:
             return Place(self.source)
         return Place(self.source, mark.line + 1, mark.column + 1) if mark else Place(self.source, 1, 1)
 
-    def report(self, mark: _Mark | None, text: str) -> None:
-        self.problems.append(Problem(self.place(mark), tuple(self.path), text))
+    def report(self, mark: _Mark | None, text: str, fatal: bool = False) -> None:
+        self.problems.append(Problem(self.place(mark), tuple(self.path), text, fatal))
 
-    def stop(self, mark: _Mark | None, text: str) -> None:
-        self.report(mark, text)
+    def stop(self, mark: _Mark | None, text: str) -> NoReturn:
+        self.report(mark, text, fatal=True)
         raise _Stop
 
     def node(self, event: yaml.Event, depth: int) -> Node:
@@ -204,9 +213,7 @@ class _Reader:
 
     def refuse_more_than_data(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.AliasEvent):
-            self.stop(
-                event.start_mark, f"the alias *{printable(str(event.anchor))} is not allowed; write the value out"
-            )
+            self.stop(event.start_mark, f"the alias *{printable(str(event.anchor))} is not allowed; repeat the value")
         if getattr(event, "anchor", None):
             anchor = printable(str(getattr(event, "anchor", "")))
             self.stop(event.start_mark, f"the anchor &{anchor} is not allowed; write the value where it is used")
@@ -220,7 +227,6 @@ class _Reader:
             self.refuse_more_than_data(event)
             if not isinstance(event, yaml.ScalarEvent):
                 self.stop(event.start_mark, "a list or mapping cannot be a key; keys are names")
-            assert isinstance(event, yaml.ScalarEvent)
             key, mark = event.value, event.start_mark
             if key == "<<" and event.implicit[0]:
                 self.stop(mark, "the merge key << is not allowed; write the keys out")
