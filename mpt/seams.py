@@ -97,6 +97,20 @@ class Dataset(Protocol):
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch: ...
 
 
+@dataclass
+class Inference:
+    """What a task's inference makes: pictures to write, rows of a table, or both."""
+
+    tiles: Tensor | None = None
+    """Images in [0, 1], NCHW."""
+    columns: int | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    outputs: Tensor | None = None
+    """Raw float32 outputs, by which two precisions are compared."""
+    figures: dict[str, Tensor] = field(default_factory=dict)
+    """Further pictures by file stem."""
+
+
 class Task(Protocol):
     """A kind of training. Built on one device; knows nothing of precision, memory tricks, files or the loop."""
 
@@ -120,6 +134,8 @@ class Task(Protocol):
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]: ...
 
     def preview(self, batch: Batch) -> Tensor | None: ...  # an image grid's tiles in [0, 1], NCHW, fixed over the run
+
+    def infer(self, batch: Batch | None, count: int, seed: int) -> Inference: ...  # for inputs, or `count` samples
 
     def state_dict(self) -> dict[str, Any]: ...  # what is not in modules: running averages, controllers
 

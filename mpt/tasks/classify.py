@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import DataError
-from mpt.seams import Batch, DataSpec, Loss, Phase, Precision
+from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.common import follow, make_twin
 
 
@@ -103,6 +103,18 @@ class Classify:
     def preview(self, batch: Batch) -> Tensor | None:
         """Return nothing: a classifier has no pictures of its own."""
         return None
+
+    def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
+        """Return the label and its probability for each image of the batch."""
+        if batch is None:
+            raise DataError("infer: a classifier needs images; give --input FILE or FOLDER")
+        logits = self.logits(batch["image"])
+        best = logits.softmax(1).max(1)
+        rows = [
+            {"label": self.classes[index], "probability": round(probability, 4)}
+            for index, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        return Inference(rows=rows, outputs=logits)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing beyond the modules."""

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from mpt.config.options import Options
 from mpt.metrics.feature_space import choose_feature_space
 from mpt.metrics.frechet import frechet_distance
-from mpt.seams import Batch, DataSpec, Loss, Phase, Precision
+from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.common import follow, make_twin, to_signed, to_unit
 
 
@@ -112,6 +112,12 @@ class Gan:
     def preview(self, batch: Batch) -> Tensor | None:
         """Return samples from fixed latents."""
         return self.generate(self.latents(self.settings.preview_count, 0, batch["image"].device))
+
+    def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
+        """Return `count` samples from latents that depend on the seed alone. A GAN has no use for inputs."""
+        device = next(self.gen.parameters()).device
+        tiles = self.generate(self.latents(count, seed, device))
+        return Inference(tiles=tiles, outputs=tiles)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing beyond the modules."""
