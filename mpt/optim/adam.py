@@ -1,0 +1,40 @@
+"""Adam: Kingma & Ba, "Adam: A Method for Stochastic Optimization", 2015.
+
+`weight_decay` is the L2 kind; for the decoupled kind use `adamw`. GANs want `betas: [0.5, 0.999]` (Radford et al., 2016)
+or `[0.0, 0.99]` (Karras et al., 2018).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch.optim import Optimizer
+
+from mpt.config.options import OptimizerOptions
+from mpt.optim.groups import Parameters
+
+
+class Settings(OptimizerOptions):
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    amsgrad: bool = False
+    foreach: bool | None = None
+    """One kernel over many tensors: faster, with a copy of the parameters' size at its peak. null lets torch choose."""
+    fused: bool | None = None
+
+
+def build(settings: Settings, parameters: Parameters) -> Optimizer:
+    """Return the optimizer over `parameters`, a list of parameters or of parameter groups."""
+    return torch.optim.Adam(
+        parameters,
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        amsgrad=settings.amsgrad,
+        foreach=settings.foreach,
+        fused=settings.fused,
+    )

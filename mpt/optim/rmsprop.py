@@ -1,0 +1,33 @@
+"""RMSprop: gradients divided by a running root mean square (Hinton, lecture notes, 2012). The original WGAN uses it."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch.optim import Optimizer
+
+from mpt.config.options import OptimizerOptions
+from mpt.optim.groups import Parameters
+
+
+class Settings(OptimizerOptions):
+    alpha: float = Field(0.99, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    centered: bool = False
+    foreach: bool | None = None
+
+
+def build(settings: Settings, parameters: Parameters) -> Optimizer:
+    """Return the optimizer over `parameters`, a list of parameters or of parameter groups."""
+    return torch.optim.RMSprop(
+        parameters,
+        lr=settings.lr,
+        alpha=settings.alpha,
+        eps=settings.eps,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        centered=settings.centered,
+        foreach=settings.foreach,
+    )

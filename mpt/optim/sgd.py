@@ -1,0 +1,40 @@
+"""Stochastic gradient descent, with momentum unless it is set to 0."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field, model_validator
+from torch.optim import Optimizer
+
+from mpt.config.options import OptimizerOptions
+from mpt.optim.groups import Parameters
+
+
+class Settings(OptimizerOptions):
+    lr: float = Field(0.1, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    dampening: float = Field(0.0, ge=0, le=1)
+    weight_decay: float = Field(0.0, ge=0)
+    nesterov: bool = False
+    foreach: bool | None = None
+    fused: bool | None = None
+
+    @model_validator(mode="after")
+    def check_nesterov(self) -> Settings:
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise ValueError("nesterov needs momentum above 0 and dampening 0")
+        return self
+
+
+def build(settings: Settings, parameters: Parameters) -> Optimizer:
+    """Return the optimizer over `parameters`, a list of parameters or of parameter groups."""
+    return torch.optim.SGD(
+        parameters,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        dampening=settings.dampening,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
+        foreach=settings.foreach,
+        fused=settings.fused,
+    )

@@ -1,0 +1,103 @@
+"""Let torchvision be imported where its compiled half does not fit the installed torch.
+
+`import torchvision` ends in "operator torchvision::nms does not exist" when its binary cannot be loaded: a CPU-only
+torch beside the registry's wheel (built for CUDA), or two wheels of different releases. The Python half only needs the
+two operators that it attaches fake kernels to, `nms` and `qnms`, to be declared. So this module tries the binary as
+torchvision would, and where that fails declares both, with a kernel of our own for `nms`. Models, transforms, data sets
+and box functions then work. Where the binary loads, nothing is declared.
+
+What stays impossible without the binary: `torchvision.ops.nms` (it refuses by itself; call `mpt.vision_ops.nms`),
+`roi_align`, `deform_conv2d`, the image decoders of `torchvision.io`, and quantised boxes (`qnms` has no kernel).
+
+Every import of torchvision in this package goes through `import_torchvision()` or stands below
+`from mpt import vision_ops  # noqa: F401`. Importing this module does not import torchvision.
+
+Source: greedy non-maximum suppression as documented for `torchvision.ops.nms` (suppress where IoU > threshold).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_libraries: list[Any] = []  # a Library's registrations vanish with the object
+
+
+def binary_loads() -> bool:
+    """Load torchvision's compiled operators as torchvision itself would, and say whether that worked."""
+    package = importlib.util.find_spec("torchvision")
+    if package is None or package.origin is None:
+        return False
+    directory = str(Path(package.origin).parent)
+    binary = importlib.machinery.PathFinder.find_spec("_C", [directory])
+    if binary is None or binary.origin is None:
+        return False
+    if sys.platform == "win32":
+        os.add_dll_directory(directory)
+    operators: Any = torch.ops
+    try:
+        operators.load_library(binary.origin)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """Return the indices of the boxes that greedy suppression keeps, best score first.
+
+    `boxes` is (n, 4) as x1, y1, x2, y2; `scores` is (n,); the result is int64. A box goes when its intersection over
+    union with a better kept one exceeds `iou_threshold`; equal scores are taken in the order given.
+    """
+    if boxes.dim() != 2 or boxes.size(1) != 4 or scores.shape != boxes.shape[:1]:
+        raise ValueError(f"nms wants boxes (n, 4) and scores (n,), got {tuple(boxes.shape)} and {tuple(scores.shape)}")
+    if boxes.dtype in (torch.float16, torch.bfloat16):
+        boxes = boxes.float()  # areas of a 1000-pixel box overflow float16
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    order = scores.argsort(descending=True, stable=True)
+    kept = []
+    while order.numel():
+        best, order = order[0], order[1:]
+        kept.append(best)
+        others = boxes[order]
+        corner_low = torch.maximum(boxes[best, :2], others[:, :2])
+        corner_high = torch.minimum(boxes[best, 2:], others[:, 2:])
+        intersection = (corner_high - corner_low).clamp_min(0).prod(dim=1)
+        iou = intersection / (areas[best] + areas[order] - intersection)
+        order = order[~(iou > iou_threshold)]  # two empty boxes give NaN, which suppresses nothing
+    return torch.stack(kept) if kept else torch.empty(0, dtype=torch.int64, device=boxes.device)
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """Call torchvision's operator `nms`: the compiled one where it loads, `suppress` where it does not."""
+    kept: Tensor = torch.ops.torchvision.nms(boxes, scores, iou_threshold)
+    return kept
+
+
+def declare() -> None:
+    """Declare the operators that `import torchvision` needs, unless the binary or someone else has done so."""
+    if hasattr(torch.ops.torchvision, "nms") or binary_loads():
+        return
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for key in ("CPU", "CUDA"):
+        library.impl("nms", suppress, key)
+
+
+def import_torchvision(submodule: str = "") -> ModuleType:
+    """Import and return torchvision, or a submodule such as "transforms.v2", after declaring what it needs."""
+    declare()
+    return importlib.import_module(f"torchvision.{submodule}" if submodule else "torchvision")
+
+
+declare()

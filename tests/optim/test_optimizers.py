@@ -1,0 +1,71 @@
+import importlib
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+PLUGINS = {"adam": "Adam", "adamw": "AdamW", "adamax": "Adamax", "sgd": "SGD", "rmsprop": "RMSprop"}
+
+
+@pytest.fixture(params=sorted(PLUGINS))
+def plugin(request):
+    return importlib.import_module(f"mpt.optim.{request.param}")
+
+
+def test_defaults_build_the_torch_optimizer_of_that_name_and_lower_a_loss(plugin):
+    weight = torch.nn.Parameter(torch.full((4,), 3.0))
+    optimizer = plugin.build(plugin.Settings(lr=0.01), [weight])
+    assert type(optimizer).__name__ == PLUGINS[plugin.__name__.rpartition(".")[2]]
+    for _ in range(5):
+        optimizer.zero_grad()
+        weight.square().sum().backward()
+        optimizer.step()
+    assert weight.square().sum().item() < 36.0
+
+
+def test_every_setting_reaches_the_optimizer(plugin):
+    given = {"lr": 0.25, "weight_decay": 0.125, "eps": 1e-5, "betas": (0.5, 0.75), "alpha": 0.5, "momentum": 0.25}
+    given |= {"nesterov": True, "centered": True, "amsgrad": True, "foreach": False}
+    given = {key: value for key, value in given.items() if key in plugin.Settings.model_fields}
+    optimizer = plugin.build(plugin.Settings(**given), [torch.nn.Parameter(torch.zeros(2))])
+    assert {key: optimizer.param_groups[0][key] for key in given} == given
+
+
+def test_groups_keep_their_own_learning_rate(plugin):
+    groups = [
+        {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.5},
+        {"params": [torch.nn.Parameter(torch.ones(1))]},
+    ]
+    optimizer = plugin.build(plugin.Settings(lr=0.25), groups)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lr": -1.0},
+        {"lr": 0.0},
+        {"lr": float("nan")},
+        {"weight_decay": -1.0},
+        {"wieght_decay": 0.1},
+        {"warmup_steps": -1},
+    ],
+)
+def test_values_out_of_range_and_unknown_keys_are_refused(plugin, wrong):
+    with pytest.raises(ValidationError):
+        plugin.Settings(**wrong)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 1.0), (-0.1, 0.9), (0.9,)])
+def test_betas_outside_their_range_are_refused(betas):
+    from mpt.optim import adam
+
+    with pytest.raises(ValidationError):
+        adam.Settings(betas=betas)
+
+
+def test_nesterov_without_momentum_is_refused():
+    from mpt.optim import sgd
+
+    with pytest.raises(ValidationError, match="nesterov needs momentum"):
+        sgd.Settings(nesterov=True, momentum=0.0)
