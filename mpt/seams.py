@@ -1,8 +1,8 @@
 """The types at the seams: what a task, a precision mode, a memory trick and a data set are to each other.
 
-One function performs a training step (`mpt.engine.step`). `mpt train` runs it on real tensors, `mpt plan` runs it on fake
-ones and watches the allocations. So nothing behind these seams may look at a tensor's values on the way to or inside a
-step (no `.item()`, no `if tensor:`), and the device is always an argument, never a global.
+One function performs a training step (`mpt.engine.step`). `mpt train` runs it on real tensors, `mpt plan` runs it on
+fake ones and watches the allocations. So nothing behind these seams may look at a tensor's values on the way to or
+inside a step (no `.item()`, no `if tensor:`), and the device is always an argument, never a global.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Loss(NamedTuple):
 class Phase:
     """One optimizer update within a step: what is trained here, everything else being frozen meanwhile.
 
-    `name` keys the loss scaler, metrics ("disc/real") and checkpoint entries. `losses(batch)` yields losses one by one;
-    each is back-propagated before the next is computed, and a yielded loss's graph is never used again.
-    `every` runs the phase only on steps divisible by it (lazy regularisation, critics). `scaled=False` exempts the phase from
+    `name` keys the loss scaler, metrics ("disc/real") and checkpoint entries. `losses(batch)` yields losses one by
+    one; each is back-propagated before the next is computed, and a yielded loss's graph is never used again. `every`
+    runs the phase only on steps divisible by it (lazy regularisation, critics). `scaled=False` exempts the phase from
     loss scaling (second-order penalties diverge under it).
     """
 
@@ -87,7 +87,9 @@ class DataSpec:
 
 
 class Dataset(Protocol):
-    """Random access to samples. `fetch` depends on (seed, epoch, index) alone, so the number of workers changes nothing."""
+    """Random access to samples. `fetch` depends on (seed, epoch, index) alone, so the number of workers changes
+    nothing.
+    """
 
     @property
     def spec(self) -> DataSpec: ...

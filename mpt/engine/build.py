@@ -132,7 +132,7 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
 
 
 def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
-    """Move a module to its device. Fake modules get empty tensors of the same strides, shared weights staying shared."""
+    """Move a module to its device. Fake modules get empty tensors of the same strides; shared weights stay shared."""
     if not fake:
         return module.to(device)
     placed: dict[Tensor, Tensor] = {}

@@ -12,7 +12,10 @@ LOW_SCALE = 16.0
 LOW_STEPS = 20
 FALLS, FALL_WINDOW = 6, 200
 
-ADVICE = "try a lower optimizer.lr, optimizer.clip_grad_norm, precision.keep_fp32 for the layer that overflows, or precision=bf16"
+ADVICE = (
+    "try a lower optimizer.lr, optimizer.clip_grad_norm, precision.keep_fp32 for the layer that overflows, "
+    "or precision=bf16"
+)
 
 
 class ScaleWatch:
@@ -31,7 +34,8 @@ class ScaleWatch:
             self.said_low = False
         if self.low_for >= LOW_STEPS and not self.said_low:
             self.said_low = True
-            return f"{self.phase}: the loss scale has stayed below {LOW_SCALE:g} for {LOW_STEPS} steps (now {scale:g}); {ADVICE}"
+            low = f"below {LOW_SCALE:g} for {LOW_STEPS} steps (now {scale:g})"
+            return f"{self.phase}: the loss scale has stayed {low}; {ADVICE}"
         if fell:
             self.falls.append(step)
             recent = len(self.falls) == FALLS and step - self.falls[0] <= FALL_WINDOW

@@ -35,6 +35,19 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
 
     Raises CheckpointError listing what is missing, unexpected or of another shape.
     """
+    restore_modules(run, state)
+    run.task.load_state_dict(state["task"])
+    for name, optimizer in run.optimizers.items():
+        try:
+            optimizer.load_state_dict(state["optimizers"][name])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
+    run.precision.load_state_dict(state["precision"])
+    restore_random(state["random"], run.device)
+
+
+def restore_modules(run: Run, state: Mapping[str, Any]) -> None:
+    """Put a captured state's weights into a built run, after checking every name and shape."""
     missing = set(run.task.modules) - set(state["modules"])
     if missing:
         raise CheckpointError(
@@ -45,14 +58,6 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
         compare_keys(own, {f"{name}.{key}": value for key, value in state["modules"][name].items()})
     for name, module in run.task.modules.items():
         run.precision.load_module_state(module, state["modules"][name])
-    run.task.load_state_dict(state["task"])
-    for name, optimizer in run.optimizers.items():
-        try:
-            optimizer.load_state_dict(state["optimizers"][name])
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
-    run.precision.load_state_dict(state["precision"])
-    restore_random(state["random"], run.device)
 
 
 def capture_random(device: torch.device) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+"""`mpt train --smoke N`: N steps of everything a run does, in a throw-away folder: train, save, stop, resume,
+evaluate, infer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+from mpt.commands.arguments import InferArguments, TrainArguments
+from mpt.commands.train import train, with_steps
+from mpt.config.schema import Config
+
+
+def smoke(config: Config, arguments: TrainArguments) -> None:
+    """Run N steps in two halves with a resume between them, then inference. Raises what a real run would raise."""
+    from mpt.commands import infer
+
+    steps = arguments.smoke
+    assert steps is not None
+    short = with_steps(
+        config, steps=steps, epochs=None, log_every=1, evaluate_every=0, sample_every=0, checkpoint_every=0
+    )
+    with tempfile.TemporaryDirectory(prefix="mpt-smoke-") as folder:
+        once = dataclasses.replace(arguments, runs=folder, smoke=None, resume=None)
+        if steps > 1:
+            train(short, once, stop_after=steps // 2)
+            once = dataclasses.replace(once, resume="auto")
+        path = train(short, once)
+        assert path is not None
+        infer.run(InferArguments(run=str(path), output=str(Path(folder) / "out"), runs=folder, device=arguments.device))
+    if not arguments.quiet:
+        print(f"smoke: {steps} steps trained, saved, resumed, evaluated and inferred")

@@ -1,0 +1,202 @@
+"""`mpt train`: from a configuration to a finished run directory.
+
+Everything a user can get wrong is met before the first step: the configuration, the device, the data, the checkpoint to go
+on from. After that the loop saves before it stops, whatever stops it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpt.commands.arguments import TrainArguments
+from mpt.config.load import load_config
+from mpt.config.schema import Config
+from mpt.errors import CheckpointError, MptError
+
+if TYPE_CHECKING:
+    from mpt.engine.loop import Training
+    from mpt.run.console import Console
+    from mpt.run.layout import RunDirectory
+
+
+def run(arguments: TrainArguments) -> None:
+    """Train as the arguments say. Raises MptError for everything that is the user's to mend."""
+    config = read_config(arguments)
+    if arguments.print_config:
+        sys.stdout.write(config.to_yaml())
+        return
+    if arguments.smoke:
+        from mpt.commands.smoke import smoke
+
+        smoke(config, arguments)
+        return
+    train(config, arguments)
+
+
+def read_config(arguments: TrainArguments) -> Config:
+    """Read the file, its overrides and the options that stand for overrides."""
+    overrides = list(arguments.overrides)
+    for key, value in (
+        ("name", arguments.name),
+        ("seed", arguments.seed),
+        ("train.device", arguments.device),
+    ):
+        if value is not None:
+            overrides.append(f"{key}={value}")
+    return load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
+
+
+def train(config: Config, arguments: TrainArguments, stop_after: int | None = None) -> Path | None:
+    """Build, restore where asked, train, report. Return the run's folder, or None after a dry run."""
+    prepare_torch(config)
+    import torch
+
+    from mpt.data.loader import Loader
+    from mpt.engine.build import build_datasets, build_run, choose_device
+    from mpt.engine.loop import Training
+    from mpt.run.console import Console
+    from mpt.run.recorder import Recorder
+    from mpt.run.signals import StopRequest
+
+    device = choose_device(config.train.device)
+    train_data, test_data = build_datasets(config)
+    loader = Loader(
+        train_data,
+        config.train.batch_size,
+        config.seed,
+        workers=config.dataset.settings.workers,
+        pin_memory=device.type == "cuda",
+    )
+    total_steps = config.train.steps or max(1, round((config.train.epochs or 0) * loader.steps_per_epoch))
+    with Console(style(arguments), total_steps) as console:
+        built = build_run(config, device, train_data.spec)
+        describe(console, config, built.precision.reason, len(train_data), total_steps, device.type)
+        if arguments.dry_run:
+            console.message("dry run: everything builds; nothing was written")
+            return None
+        directory, resumes = open_directory(config, arguments, console)
+        with directory:
+            recorder = Recorder(directory)
+            training = Training(built, directory, recorder, console, loader, test_data, total_steps)
+            if resumes:
+                resume(training, console, arguments)
+            else:
+                directory.config_path.write_text(config.to_yaml(), "utf-8")
+            write_environment(directory, resumes)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            with StopRequest() as stop:
+                training.go(stop, stop_after)
+            recorder.close()
+            finish(directory, console, training)
+    return Path(directory.path)
+
+
+def prepare_torch(config: Config) -> None:
+    """Set what must be set before torch allocates: deterministic kernels, threads, the allocator."""
+    if config.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if "expandable_segments" in config.memory.tricks:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    import torch
+
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    torch.backends.cudnn.benchmark = not config.train.deterministic
+    torch.backends.cudnn.deterministic = config.train.deterministic
+
+
+def style(arguments: TrainArguments) -> str:
+    """Return how the console should speak."""
+    return "json" if arguments.json else "quiet" if arguments.quiet else "auto"
+
+
+def describe(console: Console, config: Config, reason: str, samples: int, steps: int, device: str) -> None:
+    """Say what is about to be trained, and why in this precision."""
+    console.message(
+        f"{config.model.name} on {config.dataset.name} ({samples} samples), {steps} steps of {config.train.batch_size}, "
+        f"{device}"
+    )
+    console.message(f"precision {config.precision.mode}: {reason}")
+
+
+def open_directory(config: Config, arguments: TrainArguments, console: Console) -> tuple[RunDirectory, bool]:
+    """Return the run's directory, and whether it is to be resumed."""
+    from mpt.run.layout import create_run, find_run, newest_run
+
+    runs = Path(arguments.runs)
+    if arguments.resume == "auto":
+        directory = newest_run(runs, config.run_name)
+        if directory is not None:
+            return directory, True
+        console.message(f"nothing to resume: there is no run named {config.run_name} in {runs}; starting one")
+    elif arguments.resume is not None:
+        return find_run(arguments.resume, runs), True
+    directory = create_run(runs, config.run_name)
+    console.message(f"run directory {directory.path}")
+    return directory, False
+
+
+def resume(training: Training, console: Console, arguments: TrainArguments) -> None:
+    """Load the newest whole checkpoint and drop what the record holds beyond it."""
+    from mpt.engine.loop import conditions
+    from mpt.run import checkpoint
+
+    wanted = arguments.resume
+    path = Path(wanted) if wanted not in (None, "auto") else None
+    is_checkpoint = path is not None and (path / "manifest.json").is_file()
+    loaded = checkpoint.load(
+        path if is_checkpoint and path is not None else training.directory, map_location=training.run.device
+    )
+    for note in loaded.notes:
+        training.console.warning(note)
+    before, now = loaded.manifest.get("conditions", {}), conditions(training.run)
+    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
+    if changed and arguments.exact:
+        raise CheckpointError(f"--exact: not bit-exact, since these changed: {', '.join(changed)}")
+    training.load(loaded)
+    training.recorder.truncate_after(training.step)
+    training.event("resume", f"resumed at step {training.step} from {loaded.path.name}", notes=list(loaded.notes))
+    console.message(f"resumed {training.directory.path} at step {training.step} of {training.total_steps}")
+    if changed:
+        training.warn(f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint")
+    if training.step >= training.total_steps:
+        console.message("the run was complete already; raise train.steps to train longer")
+
+
+def write_environment(directory: RunDirectory, resumes: bool) -> None:
+    """Write env.json at the start; a resume appends its own environment beside the first."""
+    from mpt.run.environment import describe_environment
+
+    path = directory.env_path
+    current = describe_environment()
+    if resumes and path.is_file():
+        try:
+            first = json.loads(path.read_text("utf-8"))
+        except ValueError:
+            first = {}
+        first.setdefault("resumes", []).append(current)
+        current = first
+    path.write_text(json.dumps(current, indent=1) + "\n", "utf-8")
+
+
+def finish(directory: RunDirectory, console: Console, training: Training) -> None:
+    """Write the report; a report that fails is a warning, never a lost run."""
+    from mpt.report.page import write_report
+
+    try:
+        write_report(Path(directory.path))
+    except (MptError, OSError, ValueError) as error:
+        console.warning(f"the report could not be written: {error}")
+    figures = "  ".join(f"{name} {value:.4g}" for name, value in training.last_metrics.items())
+    console.message(f"done: {figures}  ({training.seconds:.0f} s)  report {directory.path / 'report.html'}")
+
+
+def with_steps(config: Config, **changes: object) -> Config:
+    """Return the configuration with other `train` settings."""
+    return dataclasses.replace(config, train=config.train.model_copy(update=changes))

@@ -1,0 +1,50 @@
+"""A finished run, built again for inference: its own configuration, weights from a checkpoint, no optimizer steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpt.config.load import load_config
+from mpt.config.schema import Config
+from mpt.engine.build import Run, build_datasets, build_run, choose_device
+from mpt.engine.state import restore_modules
+from mpt.errors import CheckpointError
+from mpt.run import checkpoint
+from mpt.run.layout import RunDirectory, find_run
+from mpt.seams import Dataset
+
+
+@dataclass
+class Trained:
+    """What inference needs of a run."""
+
+    directory: RunDirectory
+    config: Config
+    run: Run
+    train_data: Dataset
+    test_data: Dataset
+    loaded: checkpoint.LoadedCheckpoint
+
+
+def open_trained(
+    wanted: str | None,
+    runs: Path,
+    device_name: str = "auto",
+    overrides: tuple[str, ...] = (),
+    allow: tuple[str, ...] = (),
+) -> Trained:
+    """Build the named run (a run's name or folder, or a checkpoint's folder; by default the newest run) with its weights.
+
+    Raises CheckpointError when there is none or its checkpoints are refused.
+    """
+    directory = find_run(wanted, runs)
+    if not directory.config_path.is_file():
+        raise CheckpointError(f"{directory.path}: no config.yaml in it; it is not a run's folder")
+    config = load_config(directory.config_path, overrides, allow=allow)
+    train_data, test_data = build_datasets(config)
+    run = build_run(config, choose_device(device_name), train_data.spec)
+    chosen = Path(wanted) if wanted and (Path(wanted) / "manifest.json").is_file() else directory
+    loaded = checkpoint.load(chosen, map_location=run.device)
+    restore_modules(run, loaded.state)
+    return Trained(directory, config, run, train_data, test_data, loaded)
