@@ -24,7 +24,7 @@ from PIL import Image
 from mpt.errors import InputOutputError
 from mpt.report.plots import draw_run, memory_parts, skipped_steps
 from mpt.report.read_run import RunRecord, curves, number, read_run
-from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds
+from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
 
 MOST_SAMPLES = 8
 MOST_EVENTS = 200
@@ -60,7 +60,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        bytes=show_bytes, seconds=show_seconds, count=show_count, figure=show_figure, ratio=show_ratio, cell=escape_cell
+        bytes=show_bytes,
+        seconds=show_seconds,
+        count=show_count,
+        figure=show_figure,
+        ratio=show_ratio,
+        spread=show_spread,
+        cell=escape_cell,
     )
     return made
 

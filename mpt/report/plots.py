@@ -224,14 +224,18 @@ def draw_memory(memory: Mapping[str, Any]) -> str:
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.grid(axis="y", visible=False)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_bytes(value)))
-        # Round marks in a binary unit are no round numbers of bytes.
-        unit = 1024.0 ** max(0, int(math.log(max(left, 1), 1024)))
-        axes.set_xticks([mark * unit for mark in MaxNLocator(5).tick_values(0, left / unit)])
+        mark_bytes(axes, left)
         axes.set_xlim(0, left)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.02), ncols=3, borderaxespad=0)
 
     return draw_svg(build, "Peak memory in parts", height=1.8)
+
+
+def mark_bytes(axes: Axes, most: float) -> None:
+    """Mark an axis of bytes at round numbers of a binary unit, which are no round numbers of bytes."""
+    unit = 1024.0 ** max(0, int(math.log(max(most, 1), 1024)))
+    axes.set_xticks([mark * unit for mark in MaxNLocator(5).tick_values(0, most / unit)])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_bytes(value)))
 
 
 def memory_parts(memory: Mapping[str, Any]) -> dict[str, float]:

@@ -168,7 +168,7 @@ def conclude(
         outcome = "undecided"
         wanted = seeds_to_decide(first, second, margin, difference)
         advice = (
-            f" About {wanted} seeds would decide it (power {POWER:.0%}, if mean and spread stay as they are)."
+            f" About {wanted} seeds would decide it (power {POWER * 100:.0f} %, if mean and spread stay as they are)."
             if wanted
             else " The difference is as large as the margin itself: no number of seeds decides it; change the margin."
         )

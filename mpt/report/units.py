@@ -47,4 +47,17 @@ def show_figure(value: float) -> str:
 
 def show_ratio(value: float) -> str:
     """Write a ratio to the baseline."""
-    return f"{value:.3g}\N{MULTIPLICATION SIGN}" if math.isfinite(value) else "–"
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:.3f}\N{MULTIPLICATION SIGN}" if abs(value) < 10 else f"{value:.3g}\N{MULTIPLICATION SIGN}"
+
+
+def show_spread(mean: float, deviation: float) -> str:
+    """Write a mean and its standard deviation to the same decimal place."""
+    shown = show_figure(mean)
+    if not math.isfinite(deviation):
+        return shown
+    if "e" in shown or not math.isfinite(mean):
+        return f"{shown} ± {show_figure(deviation)}"
+    decimals = len(shown.partition(".")[2])
+    return f"{mean:.{max(decimals, 2)}f} ± {deviation:.{max(decimals, 2)}f}"

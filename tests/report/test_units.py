@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds
+from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,7 @@ def test_figures_counts_and_ratios_are_short():
     assert show_figure(12345.6) == "12346"
     assert (show_figure(math.nan), show_figure(math.inf)) == ("–", "∞")
     assert show_count(1234567).split() == ["1", "234", "567"]
-    assert show_ratio(0.5) == "0.5×"
+    assert show_ratio(0.5) == "0.500×"
+    assert show_ratio(123.4) == "123×"
+    assert show_spread(0.95154, 0.00071) == "0.9515 ± 0.0007"
+    assert show_spread(0.5, math.nan) == "0.5"

@@ -1,0 +1,253 @@
+"""Several modes side by side: what each cost, as ratios to the baseline, and whether its metric is as good.
+
+A group is one mode's runs by seed. Ratios of time and memory are taken per seed and their median is shown: the runs
+of one seed were trained next to each other, so a drift of the machine falls out. The baseline is fp32 where it takes
+part, else the first group named. Runs are comparable when they train the same model on the same data towards the same
+metric; whatever else their configs disagree on is allowed, because that may be what is being compared, but said.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpt.errors import ConfigError
+from mpt.report.read_run import RunRecord, curves, section
+from mpt.report.statistics import Margin, Spread, Verdict, judge, spread
+
+EXPECTED_DIFFERENCES = ("name", "seed", "precision")
+"""Config sections in which the runs of a comparison differ on purpose."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One mode: its runs by seed. `failed` holds what befell the seeds whose run diverged."""
+
+    label: str
+    runs: Mapping[int, RunRecord]
+    failed: Mapping[int, str]
+
+    @property
+    def finals(self) -> dict[int, float]:
+        """Seed -> last metric; NaN where the run diverged."""
+        return {seed: math.nan if seed in self.failed else record.final for seed, record in self.runs.items()}
+
+    @property
+    def any_run(self) -> RunRecord:
+        """A run to ask for what all runs of the group share: a finished one if there is one."""
+        return max(self.runs.values(), key=lambda record: record.is_finished)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mode's figures and their ratios to the baseline's (NaN where either was not measured)."""
+
+    group: Group
+    peak_bytes: float
+    peak_ratio: float
+    step_seconds: float
+    step_ratio: float
+    samples_per_second: float
+    throughput_ratio: float
+    skipped: int
+    final: Spread
+    final_ratio: float
+    best: Spread
+    best_ratio: float
+    scales: Mapping[str, tuple[float, float, float]]
+    """Phase -> the loss scale at first, at its lowest and at last, of the first seed."""
+    verdict: Verdict | None
+    """None for the baseline."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that the outputs say."""
+
+    rows: Sequence[Row]
+    margin: Margin
+    metric: str
+    higher_is_better: bool
+    seeds: Sequence[int]
+    notes: Sequence[str]
+
+    @property
+    def baseline(self) -> Row:
+        """The row to which the others are held."""
+        return self.rows[0]
+
+    @property
+    def passes(self) -> bool:
+        """Is every mode within the margin?"""
+        return all(row.verdict is None or row.verdict.outcome == "within" for row in self.rows)
+
+
+def compare_groups(groups: Sequence[Group], margin: Margin) -> Comparison:
+    """Hold every group to the baseline. Raises ConfigError when the runs cannot be compared."""
+    if len(groups) < 2:
+        raise ConfigError("A comparison needs two modes or two runs at least; name another one.")
+    check_comparable(groups)
+    ordered = sorted(groups, key=lambda group: group.label != "fp32")  # stable: the others stay as they were named
+    baseline = ordered[0]
+    example = baseline.any_run
+    return Comparison(
+        rows=[describe(group, baseline, margin, example) for group in ordered],
+        margin=margin,
+        metric=example.metric,
+        higher_is_better=example.higher_is_better,
+        seeds=sorted({seed for group in ordered for seed in group.runs}),
+        notes=find_notes(ordered),
+    )
+
+
+def check_comparable(groups: Sequence[Group]) -> None:
+    """Refuse runs of different models, data or metrics."""
+    facts: Sequence[tuple[str, Callable[[RunRecord], str]]] = (
+        ("model", lambda record: record.model),
+        ("data set", lambda record: record.dataset),
+        ("metric", lambda record: record.metric if record.evaluations or record.is_finished else ""),
+    )
+    for name, read in facts:
+        holders: dict[str, str] = {}
+        for group in groups:
+            for record in group.runs.values():
+                if read(record):
+                    holders.setdefault(read(record), str(record.path))
+        if len(holders) > 1:
+            found = "; ".join(f"{value!r} in {path}" for value, path in holders.items())
+            raise ConfigError(
+                f"These runs cannot be compared: their {name} differs ({found}). Name runs of one {name}."
+            )
+
+
+def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord) -> Row:
+    """Return a group's figures beside the baseline's."""
+
+    def typical(read: Callable[[RunRecord], float]) -> tuple[float, float]:
+        values = [read(record) for record in group.runs.values()]
+        common = group.runs.keys() & baseline.runs.keys()
+        ratios = [divide(read(group.runs[seed]), read(baseline.runs[seed])) for seed in common]
+        return median(values), median(ratios) if ratios else divide(
+            median(values), median([read(record) for record in baseline.runs.values()])
+        )
+
+    same_measure = group.any_run.memory.get("kind") == baseline.any_run.memory.get("kind")
+    peak, peak_ratio = typical(lambda record: record.peak_bytes)
+    step, step_ratio = typical(lambda record: record.step_seconds)
+    throughput, throughput_ratio = typical(lambda record: record.samples_per_second)
+    final, best = spread(list(group.finals.values())), spread([record.best for record in group.runs.values()])
+    base_final = spread(list(baseline.finals.values()))
+    base_best = spread([record.best for record in baseline.runs.values()])
+    verdict = None
+    if group is not baseline:
+        verdict = judge(baseline.finals, group.finals, margin, higher_is_better=example.higher_is_better)
+    return Row(
+        group=group,
+        peak_bytes=peak,
+        peak_ratio=peak_ratio if same_measure else math.nan,
+        step_seconds=step,
+        step_ratio=step_ratio,
+        samples_per_second=throughput,
+        throughput_ratio=throughput_ratio,
+        skipped=sum(sum(record.skipped.values()) for record in group.runs.values()),
+        final=final,
+        final_ratio=divide(final.mean, base_final.mean),
+        best=best,
+        best_ratio=divide(best.mean, base_best.mean),
+        scales=scale_history(next(iter(group.runs.values()))),
+        verdict=verdict,
+    )
+
+
+def scale_history(record: RunRecord) -> dict[str, tuple[float, float, float]]:
+    """Return phase -> first, lowest and last loss scale; nothing for phases that are not scaled."""
+    found = {}
+    for phase, (_, values) in curves(record.train, "scale").items():
+        finite = [value for value in values if math.isfinite(value)]
+        if finite and set(finite) != {1.0}:
+            found[phase] = (finite[0], min(finite), finite[-1])
+    return found
+
+
+def find_notes(groups: Sequence[Group]) -> list[str]:
+    """Return what a reader must know before believing the table."""
+    notes = [
+        f"{group.label}, seed {seed}: {reason}" for group in groups for seed, reason in sorted(group.failed.items())
+    ]
+    configs = [flat_config(record.config) for group in groups for record in group.runs.values()]
+    for key in sorted({key for config in configs for key in config}):
+        values = {str(config.get(key)) for config in configs}
+        if len(values) > 1 and key.split(".")[0] not in EXPECTED_DIFFERENCES:
+            notes.append(f"The configs also differ in {key}: {', '.join(sorted(values))}.")
+    machines = {machine(record) for group in groups for record in group.runs.values()} - {""}
+    if len(machines) > 1:
+        notes.append(f"The runs come from different machines: {'; '.join(sorted(machines))}. Times are not comparable.")
+    kinds = {str(record.memory.get("kind")) for group in groups for record in group.runs.values() if record.memory}
+    if len(kinds) > 1:
+        notes.append(f"Memory was measured in different ways ({', '.join(sorted(kinds))}), so it has no ratio.")
+    unfinished = [
+        str(record.path.name)
+        for group in groups
+        for seed, record in group.runs.items()
+        if not record.is_finished and seed not in group.failed
+    ]
+    if unfinished:
+        notes.append(f"Not finished, so their last evaluation counts as the final one: {', '.join(unfinished)}.")
+    return notes
+
+
+def machine(record: RunRecord) -> str:
+    """Return what identifies the device a run was trained on, as far as its environment says."""
+    device = record.environment.get("device")
+    if isinstance(device, Mapping):
+        return str(device.get("name") or device.get("kind") or "")
+    return str(device or section(record.environment, "cuda").get("name", ""))
+
+
+def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested mapping with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat.update(flat_config(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of what is finite; NaN if nothing is."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median(finite) if finite else math.nan
+
+
+def divide(value: float, base: float) -> float:
+    """Return a ratio; NaN without a base."""
+    return value / base if base and math.isfinite(base) else math.nan
+
+
+def group_runs(records: Sequence[RunRecord]) -> list[Group]:
+    """Group finished runs for a comparison: by mode if they differ in it, else each run by itself.
+
+    Raises ConfigError for the same run, or two runs of one mode and seed, given twice.
+    """
+    paths = [record.path.resolve() for record in records]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice:
+        raise ConfigError(f"{twice} was given twice; a run cannot be compared with itself.")
+    by_mode = len({record.mode for record in records}) > 1
+    members: dict[str, dict[int, RunRecord]] = {}
+    for record in records:
+        label = record.mode if by_mode else record.name
+        seed = record.seed if record.seed is not None else 0
+        runs = members.setdefault(label, {})
+        if seed in runs:
+            raise ConfigError(
+                f"{runs[seed].path} and {record.path} are both {label} with seed {seed}; "
+                "give one run per mode and seed."
+            )
+        runs[seed] = record
+    return [Group(label, runs, {}) for label, runs in members.items()]

@@ -1,0 +1,180 @@
+"""A comparison as pictures: each panel is one function of a pair of axes, so that page (SVG) and file (PNG) are drawn
+alike."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from mpt.report.comparison import Comparison
+from mpt.report.plots import COLOURS, INK, STYLE, add_legend, draw_svg, label_steps, mark_bytes, memory_parts, thin
+from mpt.report.read_run import curves
+from mpt.report.units import show_bytes, show_seconds
+
+DARK_INK = "#1d2329"
+OUTCOME_COLOURS = {"within": "#2a9d74", "outside": "#d5524f", "undecided": "#b3902c"}
+
+
+class Painter(Protocol):
+    """Draws one panel."""
+
+    def __call__(self, axes: Axes, comparison: Comparison) -> None: ...
+
+
+def draw_panels(comparison: Comparison) -> dict[str, str]:
+    """Draw every panel that has data as SVG: caption -> SVG."""
+    return {caption: draw_svg(partial(paint, comparison=comparison), caption) for caption, paint in panels(comparison)}
+
+
+def draw_png(comparison: Comparison) -> bytes:
+    """Draw all panels into one picture on white."""
+    chosen = panels(comparison)
+    rows = math.ceil(len(chosen) / 2)
+    style = {key: DARK_INK if value == INK else value for key, value in STYLE.items()}
+    with matplotlib.rc_context({**style, "figure.facecolor": "white", "savefig.facecolor": "white"}):
+        figure = Figure(figsize=(12, 3.3 * rows), layout="constrained")
+        for index, (caption, paint) in enumerate(chosen):
+            axes = figure.add_subplot(rows, 2, index + 1)
+            paint(axes, comparison)
+            legend = axes.get_legend()
+            lines = math.ceil(len(legend.get_texts()) / 4) if legend else 0
+            axes.set_title(caption, fontweight="bold", pad=8 + 15 * lines)
+        target = io.BytesIO()
+        figure.savefig(target, format="png", dpi=120, metadata={"Software": None})
+    return target.getvalue()
+
+
+def panels(comparison: Comparison) -> list[tuple[str, Painter]]:
+    """Return caption and painter of every panel for which there is data."""
+    runs = [record for row in comparison.rows for record in row.group.runs.values()]
+    metric = comparison.metric
+    wanted: Sequence[tuple[str, Painter, bool]] = (
+        (f"Difference in {metric} and the margin", paint_intervals, True),
+        (f"{metric} per seed", paint_finals, True),
+        (f"{metric} by step", paint_metric, any(metric in curves(run.evaluations, "metrics") for run in runs)),
+        ("Peak memory", paint_memory, any(math.isfinite(row.peak_bytes) for row in comparison.rows)),
+        ("Seconds per step", paint_seconds, any(math.isfinite(row.step_seconds) for row in comparison.rows)),
+        ("Loss scale", paint_scale, any(row.scales for row in comparison.rows)),
+    )
+    return [(caption, paint) for caption, paint, has_data in wanted if has_data]
+
+
+def paint_intervals(axes: Axes, comparison: Comparison) -> None:
+    """Draw each mode's 90 % interval against the margin's band."""
+    margin = comparison.margin
+    unit = 100.0 if margin.relative else 1.0
+    others = [(row.group.label, row.verdict) for row in comparison.rows if row.verdict is not None]
+    axes.axvspan(-margin.size * unit, margin.size * unit, color="#2a9d74", alpha=0.16, linewidth=0)
+    axes.axvline(0, color=axes.xaxis.label.get_color(), linewidth=0.8, alpha=0.6)
+    ends = [end * unit for _, verdict in others for end in (verdict.low, verdict.high) if math.isfinite(end)]
+    reach = 1.25 * max([margin.size * unit, *map(abs, ends)])
+    for index, (_, verdict) in enumerate(others):
+        colour = OUTCOME_COLOURS[verdict.outcome]
+        low, high = (max(-reach, min(reach, end * unit)) for end in (verdict.low, verdict.high))
+        axes.plot([low, high], [index, index], color=colour, linewidth=4, solid_capstyle="butt", alpha=0.65)
+        if math.isfinite(verdict.difference):
+            axes.plot([verdict.difference * unit], [index], "o", color=colour, markersize=7)
+    axes.set_xlim(-reach, reach)
+    axes.set_ylim(len(others) - 0.4, -0.6)
+    axes.set_yticks(range(len(others)), [f"{label}\n{verdict.outcome}" for label, verdict in others])
+    shown = "% of the baseline" if margin.relative else "in the metric's unit"
+    axes.set_xlabel(f"difference from {comparison.baseline.group.label}, {shown}")
+    axes.grid(axis="y", visible=False)
+
+
+def paint_finals(axes: Axes, comparison: Comparison) -> None:
+    """Draw the final metric of every run, the runs of one seed joined."""
+    labels = [row.group.label for row in comparison.rows]
+    for seed in comparison.seeds:
+        points = [(at, row.group.finals[seed]) for at, row in enumerate(comparison.rows) if seed in row.group.finals]
+        axes.plot(
+            [at for at, _ in points],
+            [value for _, value in points],
+            color=axes.xaxis.label.get_color(),
+            alpha=0.3,
+            linewidth=0.9,
+        )
+        for at, value in points:
+            axes.plot([at], [value], "o", color=COLOURS[at % len(COLOURS)], markersize=6)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xlim(-0.5, len(labels) - 0.5)
+    axes.set_ylabel(comparison.metric)
+    axes.grid(axis="x", visible=False)
+
+
+def paint_metric(axes: Axes, comparison: Comparison) -> None:
+    """Draw the metric over the steps, one line per run."""
+    for at, row in enumerate(comparison.rows):
+        for index, record in enumerate(row.group.runs.values()):
+            series = curves(record.evaluations, "metrics").get(comparison.metric, ([], []))
+            label = row.group.label if index == 0 else None
+            axes.plot(*thin(series), color=COLOURS[at % len(COLOURS)], alpha=0.75, linewidth=1.2, label=label)
+    label_steps(axes, comparison.metric)
+    add_legend(axes, len(comparison.rows))
+
+
+def paint_memory(axes: Axes, comparison: Comparison) -> None:
+    """Draw the peak, in parts where they are known."""
+    names: list[str] = []
+    for at, row in enumerate(comparison.rows):
+        parts = memory_parts(row.group.any_run.memory) or {"peak": row.peak_bytes}
+        left = 0.0
+        for part, size in parts.items():
+            if part not in names:
+                names.append(part)
+            colour = COLOURS[names.index(part) % len(COLOURS)]
+            axes.barh([at], [size], left=left, color=colour, height=0.62)
+            left += size
+        axes.text(left, at, f"  {show_bytes(row.peak_bytes)}", va="center", fontsize=8)
+    for name in names:
+        axes.barh([0], [0], color=COLOURS[names.index(name) % len(COLOURS)], label=name.replace("_", " "))
+    name_bars(axes, comparison)
+    most = max(row.peak_bytes for row in comparison.rows if math.isfinite(row.peak_bytes))
+    mark_bytes(axes, most)
+    axes.set_xlim(0, 1.18 * most)
+    if names != ["peak"]:
+        add_legend(axes, len(names))
+
+
+def paint_seconds(axes: Axes, comparison: Comparison) -> None:
+    """Draw the median step of every mode, and of every seed as a dot."""
+    for at, row in enumerate(comparison.rows):
+        axes.barh([at], [row.step_seconds], color=COLOURS[at % len(COLOURS)], height=0.62, alpha=0.8)
+        seconds = [record.step_seconds for record in row.group.runs.values()]
+        axes.plot(seconds, [at] * len(seconds), ".", color=axes.xaxis.label.get_color(), markersize=5)
+    name_bars(axes, comparison)
+    axes.margins(x=0.14)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_seconds(value) if value else "0"))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def name_bars(axes: Axes, comparison: Comparison) -> None:
+    """Label horizontal bars, one per mode."""
+    axes.set_yticks(range(len(comparison.rows)), [row.group.label for row in comparison.rows])
+    axes.set_ylim(len(comparison.rows) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+
+
+def paint_scale(axes: Axes, comparison: Comparison) -> None:
+    """Draw the loss scale of every phase over the steps, for the first seed."""
+    lines = 0
+    for row in comparison.rows:
+        record = next(iter(row.group.runs.values()))
+        for phase, series in curves(record.train, "scale").items():
+            if phase in row.scales:
+                steps, values = thin(series)
+                colour = COLOURS[lines % len(COLOURS)]
+                axes.step(steps, values, where="post", color=colour, label=f"{row.group.label} {phase}", alpha=0.85)
+                lines += 1
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    label_steps(axes, "loss scale")
+    add_legend(axes, lines)

@@ -1,0 +1,130 @@
+"""Comparisons pair what belongs together, refuse what does not, and write the same truth in four forms."""
+
+import json
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from mpt.errors import ConfigError, InputOutputError
+from mpt.report.comparison import Group, compare_groups, group_runs
+from mpt.report.comparison_page import write_comparison
+from mpt.report.comparison_plots import draw_panels
+from mpt.report.read_run import read_run
+from mpt.report.statistics import Margin
+
+MARGIN = Margin(0.01, relative=True)
+FINALS = {"fp32": (0.950, 0.953, 0.948), "amp": (0.951, 0.952, 0.948), "O2": (0.91, 0.90, 0.92)}
+
+
+def make_groups(make_run, modes=FINALS, **changes):
+    records = [
+        read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed, final=final, **changes.get(mode, {})))
+        for mode, finals in modes.items()
+        for seed, final in enumerate(finals)
+    ]
+    return group_runs(records)
+
+
+def test_verdicts_and_ratios_are_to_fp32_wherever_it_was_named(make_run):
+    groups = make_groups(
+        make_run,
+        {mode: FINALS[mode] for mode in ("amp", "fp32", "O2")},
+        amp={"peak_bytes": 25 << 20},
+        O2={"step_seconds": 0.02},
+    )
+    comparison = compare_groups(groups, MARGIN)
+    assert [row.group.label for row in comparison.rows] == ["fp32", "amp", "O2"]
+    fp32, amp, master = comparison.rows
+    assert fp32.verdict is None
+    assert (amp.verdict.outcome, master.verdict.outcome) == ("within", "outside")
+    assert amp.peak_ratio == pytest.approx(0.5)
+    assert master.step_ratio == pytest.approx(2)
+    assert not comparison.passes
+
+
+def test_ratios_are_taken_per_seed_so_that_a_slow_hour_falls_out(make_run):
+    seconds = {0: 0.01, 1: 0.05, 2: 0.02}  # the machine was busy during seed 1, for both modes
+    records = [
+        read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed, step_seconds=seconds[seed] * share))
+        for seed in seconds
+        for mode, share in (("fp32", 1.0), ("amp", 0.5))
+    ]
+    assert compare_groups(group_runs(records), MARGIN).rows[1].step_ratio == pytest.approx(0.5)
+
+
+def test_a_diverged_run_is_outside_and_noted(make_run):
+    fp32, amp = make_groups(make_run, {mode: FINALS[mode] for mode in ("fp32", "amp")})
+    comparison = compare_groups([fp32, Group("amp", amp.runs, {1: "NaN in the generator at step 7"})], MARGIN)
+    assert comparison.rows[1].verdict.outcome == "outside"
+    assert any("NaN in the generator" in note for note in comparison.notes)
+
+
+@pytest.mark.parametrize(("change", "word"), [({"model": "vae"}, "model"), ({"metric": "fid"}, "metric")])
+def test_runs_of_different_kinds_are_refused(make_run, change, word):
+    records = [read_run(make_run("a", mode="fp32")), read_run(make_run("b", mode="amp", **change))]
+    with pytest.raises(ConfigError, match=f"their {word} differs"):
+        compare_groups(group_runs(records), MARGIN)
+
+
+def test_the_same_run_or_two_of_a_kind_are_refused(make_run):
+    first, second = read_run(make_run("a", mode="fp32")), read_run(make_run("b", mode="fp32"))
+    other = read_run(make_run("c", mode="amp"))
+    with pytest.raises(ConfigError, match="given twice"):
+        group_runs([first, first])
+    with pytest.raises(ConfigError, match="one run per mode and seed"):
+        group_runs([first, second, other])
+    with pytest.raises(ConfigError, match="two modes"):
+        compare_groups(group_runs([first]), MARGIN)
+
+
+def test_runs_of_one_mode_are_compared_by_name_and_their_difference_is_said(make_run):
+    path = make_run("b", mode="fp32")
+    (path / "config.yaml").write_text((path / "config.yaml").read_text().replace("batch_size: 32", "batch_size: 64"))
+    comparison = compare_groups(group_runs([read_run(make_run("a", mode="fp32")), read_run(path)]), MARGIN)
+    assert [row.group.label for row in comparison.rows] == ["a", "b"]
+    assert any("train.batch_size: 32, 64" in note for note in comparison.notes)
+
+
+def test_memory_measured_in_two_ways_has_no_ratio(make_run):
+    path = make_run("b", mode="amp")
+    (path / "summary.json").write_text((path / "summary.json").read_text().replace("tracked", "cuda"))
+    comparison = compare_groups(group_runs([read_run(make_run("a", mode="fp32")), read_run(path)]), MARGIN)
+    assert math.isnan(comparison.rows[1].peak_ratio)
+    assert any("different ways" in note for note in comparison.notes)
+
+
+def test_all_four_files_say_the_same(make_run, tmp_path):
+    comparison = compare_groups(make_groups(make_run), MARGIN)
+    folder = tmp_path / "made" / "here"
+    write_comparison(folder, comparison)
+    content = json.loads((folder / "comparison.json").read_text())
+    assert [mode["mode"] for mode in content["modes"]] == ["fp32", "amp", "O2"]
+    assert content["modes"][1]["verdict"]["outcome"] == "within"
+    markdown, page = (folder / "comparison.md").read_text(), (folder / "comparison.html").read_text()
+    assert "amp against fp32, accuracy, 3 paired seeds: within the margin" in markdown
+    assert "O2 against fp32, accuracy, 3 paired seeds: outside the margin (worse)" in markdown
+    assert "fp32's own spread over 3 seeds" in markdown
+    assert page.count("<svg") == 6
+    assert "within the margin" in page
+    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_markup_in_names_is_escaped_in_the_comparison(make_run, tmp_path):
+    records = [read_run(make_run(name, mode="fp32")) for name in ("<script>x", "plain")]
+    write_comparison(tmp_path / "<i>out", compare_groups(group_runs(records), MARGIN))
+    page = (tmp_path / "<i>out" / "comparison.html").read_text()
+    assert "<script" not in page
+    assert "<i>" not in page
+
+
+def test_panels_of_broken_runs_can_still_be_drawn(make_run):
+    groups = make_groups(make_run, {"fp32": (math.nan,), "amp": (math.nan,)})
+    for svg in draw_panels(compare_groups(groups, MARGIN)).values():
+        ElementTree.fromstring(svg)
+
+
+def test_a_folder_that_cannot_be_made_says_so(make_run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputOutputError, match="file"):
+        write_comparison(tmp_path / "file" / "below", compare_groups(make_groups(make_run), MARGIN))
