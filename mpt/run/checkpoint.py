@@ -1,0 +1,256 @@
+"""Checkpoints that are whole or not there: a directory per step, a hash per file, no pickle.
+
+`state.safetensors` holds the tensors, `state.json` the structure around them, and `manifest.json`, written last, the
+size and SHA-256 of both and of itself. torch.load checks no integrity, and a flipped bit in a weight loads silently;
+here it is refused and the checkpoint before it is used, by name. A checkpoint is written under a temporary name,
+synced, renamed, and its directory synced, so a kill or a full disk at any moment leaves the earlier ones as they
+were. The hash guards against accidents, not against an author: what an author could do is bounded by the format, in
+which there is no code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpt.errors import CheckpointError
+from mpt.run.files import (
+    failures_explained,
+    open_directory,
+    open_new,
+    open_regular,
+    sync_directory,
+    temporary_name,
+    write_fully,
+)
+from mpt.run.layout import CHECKPOINT_NAME, RunDirectory, open_run
+from mpt.run.manifest import FORMAT, LARGEST_MANIFEST_BYTES, MANIFEST, STRUCTURE, TENSORS, hash_manifest, read_manifest
+from mpt.run.retention import REPLACED, list_steps, prune, read_index, remove, write_index
+from mpt.run.state import pack, unpack
+from mpt.run.tensor_file import build_header, read_tensors, write_tensors
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A checkpoint that was read and found whole. `notes` names what was passed over on the way to it, and why."""
+
+    step: int
+    state: dict[str, Any]
+    path: Path
+    manifest: Mapping[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def save(
+    run: RunDirectory,
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep_last: int,
+    metric: float | None = None,
+    higher_is_better: bool = True,
+    extra_manifest: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write one checkpoint durably, then remove all but the last `keep_last` and the best; return its path.
+
+    `metric` is this step's evaluation, if there was one. Raises InputOutputError, leaving the earlier checkpoints as
+    they were; TypeError for a state that is not plain (see `mpt.run.state`).
+    """
+    assert keep_last >= 1, "a run keeps at least one checkpoint"
+    assert step >= 0, "steps are counted from zero"
+    structure, tensors = pack(state)
+    text = json.dumps(structure, allow_nan=False, separators=(",", ":")).encode()
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "metric": metric if metric is not None and math.isfinite(metric) else None,
+        "higher_is_better": higher_is_better,
+        "extra": dict(extra_manifest or {}),
+    }
+    needed = sum(t.numel() * t.element_size() for t in tensors.values()) + len(build_header(tensors)[0]) + len(text)
+    path = run.checkpoint_path(step)
+    with failures_explained(path, needed):
+        run.checkpoints.mkdir(exist_ok=True)
+        temporary = run.checkpoints / temporary_name()
+        try:
+            write_files(run, temporary.name, tensors, text, manifest)
+            put_in_place(run, temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        prune(run, step, keep_last)
+    write_index(run, step)
+    return path
+
+
+def write_files(
+    run: RunDirectory, name: str, tensors: Mapping[str, Tensor], structure: bytes, manifest: dict[str, Any]
+) -> None:
+    """Write a checkpoint's three files into a new directory of that name and sync all of it."""
+    # Everything goes through descriptors of directories that are no links, so a link planted meanwhile is not followed.
+    checkpoints = open_directory(run.checkpoints)
+    try:
+        os.mkdir(name, dir_fd=checkpoints)
+        directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=checkpoints)
+    finally:
+        os.close(checkpoints)
+    try:
+        with new_file(TENSORS, directory) as descriptor:
+            digest, size = write_tensors(descriptor, tensors)
+        with new_file(STRUCTURE, directory) as descriptor:
+            write_fully(descriptor, structure)
+        manifest["files"] = {
+            TENSORS: {"sha256": digest, "bytes": size},
+            STRUCTURE: {"sha256": hashlib.sha256(structure).hexdigest(), "bytes": len(structure)},
+        }
+        text = json.dumps({**manifest, "sha256": hash_manifest(manifest)}, indent=2, allow_nan=False).encode()
+        assert len(text) <= LARGEST_MANIFEST_BYTES, "extra_manifest is meant for a few figures"
+        with new_file(MANIFEST, directory) as descriptor:
+            write_fully(descriptor, text)
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def new_file(name: str, directory: int) -> Iterator[int]:
+    """Create a file, hand out its descriptor, and sync it at the end."""
+    descriptor = open_new(name, directory)
+    try:
+        yield descriptor
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def put_in_place(run: RunDirectory, temporary: Path, path: Path) -> None:
+    """Give a finished checkpoint its name, replacing one of the same step."""
+    replaced = run.checkpoints / f"{REPLACED}{path.name}-{secrets.token_hex(8)}"
+    exists = os.path.lexists(path)
+    if exists:
+        # Two renames are not one step. `clean_temporaries` undoes the first if the second never came.
+        os.rename(path, replaced)
+    os.rename(temporary, path)
+    sync_directory(run.checkpoints)
+    if exists:
+        remove(replaced)
+
+
+def load(source: RunDirectory | Path, map_location: torch.device | str = "cpu") -> LoadedCheckpoint:
+    """Read a checkpoint by its path, or the newest whole one of a run.
+
+    A run's damaged checkpoints are passed over, and `notes` names them and the one used. Raises CheckpointError if
+    the one that was named is damaged, if all are, or if there is none.
+    """
+    if isinstance(source, RunDirectory):
+        return load_newest(source, map_location)
+    if not source.is_dir():
+        what = "is a file; checkpoints are directories" if source.exists() else "does not exist"
+        raise CheckpointError(f"{source} {what}. Name a run, or a directory like RUN/checkpoints/step-00000100.")
+    if CHECKPOINT_NAME.fullmatch(source.name) or (source / MANIFEST).exists():
+        try:
+            return read_checkpoint(source, map_location)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{source} is refused: {reason_of(error)}. Name another checkpoint, or its run to use "
+                "the newest whole one."
+            ) from error
+    return load_newest(open_run(source), map_location)
+
+
+def load_newest(run: RunDirectory, map_location: torch.device | str = "cpu") -> LoadedCheckpoint:
+    """Read the newest checkpoint that is whole; see `load`."""
+    steps = list_steps(run)
+    notes = []
+    newest = read_index(run)
+    if newest is not None and newest not in steps:
+        notes.append(f"{run.checkpoint_path(newest).name}, which was saved last, is missing")
+    for step in reversed(steps):
+        path = run.checkpoint_path(step)
+        try:
+            found = read_checkpoint(path, map_location)
+        except (OSError, ValueError) as error:
+            notes.append(f"{path.name} is refused: {reason_of(error)}")
+            continue
+        if notes:
+            notes.append(f"{path.name} is used instead")
+        return LoadedCheckpoint(found.step, found.state, found.path, found.manifest, notes)
+    remedy = "Start a new run, or restore a checkpoint from a backup."
+    if not steps and not notes:
+        raise CheckpointError(f"{run.path} has no checkpoint yet. {remedy}")
+    raise CheckpointError(f"{run.path} has no whole checkpoint: {'; '.join(notes)}. {remedy}")
+
+
+def reason_of(error: OSError | ValueError) -> str:
+    """Return why a checkpoint was refused, in a clause."""
+    if isinstance(error, OSError):
+        name = Path(os.fsdecode(error.filename)).name if error.filename else "a file"
+        return f"{name} cannot be read ({error.strerror or error})"
+    return str(error)
+
+
+def read_checkpoint(path: Path, map_location: torch.device | str = "cpu") -> LoadedCheckpoint:
+    """Read one checkpoint. Raises OSError or ValueError with the reason if it is damaged."""
+    manifest = read_manifest(path)
+    step, files = manifest.get("step"), manifest.get("files")
+    named = CHECKPOINT_NAME.fullmatch(path.name)
+    if not isinstance(step, int) or (named and int(named.group(1)) != step):
+        raise ValueError(f"its manifest is of step {step}, which its name is not")
+    if not isinstance(files, dict) or set(files) != {TENSORS, STRUCTURE}:
+        raise ValueError("its manifest does not list the files of a checkpoint")
+    directory = open_directory(path)
+    try:
+        with open_expected(TENSORS, directory, files[TENSORS]) as file:
+            try:
+                tensors, digest = read_tensors(file)
+            except ValueError as error:
+                raise ValueError(f"{TENSORS} is damaged: {error}") from error
+        check_hash(TENSORS, digest, files[TENSORS])
+        with open_expected(STRUCTURE, directory, files[STRUCTURE]) as file:
+            text = file.read()
+        check_hash(STRUCTURE, hashlib.sha256(text).hexdigest(), files[STRUCTURE])
+    finally:
+        os.close(directory)
+    try:
+        structure = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{STRUCTURE} is nested too deeply") from error
+    if torch.device(map_location).type != "cpu":
+        tensors = {name: tensor.to(map_location) for name, tensor in tensors.items()}
+    state = unpack(structure, tensors)
+    if not isinstance(state, dict):
+        raise ValueError("its state is not a mapping")
+    return LoadedCheckpoint(step, state, path, manifest)
+
+
+def open_expected(name: str, directory: int, entry: Any) -> BufferedReader:
+    """Open one of a checkpoint's files and compare its size with the manifest's before a byte is read."""
+    file = os.fdopen(open_regular(name, directory), "rb")
+    size = os.fstat(file.fileno()).st_size
+    if not isinstance(entry, dict) or entry.get("bytes") != size:
+        file.close()
+        expected = entry.get("bytes") if isinstance(entry, dict) else None
+        raise ValueError(f"{name} has {size} bytes where its manifest says {expected}")
+    return file
+
+
+def check_hash(name: str, digest: str, entry: Mapping[str, Any]) -> None:
+    """Raise ValueError if a file is not the one that was written."""
+    if entry.get("sha256") != digest:
+        raise ValueError(f"{name} is damaged: its SHA-256 is not the one in its manifest")

@@ -1,0 +1,279 @@
+"""The run directory: its names, who may write into it, and how a user's words find it.
+
+A run owns one directory, made by `mkdir`, which two processes cannot both succeed at. Whoever writes holds a lock
+that the kernel drops with the process, so a killed run leaves no lock to be removed by hand: the lock file's text
+only says who held it. Runs are found by name, by path, or by the path of one of their checkpoints. Never imports
+torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.run.files import failures_explained, write_fully
+
+RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
+CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
+MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", "lock")
+"""A directory with one of these is a run."""
+
+held_locks: set[int] = set()
+"""Descriptors of this process's locks; see `forget_locks`."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run's directory and the names in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.path.name
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved config, which runs again as it is."""
+        return self.path / "config.yaml"
+
+    @property
+    def env_path(self) -> Path:
+        """What the run was made with."""
+        return self.path / "env.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One line per logged step and per evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events_path(self) -> Path:
+        """Overflows, skipped steps, recoveries, resumes."""
+        return self.path / "events.jsonl"
+
+    @property
+    def results_path(self) -> Path:
+        """One row per evaluation."""
+        return self.path / "results.csv"
+
+    @property
+    def summary_path(self) -> Path:
+        """The finished run's figures; absent until the end."""
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        """The directory of sample images."""
+        return self.path / "samples"
+
+    @property
+    def lock_path(self) -> Path:
+        """The file whose lock makes its holder the only writer."""
+        return self.path / "lock"
+
+    def report_path(self, suffix: str) -> Path:
+        """Return the report's path for `md`, `html` or `json`."""
+        return self.path / f"report.{suffix}"
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Return where the checkpoint of a step is or would be."""
+        return self.checkpoints / f"step-{step:08d}"
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[str | None]:
+        """Be the only writer within the block; yields a sentence if a killed holder's lock was taken over.
+
+        Raises InputOutputError if another process writes here, naming it.
+        """
+        with failures_explained(self.lock_path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self.lock_path, flags, 0o666)
+        held_locks.add(descriptor)
+        try:
+            take_lock(descriptor, self)
+            before = read_holder(descriptor)
+            write_holder(descriptor)
+            yield f"The lock of a run that was killed ({describe_holder(before)}) was taken over." if before else None
+            os.ftruncate(descriptor, 0)  # an empty file says that the run ended in order
+        finally:
+            if descriptor in held_locks:
+                held_locks.discard(descriptor)
+                os.close(descriptor)
+
+
+def forget_locks() -> None:
+    """Close this process's lock files in a forked child.
+
+    A flock belongs to the open file, which a fork shares: data workers that outlive a killed run would keep its
+    directory locked. Closing the child's copy does not release the parent's lock.
+    """
+    for descriptor in held_locks:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    held_locks.clear()
+
+
+os.register_at_fork(after_in_child=forget_locks)
+
+
+def take_lock(descriptor: int, run: RunDirectory) -> None:
+    """Lock a run's lock file or raise InputOutputError at once."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = describe_holder(read_holder(descriptor)) or "another process"
+        raise InputOutputError(
+            f"{run.path} is being written by {holder}: one run has one writer. Wait for it to end, stop it, or start a "
+            "new run with another --name."
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise InputOutputError(f"{run.lock_path} could not be locked: {error.strerror}.") from error
+        warnings.warn(
+            f"{run.path} is on a file system without locks ({error.strerror}): make sure that one process alone writes "
+            "there.",
+            stacklevel=4,
+        )
+
+
+def write_holder(descriptor: int) -> None:
+    """Say in the lock file who holds it."""
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    write_fully(descriptor, json.dumps(holder).encode())
+
+
+def read_holder(descriptor: int) -> dict[str, Any]:
+    """Return who holds or held the lock; empty if nobody or unreadable."""
+    try:
+        value = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def describe_holder(holder: dict[str, Any]) -> str:
+    """Return a holder in words."""
+    if not holder:
+        return ""
+    return f"process {holder.get('pid', '?')} on {holder.get('host', '?')}, started {holder.get('started', '?')}"
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError unless `name` can be nothing but the name of one directory."""
+    if not RUN_NAME.fullmatch(name):
+        shown = repr(name if len(name) <= 60 else name[:57] + "...")
+        raise ConfigError(
+            f"{shown} cannot be a run's name: 1 to 100 letters, digits, '.', '_' and '-' are allowed, and no dot at "
+            "the beginning."
+        )
+
+
+def create_run(runs_dir: Path, name: str) -> RunDirectory:
+    """Make a new run directory: `name`, or `name-2`, `name-3`, ... if that exists.
+
+    Raises ConfigError for a name that is none, InputOutputError if the directory cannot be made.
+    """
+    check_name(name)
+    with failures_explained(runs_dir):
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            path = runs_dir / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()  # fails on anything of that name, a planted link included
+                break
+            except FileExistsError:
+                number += 1
+        run = RunDirectory(path)
+        run.checkpoints.mkdir()
+        run.samples.mkdir()
+    return run
+
+
+def is_run(path: Path) -> bool:
+    """Does this directory hold a run?"""
+    return path.is_dir() and any((path / mark).exists() for mark in MARKS)
+
+
+def open_run(path: Path) -> RunDirectory:
+    """Return an existing run. Raises CheckpointError if there is none, or if a link stands in for part of it."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: there is no such run directory.")
+    if not is_run(path):
+        raise CheckpointError(f"{path} is not a run directory: it holds none of {', '.join(MARKS)}.")
+    run = RunDirectory(path.resolve())
+    for part in (run.checkpoints, run.samples):
+        if part.is_symlink():
+            raise CheckpointError(f"{part} is a symbolic link, which is not followed: put the directory itself there.")
+    return run
+
+
+def list_runs(runs_dir: Path) -> list[RunDirectory]:
+    """Return all runs, the one that was written to last coming last."""
+    if not runs_dir.is_dir():
+        return []
+    paths = [path for path in runs_dir.iterdir() if not path.is_symlink() and is_run(path)]
+    return [RunDirectory(path.resolve()) for path in sorted(paths, key=last_written)]
+
+
+def last_written(path: Path) -> tuple[int, int, str]:
+    """Return a key that orders runs by when they were last written to, then by number, then by name."""
+    times = [path.stat().st_mtime_ns]
+    for name in ("config.yaml", "metrics.jsonl", "lock"):
+        with contextlib.suppress(OSError):
+            times.append((path / name).stat().st_mtime_ns)
+    number = re.search(r"-(\d{1,9})$", path.name)
+    return max(times), int(number.group(1)) if number else 1, path.name
+
+
+def newest_run(runs_dir: Path) -> RunDirectory:
+    """Return the run that was written to last. Raises CheckpointError if there is none."""
+    runs = list_runs(runs_dir)
+    if not runs:
+        raise CheckpointError(
+            f"{runs_dir} holds no run yet: start one with `mpt train CONFIG`, or name one by its path."
+        )
+    return runs[-1]
+
+
+def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
+    """Return the run that a user named, and the checkpoint if it was that.
+
+    `text` is a run's name in `runs_dir`, the path of a run, or the path of a checkpoint in one. Raises CheckpointError.
+    """
+    if "\0" in text or not text:
+        raise CheckpointError(f"{text!r} is neither a run nor a checkpoint.")
+    try:
+        for path in (Path(text), runs_dir / text):
+            if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir() and is_run(path.parent.parent):
+                return open_run(path.parent.parent), path.resolve()
+            if is_run(path):
+                return open_run(path), None
+    except OSError as error:
+        raise CheckpointError(f"{text[:100]!r} cannot be looked for: {error.strerror}.") from error
+    names = [run.name for run in list_runs(runs_dir)]
+    nearest = get_close_matches(text, names, n=1)
+    hint = f" Did you mean {nearest[0]}?" if nearest else f" Runs here: {', '.join(names[-5:]) or 'none'}."
+    raise CheckpointError(f"There is no run or checkpoint {text!r}, neither as a path nor in {runs_dir}.{hint}")

@@ -1,0 +1,55 @@
+"""A checkpoint's manifest: what its files must be, and the manifest's own hash.
+
+The manifest is small, strict JSON. It carries the SHA-256 of itself without that entry, so that a flipped bit in a
+step number or a metric is noticed as surely as one in a weight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mpt.run.files import open_directory, open_regular
+
+FORMAT = 1
+TENSORS, STRUCTURE, MANIFEST = "state.safetensors", "state.json", "manifest.json"
+LARGEST_MANIFEST_BYTES = 1 << 20
+
+
+def hash_manifest(manifest: Mapping[str, Any]) -> str:
+    """Return the hash of a manifest without its own hash."""
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest. Raises OSError or ValueError if it is missing or damaged."""
+    directory = open_directory(path)
+    try:
+        text = read_small(MANIFEST, directory)
+    finally:
+        os.close(directory)
+    try:
+        manifest = json.loads(text)
+        whole = manifest["sha256"] == hash_manifest(manifest)
+        number = manifest["format"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole, number = False, None
+    if not whole:
+        raise ValueError(f"{MANIFEST} is damaged")
+    if number != FORMAT:
+        raise ValueError(f"it has format {number}, and this version of mpt reads format {FORMAT}")
+    return dict(manifest)
+
+
+def read_small(name: str, directory: int) -> bytes:
+    """Return the content of a file that has to be small."""
+    with os.fdopen(open_regular(name, directory), "rb") as file:
+        text = file.read(LARGEST_MANIFEST_BYTES + 1)
+    if len(text) > LARGEST_MANIFEST_BYTES:
+        raise ValueError(f"{name} is larger than {LARGEST_MANIFEST_BYTES} bytes")
+    return text

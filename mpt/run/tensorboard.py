@@ -1,0 +1,34 @@
+"""Scalars for TensorBoard, for those who have the habit. Needs the extra `mpt[tensorboard]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpt.errors import ConfigError
+from mpt.run.layout import RunDirectory
+
+
+class TensorBoardWriter:
+    """Writes scalars into `tensorboard/` of a run. Raises ConfigError if TensorBoard is not installed."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "TensorBoard was asked for and is not installed: `pip install 'mpt[tensorboard]'`, or leave it off."
+            ) from error
+        self.writer: Any = SummaryWriter(log_dir=str(run.path / "tensorboard"))
+
+    def write(self, step: int, values: Mapping[str, Any], prefix: str = "") -> None:
+        """Write the numbers of a mapping, nested ones under `outer/inner`; what is no number is left out."""
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                self.write(step, value, f"{prefix}{name}/")
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                self.writer.add_scalar(f"{prefix}{name}", value, step)
+
+    def close(self) -> None:
+        """Write out what is pending and close the file."""
+        self.writer.close()
