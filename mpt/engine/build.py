@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
@@ -125,7 +127,8 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
 def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.Module]:
     """Build the model's networks on the CPU, or on `meta` when fake."""
     build, settings = config.model.load().build, config.model.native_settings()
-    with torch.device("meta" if fake else "cpu"):
+    # A fake mode would mistake meta tensors for its own, so the networks are built outside it.
+    with unset_fake_temporarily() if fake else nullcontext(), torch.device("meta" if fake else "cpu"):
         if ":" in config.model.name:
             return dict(build(settings, data, config.model.name))
         return dict(build(settings, data))

@@ -1,0 +1,43 @@
+"""The mode `O1`: Apex's automatic casts (`mpt.precision.o1`) around every forward, float32 weights, a scaler per phase.
+
+Apex's O1 means float16. On a CPU, where float16 is emulated, `dtype: auto` takes bfloat16 and says so; `dtype: float16`
+forces Apex's own.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from mpt.config.options import PrecisionOptions
+from mpt.precision import o1
+from mpt.precision.choice import choose_dtype
+from mpt.precision.policy import Policy
+from mpt.seams import Task
+
+NAMES = {"O1": {}}
+
+
+class Settings(PrecisionOptions):
+    """Nothing beyond the common settings."""
+
+
+class ApexCasts(Policy):
+    """Forwards under O1's cast lists."""
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the casting context of this dtype."""
+        return o1.casts(self.dtype)
+
+    def fall_back(self, task: Task) -> bool:
+        """Go on in bfloat16, which has float32's range and needs no scale."""
+        self.dtype, self.scalers = torch.bfloat16, {}
+        return True
+
+
+def build(name: str, settings: Settings, device: torch.device) -> Policy:
+    """Build the mode; `dtype: auto` is resolved for the device."""
+    dtype, reason = choose_dtype(settings, device)
+    return ApexCasts(name, settings, device, dtype, f"Apex's cast lists, {reason}")
