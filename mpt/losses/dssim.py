@@ -1,0 +1,61 @@
+"""Structural dissimilarity, always in float32: the loss that half precision ruins.
+
+DSSIM subtracts two nearly equal averages of squares. For pictures near .85 that differ by noise of .005 the true value
+is .0126; computed in bfloat16 it comes out as .15, in float16 as .40. So inputs are cast up and autocast is switched
+off here, whatever the caller does.
+
+The window is DeepFaceLab's: a softmax over -r^2 / (2 * 1.5^2), VALID, with k1 .01 and k2 .03. It is separable, and
+taps below float32's resolution of the largest are left out (at 44 pixels, 20 of 44 along each side are kept) while the
+positions counted stay those of the full window. Maps are made contiguous: the depthwise kernel that PyTorch then takes
+on CUDA has no TF32, which would do what bfloat16 does.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SIGMA = 1.5
+C1 = 0.01**2
+C2 = 0.03**2
+
+
+def dssim(first: Tensor, second: Tensor, size: int) -> Tensor:
+    """Return (1 - SSIM) / 2 of each sample, float32 of shape (b,).
+
+    Images are (b c h w) in [0, 1], not smaller than the window's `size` along either side.
+    """
+    assert first.shape == second.shape
+    assert min(first.shape[-2:]) >= size, "the window is larger than the image"
+    with torch.autocast(first.device.type, enabled=False):
+        return formula(first.float().contiguous(), second.float().contiguous(), size)
+
+
+def formula(first: Tensor, second: Tensor, size: int) -> Tensor:
+    """Compute DSSIM in the dtype of its inputs. Call `dssim`; this stands alone so that a test can show why."""
+    means = _window_means(torch.cat((first, second, first * second, first.square() + second.square()), dim=1), size)
+    first_mean, second_mean, product_mean, square_mean = means.chunk(4, dim=1)
+    product = first_mean * second_mean * 2
+    squares = first_mean.square() + second_mean.square()
+    luminance = (product + C1) / (squares + C1)
+    structure = (product_mean * 2 - product + C2) / (square_mean - squares + C2)
+    return (1 - (luminance * structure).mean(dim=(1, 2, 3))) / 2
+
+
+def window(size: int) -> Tensor:
+    """Return one side of the separable window, float64, of which the outer product is the window itself."""
+    distance = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
+    return torch.softmax(-0.5 * distance.square() / SIGMA**2, dim=0)
+
+
+def _window_means(maps_bchw: Tensor, size: int) -> Tensor:
+    taps = window(size)
+    kept = int((taps >= taps.max() * 2.0**-30).sum()) if size > 1 else 1
+    border = (size - kept) // 2
+    taps = taps[border : border + kept].to(device=maps_bchw.device, dtype=maps_bchw.dtype)
+    if border:
+        maps_bchw = maps_bchw[..., border:-border, border:-border]
+    channels = maps_bchw.shape[1]
+    rows = F.conv2d(maps_bchw, taps.view(1, 1, kept, 1).expand(channels, 1, kept, 1), groups=channels)
+    return F.conv2d(rows, taps.view(1, 1, 1, kept).expand(channels, 1, 1, kept), groups=channels)
