@@ -9,13 +9,12 @@ metric; whatever else their configs disagree on is allowed, because that may be 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mpt.errors import ConfigError
-from mpt.report.read_run import RunRecord, curves, section
+from mpt.report.read_run import RunRecord, curves, finite_median
 from mpt.report.statistics import Margin, Spread, Verdict, judge, spread
 
 EXPECTED_DIFFERENCES = ("name", "seed", "precision")
@@ -130,8 +129,8 @@ def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord) 
         values = [read(record) for record in group.runs.values()]
         common = group.runs.keys() & baseline.runs.keys()
         ratios = [divide(read(group.runs[seed]), read(baseline.runs[seed])) for seed in common]
-        return median(values), median(ratios) if ratios else divide(
-            median(values), median([read(record) for record in baseline.runs.values()])
+        return finite_median(values), finite_median(ratios) if ratios else divide(
+            finite_median(values), finite_median([read(record) for record in baseline.runs.values()])
         )
 
     same_measure = group.any_run.memory.get("kind") == baseline.any_run.memory.get("kind")
@@ -201,10 +200,15 @@ def find_notes(groups: Sequence[Group]) -> list[str]:
 
 def machine(record: RunRecord) -> str:
     """Return what identifies the device a run was trained on, as far as its environment says."""
-    device = record.environment.get("device")
-    if isinstance(device, Mapping):
-        return str(device.get("name") or device.get("kind") or "")
-    return str(device or section(record.environment, "cuda").get("name", ""))
+    devices = record.environment.get("devices")
+    if (
+        record.memory.get("kind") == "cuda"
+        and isinstance(devices, list)
+        and devices
+        and isinstance(devices[0], Mapping)
+    ):
+        return str(devices[0].get("name", ""))
+    return str(record.environment.get("processor", ""))
 
 
 def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -216,12 +220,6 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median of what is finite; NaN if nothing is."""
-    finite = [value for value in values if math.isfinite(value)]
-    return statistics.median(finite) if finite else math.nan
 
 
 def divide(value: float, base: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from markupsafe import Markup
 from mpt.errors import InputOutputError
 from mpt.report.comparison import Comparison, Row
 from mpt.report.comparison_plots import draw_panels, draw_png
-from mpt.report.page import environment, plain, write_text
+from mpt.report.page import environment, plain
 from mpt.report.statistics import Verdict
 from mpt.report.units import show_figure
+from mpt.run.files import write_atomically
 
 HEADLINES = {"within": "within the margin", "outside": "outside the margin", "undecided": "not decidable"}
 
@@ -30,17 +30,13 @@ def write_comparison(path: Path, comparison: Comparison) -> None:
         ) from error
     content = describe_comparison(path.resolve().name, comparison)
     template = environment()
-    write_text(path / "comparison.json", json.dumps(plain(as_json(comparison)), indent=1, allow_nan=False) + "\n")
-    write_text(path / "comparison.md", template.get_template("comparison.md.j2").render(**content))
+    write_atomically(path / "comparison.json", json.dumps(plain(as_json(comparison)), indent=1, allow_nan=False) + "\n")
+    write_atomically(path / "comparison.md", template.get_template("comparison.md.j2").render(**content))
     plots = {caption: Markup(svg) for caption, svg in draw_panels(comparison).items()}
-    write_text(path / "comparison.html", template.get_template("comparison.html.j2").render(**content, plots=plots))
-    partial = path / ".comparison.png.partial"
-    try:
-        partial.write_bytes(draw_png(comparison))
-        os.replace(partial, path / "comparison.png")
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputOutputError(f"{path / 'comparison.png'} could not be written: {error.strerror}.") from error
+    write_atomically(
+        path / "comparison.html", template.get_template("comparison.html.j2").render(**content, plots=plots)
+    )
+    write_atomically(path / "comparison.png", draw_png(comparison))
 
 
 def describe_comparison(name: str, comparison: Comparison) -> dict[str, Any]:

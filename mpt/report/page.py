@@ -11,7 +11,6 @@ import base64
 import io
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +20,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from mpt.errors import InputOutputError
 from mpt.report.plots import draw_run, memory_parts, skipped_steps
 from mpt.report.read_run import RunRecord, curves, number, read_run
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
+from mpt.run.files import write_atomically
 
 MOST_SAMPLES = 8
 MOST_EVENTS = 200
@@ -43,11 +42,11 @@ def write_report(run_path: Path) -> None:
     record = read_run(run_path)
     template = environment()
     content = describe_run(record)
-    write_text(run_path / "report.json", json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n")
-    write_text(run_path / "report.md", template.get_template("run.md.j2").render(**content))
+    write_atomically(run_path / "report.json", json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n")
+    write_atomically(run_path / "report.md", template.get_template("run.md.j2").render(**content))
     pictures = {name: Markup(svg) for name, svg in draw_run(record).items()}
     page = template.get_template("run.html.j2").render(**content, plots=pictures, samples=embed_samples(record))
-    write_text(run_path / "report.html", page)
+    write_atomically(run_path / "report.html", page)
 
 
 def environment() -> Environment:
@@ -128,7 +127,7 @@ def evaluation_rows(record: RunRecord) -> list[tuple[str, float, float, float, f
 
 def event_row(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return step, kind, phase and message of an event; facts without a column go into the message."""
-    known = {"step", "kind", "phase", "message"}
+    known = {"step", "kind", "phase", "message", "time"}
     rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in known)
     message = "; ".join(part for part in (str(event.get("message", "")), rest) if part)
     return str(event.get("step", "")), str(event.get("kind", "")), str(event.get("phase", "")), message
@@ -218,14 +217,3 @@ def embed_samples(record: RunRecord) -> list[dict[str, Any]]:
         source = "data:image/png;base64," + base64.b64encode(target.getvalue()).decode("ascii")
         found.append({"label": path.stem, "source": source, "pixelated": max(width, height) < 256})
     return found
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises InputOutputError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputOutputError(f"{path} could not be written: {error.strerror}. Is the folder writable?") from error

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from mpt.config.yaml_text import read_text as parse_yaml
 from mpt.errors import DataError
 
 Series = tuple[list[int], list[float]]
@@ -51,8 +50,9 @@ class RunRecord:
 
     @property
     def is_finished(self) -> bool:
-        """Did training reach its end?"""
-        return bool(self.summary)
+        """Did training reach its end? An interrupted run has a summary too, of the steps it did."""
+        steps, wanted = number(self.summary.get("steps")), number(self.summary.get("total_steps"))
+        return bool(self.summary) and not steps < wanted
 
     @property
     def mode(self) -> str:
@@ -121,11 +121,16 @@ class RunRecord:
     @property
     def step_seconds(self) -> float:
         """Median seconds per step."""
+        # A GPU's steps end after the call returns; only the logged windows end with a synchronisation.
+        if self.memory.get("kind") == "cuda" and len(self.train) > 2:
+            return finite_median([number(line.get("step_seconds")) for line in self.train[1:]])
         return self.figure("median_step_seconds", "step_seconds")
 
     @property
     def samples_per_second(self) -> float:
         """Throughput of training."""
+        if self.memory.get("kind") == "cuda" and len(self.train) > 2:
+            return finite_median([number(line.get("samples_per_second")) for line in self.train[1:]])
         return self.figure("samples_per_second", "samples_per_second")
 
     @property
@@ -155,9 +160,7 @@ class RunRecord:
         """Return a figure of the summary or, without one, the median of the training lines."""
         if in_summary in self.summary:
             return number(self.summary[in_summary])
-        values = [number(line.get(in_lines)) for line in self.train]
-        values = [value for value in values if math.isfinite(value)]
-        return statistics.median(values) if values else math.nan
+        return finite_median([number(line.get(in_lines)) for line in self.train])
 
 
 def read_run(path: Path) -> RunRecord:
@@ -181,6 +184,12 @@ def read_run(path: Path) -> RunRecord:
         samples=tuple(sorted((path / "samples").glob("*.png"))) if (path / "samples").is_dir() else (),
         problems=problems,
     )
+
+
+def finite_median(values: Sequence[float]) -> float:
+    """Return the median of what is finite; NaN if nothing is."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median(finite) if finite else math.nan
 
 
 def section(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -236,18 +245,12 @@ def read_text(path: Path, problems: list[str]) -> str:
 
 
 def parse_config(text: str, problems: list[str]) -> Mapping[str, Any]:
-    """Parse a resolved config. One never has aliases, which could unfold without end, so they are refused."""
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            problems.append(
-                "config.yaml was not interpreted: it holds YAML aliases, which a resolved config never does."
-            )
-            return {}
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        problems.append(f"config.yaml is not YAML: {' '.join(str(error).split())}")
-        return {}
-    return value if isinstance(value, dict) else {}
+    """Parse a resolved config with the strict reader, which no hostile file can keep busy."""
+    node, mistakes = parse_yaml(text, "config.yaml")
+    if mistakes:
+        problems.append(f"config.yaml could not be interpreted: {mistakes[0]}")
+    value = node.plain()
+    return value if isinstance(value, dict) and not any(mistake.fatal for mistake in mistakes) else {}
 
 
 def read_object(path: Path, problems: list[str], *, needed: bool = True) -> Mapping[str, Any]:

@@ -41,7 +41,9 @@ def write_run(
         f"name: {path.name!r}\nmodel:\n  name: {model}\ndataset:\n  name: shapes\nprecision:\n  mode: {mode}\n"
         f"train:\n  steps: {steps}\n  batch_size: 32\nseed: {seed}\n"
     )
-    (path / "env.json").write_text(json.dumps({"torch": "2.13.0", "device": {"kind": "cpu", "threads": 1}}))
+    (path / "env.json").write_text(
+        json.dumps({"torch": "2.13.0", "processor": "a processor", "threads": 1, "devices": []})
+    )
     lines, events, skipped, scale = [], [], 0, 65536.0
     for step in range(0, steps, max(1, steps // 100)):
         if generator.random() < 0.06 and mode == "amp":
