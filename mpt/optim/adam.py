@@ -1,7 +1,7 @@
 """Adam: Kingma & Ba, "Adam: A Method for Stochastic Optimization", 2015.
 
-`weight_decay` is the L2 kind; for the decoupled kind use `adamw`. GANs want `betas: [0.5, 0.999]` (Radford et al., 2016)
-or `[0.0, 0.99]` (Karras et al., 2018).
+`weight_decay` is the L2 kind; for the decoupled kind use `adamw`. GANs want `betas: [0.5, 0.999]` (Radford et al.,
+2016) or `[0.0, 0.99]` (Karras et al., 2018).
 """
 
 from __future__ import annotations

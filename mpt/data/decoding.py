@@ -1,0 +1,84 @@
+"""One image file in: checked before it is decoded, and named when it is bad.
+
+The size is read from the header first, so that a small file that unpacks to gigabytes is refused before anything is
+allocated. Only plain raster formats are opened; Pillow would otherwise also hand files to outside programs (EPS). Image
+orientation tags are ignored, as torchvision ignores them.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from mpt.errors import DataError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""As torchvision's ImageFolder."""
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "MPO")
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, struct.error, zlib.error)
+"""What Pillow's decoders raise on damaged files, beside Image.DecompressionBombError."""
+
+
+class BadImageError(DataError):
+    """An image file that cannot or may not be decoded. `reason` says why, without the path."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path}: {reason}. Replace or remove the file, or set dataset.on_bad_image=skip to train without it"
+        )
+        self.path, self.reason = path, reason
+
+    def __reduce__(self) -> tuple[type[BadImageError], tuple[Path, str]]:
+        return type(self), (self.path, self.reason)
+
+
+def decode_image(path: Path, channels: int, image_size: int | None, max_pixels: int) -> Tensor:
+    """Return an image file as float32 (channels, h, w) in [0, 1]. Raises BadImageError.
+
+    With an `image_size` it is cut to a centred square and resized (bilinear, antialiased); without, it is left as
+    stored.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Pillow's own warnings about large, odd or damaged files: the limit here is max_pixels, damage raises.
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > max_pixels:
+                    raise BadImageError(
+                        path, f"{width} x {height} pixels are more than dataset.max_pixels={max_pixels}"
+                    )
+                picture = convert_mode(image, MODES[channels])
+                if image_size is not None and picture.size != (image_size, image_size):
+                    picture = ImageOps.fit(picture, (image_size, image_size), method=Image.Resampling.BILINEAR)
+                pixels = numpy.array(picture, dtype=numpy.uint8)
+    except BadImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise BadImageError(path, f"more pixels than dataset.max_pixels={max_pixels}") from error
+    except FileNotFoundError as error:
+        raise BadImageError(path, "the file is gone") from error
+    except UnidentifiedImageError as error:
+        raise BadImageError(path, "not an image of a known kind (jpg, png, ppm, bmp, tif, webp)") from error
+    except DECODER_ERRORS as error:
+        raise BadImageError(path, f"cannot be decoded ({error})") from error
+    tensor = torch.from_numpy(pixels)
+    return (tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1)).float().div_(255)
+
+
+def convert_mode(image: Image.Image, mode: str) -> Image.Image:
+    """Return the picture in 8 bits as `L`, `RGB` or `RGBA`."""
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow's convert would clip at 255
+        deep = numpy.asarray(image).astype(numpy.int64).clip(0, 65535)
+        image = Image.fromarray((deep >> 8).astype(numpy.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert(mode)

@@ -1,0 +1,165 @@
+"""Images in folders, one folder per class, as torchvision's ImageFolder lays them out and orders them.
+
+Two layouts: `root/train/CLASS/...` with `root/test/...` (or `val`), or `root/CLASS/...` alone, of which a share
+chosen by hashing each file's name is held out: adding files moves no other file to the other side. With `flat: true`
+there are no classes, every image below the folder counts, and there is no "label".
+
+Files are decoded when they are needed. A bad one (damaged, no image, above `max_pixels`) stops the run by name, or
+under `on_bad_image: skip` the next good file in order takes its place, the same one each time and for any number of
+workers; `bad_files` then lists what was met. If `augment` begins with RandomResizedCrop it cuts from the whole
+picture as stored; otherwise the picture is first cut to a centred square and resized.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mpt.config.options import DatasetOptions
+from mpt.data.augment import Augmentation, preserved_generator
+from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, decode_image
+from mpt.errors import ConfigError, DataError
+from mpt.seams import Batch, DataSpec, FieldSpec
+
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+MOST_BAD_IN_A_ROW = 100
+
+
+class Settings(DatasetOptions):
+    root: str = Field("data/images", min_length=1)
+    """The folder with `train` and `test` (or `val`) in it, or with the classes themselves; `~` is your home."""
+    flat: bool = False
+    """Images without classes, in any sub-folders."""
+    test_fraction: float = Field(0.1, gt=0, lt=1)
+    """The share held out for testing, where there is no test folder."""
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    max_pixels: int = Field(64_000_000, ge=1, le=178_000_000)
+    """Larger images are bad images: they are refused from their header, before they are decoded."""
+
+
+class ImageFolder:
+    """Image files with their classes' numbers."""
+
+    def __init__(
+        self,
+        paths: list[Path],
+        labels: list[int] | None,
+        classes: tuple[str, ...],
+        settings: Settings,
+        split: str,
+        seed: int,
+    ) -> None:
+        if settings.image_size is None:
+            raise ConfigError("dataset.image_size is not set, and the model does not say what it wants: set it")
+        self.channels = settings.channels or 3
+        if self.channels not in MODES:
+            raise ConfigError(f"dataset.channels is {self.channels}; images can be read with 1 (grey), 3 or 4 (alpha)")
+        self.paths, self.labels, self.settings, self.image_size = paths, labels, settings, settings.image_size
+        self.bad_files: dict[str, str] = {}
+        """Path -> why it was skipped, of the bad files met so far."""
+        entries = settings.augment if split == "train" else ()
+        self.augmentation = Augmentation(entries, self.image_size, self.channels, seed) if entries else None
+        fields = {"image": FieldSpec((self.channels, self.image_size, self.image_size), torch.float32)}
+        if labels is not None:
+            fields["label"] = FieldSpec((), torch.int64)
+        self.spec = DataSpec(fields, len(paths), classes)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
+        """Return the samples of `indices`, decoded. Raises DataError naming a bad file, unless they are skipped."""
+        with preserved_generator():
+            samples = [self.sample(index, epoch) for index in indices]
+        batch = {"image": torch.stack([image for image, _ in samples])}
+        if self.labels is not None:
+            batch["label"] = torch.tensor([self.labels[used] for _, used in samples])
+        return batch
+
+    def sample(self, index: int, epoch: int) -> tuple[Tensor, int]:
+        """Return one image and the index it really came from: `index`, or the next that can be decoded."""
+        whole = self.augmentation is not None and self.augmentation.crops_from_original
+        for attempt in range(min(len(self.paths), MOST_BAD_IN_A_ROW)):
+            used = (index + attempt) % len(self.paths)
+            path = self.paths[used]
+            if str(path) in self.bad_files:
+                continue
+            try:
+                image = decode_image(path, self.channels, None if whole else self.image_size, self.settings.max_pixels)
+            except BadImageError as error:
+                if self.settings.on_bad_image == "stop":
+                    raise
+                self.bad_files[str(path)] = error.reason
+                continue
+            return (image if self.augmentation is None else self.augmentation.apply(image, epoch, index)), used
+        reason = self.bad_files[str(self.paths[index])]
+        raise DataError(
+            f"{self.paths[index]} and the files after it are all bad (the first: {reason}); check dataset.root"
+        )
+
+
+def build(settings: Settings, split: str, seed: int) -> ImageFolder:
+    """Return one split of the images below `settings.root`. Raises DataError for what is missing or empty."""
+    root = Path(settings.root).expanduser()
+    if not root.is_dir():
+        raise DataError(
+            f"no folder {root}. Set dataset.root to a folder that holds train/CLASS/*.jpg and test/CLASS/*.jpg, or "
+            "CLASS/*.jpg (or any images, with dataset.flat=true)"
+        )
+    train_folder = root / "train"
+    test_folder = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
+    if not train_folder.is_dir():
+        train_folder, test_folder = root, None
+    classes = () if settings.flat else find_classes(train_folder)
+    folder = test_folder if split == "test" and test_folder is not None else train_folder
+    if folder is test_folder and not settings.flat:
+        unknown = sorted(set(find_classes(folder)) - set(classes))
+        if unknown:
+            raise DataError(f"{folder / unknown[0]}: there is no class {unknown[0]!r} in {train_folder}")
+    paths, labels = list_images(folder, classes)
+    if test_folder is None:
+        kept = [
+            n for n, path in enumerate(paths) if is_held_out(path, root, settings.test_fraction) == (split == "test")
+        ]
+        if paths and not kept:
+            raise DataError(
+                f"{root}: none of its {len(paths)} images falls to the {split} split; add a test folder, or change "
+                f"dataset.test_fraction={settings.test_fraction}"
+            )
+        paths, labels = [paths[n] for n in kept], [labels[n] for n in kept]
+    if not paths:
+        raise DataError(f"{folder}: no images in it (looked for {', '.join(EXTENSIONS)})")
+    return ImageFolder(paths, None if settings.flat else labels, classes, settings, split, seed)
+
+
+def find_classes(folder: Path) -> tuple[str, ...]:
+    """Return the names of the class folders, sorted."""
+    classes = tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()))
+    if not classes:
+        raise DataError(f"{folder}: no class folders in it. Sort the images into CLASS/, or set dataset.flat=true")
+    return classes
+
+
+def list_images(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+    """Return the image files below each class folder (or below `folder`, without classes), sorted, with their class."""
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes or ("",)):
+        for directory, _, files in sorted(os.walk(folder / name, followlinks=True)):
+            found = [Path(directory, file) for file in sorted(files) if file.lower().endswith(EXTENSIONS)]
+            paths += found
+            labels += [label] * len(found)
+    return paths, labels
+
+
+def is_held_out(path: Path, root: Path, fraction: float) -> bool:
+    """Say whether a file belongs to the test split: by a hash of its name below `root`, so it never changes sides."""
+    digest = hashlib.sha256(path.relative_to(root).as_posix().encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64

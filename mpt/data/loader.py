@@ -1,0 +1,148 @@
+"""The resumable order of the samples, and the batches in that order.
+
+A step's batch is a pure function of (seed, step): the step gives the epoch and the place in it, (seed, epoch) give the
+permutation. So a resumed run needs no state but its step, and any number of workers delivers the same batches. With no
+workers there is nothing between the training and `Dataset.fetch`; with workers the stream runs on over the ends of the
+epochs, so nothing is restarted there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from mpt.data.seeds import mix
+from mpt.data.workers import WorkerPool
+from mpt.errors import DataError
+from mpt.seams import Batch, Dataset
+
+BATCHES_AHEAD_PER_WORKER = 2
+
+
+class Loader:
+    """Batches of a data set by step. Raises DataError where there are too few samples to make one."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seed: int,
+        workers: int = 0,
+        drop_last: bool = True,
+        shuffle: bool = True,
+        pin_memory: bool = False,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        assert batch_size > 0
+        if len(dataset) == 0:
+            raise DataError("the data set is empty: check dataset.root and the split")
+        if drop_last and len(dataset) < batch_size:
+            raise DataError(
+                f"the data set has {len(dataset)} samples, fewer than one batch of train.batch_size={batch_size}; "
+                f"set train.batch_size to {len(dataset)} or less"
+            )
+        self.dataset, self.batch_size, self.seed, self.workers = dataset, batch_size, seed, workers
+        self.shuffle, self.timeout_seconds = shuffle, timeout_seconds
+        self.pin_memory = pin_memory and torch.cuda.is_available()
+        full, rest = divmod(len(dataset), batch_size)
+        self.steps_per_epoch = full + (not drop_last and rest > 0)
+        self.latest: tuple[int, list[int]] = (-1, [])
+
+    def position(self, step: int) -> tuple[int, int]:
+        """Return the epoch of a step and its place within it, both from 0."""
+        return divmod(step, self.steps_per_epoch)
+
+    def order(self, epoch: int) -> list[int]:
+        """Return the order of all samples in an epoch."""
+        if not self.shuffle:
+            epoch = 0
+        if self.latest[0] != epoch:
+            count = len(self.dataset)
+            if self.shuffle:
+                order = torch.randperm(count, generator=torch.Generator().manual_seed(mix(self.seed, epoch))).tolist()
+            else:
+                order = list(range(count))
+            self.latest = (epoch, order)
+        return self.latest[1]
+
+    def indices(self, step: int) -> tuple[list[int], int]:
+        """Return the samples of a step's batch, and its epoch."""
+        epoch, place = self.position(step)
+        return self.order(epoch)[place * self.batch_size : (place + 1) * self.batch_size], epoch
+
+    def batches(self, start_step: int = 0) -> Iterator[Batch]:
+        """Yield the batch of step `start_step`, then of each step after it, without end. On the CPU, pinned if
+        asked.
+        """
+        assert start_step >= 0
+        stream = self._from_workers(start_step, None) if self.workers else self._in_process(start_step, None)
+        return map(pin, stream) if self.pin_memory else stream
+
+    def evaluation_batches(self) -> Iterator[Batch]:
+        """Yield every sample once, in the data set's own order; the last batch may be smaller."""
+        plain = Loader(
+            self.dataset,
+            self.batch_size,
+            self.seed,
+            self.workers,
+            drop_last=False,
+            shuffle=False,
+            timeout_seconds=self.timeout_seconds,
+        )
+        end = plain.steps_per_epoch
+        stream = plain._from_workers(0, end) if self.workers else plain._in_process(0, end)
+        return map(pin, stream) if self.pin_memory else stream
+
+    def _in_process(self, step: int, end: int | None) -> Iterator[Batch]:
+        while step != end:
+            yield self.dataset.fetch(*self.indices(step))
+            step += 1
+
+    def _from_workers(self, step: int, end: int | None) -> Iterator[Batch]:
+        with WorkerPool(self.dataset, self.workers, self.timeout_seconds) as pool:
+            asked = step
+            while step != end:
+                while asked != end and asked < step + self.workers * BATCHES_AHEAD_PER_WORKER:
+                    pool.send(*self.indices(asked))
+                    asked += 1
+                yield pool.receive()
+                step += 1
+
+
+def pin(batch: Batch) -> Batch:
+    """Return a batch in page-locked memory, from which copies to a GPU can run beside the computation."""
+    return {name: tensor.pin_memory() for name, tensor in batch.items()}
+
+
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
+    """Return a batch on a device; from pinned memory without waiting for the copy."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def prefetch(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield batches on a device. On a GPU each is copied on a stream of its own while the one before it is used."""
+    if device.type != "cuda":
+        for batch in batches:
+            yield to_device(batch, device)
+        return
+    copying: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    ahead: tuple[Batch, torch.cuda.Event] | None = None
+    for batch in batches:
+        with torch.cuda.stream(copying):
+            following = (to_device(batch, device), copying.record_event())
+        if ahead is not None:
+            yield arrived(*ahead)
+        ahead = following
+    if ahead is not None:
+        yield arrived(*ahead)
+
+
+def arrived(batch: Batch, copied: torch.cuda.Event) -> Batch:
+    """Make the current stream wait for a copy, and keep the allocator from reusing the batch's memory too early."""
+    current = torch.cuda.current_stream(next(iter(batch.values())).device)
+    current.wait_event(copied)
+    for tensor in batch.values():
+        tensor.record_stream(current)
+    return batch
