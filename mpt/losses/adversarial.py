@@ -15,6 +15,7 @@ away); Berthelot et al. 2017 (BEGAN); Mescheder et al. 2018 (R1); Karras et al. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,64 +24,69 @@ from torch.nn import functional as F
 Critic = Callable[[Tensor], Tensor]
 
 
-def nonsaturating_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Return the binary cross-entropy of telling real from fake."""
-    return F.softplus(-real).mean() + F.softplus(fake).mean()
+ScoreLoss = Callable[[Tensor], Tensor]
 
 
-def nonsaturating_generator(fake: Tensor) -> Tensor:
-    """Return the cross-entropy of the fakes being taken for real."""
-    return F.softplus(-fake).mean()
+class Objective(NamedTuple):
+    """The three parts of a game: the discriminator's loss on real scores and on fake ones, the generator's on fakes.
+
+    They are separate so that one pass's activations are held at a time.
+    """
+
+    real: ScoreLoss
+    fake: ScoreLoss
+    generator: ScoreLoss
 
 
-def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Return half the squared distance of real scores from 1 and of fake scores from 0."""
-    return 0.5 * ((real - 1).square().mean() + fake.square().mean())
+def be_high(score: Tensor) -> Tensor:
+    """Return the cross-entropy of calling these scores real."""
+    return F.softplus(-score).mean()
 
 
-def least_squares_generator(fake: Tensor) -> Tensor:
-    """Return half the squared distance of fake scores from 1."""
-    return 0.5 * (fake - 1).square().mean()
+def be_low(score: Tensor) -> Tensor:
+    """Return the cross-entropy of calling these scores fake."""
+    return F.softplus(score).mean()
 
 
-def wasserstein_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Return the negated estimate of the Wasserstein distance."""
-    return fake.mean() - real.mean()
+def be_near(target: float) -> ScoreLoss:
+    """Return the function that gives half the mean squared distance of scores from the target."""
+    return lambda score: 0.5 * (score - target).square().mean()
 
 
-def wasserstein_generator(fake: Tensor) -> Tensor:
-    """Return the negated critic score of the fakes."""
-    return -fake.mean()
+def be_large(score: Tensor) -> Tensor:
+    """Return the negated mean: the real side of a Wasserstein critic, and what its generator minimises."""
+    return -score.mean()
 
 
-def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Return the hinge loss; scores beyond the margin of 1 give no gradient."""
-    return F.relu(1 - real).mean() + F.relu(1 + fake).mean()
+def be_small(score: Tensor) -> Tensor:
+    """Return the mean, of scores or of energies."""
+    return score.mean()
 
 
-def energy_discriminator(real: Tensor, fake: Tensor, margin: float) -> Tensor:
-    """Return the energy of the reals and what the fakes lack to the margin; energies are not negative."""
-    return real.mean() + F.relu(margin - fake).mean()
+def be_beyond(side: float, margin: float = 1.0) -> ScoreLoss:
+    """Return the hinge: what scores times `side` lack to the margin; beyond it there is no gradient."""
+    return lambda score: F.relu(margin - side * score).mean()
 
 
-def energy_generator(fake: Tensor) -> Tensor:
-    """Return the mean energy of the fakes."""
-    return fake.mean()
+def make_objective(name: str, margin: float = 5.0) -> Objective:
+    """Return the objective of that name. `margin` is the energy beyond which fakes are left alone ("energy").
 
-
-def balanced_discriminator(real: Tensor, fake: Tensor, balance: Tensor) -> Tensor:
-    """Return BEGAN's discriminator loss; `balance` is k_t in [0, 1], a scalar tensor."""
-    return real.mean() - balance * fake.mean()
+    "balanced" is BEGAN's, whose fake part its caller weights by k (`next_balance`) and subtracts.
+    """
+    objectives = {
+        "nonsaturating": Objective(be_high, be_low, be_high),
+        "least_squares": Objective(be_near(1.0), be_near(0.0), be_near(1.0)),
+        "wasserstein": Objective(be_large, be_small, be_large),
+        "hinge": Objective(be_beyond(1.0), be_beyond(-1.0), be_large),
+        "energy": Objective(be_small, be_beyond(1.0, margin), be_small),
+        "balanced": Objective(be_small, be_small, be_small),
+    }
+    return objectives[name]
 
 
 def next_balance(balance: Tensor, real: Tensor, fake: Tensor, diversity: float, rate: float) -> Tensor:
     """Return BEGAN's k_{t+1}: raised while the fakes' energy is below `diversity` times the reals'."""
     return (balance + rate * (diversity * real.mean() - fake.mean())).clamp(0, 1)
-
-
-def swapped_generator(real: Tensor, fake: Tensor) -> Tensor:
-    """Return the loss of a generator that makes both sides (BiGAN): each is to be taken for the other."""
-    return F.softplus(real).mean() + F.softplus(-fake).mean()
 
 
 def pull_away(codes: Tensor) -> Tensor:

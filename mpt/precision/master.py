@@ -65,9 +65,11 @@ class HalfWeights(Policy):
         super().prepare(task)
         for module in task.trainable.values():
             self._cast(module)
-            original = type(module)
-            module.__class__ = type(original.__name__, (HalfDoor, original), {"__module__": original.__module__})
-            module.door_dtype = self.dtype  # type: ignore[assignment]
+            # A ModuleDict is networks trained together; it has no forward, so its members get the doors.
+            for network in module.values() if isinstance(module, nn.ModuleDict) else [module]:
+                original = type(network)
+                network.__class__ = type(original.__name__, (HalfDoor, original), {"__module__": original.__module__})
+                network.door_dtype = self.dtype  # type: ignore[assignment]
 
     def _cast(self, module: nn.Module) -> None:
         """Cast a module's own and its children's floating state to half, BatchNorm and islands aside."""

@@ -1,13 +1,18 @@
-"""Adversarial training of a generator and a discriminator: phases `disc` (real, then fake) and `gen`.
+"""Adversarial training: one task for every model that has a discriminator.
 
-All losses are on logits. Each loss of the discriminator is back-propagated before the next is computed, so that the
-activations of one pass are held at a time.
+What differs between the models is data, not code: the objective (`mpt.losses.adversarial`), what the discriminator
+sees (images, codes, or both), and what labels do. The model's settings bring the defaults and `task` settings change
+them, so that a DCGAN may be trained with least squares. All losses are on logits, in float32. Each loss of the
+discriminator is back-propagated before the next is computed, so that the activations of one pass are held at a time.
+
+A step is a step of the discriminator; the generator's phase runs every `critic_steps`-th. The gradient penalty
+differentiates twice: it runs in float32, outside autocast and O1 (`Precision.loss`), in every mode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -16,119 +21,281 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.metrics.feature_space import choose_feature_space
-from mpt.metrics.frechet import frechet_distance
+from mpt.losses import adversarial
+from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
-from mpt.tasks.common import follow, make_twin, to_signed, to_unit
+from mpt.tasks.common import follow, make_twin
+from mpt.tasks.samples import Sampler, draw_latents
 
 
 class Settings(Options):
-    """How the game is played."""
+    """How the game is played; what is null follows the model."""
 
+    objective: Literal["nonsaturating", "least_squares", "wasserstein", "hinge", "energy", "balanced"] | None = None
+    critic_steps: int | None = Field(None, ge=1)
+    """Steps of the discriminator for one of the generator."""
+    gradient_penalty: float | None = Field(None, ge=0)
+    """Weight of the squared departure of the critic's gradient norm from 1; 0 is without."""
+    weight_clip: float | None = Field(None, ge=0)
+    """Limit of the critic's weights after each step; 0 is without."""
+    margin: float = Field(5.0, gt=0)
+    """Energy beyond which fakes are left alone (EBGAN)."""
+    pull_away: float = Field(0.0, ge=0)
+    """Weight of the term that keeps codes of fakes apart (EBGAN)."""
+    balance: float = Field(0.5, gt=0)
+    """Wanted ratio of the fakes' energy to the reals' (BEGAN's gamma)."""
+    balance_rate: float = Field(1e-3, gt=0)
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of a moving average of the generator, which is then what is sampled."""
     preview_count: int = Field(64, ge=1)
+    truncation: float = Field(0.7, ge=0, le=1)
+    """How far the truncated samples of `mpt infer` go from the mean."""
     metric_samples: int = Field(2000, ge=2)
+    inception_weights: str | None = None
+    """Local file of Inception weights; with it the published FID is measured too."""
 
 
 class Gan:
-    """Train `gen` and `disc` against each other with the non-saturating loss on logits (Goodfellow et al. 2014)."""
+    """Train `gen` (with `encoder` or `recognition` beside it, where the model has one) against `disc`."""
 
     metric, higher_is_better = "frechet_distance", False
 
     def __init__(
-        self, settings: Settings, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+        self,
+        settings: Settings,
+        model_settings: Options,
+        modules: Mapping[str, nn.Module],
+        data: DataSpec,
+        precision: Precision,
     ) -> None:
+        def rule(name: str, default: Any) -> Any:
+            own = getattr(settings, name, None)
+            return getattr(model_settings, name, default) if own is None else own
+
         self.settings, self.precision, self.data = settings, precision, data
+        self.critic_steps: int = rule("critic_steps", 1)
+        self.gradient_penalty: float = rule("gradient_penalty", 0.0)
+        self.weight_clip: float = rule("weight_clip", 0.0)
+        self.objective_name: str = rule("objective", "nonsaturating")
+        self.labels: str = rule("labels", "ignore")
+        self.judges: str = rule("judges", "image")
         self.gen, self.disc = modules["gen"], modules["disc"]
+        self.encoder, self.recognition = modules.get("encoder"), modules.get("recognition")
+        self.condition = modules.get("condition")
         self.modules: dict[str, nn.Module] = dict(modules)
-        self.trainable = {"disc": self.disc, "gen": self.gen}
+        self.trainable = {"disc": self.disc, "gen": self._generator_side()}
         if settings.ema:
             self.modules["gen_ema"] = make_twin(self.gen)
         self.latent_size: int = self.gen.latent_size  # type: ignore[assignment]
-        self.bce = precision.loss(functional.binary_cross_entropy_with_logits)
+        self.image_range: tuple[float, float] = getattr(self.gen, "image_range", (-1.0, 1.0))
+        device = next(self.gen.parameters()).device
+        self.sampler = Sampler(self.generate, self.latent_size, getattr(self.gen, "prior", "normal"), device)
+        self.balance = torch.zeros((), device=device)
+        self.energies: dict[str, list[tuple[Tensor, int]]] = {"real": [], "fake": []}
+        parts = adversarial.make_objective(self.objective_name, settings.margin)
+        self.parts = adversarial.Objective(*(precision.loss(part) for part in parts))
+        self.penalty = precision.loss(adversarial.gradient_penalty)
+        self.pull_away = precision.loss(adversarial.pull_away)
+        self.cross_entropy = precision.loss(functional.cross_entropy)
+        self.reconstruction = precision.loss(functional.binary_cross_entropy_with_logits)
+        self.told: set[str] = set()
+
+    def _generator_side(self) -> nn.Module:
+        """Return what the generator's optimizer trains: the generator and the networks that work with it."""
+        helpers = {"encoder": self.encoder, "recognition": self.recognition}
+        there = {name: module for name, module in helpers.items() if module is not None}
+        return nn.ModuleDict({"gen": self.gen, **there}) if there else self.gen
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """Both networks; memory tricks find the blocks inside."""
-        return [self.gen, self.disc]
+        """The networks; memory tricks find the blocks inside."""
+        return [module for module in (self.gen, self.encoder, self.disc) if module is not None]
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
-        """Return the discriminator's phase, then the generator's."""
-        return [
-            Phase("disc", self.disc, optimizers["disc"], self.disc_losses),
-            Phase("gen", self.gen, optimizers["gen"], self.gen_losses),
-        ]
+        """Return the discriminator's phase, then the generator's; an AAE reconstructs before both."""
+        disc = Phase("disc", self.disc, optimizers["disc"], self.disc_losses)
+        gen = Phase("gen", self.trainable["gen"], optimizers["gen"], self.gen_losses, every=self.critic_steps)
+        if self.judges == "code":
+            assert self.encoder is not None
+            rebuild = Phase("reconstruct", self.trainable["gen"], optimizers["gen"], self.reconstruct_losses)
+            fool = Phase("gen", self.encoder, optimizers["gen"], self.gen_losses, every=self.critic_steps)
+            return [rebuild, disc, fool]
+        return [disc, gen]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Add fresh latents (b, z)."""
+        """Add fresh latents (b, z), and where they are used codes (b,) and mixing weights (b,)."""
         image = batch["image"]
-        return {**batch, "latent": torch.randn(len(image), self.latent_size, device=image.device)}
+        count, device = len(image), image.device
+        drawn = {**batch, "latent": draw_latents(count, self.latent_size, self.sampler.prior, device)}
+        if self.labels == "code":
+            drawn["label"] = torch.randint(0, self._classes, (count,), device=device)
+        if self.gradient_penalty and phase.name == "disc":
+            drawn["mix"] = torch.rand(count, device=device)
+        if phase.name == "disc":
+            self.energies = {"real": [], "fake": []}
+        return drawn
+
+    @property
+    def _classes(self) -> int:
+        return int(self.condition.size) if self.condition is not None else 0  # type: ignore[arg-type]
+
+    def real_side(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Return what the discriminator is to recognise as real."""
+        if self.judges == "code":
+            return (batch["latent"],)
+        image = self.to_network(batch["image"])
+        return (image, self.encoder(image)) if self.encoder is not None else (image,)
+
+    def fake_side(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Return what the discriminator is to recognise as made up."""
+        if self.judges == "code":
+            assert self.encoder is not None
+            return (self.encoder(self.to_network(batch["image"])),)
+        if self.condition is not None:
+            return (self.gen(batch["latent"], self.condition(batch["label"])),)
+        image = self.gen(batch["latent"])
+        return (image, batch["latent"]) if self.judges == "pair" else (image,)
+
+    def judge(self, side: tuple[Tensor, ...], batch: Batch, real: bool) -> Judgement:
+        """Return the discriminator's verdict, on scores (b,)."""
+        if self.labels == "condition":
+            assert self.condition is not None
+            side = (*side, self.condition(batch["label"]))
+        verdict = self.disc(*side)
+        return Judgement(verdict) if isinstance(verdict, Tensor) else verdict
 
     def disc_losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the discriminator's loss on real images, then on generated ones."""
-        real = self.disc(to_signed(batch["image"]))
-        yield Loss("real", self.bce(real, torch.ones_like(real, dtype=torch.float32)))
+        """Yield the discriminator's loss on the real side, on the fake side, and its gradient penalty."""
         with torch.no_grad():
-            image = self.gen(batch["latent"])
-        fake = self.disc(image)
-        yield Loss("fake", self.bce(fake, torch.zeros_like(fake, dtype=torch.float32)))
+            real = self.real_side(batch)
+        yield Loss("real", self._disc_loss(real, batch, "real"))
+        with torch.no_grad():
+            fake = self.fake_side(batch)
+        yield Loss("fake", self._disc_loss(fake, batch, "fake"))
+        if self.gradient_penalty:
+            penalty = self.penalty(
+                lambda mixed: self.judge((mixed, *real[1:]), batch, real=True).score, real[0], fake[0], batch["mix"]
+            )
+            yield Loss("penalty", self.gradient_penalty * penalty)
+
+    def _disc_loss(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> Tensor:
+        verdict = self.judge(side, batch, real=kind == "real")
+        value: Tensor = (self.parts.real if kind == "real" else self.parts.fake)(verdict.score)
+        if self.objective_name == "balanced":
+            self.energies[kind].append((verdict.score.detach().float().mean(), len(verdict.score)))
+            value = value if kind == "real" else -self.balance * value
+        if verdict.classes is not None:
+            value = value + self.cross_entropy(verdict.classes, batch["label"])
+        return value
 
     def gen_losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the generator's loss: its images should pass for real."""
-        fake = self.disc(self.gen(batch["latent"]))
-        yield Loss("loss", self.bce(fake, torch.ones_like(fake, dtype=torch.float32)))
+        """Yield the generator's loss: what it makes should pass for real, and say its class or code."""
+        side = self.fake_side(batch)
+        verdict = self.judge(side, batch, real=False)
+        value: Tensor = self.parts.generator(verdict.score)
+        if self.judges == "pair":  # the encoder's side should pass for made up
+            value = value + self.parts.fake(self.judge(self.real_side(batch), batch, real=True).score)
+        if verdict.classes is not None:
+            value = value + self.cross_entropy(verdict.classes, batch["label"])
+        if self.settings.pull_away and verdict.code is not None:
+            value = value + self.settings.pull_away * self.pull_away(verdict.code)
+        if self.recognition is not None:
+            value = value + self.cross_entropy(self.recognition(side[0]), batch["label"])
+        yield Loss("loss", value)
 
+    def reconstruct_losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield the cross-entropy, per pixel, of the image given its own code."""
+        assert self.encoder is not None
+        image = self.to_network(batch["image"])
+        logits = self.gen(self.encoder(image), as_image=False)
+        yield Loss("loss", self.reconstruction(logits, image))
+
+    @torch.no_grad()
     def after_step(self, step: int, samples_seen: int) -> None:
-        """Let the EMA twin follow; its decay grows from 1/11 as (1 + step) / (10 + step)."""
+        """Clip the critic's weights, move BEGAN's balance, let the EMA twin follow."""
+        if self.weight_clip:
+            for parameter in {*self.precision.parameters(self.disc), *self.disc.parameters()}:
+                parameter.clamp_(-self.weight_clip, self.weight_clip)
+        if self.objective_name == "balanced" and self.energies["fake"]:
+            real, fake = (weighted_mean(self.energies[kind]) for kind in ("real", "fake"))
+            wanted, rate = self.settings.balance, self.settings.balance_rate
+            self.balance = adversarial.next_balance(self.balance, real, fake, wanted, rate)
         if self.settings.ema:
             follow(self.modules["gen_ema"], self.gen, min(self.settings.ema, (1 + step) / (10 + step)))
 
+    def to_network(self, image_bchw: Tensor) -> Tensor:
+        """Map images from [0, 1] to the generator's range."""
+        low, high = self.image_range
+        return image_bchw if (low, high) == (0.0, 1.0) else image_bchw * (high - low) + low
+
     @torch.no_grad()
-    def generate(self, latent_bz: Tensor) -> Tensor:
-        """Return images in [0, 1] from the generator that is evaluated, in evaluation mode."""
+    def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
+        """Return images in [0, 1] from the generator that is evaluated; sample i has class (first + i) mod classes.
+
+        Truncation below 1 shortens the latents: less variety, better samples.
+        """
         gen = self.modules.get("gen_ema", self.gen)
         was_training = gen.training
         gen.eval()
+        inputs = [latent_bz * truncation]
+        if self.condition is not None:
+            numbers = torch.arange(first, first + len(latent_bz), device=latent_bz.device)
+            inputs.append(self.condition(numbers % self._classes))
         with self.precision.forward():
-            image = gen(latent_bz)
+            image: Tensor = gen(*inputs)
         gen.train(was_training)
-        return to_unit(image)
-
-    def latents(self, count: int, seed: int, device: torch.device) -> Tensor:
-        """Return latents that depend on the seed alone, the same on every device."""
-        return torch.randn(count, self.latent_size, generator=torch.Generator().manual_seed(seed)).to(device)
+        low, high = self.image_range
+        return ((image.float() - low) / (high - low)).clamp(0, 1)
 
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return the Frechet distance between generated and real images in a small fixed feature space."""
-        real_images = [batch["image"] for batch in batches]
-        device, batch_size = real_images[0].device, len(real_images[0])
-        space = choose_feature_space(self.data)
-        latents = self.latents(self.settings.metric_samples, 1234, device)
-        fake = torch.cat([space.features(self.generate(chunk)) for chunk in latents.split(batch_size)])
-        real = torch.cat([space.features(image) for image in real_images])
-        return {"frechet_distance": frechet_distance(real, fake)}
+        """Return the Frechet distance and the diversity of samples beside the real images."""
+        settings = self.settings
+        return self.sampler.quality(self.data, batches, settings.metric_samples, settings.inception_weights)
 
     def preview(self, batch: Batch) -> Tensor | None:
         """Return samples from fixed latents."""
-        return self.generate(self.latents(self.settings.preview_count, 0, batch["image"].device))
+        return self.sampler.sample(self.settings.preview_count, seed=0)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return `count` samples from latents that depend on the seed alone. A GAN has no use for inputs."""
-        device = next(self.gen.parameters()).device
-        tiles = self.generate(self.latents(count, seed, device))
-        return Inference(tiles=tiles, outputs=tiles)
+        """Return samples, truncated samples and paths between latents. A GAN has no use for inputs."""
+        return self.sampler.infer(count, seed, self.settings.truncation)
+
+    def advise(self, figures: Mapping[str, float]) -> list[str]:
+        """Return warnings, each once, about what a log line or an evaluation shows to go wrong."""
+        found = {}
+        bounded = self.objective_name in ("nonsaturating", "least_squares", "hinge")
+        if bounded and "disc/real" in figures and figures["disc/real"] + figures.get("disc/fake", 1.0) < 0.01:
+            found["won"] = (
+                "the discriminator's loss is nearly 0: it has won, and the generator's gradients vanish. Try a lower "
+                "optimizer.phases.disc.lr, task.objective=wasserstein with task.gradient_penalty=10, or more data"
+            )
+        if figures.get("diversity", 1.0) < 0.3:
+            found["collapsed"] = (
+                f"the samples vary {figures['diversity']:.2f} times as much as the data: the generator may have "
+                "collapsed. Try task.objective=wasserstein with task.gradient_penalty=10 and task.critic_steps=5, a "
+                "lower optimizer.lr, or a larger train.batch_size"
+            )
+        fresh = [message for key, message in found.items() if key not in self.told]
+        self.told.update(found)
+        return fresh
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing beyond the modules."""
-        return {}
+        """Return BEGAN's balance."""
+        return {"balance": self.balance}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing beyond the modules."""
+        """Restore BEGAN's balance."""
+        self.balance = state["balance"].to(self.balance.device)
+
+
+def weighted_mean(pairs: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """Return the mean over micro-batches of different sizes."""
+    total = sum(count for _, count in pairs)
+    return torch.stack([mean * (count / total) for mean, count in pairs]).sum()
 
 
 def build(
     settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
 ) -> Gan:
     """Build the task around `gen` and `disc`."""
-    return Gan(settings, modules, data, precision)
+    return Gan(settings, model_settings, modules, data, precision)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
 from mpt.losses import variational
@@ -11,7 +12,8 @@ def test_reconstruction_is_the_bernoulli_log_likelihood_summed_over_pixels() -> 
     numbers = torch.Generator().manual_seed(1)
     logits = torch.randn(5, 1, 3, 3, generator=numbers)
     target = (torch.rand(5, 1, 3, 3, generator=numbers) > 0.5).float()
-    expected = -Bernoulli(logits=logits).log_prob(target).sum((1, 2, 3)).mean()
+    likelihood: Tensor = Bernoulli(logits=logits).log_prob(target)  # type: ignore[no-untyped-call]
+    expected = -likelihood.sum((1, 2, 3)).mean()
     assert variational.bernoulli_reconstruction(logits, target).item() == pytest.approx(expected.item(), rel=1e-5)
 
 

@@ -1,0 +1,69 @@
+"""The published FID: Frechet distance in Inception's features, through torchmetrics and torch-fidelity.
+
+An extra (`pip install mpt[fid]`), with the weights from a local file: nothing is downloaded. The file is the one that
+torch-fidelity names pt_inception-2015-12-05-6726825d.pth; it is read once as plain tensors before the library, which
+would unpickle anything, gets to see it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpt.errors import ConfigError, DataError
+
+WEIGHTS_NAME = "pt_inception-2015-12-05-6726825d.pth"
+
+
+class InceptionDistance:
+    """Accumulates real and generated images (b, c, h, w) in [0, 1]; raises when it cannot be had."""
+
+    def __init__(self, weights: str, device: torch.device) -> None:
+        path = check_weights(weights)
+        if importlib.util.find_spec("torch_fidelity") is None:
+            raise ConfigError(
+                "task.inception_weights: the published FID needs torch-fidelity, which is not installed. Install it "
+                "with `pip install mpt[fid]`, or leave the setting out: the built-in distance is always given."
+            )
+        from torchmetrics.image.fid import FrechetInceptionDistance
+
+        import mpt.vision_ops  # noqa: F401  torchvision, which torchmetrics imports, may be built for another torch
+
+        self.metric: Any = FrechetInceptionDistance(normalize=True, feature_extractor_weights_path=str(path)).to(device)
+
+    def update(self, image_bchw: Tensor, real: bool) -> None:
+        """Add images of one kind; grey ones are repeated to three channels."""
+        self.metric.update(image_bchw.float().expand(-1, 3, -1, -1), real=real)
+
+    def compute(self) -> float:
+        """Return the distance."""
+        return float(self.metric.compute())
+
+
+def check_weights(weights: str) -> Path:
+    """Return the path of a file of plain tensors that looks like Inception's; raise DataError otherwise."""
+    path = Path(weights)
+    if not path.is_file():
+        raise DataError(
+            f"task.inception_weights: there is no file {path}. Download {WEIGHTS_NAME} (torch-fidelity's release page) "
+            "and give its path, or leave the setting out."
+        )
+    problem = ""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not any("Mixed_7c" in str(key) for key in state):
+            problem = "it holds no layer named Mixed_7c"
+    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError) as error:
+        problem = str(error).split("\n")[0][:120] or type(error).__name__
+    if problem:
+        raise DataError(
+            f"task.inception_weights: {path} is not the Inception feature file ({problem}). It should be "
+            f"{WEIGHTS_NAME} of torch-fidelity."
+        )
+    return path

@@ -1,0 +1,189 @@
+"""Variational autoencoders: one phase, the negative evidence lower bound, reconstruction from logits in float32.
+
+The figure is the bound on the test set, in nats per image, with one draw of the posterior per image from fixed noise.
+The Frechet distance of samples from the prior is given beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mpt.config.options import Options
+from mpt.losses import variational
+from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
+from mpt.tasks.samples import Sampler
+
+
+class Settings(Options):
+    """What is weighed and shown."""
+
+    divergence_weight: float = Field(1.0, ge=0)
+    """Weight of the divergence in training (beta); the figure always counts it once."""
+    preview_count: int = Field(64, ge=2)
+    truncation: float = Field(0.7, ge=0, le=1)
+    """How far the truncated samples of `mpt infer` go from the mean."""
+    metric_samples: int = Field(2000, ge=2)
+    inception_weights: str | None = None
+    """Local file of Inception weights; with it the published FID is measured too."""
+
+
+class Vae:
+    """Train `encoder` and `decoder` together."""
+
+    metric, higher_is_better = "negative_elbo", False
+
+    def __init__(
+        self,
+        settings: Settings,
+        model_settings: Options,
+        modules: Mapping[str, nn.Module],
+        data: DataSpec,
+        precision: Precision,
+    ) -> None:
+        self.settings, self.precision, self.data = settings, precision, data
+        self.encoder, self.decoder = modules["encoder"], modules["decoder"]
+        self.modules: dict[str, nn.Module] = dict(modules)
+        self.trainable: dict[str, nn.Module] = {"vae": nn.ModuleDict(dict(modules))}
+        self.noise: float = getattr(model_settings, "noise", 0.0)
+        self.classes: int = self.decoder.classes  # type: ignore[assignment]
+        self.latent_size: int = self.decoder.latent_size  # type: ignore[assignment]
+        self.reconstruction = precision.loss(variational.bernoulli_reconstruction)
+        self.divergence = precision.loss(variational.gaussian_divergence)
+        self.sample_posterior = precision.loss(variational.sample_gaussian)
+        device = next(self.decoder.parameters()).device
+        self.sampler = Sampler(self.generate, self.latent_size, "normal", device)
+        self.preview_columns = 8
+        self.told: set[str] = set()
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """Both networks; memory tricks find the blocks inside."""
+        return [self.encoder, self.decoder]
+
+    def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
+        """Return the one phase."""
+        return [Phase("vae", self.trainable["vae"], optimizers["vae"], self.losses)]
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        """Add the posterior's noise (b, z), and for a denoising model the image's."""
+        return {**batch, **self._noise(batch["image"])}
+
+    def _noise(self, image: Tensor) -> Batch:
+        drawn = {"posterior": torch.randn(len(image), self.latent_size, device=image.device)}
+        if self.noise:
+            drawn["corruption"] = torch.randn_like(image)
+        return drawn
+
+    def losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield the bound's two terms as one loss: they share a graph."""
+        reconstruction, divergence = self.bound(batch)
+        yield Loss("loss", reconstruction + self.settings.divergence_weight * divergence)
+
+    def bound(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the reconstruction and the divergence, in nats per image."""
+        image, label = batch["image"], batch.get("label") if self.classes else None
+        seen = image + self.noise * batch["corruption"] if self.noise else image
+        mean, log_variance = self.encoder(seen, label)
+        latent = self.sample_posterior(mean, log_variance, batch["posterior"])
+        logits = self.decoder(latent, label)
+        return self.reconstruction(logits, image), self.divergence(mean, log_variance)
+
+    def after_step(self, step: int, samples_seen: int) -> None:
+        """Do nothing: there is no average to move."""
+
+    @torch.no_grad()
+    def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
+        """Return the decoder's pixel means for latents of the prior; sample i has class (first + i) mod classes."""
+        numbers = torch.arange(first, first + len(latent_bz), device=latent_bz.device)
+        return self._decode(latent_bz * truncation, numbers % self.classes if self.classes else None)
+
+    @torch.no_grad()
+    def encode(self, image_bchw: Tensor, label_b: Tensor | None = None) -> Tensor:
+        """Return the posterior means (b, z) in float32."""
+        with self.precision.forward():
+            mean: Tensor = self.encoder(image_bchw, label_b if self.classes else None)[0]
+        return mean.float()
+
+    @torch.no_grad()
+    def reconstruct(self, image_bchw: Tensor, label_b: Tensor | None = None) -> Tensor:
+        """Return images decoded from the posterior means."""
+        return self._decode(self.encode(image_bchw, label_b), label_b if self.classes else None)
+
+    def _decode(self, latent_bz: Tensor, label_b: Tensor | None) -> Tensor:
+        with self.precision.forward():
+            logits: Tensor = self.decoder(latent_bz, label_b)
+        return logits.float().sigmoid()
+
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return the bound per test image and its terms, and the quality of samples from the prior."""
+        sums = {"reconstruction": 0.0, "divergence": 0.0}
+        seen: list[Batch] = []
+        with torch.no_grad():
+            for batch in batches:
+                seen.append({"image": batch["image"]})
+                with self.precision.forward():
+                    terms = self.bound({**batch, **self._noise(batch["image"])})
+                for name, term in zip(sums, terms, strict=True):
+                    sums[name] += float(term) * len(batch["image"])
+        total = sum(len(batch["image"]) for batch in seen)
+        means = {name: value / total for name, value in sums.items()}
+        settings = self.settings
+        quality = self.sampler.quality(self.data, seen, settings.metric_samples, settings.inception_weights)
+        return {"negative_elbo": sum(means.values()), **means, **quality}
+
+    def preview(self, batch: Batch) -> Tensor | None:
+        """Return two rows of test images over their reconstructions, then samples from fixed latents."""
+        image = batch["image"][: self.preview_columns]
+        label = batch.get("label")
+        rebuilt = self.reconstruct(image, None if label is None else label[: len(image)])
+        if len(image) < self.preview_columns:
+            return self.sampler.sample(self.settings.preview_count, seed=0)
+        return torch.cat([image.float(), rebuilt, self.sampler.sample(self.settings.preview_count, seed=0)])
+
+    def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
+        """Return reconstructions beside the inputs and their codes, or without inputs samples and paths between them.
+
+        Images given to a class-conditional model without labels are taken for its first class.
+        """
+        if batch is None:
+            return self.sampler.infer(count, seed, self.settings.truncation)
+        image = batch["image"]
+        label = batch.get("label", torch.zeros(len(image), dtype=torch.int64, device=image.device))
+        codes, rebuilt = self.encode(image, label), self.reconstruct(image, label)
+        pairs = torch.stack([image.float(), rebuilt], dim=1).flatten(0, 1)
+        errors = (rebuilt - image).square().mean(dim=(1, 2, 3)).tolist()
+        rows = [
+            {"squared_error": round(error, 6), "code": " ".join(f"{value:.4g}" for value in code)}
+            for error, code in zip(errors, codes.tolist(), strict=True)
+        ]
+        return Inference(tiles=pairs, columns=2 * min(4, len(image)), rows=rows, outputs=rebuilt)
+
+    def advise(self, figures: Mapping[str, float]) -> list[str]:
+        """Return a warning, once, when the code carries nothing."""
+        if figures.get("divergence", 1.0) >= 0.05 or "unused" in self.told:
+            return []
+        self.told.add("unused")
+        return [
+            "the divergence is nearly 0: the decoder ignores the code. Try a lower task.divergence_weight, a smaller "
+            "model.latent_size or more steps"
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing beyond the modules."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing beyond the modules."""
+
+
+def build(
+    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+) -> Vae:
+    """Build the task around `encoder` and `decoder`."""
+    return Vae(settings, model_settings, modules, data, precision)
