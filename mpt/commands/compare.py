@@ -1,0 +1,263 @@
+"""`mpt compare fp32 amp`: the same config, seeds and data order under each mode, and a verdict.
+
+Every run is a process of its own, started as a user would start it. Modes change global state (TF32, deterministic
+kernels, cuDNN's chosen algorithms) and the allocator's reserve only grows, so within one process the second mode
+would be measured in the first one's remains. Seeds are the outer loop and modes the inner one, turned round for every
+other seed, so that a machine that grows warm or busy meets all modes alike.
+
+Going on after an interruption needs no state: a run that is finished is there, one that was interrupted is resumed
+from its checkpoint, and one that diverged left a note. The folder is found again by its config, which must be the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from mpt.commands.arguments import CompareArguments
+from mpt.config.load import change_precision, load_config
+from mpt.config.precision_names import resolve_precision_name
+from mpt.config.registry import INSTALLED
+from mpt.config.schema import Config
+from mpt.errors import ConfigError, DataError, GateError, Interrupted, MptError
+from mpt.report.comparison import Comparison, Group, compare_groups, group_runs
+from mpt.report.comparison_page import say_spread, say_verdict, write_comparison
+from mpt.report.read_run import RunRecord, read_run
+from mpt.report.statistics import Margin
+from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds, show_spread
+from mpt.run.files import write_atomically
+from mpt.run.layout import check_name, find_run
+from mpt.run.signals import StopRequest
+
+DEMO = {"model": {"name": "dcgan"}}
+"""What is compared when no config is given."""
+BASE_CONFIG = "base.yaml"
+NOT_FINITE, NO_MEMORY = 6, 7
+"""Exit codes that are a result of the mode, not a mistake of the user: such a run counts as diverged."""
+
+Train = Callable[[Path, Path, str, bool], tuple[int, str]]
+"""Train a config file below a folder under a name, resuming or not: exit code and last words."""
+
+
+def run(arguments: CompareArguments, train: Train | None = None) -> None:
+    """Compare modes or finished runs; print and write the comparison.
+
+    Raises ConfigError for what cannot be compared, GateError under `--gate` unless every mode is within the margin.
+    """
+    margin = Margin.parse(arguments.margin)
+    overrides = [word for word in arguments.what if "=" in word]
+    words = [word for word in arguments.what if "=" not in word]
+    modes = [resolve_mode(word) for word in words]
+    if words and all(mode is None for mode in modes):
+        records = [read_run(find_run(word, Path(arguments.runs))[0].path) for word in words]
+        groups = group_runs(records)
+        folder = Path(arguments.output) if arguments.output else records[0].path.parent / f"compare-{records[0].name}"
+    else:
+        folder, groups = run_modes(
+            arguments, check_modes(words, modes), overrides, train or train_in_process(arguments)
+        )
+    comparison = compare_groups(groups, margin)
+    write_comparison(folder, comparison)
+    print_comparison(comparison, folder, as_json=arguments.json)
+    if arguments.gate and not comparison.passes:
+        failing = [
+            say_verdict(row, comparison) for row in comparison.rows if row.verdict and row.verdict.outcome != "within"
+        ]
+        raise GateError("\n".join(failing))
+
+
+def resolve_mode(word: str) -> str | None:
+    """Return the canonical name of a precision mode, None if the word is none."""
+    known = INSTALLED.names("precision")
+    name = resolve_precision_name(word, known)[0]
+    return name if name in known else None
+
+
+def check_modes(words: Sequence[str], modes: Sequence[str | None]) -> dict[str, str]:
+    """Return canonical name -> name as it was written, each mode once. Raises ConfigError."""
+    unknown = [word for word, mode in zip(words, modes, strict=True) if mode is None]
+    if unknown:
+        known = ", ".join(INSTALLED.names("precision"))
+        raise ConfigError(
+            f"mpt compare: {unknown[0]!r} is no precision mode; allowed are {known}, or finished runs only "
+            "(a mode and a run cannot be compared with each other)."
+        )
+    if len(words) < 2:
+        raise ConfigError(
+            "mpt compare: name two precision modes at least, such as `mpt compare fp32 amp`, or two runs."
+        )
+    for index, mode in enumerate(modes):
+        if mode in modes[:index]:
+            earlier = words[modes.index(mode)]
+            raise ConfigError(f"mpt compare: {mode} was given twice ({earlier}, {words[index]}); give each mode once.")
+    return {mode: word for mode, word in zip(modes, words, strict=True) if mode is not None}
+
+
+def run_modes(
+    arguments: CompareArguments, modes: Mapping[str, str], overrides: Sequence[str], train: Train
+) -> tuple[Path, list[Group]]:
+    """Train every mode with every seed where it was not done yet; return the comparison's folder and groups."""
+    if arguments.seeds < 1:
+        raise ConfigError(f"--seeds: found {arguments.seeds}; allowed is 1 or more, 3 or more for a verdict.")
+    options = [f"train.device={arguments.device}"] if arguments.device else []
+    base = load_config(arguments.config or DEMO, [*overrides, *options], allow=arguments.allow)
+    configs = {mode: change_precision(base, word) for mode, word in modes.items()}
+    folder = open_folder(arguments, base, list(modes))
+    seeds = [base.seed + index for index in range(arguments.seeds)]
+    order = [
+        (seed, mode)
+        for index, seed in enumerate(seeds)
+        for mode in (list(modes) if index % 2 == 0 else reversed(list(modes)))
+    ]
+    runs: dict[str, dict[int, RunRecord]] = {mode: {} for mode in modes}
+    failed: dict[str, dict[int, str]] = {mode: {} for mode in modes}
+    for number, (seed, mode) in enumerate(order, 1):
+        name = f"{mode}-seed-{seed}"
+        say = f"[{number}/{len(order)}] {mode}, seed {seed}"
+        failure = perform(folder, name, dataclasses.replace(configs[mode], seed=seed, name=name), train)
+        record = read_run(folder / name)
+        runs[mode][seed] = record
+        if failure is not None:
+            failed[mode][seed] = failure
+        if not arguments.quiet and not arguments.json:
+            print(f"{say}: {failure or describe_run(record)}", flush=True)
+    return folder, [Group(mode, runs[mode], failed[mode]) for mode in modes]
+
+
+def describe_run(record: RunRecord) -> str:
+    """Say a run's result in one line."""
+    return (
+        f"{record.metric} {show_figure(record.final)}, {show_seconds(record.step_seconds)} per step, "
+        f"peak {show_bytes(record.peak_bytes)}"
+    )
+
+
+def open_folder(arguments: CompareArguments, base: Config, modes: Sequence[str]) -> Path:
+    """Return the folder of this comparison: the one that holds the same config, else a new one."""
+    text = dataclasses.replace(base, name=None).to_yaml()
+    if arguments.output:
+        folder = Path(arguments.output)
+        if (folder / BASE_CONFIG).is_file() and (folder / BASE_CONFIG).read_text("utf-8") != text:
+            raise ConfigError(
+                f"--output: {folder} holds a comparison of another config; name another folder or remove that one."
+            )
+    else:
+        name = arguments.name or f"compare-{base.name or base.model.name.replace(':', '-')}-{'-'.join(modes)}"
+        check_name(name)
+        number = 1
+        while True:
+            folder = Path(arguments.runs) / (name if number == 1 else f"{name}-{number}")
+            if not folder.exists():
+                break
+            if (folder / BASE_CONFIG).is_file() and (folder / BASE_CONFIG).read_text("utf-8") == text:
+                break
+            number += 1
+    try:
+        (folder / "configs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder} could not be made: {error.strerror}. Name another one by --output.") from error
+    write_atomically(folder / BASE_CONFIG, text)
+    return folder
+
+
+def perform(folder: Path, name: str, config: Config, train: Train) -> str | None:
+    """Train one run unless it is done. Return why it diverged, None if it did not."""
+    note = folder / f"{name}.failed.json"
+    path = folder / name
+    if note.is_file():
+        return str(json.loads(note.read_text("utf-8"))["message"])
+    if path.is_dir():
+        if (path / "config.yaml").is_file() and read_run(path).is_finished:
+            return None
+        if not any((path / "checkpoints").glob("step-*")):
+            shutil.rmtree(path)  # stopped before its first checkpoint: there is nothing to go on from
+    file = folder / "configs" / f"{name}.yaml"
+    write_atomically(file, config.to_yaml())
+    code, words = train(file, folder, name, path.is_dir())
+    if code in (NOT_FINITE, NO_MEMORY):
+        message = words or ("not finite" if code == NOT_FINITE else "out of memory")
+        write_atomically(note, json.dumps({"exit_code": code, "message": message}))
+        return message
+    if code > 128:
+        raise Interrupted(f"interrupted during {name}; the same command goes on from here", code - 128)
+    if code:
+        failure = MptError(f"{name} failed: {words}")
+        failure.exit_code = code
+        raise failure
+    return None
+
+
+def train_in_process(arguments: CompareArguments) -> Train:
+    """Return a function that trains in a process of its own, passing signals on to it."""
+
+    def train(file: Path, folder: Path, name: str, resumes: bool) -> tuple[int, str]:
+        command = [sys.executable, "-m", "mpt", "train", str(file), "--runs", str(folder), "--name", name, "--quiet"]
+        command += ["--resume", str(folder / name)] if resumes else []
+        command += [word for package in arguments.allow for word in ("--allow", package)]
+        with StopRequest() as stop:
+            # A session of its own: Ctrl-C then reaches this process alone, which passes it on once.
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
+            passed_on = False
+            while True:
+                try:
+                    _, words = process.communicate(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    if stop.requested and not passed_on:
+                        passed_on = True
+                        process.send_signal(signal.SIGTERM)
+            if stop.signal_number is not None:
+                return 128 + stop.signal_number, ""
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        return code, last_words(words)
+
+    return train
+
+
+def last_words(text: str) -> str:
+    """Return what a failed process said at its end, in one line."""
+    return " ".join(" ".join(text.strip().splitlines()[-4:]).split()).removeprefix("error: ")
+
+
+def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> None:
+    """Print the table and the verdicts, or the JSON in one line."""
+    if as_json:
+        print(json.dumps(json.loads((folder / "comparison.json").read_text("utf-8"))))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table(title=None)
+    table.add_column("mode")
+    for heading in ("peak memory", "step", "samples/s", "skipped", f"{comparison.metric}, final", "best"):
+        table.add_column(heading, justify="right")
+    for row in comparison.rows:
+        table.add_row(
+            row.group.label,
+            f"{show_bytes(row.peak_bytes)}\n{show_ratio(row.peak_ratio)}",
+            f"{show_seconds(row.step_seconds)}\n{show_ratio(row.step_ratio)}",
+            f"{show_figure(row.samples_per_second)}\n{show_ratio(row.throughput_ratio)}",
+            str(row.skipped),
+            f"{show_spread(row.final.mean, row.final.deviation)}\n{show_ratio(row.final_ratio)}",
+            f"{show_figure(row.best.mean)}\n{show_ratio(row.best_ratio)}",
+        )
+    console.print(table)
+    for row in comparison.rows:
+        if row.verdict is not None:
+            console.print(say_verdict(row, comparison), markup=False, highlight=False)
+    console.print(say_spread(comparison), markup=False, highlight=False)
+    for note in comparison.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    console.print(
+        f"wrote {os.path.join(folder, 'comparison.html')} (and .md, .json, .png)", markup=False, highlight=False
+    )

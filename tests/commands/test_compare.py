@@ -1,0 +1,190 @@
+"""Runs are interleaved, resumed where they stopped, and never trained twice; a stand-in trains in no time."""
+
+import json
+import signal
+
+import pytest
+import yaml
+from mpt.commands.arguments import CompareArguments
+
+from mpt.commands import compare
+from mpt.errors import CheckpointError, ConfigError, DataError, GateError, Interrupted, MptError
+
+FINALS = {"fp32": 0.950, "amp": 0.951, "O2": 0.90}
+
+
+class Trainer:
+    """Writes the run that a training would leave. `stop_at` interrupts that run, `codes` fail others."""
+
+    def __init__(self, stop_at=None, codes=None):
+        self.stop_at, self.codes, self.calls = stop_at, codes or {}, []
+
+    def __call__(self, file, folder, name, resumes):
+        self.calls.append((name, resumes))
+        config = yaml.safe_load(file.read_text())
+        (folder / name / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.yaml").write_text(file.read_text())
+        if name == self.stop_at:
+            (folder / name / "checkpoints" / "step-00000001").mkdir()
+            return 128 + signal.SIGINT, ""
+        if name in self.codes:
+            return self.codes[name], "the discriminator was not finite"
+        mode, seed = config["precision"]["mode"], config["seed"]
+        write_summary(folder / name, mode, FINALS[mode] + 0.001 * (seed % 2))
+        return 0, ""
+
+
+def write_summary(path, mode, final):
+    summary = {
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "final": final,
+        "best": final,
+        "steps": 10,
+        "total_steps": 10,
+        "median_step_seconds": 0.01,
+        "samples_per_second": 100,
+        "peak_memory": {"kind": "tracked", "peak_bytes": 1000},
+        "skipped": {"gen": 0},
+        "precision": {"mode": mode, "dtype": "float32", "reason": "asked for"},
+    }
+    (path / "summary.json").write_text(json.dumps(summary))
+
+
+def go(tmp_path, *what, train=None, **changes):
+    trainer = train or Trainer()
+    compare.run(CompareArguments(what=what, runs=str(tmp_path), **changes), trainer)
+    return trainer
+
+
+def test_modes_take_turns_and_every_other_seed_turns_them_round(tmp_path, capsys):
+    trainer = go(tmp_path, "fp32", "amp", seeds=3)
+    names = [name for name, _ in trainer.calls]
+    assert names == ["fp32-seed-0", "amp-seed-0", "amp-seed-1", "fp32-seed-1", "fp32-seed-2", "amp-seed-2"]
+    said = capsys.readouterr().out
+    assert "[6/6] amp, seed 2: accuracy 0.951" in said
+    assert "amp against fp32, accuracy, 3 paired seeds: within the margin" in " ".join(said.split())
+    folder = tmp_path / "compare-dcgan-fp32-amp"
+    assert {path.name for path in folder.glob("comparison.*")} == {
+        f"comparison.{k}" for k in ("md", "json", "html", "png")
+    }
+
+
+def test_every_run_has_its_seed_and_mode_and_else_the_same_config(tmp_path):
+    go(tmp_path, "fp32", "amp", "train.steps=7", "seed=5", seeds=2)
+    configs = [
+        yaml.safe_load((tmp_path / "compare-dcgan-fp32-amp" / name / "config.yaml").read_text())
+        for name in ("fp32-seed-5", "amp-seed-5", "fp32-seed-6", "amp-seed-6")
+    ]
+    assert [config["seed"] for config in configs] == [5, 5, 6, 6]
+    assert [config["precision"]["mode"] for config in configs] == ["fp32", "amp", "fp32", "amp"]
+    for config in configs:
+        assert config["train"]["steps"] == 7
+        assert {k: v for k, v in config.items() if k not in ("seed", "name", "precision")} == {
+            k: v for k, v in configs[0].items() if k not in ("seed", "name", "precision")
+        }
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
+    first = Trainer(stop_at="amp-seed-1")
+    with pytest.raises(Interrupted) as caught:
+        go(tmp_path, "fp32", "amp", seeds=2, train=first)
+    assert caught.value.exit_code == 130
+    second = go(tmp_path, "fp32", "amp", seeds=2)
+    assert second.calls == [("amp-seed-1", True), ("fp32-seed-1", False)]
+    assert go(tmp_path, "fp32", "amp", seeds=2).calls == []
+
+
+def test_more_seeds_are_added_to_those_that_were_trained(tmp_path):
+    go(tmp_path, "fp32", "amp", seeds=1)
+    assert [name for name, _ in go(tmp_path, "fp32", "amp", seeds=2).calls] == ["amp-seed-1", "fp32-seed-1"]
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_anew(tmp_path):
+    go(tmp_path, "fp32", "amp", seeds=1)
+    (tmp_path / "compare-dcgan-fp32-amp" / "amp-seed-0" / "summary.json").unlink()
+    assert go(tmp_path, "fp32", "amp", seeds=1).calls == [("amp-seed-0", False)]
+
+
+def test_another_config_gets_another_folder(tmp_path):
+    go(tmp_path, "fp32", "amp", seeds=1)
+    go(tmp_path, "fp32", "amp", "train.steps=9", seeds=1)
+    assert (tmp_path / "compare-dcgan-fp32-amp-2" / "comparison.html").is_file()
+    with pytest.raises(ConfigError, match="another config"):
+        go(tmp_path, "fp32", "amp", "train.steps=8", seeds=1, output=str(tmp_path / "compare-dcgan-fp32-amp"))
+
+
+@pytest.mark.parametrize("code", [6, 7])
+def test_a_run_that_diverged_or_ran_out_of_memory_counts_and_is_not_tried_again(tmp_path, capsys, code):
+    go(tmp_path, "fp32", "amp", seeds=2, train=Trainer(codes={"amp-seed-1": code}))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "outside the margin (worse)" in said
+    assert "the discriminator was not finite" in said
+    assert go(tmp_path, "fp32", "amp", seeds=2).calls == []
+
+
+def test_a_user_s_mistake_in_a_run_ends_the_comparison_with_its_exit_code(tmp_path):
+    with pytest.raises(MptError, match="fp32-seed-0 failed") as caught:
+        go(tmp_path, "fp32", "amp", train=Trainer(codes={"fp32-seed-0": 3}))
+    assert caught.value.exit_code == 3
+
+
+def test_the_gate_lets_pass_what_is_within_the_margin_only(tmp_path):
+    go(tmp_path, "fp32", "amp", seeds=3, gate=True)
+    with pytest.raises(GateError, match="outside the margin") as caught:
+        go(tmp_path, "fp32", "amp", "O2", seeds=3, gate=True)
+    assert caught.value.exit_code == 8
+    with pytest.raises(GateError, match="not decidable"):
+        go(tmp_path, "fp32", "amp", seeds=1, gate=True)
+    go(tmp_path, "fp32", "O2", seeds=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("amp", "amp"), "given twice"),
+        (("amp", "16-mixed"), "given twice"),
+        (("fp32", "fp23"), "'fp23' is no precision mode"),
+        (("fp32",), "two precision modes"),
+        ((), "two precision modes"),
+    ],
+)
+def test_words_that_make_no_comparison_are_refused(tmp_path, words, message):
+    with pytest.raises(ConfigError, match=message):
+        go(tmp_path, *words)
+
+
+def test_other_arguments_that_make_no_comparison_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--seeds"):
+        go(tmp_path, "fp32", "amp", seeds=0)
+    with pytest.raises(ConfigError, match="--margin"):
+        go(tmp_path, "fp32", "amp", margin="none")
+    with pytest.raises(ConfigError, match="name"):
+        go(tmp_path, "fp32", "amp", name="../up")
+    with pytest.raises(ConfigError, match="steps"):
+        go(tmp_path, "fp32", "amp", "train.steps=-1")
+    (tmp_path / "file").write_text("")
+    with pytest.raises((DataError, ConfigError)):
+        go(tmp_path, "fp32", "amp", output=str(tmp_path / "file" / "below"))
+
+
+def test_finished_runs_are_compared_by_their_folders(tmp_path, capsys):
+    go(tmp_path, "fp32", "amp", seeds=1)
+    folder = tmp_path / "compare-dcgan-fp32-amp"
+    capsys.readouterr()
+    go(tmp_path, str(folder / "amp-seed-0"), str(folder / "fp32-seed-0"), output=str(tmp_path / "out"), json=True)
+    content = json.loads(capsys.readouterr().out)
+    assert [mode["mode"] for mode in content["modes"]] == ["fp32", "amp"]
+    assert content["modes"][1]["verdict"]["outcome"] == "undecided"
+    assert (tmp_path / "out" / "comparison.md").is_file()
+
+
+def test_a_run_that_is_not_there_or_given_twice_is_refused(tmp_path):
+    go(tmp_path, "fp32", "amp", seeds=1)
+    folder = tmp_path / "compare-dcgan-fp32-amp"
+    with pytest.raises(ConfigError, match="given twice"):
+        go(tmp_path, str(folder / "amp-seed-0"), str(folder / "amp-seed-0"))
+    with pytest.raises((CheckpointError, ConfigError)):
+        go(tmp_path, str(folder / "amp-seed-0"), str(folder / "absent"))
+    with pytest.raises(ConfigError, match="no precision mode"):
+        go(tmp_path, str(folder / "amp-seed-0"), "amp")
