@@ -83,9 +83,9 @@ class WorkerPool:
         ready = wait(waiting_for, self.timeout_seconds)
         if not ready:
             raise DataError(
-                f"data worker {worker.number} (process {worker.process.pid}) gave no batch for {self.timeout_seconds:g} "
-                f"seconds; it is reading the samples {preview(worker.pending[0])}. Check the disk or network the data is "
-                "on, or set dataset.workers=0 to see where it hangs"
+                f"data worker {worker.number} (process {worker.process.pid}) gave no batch for "
+                f"{self.timeout_seconds:g} seconds; it is reading the samples {preview(worker.pending[0])}. Check the "
+                "disk or network the data is on, or set dataset.workers=0 to see where it hangs"
             )
         if worker.pipe not in ready:
             raise self.dead(next(other for other in self.workers if other.process.sentinel in ready))

@@ -1,15 +1,18 @@
-"""How varied generated samples are beside real ones: the ratio of the spreads of their features.
+"""How varied a generator's output is beside the real data: the spread of its features over theirs.
 
-A generator that makes one good picture over and over has a Frechet distance that need not look alarming; its diversity
-does: near 1 is as varied as the data, near 0 is collapse.
+About 1 for a generator that covers the data, towards 0 when it repeats itself (mode collapse), above 1 when it
+scatters. It says nothing about whether the images look right; read it next to the Frechet distance.
 """
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 
-def relative_diversity(real_nd: Tensor, fake_nd: Tensor) -> float:
-    """Return the root mean square distance of fake features to their mean, divided by that of the real ones."""
-    real, fake = (features.double() - features.double().mean(0) for features in (real_nd, fake_nd))
-    return float((fake.square().sum(1).mean() / real.square().sum(1).mean().clamp_min(1e-12)).sqrt())
+def diversity_ratio(real_features: Tensor, fake_features: Tensor) -> float:
+    """Return the root of total feature variance of fake (m, d) over real (n, d). NaN when the real do not vary."""
+    real = real_features.double().var(0).sum().item()
+    fake = fake_features.double().var(0).sum().item()
+    return math.sqrt(fake / real) if real > 0 else math.nan
