@@ -160,6 +160,7 @@ def load(source: RunDirectory | Path, map_location: torch.device | str = "cpu") 
     """
     if isinstance(source, RunDirectory):
         return load_newest(source, map_location)
+    source = source.resolve()  # a link that the user names is meant; one that stands inside a run is not
     if not source.is_dir():
         what = "is a file; checkpoints are directories" if source.exists() else "does not exist"
         raise CheckpointError(f"{source} {what}. Name a run, or a directory like RUN/checkpoints/step-00000100.")

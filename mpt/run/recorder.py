@@ -55,10 +55,13 @@ class Recorder:
         self.events.append(line)
         return line
 
-    def truncate_after(self, step: int) -> int:
-        """Drop all lines after `step`, and unreadable ones; return how many. Call at resume, before the first write."""
+    def truncate_after(self, step: int, keep_events: bool = False) -> int:
+        """Drop all lines after `step`, and unreadable ones; return how many. Call at resume, before the first write.
+
+        `keep_events` leaves events.jsonl as it is: a run that rolled back within one process keeps the story of why.
+        """
         dropped = 0
-        for file in (self.metrics, self.events):
+        for file in (self.metrics,) if keep_events else (self.metrics, self.events):
             lines, kept = read_raw_lines(file.path), []
             for raw, line in lines:
                 if line is not None and not is_after(line, step):

@@ -66,7 +66,7 @@ def load_weights_file(path: Path) -> dict[str, Tensor]:
     Raises CheckpointError for anything else, with the reason; nothing in the file is ever run.
     """
     try:
-        with open(open_regular(path), "rb") as file:
+        with open(open_regular(path.resolve()), "rb") as file:
             if path.suffix == ".safetensors":
                 return read_tensors(file)[0]
             if not zipfile.is_zipfile(file):
@@ -226,7 +226,8 @@ class Interpreter:
         last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if count else 0
         if last >= max(storage.numel(), 1) or count > storage.numel():
             raise ValueError("its pickle describes a tensor that is larger than its storage")
-        return storage.as_strided(shape, stride, offset).clone(memory_format=torch.preserve_format)
+        # A view: with copies, a small file that names one storage ten thousand times would fill the memory.
+        return storage.as_strided(shape, stride, offset)
 
     def read_storage(self, kind: Any, storage_type: Any, key: Any, location: Any, count: Any) -> Tensor:
         """Return a storage as a flat tensor; its claimed length must be its member's."""

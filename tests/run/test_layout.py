@@ -1,0 +1,171 @@
+"""Run directories: one name, one place, one writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.run.layout import create_run, find_run, list_runs, newest_run, open_run
+
+
+def hold_in_another_process(path: Path, then: str = "") -> subprocess.Popen[str]:
+    code = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom mpt.run.layout import open_run\n"
+        f"with open_run(Path(sys.argv[1])).hold():\n    child = 0\n    {then or 'pass'}\n"
+        "    if child or not sys.argv[2:]: print(child, flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_equal_names_get_numbers(tmp_path) -> None:
+    assert [create_run(tmp_path, "demo").name for _ in range(3)] == ["demo", "demo-2", "demo-3"]
+
+
+def test_runs_created_at_once_never_share_a_directory(tmp_path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        runs = list(pool.map(lambda _: create_run(tmp_path, "demo"), range(64)))
+    assert len({run.path for run in runs}) == 64
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a/b", "a\0b", "x" * 300, "", ".", "..", ".hidden", "a\nb", "<img onerror>", "a b", "ä"]
+)
+def test_a_name_that_is_more_than_one_directory_is_refused_and_nothing_is_written(tmp_path, name: str) -> None:
+    runs = tmp_path / "inside" / "runs"
+    with pytest.raises(ConfigError) as caught:
+        create_run(runs, name)
+    assert caught.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_planted_at_the_run_path_is_not_followed(tmp_path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "demo").symlink_to(elsewhere)
+    (tmp_path / "runs" / "demo-2").symlink_to(tmp_path / "dangling")
+    assert create_run(tmp_path / "runs", "demo").name == "demo-3"
+    assert list(elsewhere.iterdir()) == []
+    assert not (tmp_path / "dangling").exists()
+
+
+def test_a_link_in_place_of_the_lock_or_the_checkpoints_is_refused(tmp_path) -> None:
+    run = create_run(tmp_path, "demo")
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    run.lock_path.symlink_to(victim)
+    with pytest.raises(InputOutputError, match="symbolic link"), run.hold():
+        pass
+    assert victim.read_text() == "precious"
+    run.checkpoints.rmdir()
+    run.checkpoints.symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        open_run(run.path)
+
+
+def test_a_directory_for_runs_that_cannot_be_made_is_explained(tmp_path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(InputOutputError, match="runs could not be written"):
+        create_run(tmp_path / "runs", "demo")
+
+
+def test_a_second_writer_is_refused_by_name_and_the_first_goes_on(tmp_path) -> None:
+    run = create_run(tmp_path, "demo")
+    with run.hold():
+        with pytest.raises(InputOutputError, match=f"process {os.getpid()} on") as caught, open_run(run.path).hold():
+            pass
+        assert caught.value.exit_code == 5
+        with pytest.raises(InputOutputError), open_run(run.path).hold():
+            pass
+    with run.hold() as note:
+        assert note is None
+
+
+def test_the_lock_of_a_killed_writer_is_taken_over(tmp_path) -> None:
+    run = create_run(tmp_path, "demo")
+    process = hold_in_another_process(run.path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    with pytest.raises(InputOutputError, match=f"process {process.pid}"), run.hold():
+        pass
+    finish(process)
+    with run.hold() as note:
+        assert note is not None
+        assert f"process {process.pid}" in note
+
+
+def test_a_data_worker_that_outlives_a_killed_run_does_not_keep_it_locked(tmp_path) -> None:
+    run = create_run(tmp_path, "demo")
+    process = hold_in_another_process(run.path, "child = os.fork() or sys.argv.append('child') or 0")
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    try:
+        process.kill()
+        process.wait()
+        os.kill(worker, 0)  # it lives
+        with run.hold() as note:
+            assert note is not None
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        finish(process)
+
+
+def test_a_lock_is_given_back_when_the_run_fails(tmp_path) -> None:
+    run = create_run(tmp_path, "demo")
+    with pytest.raises(ZeroDivisionError), run.hold():
+        _ = 1 / 0
+    with run.hold():
+        pass
+
+
+def test_the_newest_run_is_the_one_written_to_last(tmp_path) -> None:
+    runs = [create_run(tmp_path, name) for name in ("b", "a", "c")]
+    for age, run in zip((100, 0, 50), runs, strict=True):
+        run.metrics_path.write_text("")
+        for path in (run.path, run.metrics_path):
+            os.utime(path, (2_000_000_000 - age, 2_000_000_000 - age))
+    assert newest_run(tmp_path).name == "a"
+    assert [run.name for run in list_runs(tmp_path)] == ["b", "c", "a"]
+
+
+def test_no_run_at_all_is_said_with_the_remedy(tmp_path) -> None:
+    with pytest.raises(CheckpointError, match="mpt train"):
+        newest_run(tmp_path / "runs")
+
+
+def test_a_run_is_found_by_name_path_and_checkpoint(tmp_path, monkeypatch) -> None:
+    run = create_run(tmp_path / "runs", "demo")
+    checkpoint = run.checkpoint_path(100)
+    checkpoint.mkdir()
+    monkeypatch.chdir(tmp_path)
+    runs = Path("runs")
+    assert find_run("demo", runs) == (run, None)
+    assert find_run("runs/demo", runs) == (run, None)
+    assert find_run(str(run.path), runs) == (run, None)
+    assert find_run("runs/demo/checkpoints/step-00000100/", runs) == (run, checkpoint)
+    assert find_run("demo/checkpoints/step-00000100", runs) == (run, checkpoint)
+
+
+@pytest.mark.parametrize("text", ["dmo", "", "a\0b", "../..", "x" * 5000, "demo/checkpoints/step-00000999"])
+def test_what_is_no_run_is_refused(tmp_path, text: str) -> None:
+    create_run(tmp_path, "demo")
+    with pytest.raises(CheckpointError) as caught:
+        find_run(text, tmp_path)
+    assert caught.value.exit_code == 4
+    if text == "dmo":
+        assert "Did you mean demo?" in str(caught.value)

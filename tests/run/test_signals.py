@@ -1,0 +1,96 @@
+"""The first signal is noted, the second SIGINT ends the process, and all is as before afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mpt.errors import Interrupted
+from mpt.run.signals import StopRequest
+
+LOOP = """
+import sys, time
+from mpt.errors import Interrupted
+from mpt.run.signals import StopRequest
+with StopRequest() as stop:
+    print("ready", flush=True)
+    while not stop.requested:
+        time.sleep(0.005)
+    print("noted", flush=True)
+    if "slow" in sys.argv:
+        time.sleep(60)
+    print("saved", flush=True)
+    try:
+        stop.raise_if_requested("Saved step 7.")
+    except Interrupted as error:
+        print(error, flush=True)
+        sys.exit(error.exit_code)
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", LOOP, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_noted_the_run_saves_and_the_exit_code_says_which(number: signal.Signals, code: int) -> None:
+    with start() as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.read() == f"noted\nsaved\nStopped by {number.name}. Saved step 7.\n"
+    assert process.returncode == code
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_ends_the_process_at_once(first: signal.Signals) -> None:
+    with start("slow") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(first)
+        assert process.stdout.readline() == "noted\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=5) == 130
+        assert process.stdout.read() == ""
+
+
+def test_the_handlers_before_come_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with StopRequest() as stop:
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal_number == signal.SIGINT
+        with pytest.raises(Interrupted) as caught:
+            stop.raise_if_requested("Saved.")
+    assert caught.value.exit_code == 130
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_outside_the_main_thread_nothing_is_installed() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    found = []
+
+    def work() -> None:
+        with StopRequest() as stop:
+            found.append((signal.getsignal(signal.SIGTERM), stop.requested))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [(before, False)]
+
+
+def test_a_forked_worker_ends_when_told_and_ignores_ctrl_c() -> None:
+    code = (
+        "import os, signal, time\nfrom mpt.run.signals import StopRequest\nwith StopRequest():\n"
+        "    child = os.fork()\n    if child == 0:\n        time.sleep(60)\n        os._exit(1)\n"
+        "    time.sleep(0.1)\n    os.kill(child, signal.SIGINT)\n    time.sleep(0.1)\n"
+        "    assert os.waitpid(child, os.WNOHANG) == (0, 0)\n    os.kill(child, signal.SIGTERM)\n"
+        "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0

@@ -1,0 +1,193 @@
+"""Weights of others are read without running anything of theirs."""
+
+from __future__ import annotations
+
+import collections
+import io
+import os
+import pickle
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from mpt.errors import CheckpointError
+from mpt.run.weights_file import load_weights_file
+
+
+def network() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))
+    return model.to(memory_format=torch.channels_last)
+
+
+def write_zip(
+    path: Path, pickled: bytes, storages: dict[str, bytes] | None = None, method: int = zipfile.ZIP_STORED
+) -> None:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        for key, content in (storages or {}).items():
+            archive.writestr(f"archive/data/{key}", content)
+
+
+class Touch:
+    """Unpickled by Python, this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_a_state_dict_comes_back_bit_for_bit(tmp_path, dtype: torch.dtype) -> None:
+    state = network().to(dtype).state_dict()
+    torch.save(state, tmp_path / "w.pt")
+    found = load_weights_file(tmp_path / "w.pt")
+    assert list(found) == list(state)
+    for name, tensor in state.items():
+        assert torch.equal(found[name], tensor)
+        assert (found[name].dtype, found[name].stride()) == (tensor.dtype, tensor.stride())
+
+
+def test_the_usual_wrappers_parameters_and_odd_views_are_understood(tmp_path) -> None:
+    base = torch.arange(24.0)
+    weights = {"a": nn.Parameter(base[4:10].view(2, 3).t()), "b": base, "c": torch.ones((), dtype=torch.bool)}
+    torch.save({"epoch": 3, "lr": [1e-3, None], "state_dict": collections.OrderedDict(weights)}, tmp_path / "w.pth")
+    found = load_weights_file(tmp_path / "w.pth")
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+
+
+def test_safetensors_are_read(tmp_path) -> None:
+    save_file({"a": torch.arange(3)}, tmp_path / "w.safetensors")
+    assert torch.equal(load_weights_file(tmp_path / "w.safetensors")["a"], torch.arange(3))
+
+
+def test_a_malicious_pickle_is_refused_and_nothing_runs(tmp_path) -> None:
+    canary = tmp_path / "canary"
+    torch.save({"a": Touch(canary)}, tmp_path / "zip.pt")
+    torch.save({"a": Touch(canary)}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Touch(canary)))
+    (tmp_path / "named.safetensors").write_bytes(pickle.dumps(Touch(canary)))
+    for protocol in range(6):
+        write_zip(tmp_path / f"protocol{protocol}.pt", pickle.dumps({"a": Touch(canary)}, protocol))
+    files = list(tmp_path.iterdir())
+    for path in files:
+        with pytest.raises(CheckpointError, match=path.name) as caught:
+            load_weights_file(path)
+        assert caught.value.exit_code == 4
+    assert len(files) == 10
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"c__builtin__\nbytearray\n(I1073741824\ntR.",
+        b"\x80\x02c__builtin__\nbytearray\nJ\x00\x00\x00@\x85R.",
+        b"\x80\x02ctorch\nTensor\nJ\x00\x00\x00@\x85R.",
+        b"\x80\x02cnumpy.f2py.crackfortran\nmyeval\nX\x01\x00\x00\x001\x85R.",
+        b"\x80\x02ctorch.FloatStorage\n__class__\n.",
+        b"\x80\x02ctorch\nFloatStorage\nK\x09\x85R.",
+        b"\x80\x02ccollections\nOrderedDict\n]]K\x01K\x02\x86aa\x85R.",
+        b"\x80\x02}" + b")" + b"q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"h\x00K\x01s.",
+        b"\x80\x02}K\x01.",
+        b"\x80\x02.",
+        b"\x80\x02}",
+        b"\x80\x02N}b.",
+        b"",
+        b"\xff" * 50,
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    ],
+)
+def test_pickles_that_no_state_dict_needs_are_refused_at_once(tmp_path, pickled: bytes) -> None:
+    write_zip(tmp_path / "w.pt", pickled)
+    with pytest.raises(CheckpointError):
+        load_weights_file(tmp_path / "w.pt")
+
+
+def tensor_pickle(count: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
+    """Return the pickle of one float tensor, with whatever it claims."""
+
+    class Storage:
+        pass
+
+    class Tensor:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return torch._utils._rebuild_tensor_v2, (Storage(), offset, shape, stride, False, None)
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            return ("storage", torch.FloatStorage, "0", "cpu", count) if isinstance(value, Storage) else None
+
+    buffer = io.BytesIO()
+    Pickler(buffer, 2).dump({"a": Tensor()})
+    return buffer.getvalue()
+
+
+def test_a_tensor_must_lie_within_its_storage(tmp_path) -> None:
+    path = tmp_path / "w.pt"
+    write_zip(path, tensor_pickle(4, (2, 2), (2, 1)), {"0": bytes(16)})
+    assert load_weights_file(path)["a"].shape == (2, 2)
+    lies = [
+        tensor_pickle(2**40, (2, 2), (2, 1)),
+        tensor_pickle(5, (2, 2), (2, 1)),
+        tensor_pickle(4, (2, 2), (2, 1), offset=1),
+        tensor_pickle(4, (2, 2), (2**40, 1)),
+        tensor_pickle(4, (2**30,), (0,)),
+        tensor_pickle(4, (2, 2), (-1, 1)),
+        tensor_pickle(4, (2, -2), (1, 1)),
+        tensor_pickle(4, (2, 2), (1,)),
+        tensor_pickle(4, (2, 2), (2, 1), offset=-1),
+    ]
+    for pickled in lies:
+        write_zip(path, pickled, {"0": bytes(16)})
+        with pytest.raises(CheckpointError):
+            load_weights_file(path)
+
+
+def test_a_deflate_bomb_is_refused_before_it_is_unpacked(tmp_path) -> None:
+    path = tmp_path / "w.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", tensor_pickle(2**27, (2**27,), (1,)))
+        with archive.open("archive/data/0", "w", force_zip64=True) as member:
+            for _ in range(64):
+                member.write(bytes(2**20))
+    assert path.stat().st_size < 2**20
+    with pytest.raises(CheckpointError, match="compressed members"):
+        load_weights_file(path)
+
+
+def test_a_damaged_file_is_refused_or_its_damage_is_outside_the_weights(tmp_path) -> None:
+    path = tmp_path / "w.pt"
+    state = {"a": torch.randn(200), "b": torch.arange(30)}
+    torch.save(state, path)
+    content = path.read_bytes()
+    generator = random.Random(0)
+    refused = 0
+    for _ in range(150):
+        flipped = bytearray(content)
+        flipped[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            found = load_weights_file(path)
+        except CheckpointError:
+            refused += 1
+            continue
+        # Padding and directory entries are not covered by the zip's checksums.
+        assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    assert refused > 50
+
+
+def test_a_link_or_a_folder_is_no_weights_file(tmp_path) -> None:
+    torch.save({"a": torch.ones(1)}, tmp_path / "w.pt")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    for path in (tmp_path, tmp_path / "absent.pt", tmp_path / "empty.pt"):
+        with pytest.raises(CheckpointError):
+            load_weights_file(path)
