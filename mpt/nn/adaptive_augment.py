@@ -33,9 +33,9 @@ class AdaptiveAugment(nn.Module):
 
     def forward(self, image_bchw: Tensor, uniforms_bn: Tensor) -> Tensor:
         draws = Draws(uniforms_bn, self.probability)
-        shape = image_bchw.shape
-        moved = sample_affine(image_bchw, geometry(draws, shape[3])[:, :2])
-        return colour(moved, draws)
+        with torch.autocast(image_bchw.device.type, enabled=False):  # coordinates have no digits to lose
+            moved = sample_affine(image_bchw, geometry(draws, image_bchw.shape[3])[:, :2])
+            return colour(moved, draws)
 
     @torch.no_grad()
     def steer(self, sign: Tensor, target: float, step: float) -> None:

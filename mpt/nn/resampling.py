@@ -69,6 +69,7 @@ class _SampleTransposed(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, slope: Tensor, grid: Tensor, shape: torch.Size) -> Tensor:
         context.save_for_backward(grid)
+        slope = slope.to(grid.dtype)  # what follows may have run in half
         image = slope.new_zeros(shape)
         bilinear, reflection = 0, 2
         found: Tensor = torch.ops.aten.grid_sampler_2d_backward(

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 def make_twin(module: nn.Module) -> nn.Module:
     """Return a frozen copy in evaluation mode, to hold an exponential moving average."""
-    return copy.deepcopy(module).eval().requires_grad_(False)
+    # A deep copy of a fake buffer takes a copy of its fake mode along, which nothing else can then be mixed with.
+    copies = {id(buffer): buffer.clone() for buffer in module.buffers()}
+    return copy.deepcopy(module, copies).eval().requires_grad_(False)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mpt.metrics.diversity import relative_diversity
+from mpt.metrics.diversity import diversity_ratio
 from mpt.metrics.feature_space import choose_feature_space
 from mpt.metrics.frechet import frechet_distance
 from mpt.metrics.inception_distance import InceptionDistance
@@ -82,7 +82,7 @@ class Sampler:
         real_nd, fake_nd = torch.cat(real_features), torch.cat(fake_features)
         figures = {
             "frechet_distance": frechet_distance(real_nd, fake_nd),
-            "diversity": relative_diversity(real_nd, fake_nd),
+            "diversity": diversity_ratio(real_nd, fake_nd),
         }
         if inception is not None:
             figures["inception_distance"] = inception.compute()
