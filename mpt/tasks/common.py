@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 def make_twin(module: nn.Module) -> nn.Module:
     """Return a frozen copy in evaluation mode, to hold an exponential moving average."""
-    # A deep copy of a fake buffer takes a copy of its fake mode along, which nothing else can then be mixed with.
-    copies = {id(buffer): buffer.clone() for buffer in module.buffers()}
-    return copy.deepcopy(module, copies).eval().requires_grad_(False)
+    # A deep copy of a fake tensor takes a copy of its fake mode along, which nothing else can then be mixed with.
+    copies: dict[int, Tensor] = {id(buffer): buffer.clone() for buffer in module.buffers()}
+    copies |= {id(p): nn.Parameter(p.detach().clone(), requires_grad=False) for p in module.parameters()}
+    return copy.deepcopy(module, {**copies}).eval()
 
 
 @torch.no_grad()
 def follow(twin: nn.Module, module: nn.Module, decay: float) -> None:
     """Move the twin's floating state a step of 1 - decay towards the module's; copy the rest (counters)."""
-    ours, theirs = list(twin.parameters()), [p.detach() for p in module.parameters()]
+    ours, theirs = [p.detach() for p in twin.parameters()], [p.detach() for p in module.parameters()]
     if ours and ours[0].dtype != theirs[0].dtype:
         theirs = [p.to(o.dtype) for p, o in zip(theirs, ours, strict=True)]
     torch._foreach_lerp_(ours, theirs, 1.0 - decay)
