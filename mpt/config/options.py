@@ -5,9 +5,9 @@ file declares `class Settings(Options)`. So that `mpt validate` answers at once,
 source without running the rest of the file: a `Settings` class may therefore use only what is imported from `typing`,
 `pydantic` and `mpt.config`.
 
-Two more optional top-level literals are read the same way: `NAMES`, a dict of further YAML names each with the defaults it
-changes (`NAMES = {"O2": {}, "O3": {"loss_scale": 1.0}}`: the file's own name is then not a YAML name unless listed), and in
-model files `TASK = "gan"`, the task a model is trained by.
+Two more optional top-level literals are read the same way: `NAMES`, a dict of further YAML names each with the defaults
+it changes (`NAMES = {"O2": {}, "O3": {"loss_scale": 1.0}}`: the file's own name is then not a YAML name unless listed),
+and in model files `TASK = "gan"`, the task a model is trained by.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class DatasetOptions(Options):
             name = entry if isinstance(entry, str) else next(iter(entry))
             if name not in AUGMENTATIONS:
                 nearest = get_close_matches(name, AUGMENTATIONS, n=1, cutoff=0.5)
-                hint = f"; did you mean {nearest[0]}?" if nearest else ""
+                hint = f"; did you mean {nearest[0]}?" if nearest else "."
                 raise ValueError(f"no augmentation {name!r}{hint} Allowed: {', '.join(AUGMENTATIONS)}")
         return entries
 

@@ -115,9 +115,9 @@ class WorkerPool:
         hint = "out of memory, perhaps" if code == -signal.SIGKILL else "see above for what it printed"
         if code == -signal.SIGBUS:
             hint = "shared memory (/dev/shm) is full, perhaps"
-        reading = f" while reading the samples {preview(worker.pending[0])}" if worker.pending else ""
+        owing = f" before it delivered the samples {preview(worker.pending[0])}" if worker.pending else ""
         return DataError(
-            f"data worker {worker.number} (process {worker.process.pid}) {how}{reading} ({hint}). "
+            f"data worker {worker.number} (process {worker.process.pid}) {how}{owing} ({hint}). "
             "Lower dataset.workers, or set dataset.workers=0 to read in the main process"
         )
 

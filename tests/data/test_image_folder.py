@@ -1,0 +1,203 @@
+import io
+import os
+import warnings
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+from mpt.data import decoding, image_folder
+from mpt.data.loader import Loader
+from mpt.errors import ConfigError, DataError
+from mpt.vision_ops import import_torchvision
+
+
+def write_image(path, level=128, size=(12, 10), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(numpy.full((size[1], size[0]), level, dtype=numpy.uint8)).convert(mode).save(path)
+
+
+def classes_folder(root, count=6):
+    for number, name in enumerate(("cat", "dog")):
+        for index in range(count):
+            write_image(root / name / f"{index:02d}.png", 3 * index + number)
+    return root
+
+
+def build(root, split="train", seed=0, **settings):
+    settings = {"image_size": 8, **settings}
+    return image_folder.build(image_folder.Settings(root=str(root), **settings), split, seed)
+
+
+def test_classes_files_and_order_are_those_of_torchvisions_image_folder(tmp_path):
+    classes_folder(tmp_path / "train")
+    write_image(tmp_path / "train" / "dog" / "deeper" / "x.JPG")
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("no image")
+    write_image(tmp_path / "val" / "cat" / "a.bmp")
+    ours, theirs = build(tmp_path), import_torchvision("datasets").ImageFolder(str(tmp_path / "train"))
+    assert list(ours.spec.classes) == theirs.classes
+    assert [(str(path), label) for path, label in zip(ours.paths, ours.labels, strict=True)] == theirs.samples
+    assert [path.name for path in build(tmp_path, "test").paths] == ["a.bmp"]
+
+
+def test_images_are_cut_square_resized_and_scaled(tmp_path):
+    picture = numpy.zeros((10, 30, 3), dtype=numpy.uint8)
+    picture[:, 10:20] = 255  # a white square in the middle of a black strip
+    (tmp_path / "train" / "x").mkdir(parents=True)
+    Image.fromarray(picture).save(tmp_path / "train" / "x" / "a.png")
+    write_image(tmp_path / "test" / "x" / "a.png")
+    batch = build(tmp_path, image_size=5).fetch([0], 0)
+    assert batch["image"].shape == (1, 3, 5, 5)
+    assert torch.equal(batch["image"][..., 1:4], torch.ones(1, 3, 5, 3))
+    assert batch["image"].min() > 0.8  # the filter reaches a little over the cut
+    assert batch["label"].tolist() == [0]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1", "I;16", "LA", "CMYK"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_every_mode_of_file_becomes_the_wanted_channels(tmp_path, mode, channels):
+    if mode == "I;16":
+        picture = Image.fromarray(numpy.full((8, 8), 51 * 257, dtype=numpy.uint16))
+    else:
+        picture = Image.fromarray(numpy.full((8, 8), 51, dtype=numpy.uint8)).convert(mode)
+    path = tmp_path / "a.tif"
+    picture.save(path)
+    image = decoding.decode_image(path, channels, None, 1000)
+    assert image.shape == (channels, 8, 8)
+    if mode in ("L", "RGB", "I;16", "LA"):
+        assert torch.allclose(image[0], torch.full((8, 8), 0.2))
+
+
+def test_one_folder_is_split_by_name_and_new_files_move_no_old_one(tmp_path):
+    classes_folder(tmp_path, count=40)
+    before = {split: set(build(tmp_path, split, test_fraction=0.25).paths) for split in ("train", "test")}
+    assert not before["train"] & before["test"]
+    assert len(before["train"] | before["test"]) == 80
+    assert 8 <= len(before["test"]) <= 32
+    for index in range(40, 60):
+        write_image(tmp_path / "cat" / f"{index}.png")
+    for split in ("train", "test"):
+        assert before[split] <= set(build(tmp_path, split, test_fraction=0.25).paths)
+
+
+def test_a_flat_folder_has_no_labels(tmp_path):
+    classes_folder(tmp_path)
+    data = build(tmp_path, flat=True, test_fraction=0.3)
+    assert set(data.fetch([0, 1], 0)) == {"image"} == set(data.spec.fields)
+    assert data.spec.classes == ()
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "text", "gone", "png bomb", "noise"])
+def test_bad_files_are_named_or_skipped_and_counted(tmp_path, damage):
+    numbers = numpy.random.default_rng(0)
+    folder = tmp_path / "train" / "x"
+    folder.mkdir(parents=True)
+    for index in range(4):
+        Image.fromarray(numbers.integers(0, 256, (64, 64, 3), dtype=numpy.uint8)).save(folder / f"{index}.jpg")
+    write_image(tmp_path / "test" / "x" / "a.png")
+    stop, skip = build(tmp_path), build(tmp_path, on_bad_image="skip")
+    bad = folder / "1.jpg"
+    content = bad.read_bytes()
+    bomb = io.BytesIO()
+    Image.new("1", (13000, 13000)).save(bomb, "png")
+    assert len(bomb.getvalue()) < 40_000
+    replacement = {
+        "half": content[: len(content) // 2],
+        "empty": b"",
+        "text": b"hello" * 100,
+        "png bomb": bomb.getvalue(),
+    }
+    replacement["noise"] = content[:20] + numbers.bytes(len(content))
+    if damage == "gone":
+        bad.unlink()
+    else:
+        bad.write_bytes(replacement[damage])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError) as caught:
+            stop.fetch([0, 1], 0)
+        batch = skip.fetch([0, 1, 2], 0)
+    assert str(bad) in str(caught.value)
+    assert "on_bad_image=skip" in str(caught.value)
+    assert caught.value.exit_code == 3
+    assert torch.equal(batch["image"][1], batch["image"][2])  # the next good file stands in
+    assert list(skip.bad_files) == [str(bad)]
+    assert torch.equal(skip.fetch([1], 3)["image"], batch["image"][2:])
+    if damage == "png bomb":
+        assert "13000 x 13000 pixels" in skip.bad_files[str(bad)]
+
+
+def test_a_bomb_is_refused_before_its_pixels_are_decoded(tmp_path, monkeypatch):
+    Image.new("L", (200, 200)).save(tmp_path / "a.png")
+    monkeypatch.setattr(decoding, "convert_mode", lambda *arguments: pytest.fail("decoded"))
+    with pytest.raises(decoding.BadImageError, match=r"200 x 200 pixels are more than dataset\.max_pixels=39999"):
+        decoding.decode_image(tmp_path / "a.png", 3, 8, 39_999)
+
+
+def test_a_folder_of_bad_files_only_stops_even_when_skipping(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / split / "x").mkdir(parents=True)
+        (tmp_path / split / "x" / "a.png").write_bytes(b"no")
+    with pytest.raises(DataError, match="are all bad"):
+        build(tmp_path, on_bad_image="skip").fetch([0], 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_files_are_known_to_the_main_process_for_any_number_of_workers(tmp_path, workers):
+    classes_folder(tmp_path / "train", count=4)
+    write_image(tmp_path / "test" / "cat" / "a.png")
+    (tmp_path / "train" / "cat" / "02.png").write_bytes(b"no image")
+    data = build(tmp_path, on_bad_image="skip")
+    images = torch.cat([batch["image"] for batch in Loader(data, 3, 0, workers=workers).evaluation_batches()])
+    assert list(data.bad_files) == [str(tmp_path / "train" / "cat" / "02.png")]
+    assert torch.equal(images[2], images[3])
+
+
+def test_random_resized_crop_cuts_from_the_whole_picture(tmp_path):
+    picture = numpy.zeros((10, 40, 3), dtype=numpy.uint8)
+    picture[:, :5] = 255  # outside the centred square
+    (tmp_path / "train" / "x").mkdir(parents=True)
+    Image.fromarray(picture).save(tmp_path / "train" / "x" / "a.png")
+    write_image(tmp_path / "test" / "x" / "a.png")
+    crop = {"RandomResizedCrop": {"scale": [0.9, 1.0], "ratio": [3.0, 4.0]}}
+    assert build(tmp_path, augment=[crop]).fetch([0], 0)["image"].max() > 0.5
+    assert build(tmp_path, augment=["RandomHorizontalFlip"]).fetch([0], 0)["image"].max() == 0
+
+
+def test_what_is_missing_or_empty_is_a_data_error_with_what_to_do(tmp_path):
+    with pytest.raises(DataError, match=r"no folder .*nowhere.*dataset\.root"):
+        build(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no class folders"):
+        build(tmp_path)
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match="no images in it"):
+        build(tmp_path)
+    write_image(tmp_path / "cat" / "a.png")
+    empty_split = "test" if len(build_or_none(tmp_path, "train") or ()) else "train"
+    with pytest.raises(DataError, match=f"none of its 1 images falls to the {empty_split} split"):
+        build(tmp_path, empty_split)
+    with pytest.raises(ConfigError, match=r"dataset\.image_size is not set"):
+        build(tmp_path, "train" if empty_split == "test" else "test", image_size=None)
+
+
+def build_or_none(root, split):
+    try:
+        return build(root, split)
+    except DataError:
+        return None
+
+
+def test_a_test_class_that_is_not_trained_is_refused(tmp_path):
+    write_image(tmp_path / "train" / "cat" / "a.png")
+    write_image(tmp_path / "test" / "cow" / "a.png")
+    with pytest.raises(DataError, match="there is no class 'cow'"):
+        build(tmp_path, "test")
+
+
+def test_a_test_folder_with_fewer_classes_is_refused_or_numbered_as_in_training(tmp_path):
+    for name in ("ant", "bee", "cat"):
+        write_image(tmp_path / "train" / name / "a.png")
+    write_image(tmp_path / "test" / "cat" / "a.png")
+    os.makedirs(tmp_path / "test" / "bee")
+    assert build(tmp_path, "test").labels == [2]
