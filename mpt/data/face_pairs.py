@@ -106,7 +106,12 @@ class FacePairs:
         return (index + int(np.random.Generator(generator).integers(count))) % count
 
 
-def check_channels(channels: int | None) -> None:
-    """Refuse anything but colour."""
+def check_settings(channels: int | None, augment: Sequence[object]) -> None:
+    """Refuse anything but colour, and changes that would move a face away from its mask."""
     if channels not in (None, 3):
         raise ConfigError(f"dataset.channels is {channels}; faces are colour images: leave it out or write 3")
+    if augment:
+        raise ConfigError(
+            "dataset.augment: faces are changed together with their masks, by random_warp, random_transform, "
+            "random_src_flip and random_dst_flip; leave augment out"
+        )

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from mpt.config.options import DatasetOptions
 from mpt.data.face_files import FaceFile, check_face_types, list_faces
-from mpt.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_channels
+from mpt.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings
 from mpt.errors import ConfigError
 from mpt.seams import Dataset
 
@@ -47,7 +47,7 @@ class FileIdentity:
 
 def build(settings: Settings, split: str, seed: int) -> Dataset:
     """List both people's faces and check that they are of one type."""
-    check_channels(settings.channels)
+    check_settings(settings.channels, settings.augment)
     if settings.image_size is None:
         raise ConfigError("dataset.image_size is missing and the model has none; write the side in pixels")
     sides = {side: list_faces(Path(getattr(settings, side)), side) for side in ("src", "dst")}

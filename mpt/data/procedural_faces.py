@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mpt.config.options import DatasetOptions
-from mpt.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_channels
+from mpt.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings
 from mpt.seams import Dataset
 
 Colour = tuple[float, float, float]
@@ -109,10 +109,10 @@ def render(person: Person, expressions: Expressions, size: int) -> Faces:
     features = torch.zeros_like(face)
     for side in (-1, 1):
         middle = side * person.eye_distance + turn * 0.6
-        eye = canvas.ellipse(middle, -0.18, 0.13, expressions.lids * 0.10)
+        eye = canvas.ellipse(middle, -0.18, 0.13, expressions.lids * 0.10) * face
         canvas.paint(eye, (0.95, 0.95, 0.95))
         canvas.paint(canvas.ellipse(middle + expressions.gaze * 0.05, -0.18, 0.055, 0.055) * eye, person.iris)
-        canvas.paint(canvas.ellipse(middle, -0.36, 0.15, 0.03), person.brow)
+        canvas.paint(canvas.ellipse(middle, -0.36, 0.15, 0.03) * face, person.brow)
         features = features + eye
     red, green, blue = (part * 0.8 for part in person.skin)
     canvas.paint(canvas.ellipse(turn * 0.8, 0.05, 0.05, 0.14) * 0.5, (red, green, blue))
@@ -148,7 +148,7 @@ class DrawnIdentity:
 
 def build(settings: Settings, split: str, seed: int) -> Dataset:
     """Draw both people. Expressions do not depend on the run's seed, so that runs are measured on the same faces."""
-    check_channels(settings.channels)
+    check_settings(settings.channels, settings.augment)
     size = settings.image_size or 64
     train = split == "train"
     count = settings.count if train else settings.test_count

@@ -1,8 +1,8 @@
 """Structural dissimilarity, always in float32: the loss that half precision ruins.
 
-DSSIM subtracts two nearly equal averages of squares. For pictures near .85 that differ by noise of .005 the true value
-is .0126; computed in bfloat16 it comes out as .15, in float16 as .40. So inputs are cast up and autocast is switched
-off here, whatever the caller does.
+DSSIM subtracts two nearly equal averages of squares. Between a flat picture at .85 and the same with noise of .005 it
+is .013; this very formula in float16 makes it .47, in bfloat16 .53 (`tests/losses/test_dssim.py`). So inputs are cast
+up and autocast is switched off here, whatever the caller does.
 
 The window is DeepFaceLab's: a softmax over -r^2 / (2 * 1.5^2), VALID, with k1 .01 and k2 .03. It is separable, and
 taps below float32's resolution of the largest are left out (at 44 pixels, 20 of 44 along each side are kept) while the

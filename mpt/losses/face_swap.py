@@ -8,8 +8,6 @@ dissimilarity casts up again by itself.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -70,9 +68,3 @@ def background(target: Tensor, drawn: Tensor, softened: Tensor) -> Tensor:
     variation = sum(torch.diff(drawn, dim=axis).square().sum(dim=(1, 2, 3)) for axis in (2, 3))
     outside = (target - drawn) * (1 - softened)
     return VARIATION * variation + BACKGROUND * outside.square().mean(dim=(1, 2, 3))
-
-
-def peak_signal_to_noise(first: Tensor, second: Tensor) -> Tensor:
-    """Return the PSNR of each sample in dB for images in [0, 1]."""
-    error = (first - second).square().mean(dim=(1, 2, 3)).clamp(min=1e-10)
-    return -10 / math.log(10) * torch.log(error)
