@@ -1,7 +1,7 @@
 """`mpt train`: from a configuration to a finished run directory.
 
-Everything a user can get wrong is met before the first step: the configuration, the device, the data, the checkpoint to go
-on from. After that the loop saves before it stops, whatever stops it.
+Everything a user can get wrong is met before the first step: the configuration, the device, the data, the checkpoint
+to go on from. After that the loop saves before it stops, whatever stops it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     from mpt.engine.loop import Training
     from mpt.run.console import Console
     from mpt.run.recorder import Recorder
+    from mpt.run.retention import clean_temporaries
     from mpt.run.signals import StopRequest
 
     device = choose_device(config.train.device)
@@ -76,23 +78,25 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     with Console(style(arguments), total_steps) as console:
         built = build_run(config, device, train_data.spec)
         describe(console, config, built.precision.reason, len(train_data), total_steps, device.type)
+        for note in built.notes:
+            console.warning(note)
         if arguments.dry_run:
             console.message("dry run: everything builds; nothing was written")
             return None
-        directory, resumes = open_directory(config, arguments, console)
-        with directory:
-            recorder = Recorder(directory)
+        directory, source = open_directory(config, arguments, console)
+        with directory.hold() as taken_over, Recorder(directory) as recorder:
+            for note in ([taken_over] if taken_over else []) + clean_temporaries(directory):
+                console.message(note)
             training = Training(built, directory, recorder, console, loader, test_data, total_steps)
-            if resumes:
-                resume(training, console, arguments)
+            if source is not None:
+                resume(training, source, console, arguments)
             else:
                 directory.config_path.write_text(config.to_yaml(), "utf-8")
-            write_environment(directory, resumes)
+            write_environment(directory, source is not None)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             with StopRequest() as stop:
                 training.go(stop, stop_after)
-            recorder.close()
             finish(directory, console, training)
     return Path(directory.path)
 
@@ -119,47 +123,49 @@ def style(arguments: TrainArguments) -> str:
 def describe(console: Console, config: Config, reason: str, samples: int, steps: int, device: str) -> None:
     """Say what is about to be trained, and why in this precision."""
     console.message(
-        f"{config.model.name} on {config.dataset.name} ({samples} samples), {steps} steps of {config.train.batch_size}, "
-        f"{device}"
+        f"{config.model.name} on {config.dataset.name} ({samples} samples), "
+        f"{steps} steps of {config.train.batch_size}, {device}"
     )
     console.message(f"precision {config.precision.mode}: {reason}")
 
 
-def open_directory(config: Config, arguments: TrainArguments, console: Console) -> tuple[RunDirectory, bool]:
-    """Return the run's directory, and whether it is to be resumed."""
-    from mpt.run.layout import create_run, find_run, newest_run
+def open_directory(
+    config: Config, arguments: TrainArguments, console: Console
+) -> tuple[RunDirectory, RunDirectory | Path | None]:
+    """Return the run's directory, and what to resume from: the run itself, one of its checkpoints, or None."""
+    from mpt.run.layout import create_run, find_run, list_runs
 
     runs = Path(arguments.runs)
     if arguments.resume == "auto":
-        directory = newest_run(runs, config.run_name)
-        if directory is not None:
-            return directory, True
+        name = re.compile(re.escape(config.run_name) + r"(-[0-9]+)?")
+        same = [run for run in list_runs(runs) if name.fullmatch(run.name)]
+        if same:
+            return same[-1], same[-1]
         console.message(f"nothing to resume: there is no run named {config.run_name} in {runs}; starting one")
     elif arguments.resume is not None:
-        return find_run(arguments.resume, runs), True
+        directory, checkpoint = find_run(arguments.resume, runs)
+        return directory, checkpoint or directory
     directory = create_run(runs, config.run_name)
     console.message(f"run directory {directory.path}")
-    return directory, False
+    return directory, None
 
 
-def resume(training: Training, console: Console, arguments: TrainArguments) -> None:
-    """Load the newest whole checkpoint and drop what the record holds beyond it."""
+def resume(training: Training, source: RunDirectory | Path, console: Console, arguments: TrainArguments) -> None:
+    """Load a checkpoint and drop what the record and the folder hold beyond it."""
     from mpt.engine.loop import conditions
     from mpt.run import checkpoint
+    from mpt.run.retention import set_aside_after
 
-    wanted = arguments.resume
-    path = Path(wanted) if wanted not in (None, "auto") else None
-    is_checkpoint = path is not None and (path / "manifest.json").is_file()
-    loaded = checkpoint.load(
-        path if is_checkpoint and path is not None else training.directory, map_location=training.run.device
-    )
+    loaded = checkpoint.load(source, map_location=training.run.device)
     for note in loaded.notes:
-        training.console.warning(note)
-    before, now = loaded.manifest.get("conditions", {}), conditions(training.run)
+        console.warning(note)
+    before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
     if changed and arguments.exact:
         raise CheckpointError(f"--exact: not bit-exact, since these changed: {', '.join(changed)}")
     training.load(loaded)
+    for note in set_aside_after(training.directory, training.step):
+        console.message(note)
     training.recorder.truncate_after(training.step)
     training.event("resume", f"resumed at step {training.step} from {loaded.path.name}", notes=list(loaded.notes))
     console.message(f"resumed {training.directory.path} at step {training.step} of {training.total_steps}")

@@ -25,6 +25,9 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError
 from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Task
 
+SMALLEST_HALF = 2.0**-24
+"""The smallest positive float16, subnormals included."""
+
 
 @dataclass
 class Run:
@@ -43,6 +46,9 @@ class Run:
     """Phase name -> parameters of the other trained modules, frozen meanwhile."""
     clip_norms: dict[str, float | None]
     scaled_phases: frozenset[str]
+    buffers: list[Tensor] = field(default_factory=list)
+    """Buffers of the trained networks, which a skipped step must leave as they were."""
+    shadows: list[Tensor] = field(default_factory=list)
     micro_batch_size: int | None = None
     micro_batch_auto: bool = False
     notes: list[str] = field(default_factory=list)
@@ -72,7 +78,13 @@ def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
     """Build the training and the test set; image size and channels follow the model where the data set leaves them
     open.
     """
-    settings = config.dataset.plugin.native_settings(config.dataset_settings)
+    settings: Any = config.dataset.native_settings()
+    wanted = {
+        key: getattr(config.model.settings, key)
+        for key in ("image_size", "channels")
+        if getattr(settings, key, None) is None and getattr(config.model.settings, key, None) is not None
+    }
+    settings = type(settings).model_validate({**settings.model_dump(), **wanted})
     build = config.dataset.load().build
     return build(settings, "train", config.seed), build(settings, "test", config.seed)
 
@@ -115,6 +127,7 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
         frozen={phase.name: _others(phase, task) for phase in phases},
         clip_norms={phase.name: _clip_norm(phase, optimizers, settings_by_module) for phase in phases},
         scaled_phases=frozenset(precision.scales()),
+        buffers=[buffer for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
     )
     for trick in tricks:
@@ -162,6 +175,13 @@ def build_optimizers(
     if unknown:
         raise ConfigError(
             f"optimizer.phases: no module {unknown[0]!r} is trained; there are {', '.join(task.trainable)}"
+        )
+    eps = getattr(config.optimizer.settings, "eps", 1.0)
+    half_state = any(p.dtype == torch.float16 for m in task.trainable.values() for p in precision.parameters(m))
+    if half_state and eps < SMALLEST_HALF:
+        raise ConfigError(
+            f"optimizer.eps: {eps:g} is zero in float16, so {config.precision.mode} would divide by zero at the second "
+            "step; set optimizer.eps=1e-4, or use a mode with float32 weights (amp, O1, O2)"
         )
     optimizers: dict[str, Optimizer] = {}
     for name, module in task.trainable.items():

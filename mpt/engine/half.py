@@ -28,7 +28,7 @@ from mpt.errors import ConfigError
 from mpt.precision.choice import DTYPES, cpu_has_fast_bfloat16
 from mpt.precision.islands import Float32Island
 
-NORMALISATIONS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+KEPT_FLOAT32 = (Float32Island, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 MULTIPLE = 8
 """Tensor cores work on tiles of this many half values; other sizes are padded or go the slow way."""
 
@@ -103,7 +103,7 @@ def rebuild_half(trained: Trained, dtype: str) -> Run:
 
 def halve(module: nn.Module, dtype: torch.dtype) -> None:
     """Store the float32 parameters of a module and its children in half, but for normalisations and float32 islands."""
-    if isinstance(module, Float32Island | NORMALISATIONS):
+    if isinstance(module, KEPT_FLOAT32):
         return
     for parameter in module._parameters.values():
         if parameter is not None and parameter.dtype == torch.float32:

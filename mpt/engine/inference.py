@@ -78,8 +78,7 @@ def measure_peak(call: Callable[[], object], run: Run) -> int:
         call()
         return int(torch.cuda.max_memory_allocated(run.device))
     held = [tensor for module in run.task.modules.values() for tensor in (*module.parameters(), *module.buffers())]
-    _, split = measure_step(call, {"parameters": held}, run.device)
-    return int(split.as_row()["peak_bytes"])
+    return measure_step(call, lambda: {"parameters": held}, run.device).peak_bytes
 
 
 def stored_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpt.data.loader import Loader, to_device
+from mpt.data.loader import Loader, prefetch
 from mpt.engine import recovery
 from mpt.engine.build import Run, parameter_count
 from mpt.engine.evaluation import evaluate, write_preview
@@ -25,14 +25,14 @@ from mpt.engine.memory import TRACKED_STEP, known_tensors, peak_memory
 from mpt.engine.scale_watch import ScaleWatch
 from mpt.engine.state import capture, restore
 from mpt.engine.step import Update
-from mpt.errors import Interrupted
 from mpt.optim.schedules import learning_rate
 from mpt.run import checkpoint
 from mpt.run.console import Console
 from mpt.run.layout import RunDirectory
 from mpt.run.memory_meter import measure_step
-from mpt.run.recorder import Recorder
+from mpt.run.recorder import Recorder, tidy
 from mpt.run.signals import StopRequest
+from mpt.run.state_checks import first_non_finite
 from mpt.seams import Batch, Dataset
 
 
@@ -82,7 +82,7 @@ class Training:
         window_started, window_steps = time.perf_counter(), 0
         while self.step < end:
             step_started = time.perf_counter()
-            batch = to_device(next(stream), self.run.device)
+            batch = next(stream)
             if not self.advance(batch):  # rolled back: go on from the restored step
                 stream = self.stream()
                 window_started, window_steps = time.perf_counter(), 0
@@ -106,12 +106,12 @@ class Training:
                 continue
             if stop.requested and self.step < end:
                 self.write_summary()
-                raise Interrupted(f"stopped at step {self.step}; saved. Go on with --resume", stop.signal_number)
+                stop.raise_if_requested(f"Step {self.step} is saved; go on with --resume.")
         self.write_summary()
 
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
-        return self.loader.batches(self.step)
+        return prefetch(self.loader.batches(self.step), self.run.device)
 
     def advance(self, batch: Batch) -> bool:
         """Perform one step of every phase that is due. Return False when the run was rolled back instead."""
@@ -178,8 +178,6 @@ class Training:
         self.sums, self.counts = {}, defaultdict(int)
         seconds = (time.perf_counter() - window_started) / max(window_steps, 1)
         row = {
-            "step": self.step,
-            "kind": "train",
             "seconds": self.seconds,
             "losses": losses,
             "lr": {name: optimizer.param_groups[0]["lr"] for name, optimizer in self.run.optimizers.items()},
@@ -189,8 +187,14 @@ class Training:
             "samples_per_second": self.train.batch_size / seconds,
             "memory": peak_memory(self.run.device, self.memory),
         }
-        self.recorder.metrics(row)
-        self.console.row(row)
+        self.console.row(self.recorder.write_metrics(self.step, row))
+        self.advise(losses)
+
+    def advise(self, figures: dict[str, float]) -> None:
+        """Show what the task has to say about these losses or metrics, where it has an opinion."""
+        advise = getattr(self.run.task, "advise", None)
+        for message in advise(figures) if advise is not None else ():
+            self.warn(message)
 
     def evaluate(self) -> None:
         """Evaluate on the test set and remember the best."""
@@ -199,16 +203,15 @@ class Training:
         better = self.best is None or (figure > self.best if self.run.task.higher_is_better else figure < self.best)
         if better:
             self.best, self.best_step = figure, self.step
-        row = {"step": self.step, "kind": "evaluate", "seconds": self.seconds, "metrics": self.last_metrics}
-        self.recorder.metrics(row)
-        self.console.row(row)
+        self.console.row(self.recorder.write_evaluation(self.step, self.last_metrics, {"seconds": self.seconds}))
+        self.advise(self.last_metrics)
 
     def save(self) -> bool:
         """Write a checkpoint and return True; where something in it is not finite, roll back instead and return
         False.
         """
         state = capture(self.run)
-        bad = checkpoint.first_non_finite({"modules": state["modules"]})
+        bad = first_non_finite({"modules": state["modules"]})
         if bad is not None:
             recovery.refuse_poisoned_state(self, bad)
             return False
@@ -255,7 +258,7 @@ class Training:
 
     def event(self, kind: str, message: str, **details: Any) -> None:
         """Record something that happened."""
-        self.recorder.event({"step": self.step, "kind": kind, "message": message, **details})
+        self.recorder.write_event(self.step, kind, {"message": message, **details})
 
     def warn(self, message: str) -> None:
         """Record and show a warning."""
@@ -286,8 +289,8 @@ class Training:
             "wall_seconds": self.seconds,
             "parameters": parameter_count(list(run.task.trainable.values())),
         }
-        path = self.directory.path / "summary.json"
-        path.write_text(json.dumps(summary, indent=1, allow_nan=False, default=str) + "\n")
+        text = json.dumps(tidy(summary), indent=1, allow_nan=False)
+        self.directory.summary_path.write_text(text + "\n", "utf-8")
 
 
 def conditions(run: Run) -> dict[str, Any]:

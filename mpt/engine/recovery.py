@@ -12,9 +12,10 @@ import torch
 
 from mpt.engine.diagnosis import find_first_non_finite
 from mpt.engine.state import capture_random, restore_random
-from mpt.engine.step import Update, update
+from mpt.engine.step import Update, restore_buffers, update
 from mpt.errors import CheckpointError, MemoryBudgetError, NonFiniteError
 from mpt.run import checkpoint
+from mpt.run.state_checks import first_non_finite
 from mpt.seams import Batch, Phase
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def update_with_memory_ladder(training: Training, phase: Phase, batch: Batch) ->
             raise MemoryBudgetError(memory_card(training, phase, reason))
         phase.optimizer.zero_grad(set_to_none=True)
         phase.module.zero_grad(set_to_none=True)
+        restore_buffers(run)
         gc.collect()
         if run.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -88,7 +90,7 @@ def handle_non_finite(training: Training, phase: Phase, batch: Batch) -> bool:
     """
     policy = training.train.on_non_finite
     training.event("non_finite", f"{phase.name}: the loss is not finite at step {training.step}", phase=phase.name)
-    poisoned = checkpoint.first_non_finite(
+    poisoned = first_non_finite(
         {n: training.run.precision.module_state(m) for n, m in training.run.task.trainable.items()}
     )
     if policy == "skip" and poisoned is None:
@@ -111,7 +113,7 @@ def roll_back(training: Training, why: str) -> bool:
     rollbacks, step = training.rollbacks + 1, training.step
     training.load(loaded)
     training.rollbacks = rollbacks
-    training.recorder.truncate_metrics(training.step)
+    training.recorder.truncate_after(training.step, keep_events=True)
     training.event("rollback", f"{why}: rolled back from step {step} to {training.step}")
     training.console.warning(
         f"{why}; rolled back to step {training.step} ({rollbacks} of {training.train.max_rollbacks})"

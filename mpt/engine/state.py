@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpt.engine.build import Run
 from mpt.errors import CheckpointError
-from mpt.run.checkpoint import compare_keys
+from mpt.run.state_checks import compare_keys
 
 
 def capture(run: Run) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     phase.optimizer.zero_grad(set_to_none=True)
     phase.module.zero_grad(set_to_none=True)
     batch = run.task.draw(batch, phase)
+    remember_buffers(run)
     losses: dict[str, Tensor] = {}
     with only(run.frozen[phase.name]):
         for part, share in split(batch, run.micro_batch_size):
@@ -55,8 +56,33 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
                 del loss, value
     if phase.name not in run.scaled_phases and not all_finite(losses):
         phase.module.zero_grad(set_to_none=True)
+        restore_buffers(run)
         return Update(StepStats(skipped=True), losses, finite=False)
-    return Update(run.precision.step(phase, run.clip_norms[phase.name]), losses)
+    stats = run.precision.step(phase, run.clip_norms[phase.name])
+    if stats.skipped:
+        restore_buffers(run)
+    return Update(stats, losses)
+
+
+@torch.no_grad()
+def remember_buffers(run: Run) -> None:
+    """Copy the buffers that a forward changes (BatchNorm's statistics), so that a step that is skipped leaves no
+    trace.
+
+    A forward that overflows would otherwise leave NaN in the running statistics for good, with every weight still
+    finite.
+    """
+    if run.buffers and not run.shadows:
+        run.shadows = [torch.empty_like(buffer) for buffer in run.buffers]
+    if run.buffers:
+        torch._foreach_copy_(run.shadows, run.buffers)
+
+
+@torch.no_grad()
+def restore_buffers(run: Run) -> None:
+    """Put the buffers back as they were before this update."""
+    if run.shadows:
+        torch._foreach_copy_(run.buffers, run.shadows)
 
 
 @contextlib.contextmanager

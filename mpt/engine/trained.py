@@ -11,7 +11,7 @@ from mpt.engine.build import Run, build_datasets, build_run, choose_device
 from mpt.engine.state import restore_modules
 from mpt.errors import CheckpointError
 from mpt.run import checkpoint
-from mpt.run.layout import RunDirectory, find_run
+from mpt.run.layout import RunDirectory, find_run, newest_run
 from mpt.seams import Dataset
 
 
@@ -34,17 +34,17 @@ def open_trained(
     overrides: tuple[str, ...] = (),
     allow: tuple[str, ...] = (),
 ) -> Trained:
-    """Build the named run (a run's name or folder, or a checkpoint's folder; by default the newest run) with its weights.
+    """Build the named run (a run's name or folder, or a checkpoint's folder; by default the newest run) with its
+    weights.
 
     Raises CheckpointError when there is none or its checkpoints are refused.
     """
-    directory = find_run(wanted, runs)
+    directory, chosen = find_run(wanted, runs) if wanted else (newest_run(runs), None)
     if not directory.config_path.is_file():
         raise CheckpointError(f"{directory.path}: no config.yaml in it; it is not a run's folder")
     config = load_config(directory.config_path, overrides, allow=allow)
     train_data, test_data = build_datasets(config)
     run = build_run(config, choose_device(device_name), train_data.spec)
-    chosen = Path(wanted) if wanted and (Path(wanted) / "manifest.json").is_file() else directory
-    loaded = checkpoint.load(chosen, map_location=run.device)
+    loaded = checkpoint.load(chosen or directory, map_location=run.device)
     restore_modules(run, loaded.state)
     return Trained(directory, config, run, train_data, test_data, loaded)

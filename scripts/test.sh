@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Installs mpt with its development tools into .venv-test and runs the checks: ruff, mypy --strict, pytest with coverage.
+# Further arguments go to pytest: `bash scripts/test.sh -m slow`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python3 -m venv .venv-test
+. .venv-test/bin/activate
+python -m pip install --quiet --upgrade pip
+python -m pip install --quiet -e '.[dev]'
+ruff check .
+ruff format --check .
+mypy
+export OMP_NUM_THREADS=1
+python -m pytest --cov=mpt --cov-report=term:skip-covered --durations=15 "$@"

@@ -1,0 +1,215 @@
+"""Faults injected into a training run: NaN, overflow without end, memory refused, poisoned state, signals."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpt.commands.arguments import TrainArguments
+from mpt.commands.train import train
+from mpt.config.load import load_config
+from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
+from mpt.run import checkpoint
+from mpt.run.layout import open_run
+from mpt.tasks.classify import Classify
+
+DATA: dict[str, Any] = {
+    "model": {"name": "small_cnn", "features": 4, "image_size": 8},
+    "dataset": "digits",
+    "precision": "fp32",
+    "optimizer": {"name": "sgd", "lr": 0.05},
+    "train": {"steps": 8, "batch_size": 64, "log_every": 1, "checkpoint_every": 2},
+    "name": "run",
+}
+
+
+def start(runs: Path, **sections: Any) -> Path:
+    data = {**DATA, **sections}
+    arguments = TrainArguments(config=Path("unused"), runs=str(runs), quiet=True)
+    path = train(load_config(data), arguments)
+    assert path is not None
+    return path
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {**DATA["train"], **changes}
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool], value: float = float("nan")) -> list[int]:
+    """Make the loss non-finite at the calls that `when` chooses; return the list of calls made."""
+    calls: list[int] = []
+    original = Classify.standardize
+
+    def standardize(self: Classify, image: Tensor) -> Tensor:
+        if self.net.training:
+            calls.append(len(calls))
+            if when(calls[-1]):
+                return original(self, image) * value
+        return original(self, image)
+
+    monkeypatch.setattr(Classify, "standardize", standardize)
+    return calls
+
+
+def test_a_single_nan_is_rolled_back_and_the_run_equals_a_clean_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean = start(tmp_path / "clean")
+    poison(monkeypatch, lambda call: call == 5)
+    path = start(tmp_path / "poisoned")
+    kinds = [event["kind"] for event in events(path)]
+    assert kinds.count("rollback") == 1
+    ours, theirs = (checkpoint.load(open_run(p)).state["modules"]["net"] for p in (path, clean))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    steps = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+
+
+def test_a_single_nan_is_skipped_when_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, lambda call: call == 5)
+    path = start(tmp_path, train=settings(on_non_finite="skip"))
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["skipped"] == {"net": 1}
+    assert summary["steps"] == 8
+
+
+def test_nan_that_stays_stops_after_the_rollbacks_and_names_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda call: call >= 5)
+    with pytest.raises(NonFiniteError, match=r"after 2 rollbacks.*First bad value: ") as caught:
+        start(tmp_path, train=settings(max_rollbacks=2))
+    assert caught.value.exit_code == 6
+    state = checkpoint.load(open_run(tmp_path / "run")).state["modules"]["net"]
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+def test_the_first_bad_module_and_operator_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpt.nn.small_cnn import SmallCnn
+
+    original = SmallCnn.forward
+
+    def forward(self: SmallCnn, image: Tensor) -> Tensor:
+        return torch.log(original(self, image).clamp(max=0) * 0 - (1.0 if self.training else -1.0))
+
+    monkeypatch.setattr(SmallCnn, "forward", forward)
+    with pytest.raises(NonFiniteError, match=r"First bad value: net: aten::log"):
+        start(tmp_path, train=settings(on_non_finite="stop"))
+
+
+@pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
+def test_a_collapsing_scale_stops_at_its_floor_with_finite_parameters(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda call: call >= 2, float("inf"))
+    precision = {"mode": mode, "dtype": "float16", "init_scale": 64.0, "min_scale": 8.0}
+    with pytest.raises(NonFiniteError, match="smallest loss scale, 8"):
+        start(tmp_path, precision=precision, train=settings(steps=40))
+    state = checkpoint.load(open_run(tmp_path / "run")).state["modules"]["net"]
+    assert all(torch.isfinite(v).all() for k, v in state.items() if k.endswith(("weight", "bias")))
+
+
+def test_a_collapsing_scale_falls_back_to_bfloat16_when_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda call: 2 <= call < 9, 1e6)
+    precision = {"mode": "amp", "dtype": "float16", "init_scale": 64.0, "min_scale": 8.0, "at_min_scale": "fall_back"}
+    norms = {"name": "small_cnn", "features": 4, "image_size": 8}
+    path = start(tmp_path, model=norms, precision=precision, train=settings(steps=14, on_non_finite="skip"))
+    assert "fall_back" in [event["kind"] for event in events(path)]
+
+
+def test_scale_changes_and_skips_are_events_and_the_scale_is_in_every_log_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda call: call == 3, float("inf"))
+    path = start(tmp_path, precision={"mode": "amp", "dtype": "float16"})
+    story = [(event["kind"], event["step"]) for event in events(path)]
+    assert ("overflow", 3) in story
+    assert ("scale", 3) in story
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    scales = [line["scale"]["net"] for line in lines if line["kind"] == "train"]
+    assert scales == [65536.0] * 3 + [32768.0] * 5
+
+
+def refuse_above(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Raise OutOfMemoryError for micro-batches above a size."""
+    original = Classify.losses
+
+    def losses(self: Classify, batch: dict[str, Tensor]) -> Any:
+        if len(batch["image"]) > size:
+            raise torch.OutOfMemoryError(f"no room for {len(batch['image'])} samples")
+        yield from original(self, batch)
+
+    monkeypatch.setattr(Classify, "losses", losses)
+
+
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal to a run that was split from the start: the retried step saw the same batch and random numbers."""
+    expected = start(tmp_path / "split", memory={"micro_batch": 16})
+    refuse_above(monkeypatch, 16)
+    path = start(tmp_path / "adapted", memory={"on_oom": "adapt"})
+    moves = [event["micro_batch"] for event in events(path) if event["kind"] == "out_of_memory"]
+    assert moves == [32, 16]
+    ours, theirs = (checkpoint.load(open_run(p)).state["modules"]["net"] for p in (path, expected))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_out_of_memory_at_one_sample_exits_7_and_says_what_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_above(monkeypatch, 0)
+    with pytest.raises(MemoryBudgetError, match=r"micro-batch of 1.*try") as caught:
+        start(tmp_path, memory={"on_oom": "adapt"})
+    assert caught.value.exit_code == 7
+
+
+def test_out_of_memory_without_adapting_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_above(monkeypatch, 16)
+    with pytest.raises(MemoryBudgetError, match=r"memory\.micro_batch=32"):
+        start(tmp_path)
+
+
+def test_a_poisoned_buffer_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Classify.after_step
+
+    def after_step(self: Classify, step: int, samples_seen: int) -> None:
+        original(self, step, samples_seen)
+        if step == 5:
+            self.net.stages[0][1].running_mean.fill_(float("nan"))  # type: ignore[index, operator, union-attr]
+
+    monkeypatch.setattr(Classify, "after_step", after_step)
+    with pytest.raises(NonFiniteError, match=r"stages\.0\.1\.running_mean"):
+        start(tmp_path, train=settings(on_non_finite="stop"))
+    loaded = checkpoint.load(open_run(tmp_path / "run"))
+    assert loaded.step == 4
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Classify.after_step
+
+    def after_step(self: Classify, step: int, samples_seen: int) -> None:
+        original(self, step, samples_seen)
+        if step == 4:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Classify, "after_step", after_step)
+    with pytest.raises(Interrupted) as caught:
+        start(tmp_path)
+    assert caught.value.exit_code == code
+    assert checkpoint.load(open_run(tmp_path / "run")).step == 5

@@ -1,0 +1,118 @@
+"""A run that was stopped and resumed equals, bit for bit, the run that was never stopped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpt.commands.arguments import TrainArguments
+from mpt.commands.train import train
+from mpt.config.load import load_config
+from mpt.run import checkpoint
+from mpt.run.layout import open_run
+
+CLASSIFIER = {
+    "model": {"name": "small_cnn", "features": 4, "image_size": 8, "dropout": 0.2},
+    "task": {"ema": 0.9},
+    "dataset": {"name": "digits", "augment": [{"RandomAffine": {"degrees": 10}}]},
+    "optimizer": {"name": "adam", "lr": 1e-3, "schedule": "cosine"},
+}
+GAN = {
+    "model": {"name": "dcgan", "features": 4, "image_size": 16, "latent_size": 8},
+    "task": {"ema": 0.9, "metric_samples": 64},
+    "dataset": {"name": "digits"},
+    "optimizer": {"name": "adam", "lr": 2e-4},
+}
+BATCH = 360  # 1,437 digits: an epoch is 3 steps
+
+
+def settings(base: dict[str, Any], precision: Any, **train_settings: Any) -> dict[str, Any]:
+    batch = {"steps": 8, "batch_size": BATCH, "log_every": 1, "checkpoint_every": 0, **train_settings}
+    return {**base, "precision": precision, "train": batch, "name": "run"}
+
+
+def run_training(data: dict[str, Any], runs: Path, stops: tuple[int, ...] = ()) -> tuple[dict[str, Any], list[Any]]:
+    """Train with a stop and a resume at each of `stops`; return the final state and the loss records."""
+    config = load_config(data)
+    arguments = TrainArguments(config=Path("unused"), runs=str(runs), quiet=True)
+    for number, stop in enumerate(stops):
+        train(config, arguments if number == 0 else resumed(arguments), stop_after=stop)
+    path = train(config, resumed(arguments) if stops else arguments)
+    assert path is not None
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    record = [(line["step"], line["losses"], line["scale"]) for line in lines if line["kind"] == "train"]
+    return checkpoint.load(open_run(path)).state, record
+
+
+def resumed(arguments: TrainArguments) -> TrainArguments:
+    return TrainArguments(config=arguments.config, runs=arguments.runs, quiet=True, resume="auto")
+
+
+def assert_same(one: Any, other: Any, path: str = "") -> None:
+    """Compare nested states bit for bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    elif isinstance(one, dict):
+        assert list(one) == list(other), path
+        for key in one:
+            if key not in ("seconds", "memory"):
+                assert_same(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{path}[{index}]")
+    else:
+        assert one == other, path
+
+
+def check(data: dict[str, Any], tmp_path: Path, stops: tuple[int, ...]) -> None:
+    whole, whole_record = run_training(data, tmp_path / "whole")
+    parts, parts_record = run_training(data, tmp_path / "parts", stops)
+    assert_same(whole, parts)
+    assert whole_record == parts_record
+    assert [step for step, _, _ in whole_record] == list(range(1, data["train"]["steps"] + 1))
+
+
+MODES: list[Any] = [
+    "fp32",
+    "amp",
+    "bf16",
+    "O1",
+    "O2",
+    "O3",
+    {"mode": "amp", "dtype": "float16", "growth_interval": 3},
+    {"mode": "O1", "dtype": "float16", "growth_interval": 3},
+    {"mode": "O2", "dtype": "float16", "growth_interval": 3},
+]
+
+
+@pytest.mark.parametrize("precision", MODES, ids=str)
+@pytest.mark.parametrize("base", [CLASSIFIER, GAN], ids=["classifier", "gan"])
+def test_resume_in_mid_epoch_is_bit_exact_in_every_mode(base: dict[str, Any], precision: Any, tmp_path: Path) -> None:
+    check(settings(base, precision), tmp_path, (4,))
+
+
+@pytest.mark.parametrize("stops", [(3,), (6,), (4, 5)], ids=["end of epoch 1", "end of epoch 2", "twice in one epoch"])
+def test_resume_is_bit_exact_wherever_it_stops(stops: tuple[int, ...], tmp_path: Path) -> None:
+    check(settings(CLASSIFIER, "amp"), tmp_path, stops)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("micro_batch", [None, 100])
+def test_resume_is_bit_exact_with_workers_and_accumulation(
+    workers: int, micro_batch: int | None, tmp_path: Path
+) -> None:
+    dataset = {**CLASSIFIER["dataset"], "workers": workers}  # type: ignore[dict-item]
+    data = settings({**CLASSIFIER, "dataset": dataset}, {"mode": "amp", "dtype": "float16", "growth_interval": 2})
+    if micro_batch:
+        data["memory"] = {"micro_batch": micro_batch}
+    check(data, tmp_path, (4,))
+
+
+def test_log_lines_that_span_a_resume_hold_the_same_means(tmp_path: Path) -> None:
+    data = settings(CLASSIFIER, "fp32", log_every=3)
+    _, whole = run_training(data, tmp_path / "whole")
+    _, parts = run_training(data, tmp_path / "parts", (3,))
+    assert whole == parts
