@@ -92,7 +92,7 @@ def read_inputs(trained: Trained, files: Sequence[Path], batch_size: int) -> Ite
     if not files:
         yield None, SAMPLES
         return
-    channels, height, _ = run.data.fields["image"].shape
+    channels, height, _ = run.data.fields[getattr(run.task, "input_field", "image")].shape
     for start in range(0, len(files), batch_size):
         chosen = files[start : start + batch_size]
         images = [decode_image(file, channels, height, MAX_PIXELS) for file in chosen]
@@ -101,8 +101,12 @@ def read_inputs(trained: Trained, files: Sequence[Path], batch_size: int) -> Ite
 
 
 def needs_inputs(trained: Trained) -> bool:
-    """Does the task infer from labelled inputs rather than make samples?"""
-    return "label" in trained.run.data.fields and not hasattr(trained.run.task, "generate")
+    """Does the task infer from inputs (labelled, or of a field that it names) rather than make samples?"""
+    return (
+        hasattr(trained.run.task, "input_field")
+        or ("label" in trained.run.data.fields
+        and not hasattr(trained.run.task, "generate"))
+    )
 
 
 def input_files(wanted: str) -> list[Path]:

@@ -180,60 +180,68 @@ class Decoder(nn.Module):
         return Face(torch.sigmoid(image), torch.sigmoid(self.out_convm(mask)))
 
 
-class DFAutoencoder(nn.Module):
-    """One encoder and code, a decoder per identity: a swap is the destination's code through the source's decoder."""
+class DFAutoencoder(nn.ModuleDict):
+    """One encoder and code, a decoder per identity: a swap is the destination's code through the source's decoder.
+
+    A ModuleDict is networks that are trained together, each called by itself.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        self.encoder = Encoder(settings.e_dims, settings.options)
-        self.inter = Inter(
-            _encoded(settings), settings.ae_dims, settings.ae_dims, settings.lowest_size, settings.options
-        )
+        inter = (encoded_features(settings), settings.ae_dims, settings.ae_dims, settings.lowest_size, settings.options)
         decoder = (settings.ae_dims, settings.d_dims, settings.d_mask_dims, settings.options)
-        self.decoder_src = Decoder(*decoder)
-        self.decoder_dst = Decoder(*decoder)
+        super().__init__(
+            {
+                "encoder": Encoder(settings.e_dims, settings.options),
+                "inter": Inter(*inter),
+                "decoder_src": Decoder(*decoder),
+                "decoder_dst": Decoder(*decoder),
+            }
+        )
 
     def encode_src(self, image: Tensor) -> Tensor:
-        code: Tensor = self.inter(self.encoder(image))
+        code: Tensor = self["inter"](self["encoder"](image))
         return code
 
     encode_dst = encode_swap = encode_src
 
     def draw_src(self, code: Tensor) -> Face:
-        face: Face = self.decoder_src(code)
+        face: Face = self["decoder_src"](code)
         return face
 
     draw_swap = draw_src
 
     def draw_dst(self, code: Tensor) -> Face:
-        face: Face = self.decoder_dst(code)
+        face: Face = self["decoder_dst"](code)
         return face
 
 
-class LIAEAutoencoder(nn.Module):
+class LIAEAutoencoder(nn.ModuleDict):
     """Two codes and one decoder: `inter_AB` serves both identities, `inter_B` the destination alone."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        self.encoder = Encoder(settings.e_dims, settings.options)
         channels = settings.ae_dims * 2
-        inter = (_encoded(settings), settings.ae_dims, channels, settings.lowest_size, settings.options)
-        self.inter_AB = Inter(*inter)
-        self.inter_B = Inter(*inter)
-        self.decoder = Decoder(channels * 2, settings.d_dims, settings.d_mask_dims, settings.options)
+        inter = (encoded_features(settings), settings.ae_dims, channels, settings.lowest_size, settings.options)
+        super().__init__(
+            {
+                "encoder": Encoder(settings.e_dims, settings.options),
+                "inter_AB": Inter(*inter),
+                "inter_B": Inter(*inter),
+                "decoder": Decoder(channels * 2, settings.d_dims, settings.d_mask_dims, settings.options),
+            }
+        )
 
     def encode_src(self, image: Tensor) -> Tensor:
-        shared = self.inter_AB(self.encoder(image))
+        shared = self["inter_AB"](self["encoder"](image))
         return torch.cat((shared, shared), dim=1)
 
     encode_swap = encode_src
 
     def encode_dst(self, image: Tensor) -> Tensor:
-        flat = self.encoder(image)
-        return torch.cat((self.inter_B(flat), self.inter_AB(flat)), dim=1)
+        flat = self["encoder"](image)
+        return torch.cat((self["inter_B"](flat), self["inter_AB"](flat)), dim=1)
 
     def draw_src(self, code: Tensor) -> Face:
-        face: Face = self.decoder(code)
+        face: Face = self["decoder"](code)
         return face
 
     draw_dst = draw_swap = draw_src
@@ -280,6 +288,7 @@ def units(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def _encoded(settings: Settings) -> int:
+def encoded_features(settings: Settings) -> int:
+    """Return the length of the encoder's vector."""
     side = settings.image_size // (32 if "t" in settings.options else 16)
     return settings.e_dims * 8 * side * side
