@@ -1,0 +1,112 @@
+"""What one real run teaches about a card: its context, cuDNN's appetite, and how fast it truly is.
+
+Everything that tensors do not show is a guess until a step has run. A run on CUDA records its measured peak beside the
+planned one; `mpt plan --calibrate RUN` turns the difference into the numbers of `mpt.plan.unseen` and
+`mpt.plan.time_model` and keeps them per GPU. Only the unseen parts are ever adjusted: tensors are counted, not fitted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mpt.errors import ConfigError, InputOutputError
+from mpt.plan.gpus import plain
+
+CONTEXT_BYTES = 450 * 2**20
+"""300 to 500 MiB with CUDA 12 and lazily loaded kernels, depending on the card."""
+ALLOWED = {"context_bytes": (0, 4 * 2**30), "cudnn_share": (0.0, 4.0), "time_factor": (0.05, 20.0)}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The unseen parts of one card. The defaults are those of an uncalibrated one."""
+
+    context_bytes: int = CONTEXT_BYTES
+    cudnn_share: float = 0.0
+    time_factor: float = 1.0
+    """Measured over predicted seconds of a step."""
+    source: str = ""
+    """The run it was learnt from; empty when uncalibrated."""
+
+
+def calibration_path(gpu_name: str) -> Path:
+    """Return the file that holds a GPU's calibration: under $XDG_CACHE_HOME, else ~/.cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "mpt" / f"calibration-{plain(gpu_name)}.json"
+
+
+def load_calibration(gpu_name: str) -> Calibration:
+    """Return a GPU's calibration, or the defaults where there is none. Raises ConfigError for a damaged file."""
+    path = calibration_path(gpu_name)
+    if not path.is_file():
+        return Calibration()
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        found = Calibration(**values)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: not a calibration ({error}); delete it or calibrate again") from error
+    for name, (low, high) in ALLOWED.items():
+        value = getattr(found, name)
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise ConfigError(f"{path}: {name} is {value!r}, allowed is {low} to {high}; delete it or calibrate again")
+    return found
+
+
+def save_calibration(gpu_name: str, calibration: Calibration) -> Path:
+    """Write a GPU's calibration and return its path. Raises InputOutputError."""
+    path = calibration_path(gpu_name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".tmp")
+        part.write_text(json.dumps(asdict(calibration), indent=2) + "\n", "utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise InputOutputError(f"{path}: cannot be written: {error}") from error
+    return path
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run on CUDA recorded of one step."""
+
+    gpu_name: str
+    allocated: int
+    reserved: int
+    step_seconds: float
+    device_used: int | None = None
+    """Bytes in use on the whole device by this process, context included, where the driver tells."""
+
+
+def learn(
+    measured: Measurement, planned_allocated: int, planned_conv_bytes: int, planned_seconds: float, source: str
+) -> Calibration:
+    """Return the calibration that makes the plan agree with the measurement.
+
+    `planned_conv_bytes` are the tensors of the largest convolution at the planned peak: what cuDNN's scratch is counted
+    in shares of. A measured peak below the planned one teaches nothing about scratch, and the share stays 0.
+    """
+    surplus = measured.allocated - planned_allocated
+    share = min(4.0, max(0.0, surplus / planned_conv_bytes)) if planned_conv_bytes else 0.0
+    context = CONTEXT_BYTES if measured.device_used is None else max(0, measured.device_used - measured.reserved)
+    factor = measured.step_seconds / planned_seconds if planned_seconds else 1.0
+    return Calibration(context, round(share, 4), round(min(20.0, max(0.05, factor)), 4), source)
+
+
+def read_measurement(values: dict[str, Any], where: str) -> Measurement:
+    """Return the measurement in a run's record. Raises ConfigError when the run has none, as runs on a CPU have not."""
+    try:
+        return Measurement(
+            str(values["gpu"]),
+            int(values["peak_bytes"]),
+            int(values["reserved_bytes"]),
+            float(values["step_seconds"]),
+            int(values["device_used_bytes"]) if values.get("device_used_bytes") is not None else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"--calibrate: {where} holds no measured peak of a GPU ({error}); calibrate with a run that trained on CUDA"
+        ) from error
