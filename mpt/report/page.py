@@ -30,6 +30,7 @@ MOST_EVENTS = 200
 SAMPLE_PIXELS = 512
 KINDS_OF_MEMORY = {
     "cuda": "the allocator's peak on the GPU",
+    "live tensors": "the peak of live tensor bytes over a tracked step",
     "tracked": "the peak of live tensor bytes over a tracked step",
 }
 

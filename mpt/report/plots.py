@@ -29,7 +29,7 @@ COLOURS = ("#3f86d8", "#e07b26", "#2a9d74", "#c65b9b", "#8b7bd8", "#b3902c", "#d
 RED = "#d5524f"
 MOST_POINTS = 1200
 """More points than pixels only make the page heavy."""
-MEMORY_PARTS = ("parameters", "gradients", "optimizer_state", "activations", "other")
+MEMORY_PARTS = ("parameters", "gradients", "optimizer_state", "activations", "rest", "other")
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,

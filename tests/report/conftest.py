@@ -96,7 +96,7 @@ def write_run(
                 "gradients": 2 * part,
                 "optimizer_state": 4 * part,
                 "activations": part,
-                "other": peak_bytes - 9 * part,
+                "rest": peak_bytes - 9 * part,
             },
             "skipped": {"disc": skipped, "gen": 0},
             "precision": {"mode": mode, "dtype": "float32" if mode == "fp32" else "bfloat16", "reason": reason},

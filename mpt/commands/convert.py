@@ -1,0 +1,80 @@
+"""`mpt convert RUN --half --to pt|safetensors|onnx`: the small file of what inference needs.
+
+The default is float16, whatever this machine computes in: the file is for others. Normalisations and the modules in
+`precision.keep_fp32` stay float32, as in `mpt infer --half`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mpt.commands.arguments import ConvertArguments
+from mpt.commands.infer import infer_one, read_inputs
+from mpt.engine.export import write_onnx, write_weights
+from mpt.engine.half import networks, rebuild, rebuild_half, watch_calls
+from mpt.engine.inference import stored_bytes
+from mpt.engine.trained import Trained, open_trained
+from mpt.errors import ConfigError
+from mpt.precision.choice import DTYPES
+from mpt.report.units import show_bytes
+from mpt.run.files import failures_explained
+
+FORMATS = ("pt", "safetensors", "onnx")
+
+
+def run(arguments: ConvertArguments) -> None:
+    """Write the networks that a run's inference calls as one file (ONNX: one per network).
+
+    Raises ConfigError for formats and dtypes that are none, CheckpointError for runs without weights.
+    """
+    if arguments.to not in FORMATS:
+        raise ConfigError(f"--to: found {arguments.to!r}; allowed are {', '.join(FORMATS)}.")
+    if arguments.dtype is not None and not (arguments.half and arguments.dtype in DTYPES):
+        raise ConfigError(
+            f"--dtype: found {arguments.dtype!r}; allowed are {' and '.join(DTYPES)}, together with --half."
+        )
+    trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow)
+    path = output_path(arguments, trained)
+    full = rebuild(trained, "fp32")
+    inputs = next(iter(read_inputs(trained, [], 2)))
+    trained.run = full
+    with watch_calls(full.task.modules) as called:
+        infer_one(trained, inputs)
+    dtype = arguments.dtype or "float16"
+    chosen = rebuild_half(trained, dtype) if arguments.half else full
+    modules = {name: module for name, module in networks(chosen.task.modules) if name in called}
+    with failures_explained(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    whole = stored_bytes({name: module for name, (module, _, _) in called.items()})
+    if arguments.to == "onnx":
+        for name, module in modules.items():
+            file = path if len(modules) == 1 else path.with_name(f"{path.stem}-{name}.onnx")
+            said = write_onnx(file, module, called[name][1], DTYPES[dtype] if arguments.half else torch.float32)
+            print(f"wrote {file}: {show_bytes(file.stat().st_size)}; {said}")
+        return
+    about = {
+        "mpt_config": trained.config.to_yaml(),
+        "mpt_step": str(trained.loaded.step),
+        "mpt_dtype": dtype if arguments.half else "float32",
+    }
+    write_weights(path, modules, about)
+    print(
+        f"wrote {path}: {show_bytes(path.stat().st_size)}, against {show_bytes(whole)} in float32 "
+        f"({', '.join(modules)}, step {trained.loaded.step}); it reads back as it was written"
+    )
+
+
+def output_path(arguments: ConvertArguments, trained: Trained) -> Path:
+    """Return where to write: the given file, or one named after the run in its folder."""
+    suffix = f".{arguments.to}"
+    if arguments.output is None:
+        half = "-half" if arguments.half else ""
+        return trained.directory.path / f"{trained.directory.name}{half}{suffix}"
+    path = Path(arguments.output)
+    if path.is_dir():
+        raise ConfigError(f"--output: {path} is a folder; name a file ending in {suffix}.")
+    if path.suffix != suffix:
+        raise ConfigError(f"--output: {path} does not end in {suffix}, which --to {arguments.to} writes.")
+    return path
