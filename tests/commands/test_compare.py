@@ -5,9 +5,9 @@ import signal
 
 import pytest
 import yaml
-from mpt.commands.arguments import CompareArguments
 
 from mpt.commands import compare
+from mpt.commands.arguments import CompareArguments
 from mpt.errors import CheckpointError, ConfigError, DataError, GateError, Interrupted, MptError
 
 FINALS = {"fp32": 0.950, "amp": 0.951, "O2": 0.90}

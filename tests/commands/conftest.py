@@ -1,0 +1,56 @@
+"""Runs with weights and without training: built, captured and saved as a training would."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpt.config.load import load_config
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.state import capture
+from mpt.run import checkpoint
+from mpt.run.layout import create_run
+
+CLASSIFIER: dict[str, Any] = {
+    "model": {"name": "small_cnn", "image_size": 16, "features": 8},
+    "dataset": {"name": "digits"},
+    "precision": {"mode": "fp32"},
+    "train": {"batch_size": 32, "steps": 1},
+    "name": "classifier",
+}
+GENERATOR: dict[str, Any] = {
+    "model": {"name": "dcgan", "image_size": 16, "features": 8, "latent_size": 8},
+    "task": {"ema": 0.9},
+    "dataset": {"name": "digits"},
+    "precision": {"mode": "amp"},
+    "train": {"batch_size": 16, "steps": 1},
+    "name": "generator",
+}
+
+
+def save_run(runs: Path, data: dict[str, Any], *overrides: str) -> Path:
+    """Build a run and save its initial weights; return its folder."""
+    config = load_config(data, overrides)
+    train_data, _ = build_datasets(config)
+    run = build_run(config, torch.device("cpu"), train_data.spec)
+    directory = create_run(runs, config.run_name)
+    directory.config_path.write_text(config.to_yaml())
+    checkpoint.save(directory, 1, {**capture(run), "loop": {"step": 1}}, keep_last=1)
+    return directory.path
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Path:
+    return save_run(tmp_path, CLASSIFIER)
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> Path:
+    return save_run(tmp_path, GENERATOR)
+
+
+@pytest.fixture
+def make_classifier(tmp_path: Path) -> Callable[..., Path]:
+    return lambda *overrides: save_run(tmp_path, CLASSIFIER, *overrides)

@@ -1,0 +1,126 @@
+"""The small file holds what inference needs, in half, and reads back as it was written."""
+
+import json
+import os
+
+import pytest
+import safetensors
+import torch
+
+from mpt.commands import convert
+from mpt.commands.arguments import ConvertArguments
+from mpt.engine import export
+from mpt.errors import CheckpointError, ConfigError
+from mpt.run.weights_file import load_weights_file
+
+
+def go(run, tmp_path, **changes):
+    convert.run(ConvertArguments(run=str(run), runs=str(tmp_path), **{"half": True, **changes}))
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_weights_are_half_but_for_normalisations(classifier, tmp_path, capsys, kind):
+    go(classifier, tmp_path, to=kind)
+    path = classifier / f"classifier-half.{kind}"
+    tensors = load_weights_file(path)
+    assert {value.dtype for value in tensors.values()} == {torch.float16, torch.float32, torch.int64}
+    assert tensors["net.stages.0.0.weight"].dtype == torch.float16
+    assert tensors["net.stages.0.1.running_var"].dtype == torch.float32
+    go(classifier, tmp_path, to=kind, half=False)
+    full = load_weights_file(classifier / f"classifier.{kind}")
+    assert torch.equal(full["net.stages.0.0.weight"].half(), tensors["net.stages.0.0.weight"])
+    assert path.stat().st_size < (classifier / f"classifier.{kind}").stat().st_size
+    assert "reads back as it was written" in capsys.readouterr().out
+
+
+def test_a_pt_file_is_read_by_torch_without_its_pickle_being_trusted(classifier, tmp_path):
+    go(classifier, tmp_path, to="pt")
+    content = torch.load(classifier / "classifier-half.pt", weights_only=True)
+    assert content["mpt_dtype"] == "float16"
+    assert "small_cnn" in content["mpt_config"]
+
+
+def test_keep_fp32_is_honoured(make_classifier, tmp_path):
+    run = make_classifier("precision.keep_fp32=[net.stages.0.0]")
+    go(run, tmp_path)
+    tensors = load_weights_file(run / "classifier-half.safetensors")
+    assert tensors["net.stages.0.0.weight"].dtype == torch.float32
+    assert tensors["net.stages.1.0.weight"].dtype == torch.float16
+
+
+def test_only_what_inference_calls_is_written_with_its_config(generator, tmp_path):
+    go(generator, tmp_path, dtype="bfloat16")
+    with safetensors.safe_open(generator / "generator-half.safetensors", "pt") as file:
+        assert {name.split(".")[0] for name in file.keys()} == {"gen_ema"}  # noqa: SIM118 - it is no mapping
+        assert file.metadata()["mpt_dtype"] == "bfloat16"
+        assert "dcgan" in file.metadata()["mpt_config"]
+
+
+def test_a_weight_beyond_float16_is_refused_and_nothing_is_written(tmp_path):
+    network = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        network.weight.fill_(1e6)
+    with pytest.raises(CheckpointError, match="bfloat16"):
+        export.write_weights(tmp_path / "x.safetensors", {"net": network.half()}, {})
+    export.write_weights(tmp_path / "x.safetensors", {"net": torch.nn.Linear(2, 2).bfloat16()}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_a_file_that_does_not_read_back_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "load_weights_file", lambda path: {"net.weight": torch.zeros(2, 2)})
+    with pytest.raises(CheckpointError, match="does not read back"):
+        export.write_weights(tmp_path / "x.pt", {"net": torch.nn.Linear(2, 2)}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"to": "tflite"}, "--to"),
+        ({"dtype": "float32"}, "--dtype"),
+        ({"half": False, "dtype": "float16"}, "--dtype"),
+        ({"output": "weights.bin"}, "--output"),
+        ({"output": "."}, "--output"),
+    ],
+)
+def test_arguments_that_are_none_are_refused(classifier, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        go(classifier, tmp_path, **changes)
+
+
+def test_onnx_without_its_package_says_what_to_install(classifier, tmp_path, monkeypatch):
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'mpt\[onnx\]'"):
+        go(classifier, tmp_path, to="onnx")
+
+
+def test_an_onnx_file_computes_what_the_network_does_at_any_batch_size(classifier, tmp_path, capsys):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    go(classifier, tmp_path, to="onnx")
+    assert "ONNX Runtime's output differs" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(str(classifier / "classifier-half.onnx"))
+    name = session.get_inputs()[0].name
+    assert session.run(None, {name: torch.rand(5, 1, 16, 16).numpy()})[0].shape == (5, 10)
+
+
+def test_the_tf32_switches_are_as_they_were_after_an_export():
+    backends = torch.backends.cudnn
+    before = backends.conv.fp32_precision, backends.rnn.fp32_precision
+    backends.conv.fp32_precision = backends.rnn.fp32_precision = "ieee"
+    try:
+        with export.readable_flags():
+            assert backends.allow_tf32 in (True, False)
+        assert (backends.conv.fp32_precision, backends.rnn.fp32_precision) == ("ieee", "ieee")
+    finally:
+        backends.conv.fp32_precision, backends.rnn.fp32_precision = before
+
+
+def test_an_interrupted_writing_leaves_no_file(tmp_path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        export.write_weights(tmp_path / "x.pt", {"net": torch.nn.Linear(2, 2)}, {"config": json.dumps({})})
+    assert not (tmp_path / "x.pt").exists()

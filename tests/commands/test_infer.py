@@ -1,0 +1,142 @@
+"""Inference writes what it made; in half it also says what that gained, and how far it is from float32."""
+
+import csv
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from mpt.commands import infer
+from mpt.commands.arguments import InferArguments
+from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures" / "below"
+    folder.mkdir(parents=True)
+    for index in range(3):
+        Image.new("RGB", (20, 24), (80 * index, 10, 200)).save(folder / f"{index}.png")
+    (folder / "notes.txt").write_text("no image")
+    return tmp_path / "pictures"
+
+
+def go(run, tmp_path, **changes):
+    output = tmp_path / "out"
+    infer.run(InferArguments(run=str(run), runs=str(tmp_path), device="cpu", **{"output": str(output), **changes}))
+    return output
+
+
+def read_rows(output):
+    with (output / "labels.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_classifier_labels_the_files_below_a_folder(classifier, pictures, tmp_path):
+    rows = read_rows(go(classifier, tmp_path, input=str(pictures), batch_size=2))
+    assert [row["input"].rsplit("/", 1)[1] for row in rows] == ["0.png", "1.png", "2.png"]
+    assert all(0 <= float(row["probability"]) <= 1 for row in rows)
+
+
+def test_the_newest_run_is_taken_where_none_is_named(classifier, tmp_path):
+    infer.run(InferArguments(runs=str(tmp_path), output=str(tmp_path / "out"), device="cpu"))
+    assert len(read_rows(tmp_path / "out")) == infer.SAMPLES
+
+
+def test_a_generator_makes_the_same_samples_each_time(generator, tmp_path):
+    first = (go(generator, tmp_path) / "samples.png").read_bytes()
+    assert (go(generator, tmp_path) / "samples.png").read_bytes() == first
+
+
+def test_half_states_size_latency_memory_distance_agreement_and_metric(classifier, tmp_path, capsys):
+    output = go(classifier, tmp_path, half=True)
+    content = json.loads((output / "half.json").read_text())
+    assert content["half"]["stored_bytes"] < 0.65 * content["full"]["stored_bytes"]
+    assert content["half"]["peak_bytes"] < content["full"]["peak_bytes"]
+    assert content["half"]["latency"]["p95_seconds"] >= content["half"]["latency"]["median_seconds"] > 0
+    assert 0 < content["distance"]["mean_error"] <= content["distance"]["max_error"] < 0.1
+    assert content["distance"]["decisions"] == infer.SAMPLES
+    assert content["distance"]["agreement"] > 0.9
+    assert content["metric_name"] == "accuracy"
+    assert 0 <= content["full"]["metric"] <= 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "size on disk" in said
+    assert "decisions agree" in said
+
+
+def test_half_on_a_cpu_says_what_it_does_instead_of_float16(classifier, tmp_path, capsys):
+    go(classifier, tmp_path, half=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no native" in said
+    assert "bfloat16" in said
+    go(classifier, tmp_path, half=True, dtype="float16")
+    assert "slower than float32" in " ".join(capsys.readouterr().out.split())
+
+
+def test_half_warns_of_dimensions_that_are_no_multiple_of_eight(classifier, tmp_path, capsys):
+    go(classifier, tmp_path, half=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no multiple of 8" in said
+    assert "out 10" in said
+
+
+def test_half_samples_of_a_generator_come_from_its_average(generator, tmp_path):
+    content = json.loads((go(generator, tmp_path, half=True) / "half.json").read_text())
+    assert any(name.startswith("gen_ema") for name in content["awkward"])
+    assert not any(name.startswith("disc") for name in content["awkward"])
+    assert content["distance"]["agreement"] is None
+
+
+def test_dtype_without_half_changes_the_arithmetic_alone(classifier, tmp_path):
+    full = read_rows(go(classifier, tmp_path, dtype="float32"))
+    half = read_rows(go(classifier, tmp_path, dtype="bfloat16"))
+    assert full == read_rows(go(classifier, tmp_path))
+    assert [row["probability"] for row in full] != [row["probability"] for row in half]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"dtype": "int8"}, ConfigError, "--dtype"),
+        ({"dtype": "float32", "half": True}, ConfigError, "--dtype"),
+        ({"batch_size": 0}, ConfigError, "--batch-size"),
+        ({"input": "/nowhere"}, DataError, "--input"),
+    ],
+)
+def test_arguments_that_are_none_are_refused(classifier, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        go(classifier, tmp_path, **changes)
+
+
+def test_a_folder_without_images_and_a_corrupt_image_are_refused_by_name(classifier, pictures, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no images"):
+        go(classifier, tmp_path, input=str(tmp_path / "empty"))
+    (pictures / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+    with pytest.raises(DataError, match=r"broken\.png"):
+        go(classifier, tmp_path, input=str(pictures))
+
+
+def test_a_run_that_is_not_there_or_has_no_checkpoint_is_refused(classifier, tmp_path):
+    with pytest.raises(CheckpointError, match="absent"):
+        go("absent", tmp_path)
+    for step in (classifier / "checkpoints").iterdir():
+        step.rename(tmp_path / step.name)
+    with pytest.raises(CheckpointError):
+        go(classifier, tmp_path)
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused_before_anything_is_computed(classifier, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputOutputError, match="--output"):
+        go(classifier, tmp_path, output=str(tmp_path / "file" / "below"))
+
+
+def test_torch_s_random_numbers_are_left_alone(generator, tmp_path):
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    go(generator, tmp_path)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(3), expected)
