@@ -123,6 +123,26 @@ def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray[Any, Any]]) -> 
     file.write(b"u.")
 
 
+def write_plain(value: object) -> bytes:
+    """Return None, bool, int, float, str and dicts and lists of them as a protocol 4 pickle."""
+    return b"\x80\x04" + _plain(value) + b"."
+
+
+def _plain(value: object) -> bytes:
+    if value is None or isinstance(value, bool):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    if isinstance(value, int):
+        return _integer(value)
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, list):
+        return b"](" + b"".join(_plain(item) for item in value) + b"e"
+    assert isinstance(value, dict), f"{type(value).__name__} is not plain"
+    return b"}(" + b"".join(_plain(key) + _plain(item) for key, item in value.items()) + b"u"
+
+
 def _text(value: str) -> bytes:
     encoded = value.encode()
     return b"X" + struct.pack("<I", len(encoded)) + encoded

@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pytest
 
-from mpt.data.restricted_pickle import read_arrays, read_pickle, write_arrays
+from mpt.data.restricted_pickle import read_arrays, read_pickle, write_arrays, write_plain
 from mpt.errors import CheckpointError, DataError
 
 ARRAYS = {
@@ -45,6 +45,11 @@ def test_what_is_written_is_protocol_4_that_python_and_we_read_with_the_old_modu
     assert (opcodes[0][0].name, opcodes[0][1]) == ("PROTO", 4)
     names = {argument for opcode, argument, _ in opcodes if opcode.name == "GLOBAL"}
     assert names == {"numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype"}
+
+
+def test_plain_data_are_written_so_that_python_and_we_read_them():
+    data = {"iter": 7, "rate": 0.5, "name": "größe", "on": True, "none": None, "nested": {"list": [1, -(2**40), "x"]}}
+    assert pickle.loads(write_plain(data)) == read_pickle(write_plain(data), "file") == data
 
 
 def test_big_endian_arrays_keep_their_values():
