@@ -29,7 +29,7 @@ from mpt.optim.schedules import learning_rate
 from mpt.run import checkpoint
 from mpt.run.console import Console
 from mpt.run.layout import RunDirectory
-from mpt.run.memory_meter import measure_step
+from mpt.run.memory_meter import MemoryMeter
 from mpt.run.recorder import Recorder, tidy
 from mpt.run.signals import StopRequest
 from mpt.run.state_checks import first_non_finite
@@ -130,8 +130,9 @@ class Training:
             return True
 
         if self.run.device.type == "cpu" and len(self.step_seconds) == TRACKED_STEP and not self.memory:
-            went_on, split = measure_step(perform, known_tensors(self.run), self.run.device)
-            self.memory = split.as_row()
+            with MemoryMeter(lambda: known_tensors(self.run), self.run.device) as meter:
+                went_on = perform()
+            self.memory = {"kind": "tracked", **meter.split.to_record()}
         else:
             went_on = perform()
         if not went_on:
