@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -80,3 +81,32 @@ class ConvertArguments:
     output: str | None = None
     runs: str = "runs"
     allow: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LerasArguments:
+    """`mpt convert leras-to-torch MODEL_DIR OUT` and `mpt convert torch-to-leras RUN OUT`."""
+
+    direction: Literal["leras-to-torch", "torch-to-leras"]
+    source: str
+    output: str
+    runs: str = "runs"
+    allow: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanArguments:
+    """`mpt plan CONFIG [key=value ...]`."""
+
+    config: Path | None
+    overrides: tuple[str, ...] = ()
+    vram: str | None = None
+    """A budget such as "6GiB"; None plans the configuration as it is."""
+    gpu: str | None = None
+    patches: tuple[Path, ...] = ()
+    output: str | None = None
+    calibrate: str | None = None
+    """A finished run to learn from; then `config` may be None."""
+    json: bool = False
+    allow: tuple[str, ...] = ()
+    runs: str = "runs"

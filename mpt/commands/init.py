@@ -1,0 +1,92 @@
+"""`mpt init`: write a commented configuration to start from. Every setting is there at its default, with what it does.
+
+The file comes from what the plugins declare, so it cannot fall behind them. Torch is not imported, no file overwritten.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mpt.config.json_schema import read_notes_of_schema
+from mpt.config.load import load_config
+from mpt.config.registry import INSTALLED, Registry
+from mpt.config.schema import Config
+from mpt.config.yaml_text import write_text
+from mpt.errors import ConfigError, InputOutputError
+
+WIDTH = 100
+SHORT = 40
+"""A note that fits beside its key stands there; a longer one stands above it."""
+
+
+def run(path: Path = Path("config.yaml"), model: str = "dcgan", registry: Registry = INSTALLED) -> None:
+    """Write the configuration of a model.
+
+    Raises ConfigError for an unknown model or a file that is there already, InputOutputError if it cannot be written.
+    """
+    text = write_commented(path, model, registry)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path}: is there already; name another file") from None
+    except OSError as error:
+        raise InputOutputError(f"{path}: cannot be written: {error.strerror}") from error
+    print(f"wrote {path}; train it with `mpt train {path}`")
+
+
+def write_commented(path: Path, model: str, registry: Registry) -> str:
+    """Return the text of the file."""
+    config = load_config({"model": {"name": model}}, registry=registry)
+    notes = section_notes(config)
+    data = config.to_data()
+    blocks = [f"# mpt train {path}\n#\n# Every setting below stands at its default; delete what you do not change."]
+    for section, value in data.items():
+        if isinstance(value, dict):
+            lines = [f"{section}:", *comment(title(config, section), 2)]
+            lines += [line for key, part in value.items() for line in entry(key, part, notes[section].get(key, ""), 2)]
+            if section == "memory":
+                lines += memory_menu(registry)
+            blocks.append("\n".join(lines))
+        else:
+            blocks.append("\n".join(entry(section, value, notes["general"].get(section, ""), 0)))
+    return "\n\n".join(blocks) + "\n"
+
+
+def section_notes(config: Config) -> dict[str, Mapping[str, str]]:
+    """Return what is said about the keys of each section."""
+    own = read_notes_of_schema()
+    chosen = {
+        name: getattr(config, name).plugin.notes for name in ("model", "task", "dataset", "precision", "optimizer")
+    }
+    return {**chosen, "memory": own, "train": own, "general": own}
+
+
+def title(config: Config, section: str) -> str:
+    choice = getattr(config, section)
+    return choice.plugin.description if hasattr(choice, "plugin") else ""
+
+
+def entry(key: str, value: Any, note: str, indent: int) -> list[str]:
+    """Return the lines of one key, its note beside or above it."""
+    text = textwrap.indent(write_text({key: value}).rstrip("\n"), " " * indent)
+    if note and len(note) <= SHORT and "\n" not in text:
+        return [f"{text:<{26 + indent}}  # {note}"]
+    return [*comment(note, indent), text]
+
+
+def comment(note: str, indent: int) -> list[str]:
+    return [" " * indent + "# " + line for line in textwrap.wrap(note, WIDTH - indent)]
+
+
+def memory_menu(registry: Registry) -> list[str]:
+    """Return the tricks there are as lines to uncomment."""
+    lines: list[str] = []
+    for name in registry.names("memory"):
+        plugin = registry.find("memory", name)
+        if plugin:
+            lines += [*comment(plugin.description, 2), f"  # {name}: true"]
+    return lines

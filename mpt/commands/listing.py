@@ -1,0 +1,69 @@
+"""`mpt list`: every name a configuration may use, with one line about each. Torch is not imported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+
+from mpt.config.messages import unknown_name
+from mpt.config.precision_names import ALIASES
+from mpt.config.registry import INSTALLED, Registry
+from mpt.errors import ConfigError
+
+HEADINGS = {
+    "models": ("nn", "Models (model.name)"),
+    "datasets": ("data", "Data sets (dataset.name)"),
+    "precision": ("precision", "Precision modes (precision.mode)"),
+    "memory": ("memory", "Memory tricks (memory.TRICK)"),
+    "optimizers": ("optim", "Optimizers (optimizer.name)"),
+    "tasks": ("tasks", "Tasks (task.name; each model has its own by default)"),
+}
+"""What the user may ask for -> the room and its heading."""
+OTHER_MODELS = {
+    "torchvision:NAME": "A torchvision classifier, such as torchvision:resnet50.",
+    "timm:NAME": "A timm model, where timm is installed.",
+    "package.module:Name": "A model of any package that --allow grants.",
+}
+
+
+def run(what: str | None = None, as_json: bool = False, registry: Registry = INSTALLED) -> None:
+    """Print one table or all of them. Raises ConfigError for a table that does not exist."""
+    if what is not None and what not in HEADINGS:
+        raise ConfigError(f"mpt list: {unknown_name(what, list(HEADINGS))}")
+    chosen = [what] if what else list(HEADINGS)
+    tables = {name: describe_room(HEADINGS[name][0], registry) for name in chosen}
+    if as_json:
+        print(json.dumps(tables, indent=2))
+        return
+    width = min(shutil.get_terminal_size().columns, 120)
+    print("\n\n".join(show_table(HEADINGS[name][1], rows, width) for name, rows in tables.items()))
+
+
+def describe_room(room: str, registry: Registry) -> dict[str, str]:
+    """Return name -> one line for everything in a room."""
+    rows: dict[str, str] = {}
+    for name in registry.names(room):
+        plugin = registry.find(room, name)
+        assert plugin
+        changed = ", ".join(f"{key} {value}" for key, value in plugin.defaults.items())
+        rows[name] = f"{plugin.description} Here: {changed}." if changed else plugin.description
+    if room == "nn":
+        rows |= OTHER_MODELS
+    if room == "precision":
+        for alias, (mode, settings) in ALIASES.items():
+            rows[alias] = (
+                f"Another name of {mode}" + "".join(f", {key} {value}" for key, value in settings.items()) + "."
+            )
+    return rows
+
+
+def show_table(heading: str, rows: dict[str, str], width: int) -> str:
+    """Return a heading and two columns, the second wrapped."""
+    left = max((len(name) for name in rows), default=0) + 4
+    lines = [heading]
+    for name, description in rows.items():
+        wrapped = textwrap.wrap(description.replace("`", ""), max(width - left, 30)) or [""]
+        lines.append(f"  {name:<{left - 2}}{wrapped[0]}".rstrip())
+        lines += [" " * left + line for line in wrapped[1:]]
+    return "\n".join(lines if rows else [heading, "  (none)"])

@@ -1,0 +1,22 @@
+"""`mpt schema`: the JSON Schema of a configuration file, for editors. Torch is not imported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mpt.config.json_schema import config_schema
+from mpt.errors import InputOutputError
+
+
+def run(output: str | None = None) -> None:
+    """Print the schema, or write it. Raises InputOutputError if the file cannot be written."""
+    text = json.dumps(config_schema(), indent=2) + "\n"
+    if output is None:
+        print(text, end="")
+        return
+    try:
+        Path(output).write_text(text, "utf-8")
+    except OSError as error:
+        raise InputOutputError(f"{output}: cannot be written: {error.strerror}") from error
+    print(f"wrote {output}; in VS Code, begin a config with `# yaml-language-server: $schema={output}`")

@@ -1,0 +1,131 @@
+"""The JSON Schema (draft 2020-12) of a configuration, made from what the plugins declare.
+
+A section that chooses a plugin is one alternative per name, so that an editor completes and checks the keys of the
+chosen one. The schema says less than `mpt.config.load` checks: conflicts between tricks, and what a mode or alias fixes,
+are left to it. What it refuses, loading refuses too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mpt.config.options import Options
+from mpt.config.precision_names import ALIASES
+from mpt.config.registry import INSTALLED, Plugin, Registry, read_notes
+from mpt.config.schema import NAMED_SECTIONS, GeneralOptions, MemoryOptions, Train
+
+Schema = dict[str, Any]
+
+EXTERNAL_MODEL: Schema = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.-]*$"}
+
+
+def config_schema(registry: Registry = INSTALLED) -> Schema:
+    """Return the schema of a whole configuration file."""
+    definitions: Schema = {}
+    properties: Schema = {}
+    for section, room in NAMED_SECTIONS.items():
+        properties[section] = _choice_schema(section, room, "name", registry, definitions)
+    properties["precision"] = _choice_schema("precision", "precision", "mode", registry, definitions)
+    properties["memory"] = _memory_schema(registry, definitions)
+    notes = read_notes_of_schema()
+    properties["train"] = _or_empty(_settings_schema(Train, {}, notes, "train", definitions))
+    properties |= _settings_schema(GeneralOptions, {}, notes, "general", definitions)["properties"]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mpt configuration",
+        "type": "object",
+        "properties": properties,
+        "required": ["model"],
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+
+
+def read_notes_of_schema() -> Mapping[str, str]:
+    """Return what `mpt.config.schema` says about its settings, by field name."""
+    return read_notes(Path(__file__).with_name("schema.py"))
+
+
+def _settings_schema(
+    settings: type[Options], defaults: Mapping[str, Any], notes: Mapping[str, str], prefix: str, definitions: Schema
+) -> Schema:
+    """Return the schema of one mapping; the definitions it refers to are moved to the top."""
+    schema = settings.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}", mode="validation")
+    for name, definition in schema.pop("$defs", {}).items():
+        definitions[f"{prefix}.{name}"] = definition
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+    for name, field in schema["properties"].items():
+        field.pop("title", None)
+        if name in notes:
+            field["description"] = notes[name]
+        if name in defaults:
+            field["default"] = defaults[name]
+    schema["required"] = [name for name in schema.get("required", []) if name not in defaults]
+    return schema
+
+
+def _plugin_schema(plugin: Plugin, prefix: str, definitions: Schema) -> Schema:
+    schema = _settings_schema(plugin.settings_class, plugin.defaults, plugin.notes, prefix, definitions)
+    schema["description"] = plugin.description
+    return schema
+
+
+def _choice_schema(section: str, room: str, key: str, registry: Registry, definitions: Schema) -> Schema:
+    """Return the alternatives of a section that chooses a plugin by `key`, or by its bare name."""
+    names = registry.names(room)
+    spelt = {name: [name] for name in names}
+    if room == "precision":
+        for alias, (mode, _) in ALIASES.items():
+            spelt.get(mode, []).append(alias)
+    alternatives: list[Schema] = []
+    for name in names:
+        plugin = registry.find(room, name)
+        assert plugin
+        schema = _plugin_schema(plugin, f"{section}.{name}", definitions)
+        alternatives.append(_named(schema, key, {"enum": spelt[name]}, required=True))
+    bare: list[Schema] = [{"enum": [word for words in spelt.values() for word in words]}]
+    if room == "nn" and (external := registry.find("nn", "torchvision:any")):
+        schema = _plugin_schema(external, f"{section}.external", definitions)
+        alternatives.append(_named(schema, key, EXTERNAL_MODEL, required=True))
+        bare.append(EXTERNAL_MODEL)
+    if section != "model":
+        alternatives.append(_unnamed(alternatives, key))
+    return (
+        {"anyOf": [*bare, *alternatives]} if section == "model" else {"anyOf": [*bare, *alternatives, {"type": "null"}]}
+    )
+
+
+def _named(schema: Schema, key: str, name: Schema, required: bool) -> Schema:
+    properties = {key: name, **schema["properties"]}
+    return {
+        **schema,
+        "properties": properties,
+        "required": [key, *schema["required"]] if required else schema["required"],
+    }
+
+
+def _unnamed(alternatives: list[Schema], key: str) -> Schema:
+    """Return the mapping without a name, which takes the default plugin: any key that some plugin has."""
+    keys = {name: True for schema in alternatives for name in schema["properties"] if name != key}
+    return {"type": "object", "properties": keys, "additionalProperties": False}
+
+
+def _memory_schema(registry: Registry, definitions: Schema) -> Schema:
+    schema = _settings_schema(MemoryOptions, {}, read_notes_of_schema(), "memory", definitions)
+    for name in registry.names("memory"):
+        plugin = registry.find("memory", name)
+        assert plugin
+        alternatives = [{"type": "boolean"}, _plugin_schema(plugin, f"memory.{name}", definitions)]
+        shorthand = plugin.settings_class.shorthand
+        if shorthand:
+            alternatives.append(json.loads(json.dumps(alternatives[1]["properties"][shorthand])))
+        schema["properties"][name] = {"description": plugin.description, "anyOf": alternatives}
+    return _or_empty(schema)
+
+
+def _or_empty(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
