@@ -166,6 +166,8 @@ class Precision(Protocol):
 
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats: ...  # unscale, clip, step, update
 
+    def fall_back(self, task: Task) -> bool: ...  # go on in bfloat16 without scaling; False where the mode cannot
+
     def scales(self) -> dict[str, float]: ...
 
     def module_state(self, module: nn.Module) -> dict[str, Tensor]: ...  # float32 state to save

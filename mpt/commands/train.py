@@ -21,7 +21,7 @@ from mpt.errors import CheckpointError, MptError
 
 if TYPE_CHECKING:
     from mpt.engine.loop import Training
-    from mpt.run.console import Console
+    from mpt.run.console import Console, Style
     from mpt.run.layout import RunDirectory
 
 
@@ -115,7 +115,7 @@ def prepare_torch(config: Config) -> None:
     torch.backends.cudnn.deterministic = config.train.deterministic
 
 
-def style(arguments: TrainArguments) -> str:
+def style(arguments: TrainArguments) -> Style:
     """Return how the console should speak."""
     return "json" if arguments.json else "quiet" if arguments.quiet else "auto"
 

@@ -18,11 +18,11 @@ from mpt.engine.step import only, split
 from mpt.seams import Batch, Phase
 
 
-class FirstNonFinite(TorchDispatchMode):
+class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Remembers the first operator whose inputs are finite and whose output is not, and the module it ran in."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.modules: list[str] = []
         self.finding: str | None = None
 

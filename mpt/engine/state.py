@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from mpt.engine.build import Run
 from mpt.errors import CheckpointError
 from mpt.run.state_checks import compare_keys
+
+NumpyState = tuple[str, numpy.ndarray[Any, Any], int, int, float]
 
 
 def capture(run: Run) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def restore_modules(run: Run, state: Mapping[str, Any]) -> None:
 
 def capture_random(device: torch.device) -> dict[str, Any]:
     """Return the state of torch's, numpy's and Python's global generators."""
-    name, keys, position, has_gauss, gauss = numpy.random.get_state(legacy=True)  # type: ignore[misc]
+    name, keys, position, has_gauss, gauss = cast(NumpyState, numpy.random.get_state(legacy=True))
     version, internal, gauss_next = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),

@@ -52,7 +52,8 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
     if settings.small_stem:
         if not hasattr(net, "conv1") or not hasattr(net, "maxpool"):
             raise ConfigError(f"model.small_stem: {name} has no ResNet stem (conv1, maxpool) to replace")
-        net.conv1 = nn.Conv2d(settings.channels, net.conv1.out_channels, 3, padding=1, bias=False)
+        width = int(net.conv1.out_channels)  # type: ignore[arg-type, union-attr]
+        net.conv1 = nn.Conv2d(settings.channels, width, 3, padding=1, bias=False)
         net.maxpool = nn.Identity()
     if settings.weights:
         _load(net, Path(settings.weights))

@@ -17,7 +17,7 @@ from mpt.precision.choice import choose_dtype
 from mpt.precision.policy import Policy
 from mpt.seams import Task
 
-NAMES = {"O1": {}}
+NAMES: dict[str, dict[str, object]] = {"O1": {}}
 
 
 class Settings(PrecisionOptions):

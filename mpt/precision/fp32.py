@@ -13,7 +13,7 @@ from mpt.config.options import PrecisionOptions
 from mpt.precision.policy import Policy
 from mpt.seams import Task
 
-NAMES = {"fp32": {}, "tf32": {}, "O0": {}}
+NAMES: dict[str, dict[str, object]] = {"fp32": {}, "tf32": {}, "O0": {}}
 
 
 class Settings(PrecisionOptions):

@@ -74,7 +74,7 @@ class Policy:
     def backward(self, loss: Tensor, phase: Phase) -> None:
         """Back-propagate one loss, scaled where the phase has a scaler."""
         scaler = self.scalers.get(phase.name)
-        (loss if scaler is None else scaler.multiply(loss)).backward()
+        (loss if scaler is None else scaler.multiply(loss)).backward()  # type: ignore[no-untyped-call]
 
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
         """Unscale, clip, step and update the scale. An overflow skips this phase's step alone."""
