@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ def check_weights(weights: str) -> Path:
         )
     problem = ""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of other pickle protocols: what cannot be read is refused
+            state = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(state, dict) or not any("Mixed_7c" in str(key) for key in state):
             problem = "it holds no layer named Mixed_7c"
     except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError) as error:

@@ -1,0 +1,105 @@
+"""The variational task: its bound, its codes, and what it says when the code is unused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mpt.engine.step import update
+from mpt.losses import variational
+from mpt.tasks.vae import Vae
+from tests.tasks.generative import build, make_batch, take_step
+
+
+def task_of(name: str, precision: str = "fp32") -> tuple[Vae, dict[str, torch.Tensor]]:
+    run = build({"name": name, "image_size": 8, "hidden": 16, "latent_size": 4}, precision)
+    assert isinstance(run.task, Vae)
+    return run.task, make_batch(run, 16)
+
+
+@pytest.mark.parametrize("name", ["vae", "cvae", "dvae"])
+@pytest.mark.parametrize("mode", ["fp32", "amp", "O1", "O2"])
+def test_the_bound_improves_in_every_mode(name: str, mode: str) -> None:
+    run = build({"name": name, "image_size": 8, "hidden": 16, "latent_size": 4}, mode)
+    batch = make_batch(run, 16)
+    losses = [float(update(run, run.phases[0], batch).losses["loss"]) for _ in range(30)]
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_the_loss_is_reconstruction_plus_divergence_of_the_drawn_posterior() -> None:
+    task, batch = task_of("vae")
+    noise = torch.randn(16, 4)
+    mean, log_variance = task.encoder(batch["image"])
+    logits = task.decoder(mean + (0.5 * log_variance).exp() * noise)
+    expected = variational.bernoulli_reconstruction(logits, batch["image"]) + variational.gaussian_divergence(
+        mean, log_variance
+    )
+    (loss,) = task.losses({**batch, "posterior": noise})
+    assert torch.allclose(loss.value, expected)
+
+
+def test_a_denoising_model_sees_noise_and_answers_for_the_clean_image() -> None:
+    task, batch = task_of("dvae")
+    drawn = {**batch, "posterior": torch.zeros(16, 4), "corruption": torch.zeros_like(batch["image"])}
+    clean = task.bound(drawn)[0]
+    noisy = task.bound({**drawn, "corruption": 10 * torch.ones_like(batch["image"])})[0]
+    assert clean != noisy
+
+
+def test_a_conditional_model_uses_the_label_on_both_sides() -> None:
+    task, batch = task_of("cvae")
+    other = (batch["label"] + 1) % 10
+    assert not torch.equal(task.encode(batch["image"], batch["label"]), task.encode(batch["image"], other))
+    assert not torch.equal(task.reconstruct(batch["image"], batch["label"]), task.reconstruct(batch["image"], other))
+
+
+def test_evaluation_weighs_batches_by_their_size() -> None:
+    task, batch = task_of("vae")
+    small = {name: value[:4] for name, value in batch.items()}
+    torch.manual_seed(0)
+    figures = task.evaluate([batch, small])
+    assert figures["negative_elbo"] == pytest.approx(figures["reconstruction"] + figures["divergence"])
+    assert {"frechet_distance", "diversity"} < set(figures)
+
+
+def test_inference_encodes_and_reconstructs_inputs_and_samples_without_them() -> None:
+    task, batch = task_of("vae")
+    rebuilt = task.infer({"image": batch["image"][:3]}, 3, 0)
+    assert rebuilt.tiles is not None
+    assert rebuilt.tiles.shape == (6, 1, 8, 8)
+    assert torch.equal(rebuilt.tiles[0], batch["image"][0])
+    assert len(rebuilt.rows) == 3
+    assert len(str(rebuilt.rows[0]["code"]).split()) == 4
+    sampled = task.infer(None, 5, 0)
+    assert sampled.tiles is not None
+    assert sampled.tiles.shape == (5, 1, 8, 8)
+    assert "interpolation" in sampled.figures
+
+
+def test_the_preview_shows_inputs_reconstructions_and_samples_the_same_each_time() -> None:
+    task, batch = task_of("vae")
+    first, again = task.preview(batch), task.preview(batch)
+    assert first is not None
+    assert again is not None
+    assert torch.equal(first, again)
+    assert torch.equal(first[:8], batch["image"][:8])
+    assert first.shape == (8 + 8 + 4, 1, 8, 8)
+
+
+def test_an_unused_code_is_told_once() -> None:
+    task, _ = task_of("vae")
+    assert task.advise({"divergence": 3.0}) == []
+    assert "ignores the code" in task.advise({"divergence": 0.01})[0]
+    assert task.advise({"divergence": 0.01}) == []
+
+
+def test_micro_batches_change_nothing() -> None:
+    finals = []
+    for size in (None, 3):
+        model = {"name": "vae", "image_size": 8, "hidden": 16, "latent_size": 4}
+        run = build(model, optimizer={"name": "sgd", "lr": 0.01})
+        run.micro_batch_size = size
+        torch.manual_seed(3)
+        take_step(run)
+        finals.append(torch.cat([p.detach().flatten() for p in run.task.trainable["vae"].parameters()]))
+    assert torch.allclose(finals[0], finals[1], atol=1e-6)  # sums in another order
