@@ -8,16 +8,13 @@ for the whole batch before it. `auto` starts with the whole batch and halves whe
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpt.config.options import Options
 from mpt.seams import Precision, Task
-
-if TYPE_CHECKING:
-    from mpt.engine.build import Run
 
 
 class Settings(Options):
@@ -40,7 +37,7 @@ class MicroBatch:
     def apply(self, task: Task, precision: Precision) -> None:
         """Change nothing in the task."""
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: Any) -> None:
         """Tell the step the size, and warn where BatchNorm will see smaller batches."""
         run.micro_batch_auto = run.micro_batch_auto or self.size == "auto"
         run.micro_batch_size = None if self.size == "auto" else self.size

@@ -1,0 +1,146 @@
+"""The rooms of docs/architecture.md import downwards only, and what must answer at once never imports torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "mpt"
+LIGHT = ("errors", "config", "report", "cli", "__main__")
+"""Rooms that never import torch, not even inside a function."""
+HEAVY_PACKAGES = {"torch", "torchvision", "timm", "torchmetrics", "safetensors"}
+
+
+def read_rooms(document: str) -> list[str]:
+    """Return the rooms that the document's table lists, ground floor first."""
+    table = document.split("## Rooms, ground floor first")[1].split("\n## ")[0]
+    return [cell.removesuffix(".py").rstrip("/") for cell in re.findall(r"^\| `([a-z_/.]+)` \|", table, re.M)]
+
+
+ROOMS = read_rooms((ROOT / "docs" / "architecture.md").read_text("utf-8"))
+
+
+def room_of(path: Path) -> str:
+    """Return the room that a file of the package lies in."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports_of(source: str) -> list[tuple[int, str]]:
+    """Return line and dotted name of every import in a source, wherever it stands, relative ones marked by a dot.
+
+    `from mpt import a` counts as `mpt.a`, and a call of `import_module` with a constant as that constant.
+    """
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            names = [f"mpt.{alias.name}" for alias in node.names] if module == "mpt" else [module]
+            found += [(node.lineno, name) for name in names]
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called == "import_module":
+                found.append((node.lineno, str(node.args[0].value)))
+    return found
+
+
+def upward_imports(room: str, source: str, rooms: list[str]) -> list[str]:
+    """Return the imports of a source in `room` that do not lead to that room or one listed before it."""
+    allowed = {*rooms[: rooms.index(room) + 1], "__version__"}
+    return [
+        f"line {line} imports {name}"
+        for line, name in imports_of(source)
+        if name.startswith(".") or (name.startswith("mpt.") and name.split(".")[1] not in allowed)
+    ]
+
+
+def package_files() -> list[Path]:
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+
+
+def test_every_room_is_in_the_list() -> None:
+    there = {room_of(path) for path in package_files()} - {"__main__"}
+    assert there == set(ROOMS)
+    assert len(ROOMS) == len(set(ROOMS))
+
+
+def test_rooms_import_downwards_only() -> None:
+    rooms = [*ROOMS, "__main__"]
+    wrong = {
+        str(path.relative_to(ROOT)): found
+        for path in package_files()
+        if (found := upward_imports(room_of(path), path.read_text("utf-8"), rooms))
+    }
+    assert not wrong
+
+
+def test_reports_are_made_from_files_alone() -> None:
+    """A report reads run directories: of the package it knows the errors, the configuration and the run's layout."""
+    allowed = {"report", "config", "errors", "run", "__version__"}
+    wrong = [
+        f"{path.name}:{line} imports {name}"
+        for path in sorted((PACKAGE / "report").rglob("*.py"))
+        for line, name in imports_of(path.read_text("utf-8"))
+        if name.startswith("mpt.") and name.split(".")[1] not in allowed
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("room", LIGHT)
+def test_light_rooms_name_no_heavy_package(room: str) -> None:
+    files = [path for path in package_files() if room_of(path) == room]
+    assert files
+    for path in files:
+        assert not {name.split(".")[0] for _, name in imports_of(path.read_text("utf-8"))} & HEAVY_PACKAGES, path
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import mpt.engine.build",
+        "from mpt import engine",
+        "def late():\n    from mpt.engine.build import Run",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mpt.engine.build import Run",
+        "import importlib\nimportlib.import_module('mpt.engine')",
+        "from ..engine import build",
+    ],
+)
+def test_an_upward_import_is_found_in_every_spelling(source: str) -> None:
+    assert upward_imports("nn", source, ROOMS)
+    assert not upward_imports("nn", "from mpt import errors\nfrom mpt.config.options import Options", ROOMS)
+
+
+def heavy_modules_after(code: str) -> set[str]:
+    """Return which heavy packages a fresh interpreter has imported after running the code."""
+    code += f"\nimport sys; print('heavy', *sorted({HEAVY_PACKAGES!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def test_importing_the_light_rooms_imports_no_torch() -> None:
+    light_commands = ("arguments", "init", "listing", "report", "schema", "validate")
+    files = [path for path in package_files() if room_of(path) in ("errors", "config", "report", "cli")]
+    files += [PACKAGE / "commands" / f"{name}.py" for name in light_commands]
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
+    assert len(modules) > 20
+    assert heavy_modules_after(f"import importlib\nfor name in {modules}: importlib.import_module(name)") == set()
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["validate", "configs/dcgan_amp.yaml"], ["list", "precision"], ["schema"]], ids=lambda w: w[0]
+)
+def test_commands_that_only_look_import_no_torch(words: list[str]) -> None:
+    code = f"from mpt.cli import main\ntry:\n    main({words!r})\nexcept SystemExit as end:\n    assert not end.code"
+    assert heavy_modules_after(code) == set()
+
+
+def test_the_check_notices_torch() -> None:
+    assert heavy_modules_after("import mpt.seams") == {"torch"}
