@@ -102,11 +102,14 @@ def _expand(root: Node, problems: list[Problem], registry: Registry) -> Node:
 
 
 def _expand_trick(name: str, node: Node, registry: Registry) -> Node:
-    if node.value is True:
-        return replace(node, value={})
-    if node.value is None or isinstance(node.value, bool | dict | list):
+    if node.value is None or isinstance(node.value, dict):
         return node
     plugin = registry.find("memory", name)
-    if plugin is None or plugin.settings_class.shorthand is None:
-        return node
-    return replace(node, value={plugin.settings_class.shorthand: node})
+    shorthand = None if plugin is None else plugin.settings_class.shorthand
+    # `set_to_none: false` is a setting of that trick; elsewhere true and false switch the trick itself.
+    is_switch = (
+        plugin is None or shorthand is None or plugin.settings_class.model_fields[shorthand].annotation is not bool
+    )
+    if isinstance(node.value, bool) and is_switch:
+        return replace(node, value={}) if node.value else node
+    return node if shorthand is None else replace(node, value={shorthand: node})

@@ -1,0 +1,71 @@
+"""Compile the trained networks with `torch.compile`.
+
+Fused kernels write fewer intermediate tensors, and the compiler recomputes cheap operators in backward where that saves
+memory. The first steps take minutes. Fused arithmetic rounds differently: results are not bit-equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from mpt.config.options import Options
+from mpt.errors import ConfigError
+from mpt.memory.trick import Trick
+
+CONFLICTS = {
+    "recompute": "compiled networks choose for themselves what to recompute; leave one of the two out",
+    "offload_activations": "compiled graphs save tensors without asking; use recompute or compile alone",
+}
+
+
+class Settings(Options):
+    """How hard the compiler tries: `compile: true`, or one of torch's modes."""
+
+    shorthand: ClassVar[str | None] = "mode"
+
+    mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    dynamic: bool | None = None
+    """Compile once for all batch sizes; null lets torch decide when sizes change."""
+    backend: Literal["inductor", "aot_eager"] = "inductor"
+    """`aot_eager` traces without generating code: for finding out whether a network can be compiled."""
+
+
+class Compile(Trick):
+    """Compiles in place; state-dict keys and deep copies are as before."""
+
+    name, exact = "compile", False
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def attach(self, run: Any) -> None:
+        """Compile each trained network, after precision has changed it."""
+        if run.precision.name == "O1":
+            raise ConfigError(
+                "memory.compile: O1 casts call by call, which a compiled graph has no calls for; "
+                "use precision=amp, which the compiler knows"
+            )
+        if torch._guards.detect_fake_mode() is not None:
+            run.notes.append("memory.compile: planned as if uncompiled, which needs at least as much memory")
+            return
+        mode = None if self.settings.mode == "default" else self.settings.mode
+        for network in _networks(run.task.trainable.values()):
+            if self.settings.backend == "inductor":
+                network.compile(dynamic=self.settings.dynamic, mode=mode)
+            else:
+                network.compile(dynamic=self.settings.dynamic, backend=self.settings.backend)
+
+
+def _networks(modules: Any) -> Iterator[nn.Module]:
+    """Yield what is called: a ModuleDict is networks trained together and has no forward of its own."""
+    for module in modules:
+        yield from _networks(module.values()) if isinstance(module, nn.ModuleDict) else [module]
+
+
+def build(settings: Settings) -> Compile:
+    """Build the trick."""
+    return Compile(settings)

@@ -1,0 +1,113 @@
+"""Keep the optimizer's state and do its arithmetic in host memory.
+
+Adam's two averages are twice the weights; here they live, with a twin of each weight, on the CPU (pinned beside CUDA).
+A step copies the gradients over, steps there, and copies the weights back, so the GPU holds weights and gradients only.
+Unscaling, the overflow check and clipping happen on the device before, as in every run.
+
+On a CPU run the result is bit-equal. On a GPU the update is done by other kernels and may differ in the last bit, hence
+`exact` is false. Source: Ren et al., "ZeRO-Offload", 2021.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mpt.config.options import Options
+from mpt.memory.trick import Trick
+
+CONFLICTS = {
+    "optimizer_in_backward": "that one steps on the device during backward; use one of the two",
+    "low_bit_optimizer": "8-bit states live on the device; use one of the two",
+}
+
+
+class Settings(Options):
+    """Nothing to set."""
+
+
+class HostOptimizer(Optimizer):
+    """Looks like an optimizer over the device's parameters, and works on twins in host memory."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.twins: dict[Tensor, Tensor] = {}
+        self.versions: dict[Tensor, int] = {}
+        groups = [{**group, "params": list(group["params"])} for group in inner.param_groups]
+        super().__init__(groups, {})
+        self.inner = inner
+        for group in inner.param_groups:
+            group["params"] = [self._twin(parameter) for parameter in group["params"]]
+        # torch's foreach and fused choices were made for the device.
+        self.state = inner.state
+
+    def _twin(self, parameter: Tensor) -> Tensor:
+        with torch.no_grad():
+            twin = torch.empty_like(parameter, device="cpu", pin_memory=_pins(parameter))
+            twin.copy_(parameter)
+        self.versions[parameter] = parameter._version
+        self.twins[parameter] = nn.Parameter(twin)
+        return self.twins[parameter]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step on the host: gradients over, weights back."""
+        assert closure is None, "closures re-evaluate the model on the device; no optimizer here uses one"
+        moved = []
+        for outer, inner in zip(self.param_groups, self.inner.param_groups):
+            inner.update({key: value for key, value in outer.items() if key != "params"})
+            for parameter, twin in zip(outer["params"], inner["params"]):
+                if parameter.grad is not None:
+                    if parameter._version != self.versions[parameter]:  # clipped or loaded since: the device is right
+                        twin.copy_(parameter)
+                    twin.grad = parameter.grad.to("cpu", copy=True)
+                    moved.append((parameter, twin))
+        self.inner.step()
+        for parameter, twin in moved:
+            parameter.copy_(twin, non_blocking=True)
+            self.versions[parameter] = parameter._version
+            twin.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the inner state, which is in the form of any optimizer's."""
+        state = self.inner.state_dict()
+        for outer, inner in zip(self.param_groups, state["param_groups"]):
+            inner.update({key: value for key, value in outer.items() if key != "params"})
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this optimizer or of a plain one. Weights are taken over at the next step, by version."""
+        self.inner.load_state_dict(state_dict)
+        self.state = self.inner.state
+        for outer, inner in zip(self.param_groups, self.inner.param_groups):
+            outer.update({key: value for key, value in inner.items() if key != "params"})
+
+
+def _pins(parameter: Tensor) -> bool:
+    return parameter.device.type == "cuda" and torch._guards.detect_fake_mode() is None
+
+
+class CpuOptimizer(Trick):
+    """Replaces each optimizer by one that works in host memory."""
+
+    name, exact = "cpu_optimizer", False
+
+    def attach(self, run: Any) -> None:
+        """Put host optimizers in place, in the run and in its phases."""
+        hosts = {optimizer: HostOptimizer(optimizer) for optimizer in run.optimizers.values()}
+        replace_optimizers(run, hosts)
+
+
+def replace_optimizers(run: Any, new: dict[Optimizer, Any]) -> None:
+    """Put new optimizers in the places of old ones, in the run and in its phases."""
+    run.optimizers = {name: new[optimizer] for name, optimizer in run.optimizers.items()}
+    run.phases = [dataclasses.replace(phase, optimizer=new[phase.optimizer]) for phase in run.phases]
+
+
+def build(settings: Settings) -> CpuOptimizer:
+    """Build the trick."""
+    return CpuOptimizer()

@@ -1,0 +1,129 @@
+"""What a step will keep and do, learnt from one pass over fake tensors: no data, no arithmetic, nothing changed.
+
+Every phase's losses are computed once on the data's layout, without backward. The random generators and the weights are
+untouched, since fake tensors have no values; what the task noted on itself is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from mpt.memory.blocks import Unit
+
+
+@dataclass
+class UnitCost:
+    """What one unit keeps for backward beside its inputs, and what running it again would cost."""
+
+    saved_bytes: int = 0
+    input_bytes: int = 0
+    flops: int = 0
+
+
+def count_losses(run: Any) -> dict[str, int]:
+    """Return how many losses each phase of a built run back-propagates in one update."""
+    counts = {}
+    with _on_fake_tensors(run):
+        for phase in run.phases:
+            counts[phase.name] = sum(1 for _ in _losses(run, phase))
+    return counts
+
+
+def measure_units(run: Any, units: list[Unit]) -> dict[Unit, UnitCost]:
+    """Return what each unit saves and costs in one step of all phases, by the tensors autograd keeps."""
+    costs = {unit: UnitCost() for unit in units}
+    inside: list[UnitCost] = []
+    seen: set[int] = set()
+    alive: list[Tensor] = []  # or a storage's address would be used again
+
+    def pack(tensor: Tensor) -> Tensor:
+        key = tensor.untyped_storage()._cdata
+        if inside and key not in seen:
+            seen.add(key)
+            alive.append(tensor)
+            inside[-1].saved_bytes += tensor.untyped_storage().nbytes()
+        return tensor
+
+    with _on_fake_tensors(run), FlopCounterMode(display=False) as counter:
+        parameters = [p for module in run.task.modules.values() for p in module.parameters()]
+        weights = [*parameters, *(_fake_twin(p) for p in parameters)]  # a view of a weight is of its twin
+        alive += weights
+        seen.update(weight.untyped_storage()._cdata for weight in weights)
+        handles = []
+        for unit, cost in costs.items():
+
+            def enter(_: nn.Module, args: Any, cost: UnitCost = cost) -> None:
+                inside.append(cost)
+                cost.input_bytes += sum(t.nbytes for t in args if isinstance(t, Tensor))
+                cost.flops -= counter.get_total_flops()
+
+            def leave(*_: Any, cost: UnitCost = cost) -> None:
+                cost.flops += counter.get_total_flops()
+                inside.pop()
+
+            handles.append(unit.modules[0].register_forward_pre_hook(enter, prepend=True))
+            handles.append(unit.modules[-1].register_forward_hook(leave))
+        try:
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
+                for phase in run.phases:
+                    for _ in _losses(run, phase):
+                        pass
+        finally:
+            for handle in handles:
+                handle.remove()
+    return costs
+
+
+def _losses(run: Any, phase: Any) -> Iterator[Any]:
+    batch = run.task.draw(run.data.zeros(run.config.train.batch_size, run.device), phase)
+    pending = phase.losses(batch)
+    while True:
+        with run.precision.forward():
+            loss = next(pending, None)
+        if loss is None:
+            return
+        yield loss
+
+
+def _fake_twin(tensor: Tensor) -> Tensor:
+    """Return the fake tensor that stands for a real one; there is one only per fake mode."""
+    mode = detect_fake_mode()
+    assert mode is not None
+    return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+
+
+@contextmanager
+def _on_fake_tensors(run: Any) -> Iterator[None]:
+    notes = {name: _copied(value) for name, value in vars(run.task).items()}
+    # A planner's own fake mode serves as well; a second one would refuse its tensors.
+    fake = nullcontext() if detect_fake_mode() is not None else FakeTensorMode(allow_non_fake_inputs=True)
+    owners = {owner for module in run.task.modules.values() for owner in module.modules()}
+    buffers = [(owner, dict(owner._buffers)) for owner in owners]
+    for owner, own in buffers:  # a fake mode still counts for real on single numbers, as BatchNorm's batches
+        owner._buffers.update({name: value.clone() for name, value in own.items() if value is not None})
+    try:
+        with fake:
+            yield
+    finally:
+        for owner, own in buffers:
+            owner._buffers.update(own)
+        vars(run.task).clear()
+        vars(run.task).update(notes)
+
+
+def _copied(value: Any) -> Any:
+    """Copy dicts and lists all the way down, and nothing else: tensors and modules stay themselves."""
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, set):
+        return type(value)(_copied(item) for item in value)
+    return value

@@ -1,0 +1,166 @@
+"""Keep large activations in host memory between forward and backward.
+
+What autograd saves above a size is copied out as it is saved and copied back when backward asks for it; gradients are
+bit-equal. On CUDA the host memory is pinned and both copies run on a stream of their own: the way out overlaps the
+forward, and while backward works on one tensor the one it will want next is on its way in. Weights stay where they are,
+and a tensor that is saved twice travels once. On a CPU there is nowhere to go, and nothing is done.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from mpt.config.options import Options
+from mpt.memory.trick import Trick
+from mpt.seams import Precision, Task
+
+CONFLICTS = {"compile": "compiled graphs save tensors without asking; use recompute or compile alone"}
+FETCH_AHEAD = 2
+
+
+class Settings(Options):
+    """Above which size activations travel."""
+
+    shorthand: ClassVar[str | None] = "min_mebibytes"
+
+    min_mebibytes: float = Field(1.0, ge=0)
+    """Smaller ones stay: a copy has a fixed cost, and many small ones save little."""
+
+
+class Travelled:
+    """A saved tensor in host memory, and the way back."""
+
+    def __init__(self, tensor: Tensor, stream: Any) -> None:
+        self.device, self.stream = tensor.device, stream
+        self.fetched: weakref.ref[Tensor] | None = None
+        self.incoming: tuple[Tensor, Any] | None = None
+        self.host = torch.empty_like(tensor, device="cpu", pin_memory=stream is not None)
+        if stream is None:
+            self.host.copy_(tensor)
+            return
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            self.host.copy_(tensor, non_blocking=True)
+        # The allocator must not hand the memory on before the copy has read it.
+        tensor.record_stream(stream)
+
+    def start(self) -> None:
+        """Begin the copy back, beside the computation."""
+        if (
+            self.incoming is not None
+            or self.stream is None
+            or (self.fetched is not None and self.fetched() is not None)
+        ):
+            return
+        with torch.cuda.stream(self.stream):
+            arriving = torch.empty_like(self.host, device=self.device)
+            arriving.copy_(self.host, non_blocking=True)
+            self.incoming = (arriving, self.stream.record_event())
+
+    def finish(self) -> Tensor:
+        """Return the tensor on its device."""
+        there = self.fetched() if self.fetched is not None else None
+        if there is not None:
+            return there
+        if self.stream is None:
+            result = self.host.to(self.device)
+        else:
+            self.start()
+            assert self.incoming is not None
+            result, arrived = self.incoming
+            self.incoming = None
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(arrived)
+            result.record_stream(current)
+        self.fetched = weakref.ref(result)
+        return result
+
+
+class OffloadActivations(Trick):
+    """Gives autograd's saved tensors a place on the host."""
+
+    name = "offload_activations"
+
+    def __init__(self, settings: Settings) -> None:
+        self.min_bytes = int(settings.min_mebibytes * 2**20)
+        self.task: Task | None = None
+        self.streams: dict[torch.device, Any] = {}
+        self.journey: list[weakref.ref[Travelled]] = []
+        self.known: dict[int, list[tuple[StorageWeakRef, Any, weakref.ref[Travelled]]]] = {}
+
+    def apply(self, task: Task, precision: Precision) -> None:
+        """Remember the task, whose weights stay."""
+        self.task = task
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the hooks of one forward; its tensors travel in an order of their own."""
+        self.journey, self.known = [], {}
+        self.weights = {
+            p.untyped_storage()._cdata
+            for module in (self.task.modules.values() if self.task else ())
+            for p in module.parameters()
+        }
+        return saved_tensors_hooks(self.pack, self.unpack)
+
+    def travels(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is one to send away."""
+        return (
+            tensor.device.type != "cpu"
+            and tensor.nbytes >= max(self.min_bytes, 1)
+            and tensor.nbytes <= tensor.untyped_storage().nbytes()  # an expanded tensor would grow on the way
+            and tensor.untyped_storage()._cdata not in self.weights
+            and not (tensor.is_leaf and tensor.requires_grad)
+        )
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Send a saved tensor away, or keep it."""
+        if not self.travels(tensor):
+            return tensor
+        storage = tensor.untyped_storage()
+        layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor._version)
+        for owner, same, reference in self.known.get(storage._cdata, []):
+            record = reference()
+            if same == layout and record is not None and not owner.expired():  # type: ignore[no-untyped-call]
+                return self.ticket(record)
+        record = Travelled(tensor, self.stream(tensor.device))
+        owner = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self.known.setdefault(storage._cdata, []).append((owner, layout, weakref.ref(record)))
+        self.journey.append(weakref.ref(record))
+        return self.ticket(record)
+
+    def ticket(self, record: Travelled) -> Any:
+        """Return what autograd keeps: the record, and the journey on which its neighbours are."""
+        return record, self.journey, len(self.journey) - 1
+
+    def unpack(self, packed: Any) -> Tensor:
+        """Bring a tensor back, and start its predecessors on their way: backward walks in reverse."""
+        if isinstance(packed, Tensor):
+            return packed
+        record, journey, position = packed
+        result: Tensor = record.finish()
+        for reference in journey[max(0, position - FETCH_AHEAD) : position]:
+            earlier = reference()
+            if earlier is not None:
+                earlier.start()
+        return result
+
+    def stream(self, device: torch.device) -> Any:
+        """Return the side stream of a CUDA device; fakes and other devices copy in line."""
+        if device.type != "cuda" or not torch.cuda.is_available() or torch._guards.detect_fake_mode() is not None:
+            return None
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self.streams[device]
+
+
+def build(settings: Settings) -> OffloadActivations:
+    """Build the trick."""
+    return OffloadActivations(settings)

@@ -1,0 +1,128 @@
+"""Step each parameter as soon as its gradient is whole, and release the gradient at once.
+
+Only a few gradients then live at a time instead of one per parameter. The optimizer stays one object with one state:
+its groups are narrowed to a single parameter for each small step, so checkpoints and learning rates are those of any
+run. The result is bit-equal.
+
+A phase with several losses steps during the last one's backward, when gradients are whole; how many there are is
+counted once on fake tensors. Whatever needs all gradients before the first step is refused: dynamic loss scaling,
+clipping by the total norm, master weights, and micro-batches, whose sums are complete only at the end.
+
+Source: Lv et al., "Full parameter fine-tuning for large language models with limited resources" (LOMO), 2024; the
+PyTorch tutorial "How to save memory by fusing the optimizer step into the backward pass".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mpt.config.options import Options
+from mpt.errors import ConfigError
+from mpt.memory.dry_run import count_losses
+from mpt.memory.trick import Trick
+from mpt.seams import Phase
+
+CONFLICTS = {
+    "micro_batch": "a gradient is whole only after the last micro-batch; use recompute to hold fewer activations",
+    "cpu_optimizer": "that one moves all gradients to the host at once; use one of the two",
+    "low_bit_optimizer": "8-bit optimizers keep state per parameter group; use one of the two",
+    "release_grads_after": "gradients are released one by one already; leave that one out",
+    "empty_cache_every": "it counts optimizer steps, of which there is one per parameter here; leave that one out",
+}
+
+
+class Settings(Options):
+    """Nothing to set."""
+
+
+class OptimizerInBackward(Trick):
+    """Hooks on the parameters, active during the last backward of their phase's update."""
+
+    name = "optimizer_in_backward"
+
+    def attach(self, run: Any) -> None:
+        """Refuse what needs all gradients at once; else hang a hook on every trained parameter."""
+        refuse_incompatible(run)
+        self.losses = count_losses(run)
+        self.done = dict.fromkeys(self.losses, 0)
+        self.active: Phase | None = None
+        self.precision = run.precision
+        self.backward: Callable[[Tensor, Phase], None] = run.precision.backward
+        run.precision.backward = self.backward_and_step
+        for optimizer in dict.fromkeys(run.optimizers.values()):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.register_post_accumulate_grad_hook(self.step_one)
+
+    def backward_and_step(self, loss: Tensor, phase: Phase) -> None:
+        """Back-propagate a loss; during the phase's last one parameters step as they go."""
+        self.done[phase.name] += 1
+        if self.done[phase.name] == self.losses[phase.name]:
+            self.active, self.done[phase.name] = phase, 0
+        try:
+            self.backward(loss, phase)
+        finally:
+            self.active = None
+
+    def step_one(self, parameter: Tensor) -> None:
+        """Step one parameter and release its gradient."""
+        phase = self.active
+        if phase is None:
+            return
+        optimizer = phase.optimizer
+        everyone = [group["params"] for group in optimizer.param_groups]
+        if not any(parameter is one for group in everyone for one in group):
+            return
+        scaler = getattr(self.precision, "scalers", {}).get(phase.name)
+        if scaler is not None:
+            scaler.unscale([parameter])
+        narrow(optimizer, parameter)
+        try:
+            optimizer.step()
+        finally:
+            for group, parameters in zip(optimizer.param_groups, everyone):
+                group["params"] = parameters
+        parameter.grad = None
+
+
+def narrow(optimizer: Optimizer, parameter: Tensor) -> None:
+    """Leave one parameter in the optimizer's groups, in the group that has it."""
+    for group in optimizer.param_groups:
+        group["params"] = [one for one in group["params"] if one is parameter]
+
+
+def refuse_incompatible(run: Any) -> None:
+    """Raise ConfigError with the reason and the way out."""
+    scalers = getattr(run.precision, "scalers", {})
+    dynamic = [name for name, scaler in scalers.items() if scaler.dynamic]
+    clipped = [name for name, norm in run.clip_norms.items() if norm is not None]
+    refused = "memory.optimizer_in_backward: "
+    if dynamic:
+        raise ConfigError(
+            f"{refused}{run.precision.name} scales its losses dynamically, and whether a step overflowed is known only "
+            "when all gradients are there. Use precision=bf16, or a static scale such as precision.loss_scale=128"
+        )
+    if clipped:
+        raise ConfigError(
+            f"{refused}optimizer.clip_grad_norm needs the norm of all gradients before the first step. "
+            "Leave one of the two out"
+        )
+    if getattr(run.precision, "masters", {}):
+        raise ConfigError(
+            f"{refused}{run.precision.name} copies gradients to float32 masters after backward. "
+            "Use precision=amp with dtype bfloat16, or bf16-pure"
+        )
+    if run.micro_batch_size is not None or run.micro_batch_auto:
+        raise ConfigError(
+            f"{refused}micro-batches (memory.micro_batch, memory.on_oom=adapt) add gradients up over several "
+            "backwards. Leave one of the two out"
+        )
+
+
+def build(settings: Settings) -> OptimizerInBackward:
+    """Build the trick."""
+    return OptimizerInBackward()

@@ -1,0 +1,176 @@
+"""Gradient checkpointing: keep the inputs of blocks instead of their activations, and compute them again in backward.
+
+`sqrt` joins about sqrt(N) neighbouring blocks per segment and leaves the last segment alone, since backward starts
+there (Chen et al., 2016); `all` recomputes each block on its own; `every: N` each N-th block; `modules` what the globs
+name; `selective` all blocks, but keeps the outputs of matrix products and convolutions, so that only cheap operators
+run twice; `budget` as few blocks as bring the measured activation bytes under that share, those first that save most
+per operation.
+
+Gradients are bit-equal: random numbers are replayed, BatchNorm counts once, casts are the same. Blocks that do not
+stand in a plain `nn.Sequential` cannot be joined, as foreign code runs between them: `sqrt` recomputes each on its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from torch import nn
+
+from mpt.config.options import Options
+from mpt.errors import ConfigError
+from mpt.memory.blocks import Chain, Unit, find_chains, is_plain_sequential
+from mpt.memory.dry_run import UnitCost, measure_units
+from mpt.memory.replay import Recomputed, wrap_module, wrap_runs
+from mpt.memory.trick import Trick
+from mpt.seams import Precision, Task
+
+CONFLICTS = {"compile": "compiled networks choose for themselves what to recompute; leave one of the two out"}
+
+
+class Settings(Options):
+    """Which blocks are recomputed: `recompute: sqrt`, or one of the keys below."""
+
+    shorthand: ClassVar[str | None] = "mode"
+
+    mode: Literal["sqrt", "all", "selective"] = "sqrt"
+    every: int | None = Field(None, ge=1)
+    modules: list[str] = Field(default_factory=list)
+    """Globs over module names ("net.layer1.*"). With `mode: selective` these are recomputed selectively."""
+    budget: float | None = Field(None, ge=0, le=1)
+    """Share of the blocks' activation bytes that may be kept."""
+
+    @model_validator(mode="after")
+    def check_one_choice(self) -> Settings:
+        """Refuse two ways of choosing at once."""
+        given = [
+            name for name, value in (("every", self.every), ("modules", self.modules), ("budget", self.budget))
+            if value not in (None, [])
+        ]  # fmt: skip
+        if len(given) > 1:
+            raise ValueError(f"give one of every, modules and budget, not {' and '.join(given)}")
+        return self
+
+
+class Recompute(Trick):
+    """Wraps the chosen blocks; the step knows nothing of it."""
+
+    name = "recompute"
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.selective = settings.mode == "selective"
+        self.chains: list[Chain] = []
+
+    def apply(self, task: Task, precision: Precision) -> None:
+        """Find the blocks and wrap them; with a budget they are measured first, in `attach`."""
+        if self.settings.modules:
+            for module in _matching(task, self.settings.modules):
+                wrap_module(module, self.selective)
+            return
+        names = {id(module): name for name, module in task.modules.items()}
+        for network in dict.fromkeys(task.blocks):
+            self.chains += find_chains(network, names.get(id(network), type(network).__name__))
+        if not self.chains:
+            known = ", ".join(
+                f"{name}.{child}" for name, m in task.trainable.items() for child, _ in m.named_children()
+            )
+            raise ConfigError(
+                "memory.recompute: found no blocks (a Sequential, a ModuleList or a repeated class) in this model; "
+                f"name modules with memory.recompute={{modules: [globs]}}. There are {known}"
+            )
+        if self.settings.budget is None:
+            self.wrap(self.choose())
+
+    def attach(self, run: Any) -> None:
+        """Choose by measured bytes, where there is a budget."""
+        if self.settings.budget is not None:
+            units = [unit for chain in self.chains for unit in chain]
+            self.wrap([[unit] for unit in choose_by_budget(measure_units(run, units), self.settings.budget)])
+
+    def choose(self) -> list[list[Unit]]:
+        """Return runs of units, each to be recomputed as one."""
+        units = [unit for chain in self.chains for unit in chain]
+        if self.settings.every is not None:
+            return [[unit] for unit in units[self.settings.every - 1 :: self.settings.every]]
+        if self.settings.mode != "sqrt":
+            return [[unit] for unit in units]
+        runs = []
+        for owners in _by_network(self.chains):
+            length = max(1, round(math.sqrt(sum(len(chain) for chain in owners))))
+            segments = [segment for chain in owners for segment in _segments(chain, length)]
+            runs += segments[:-1]
+        return runs
+
+    def wrap(self, runs: list[list[Unit]]) -> None:
+        """Wrap runs of neighbouring units."""
+        by_sequence: dict[nn.Module, list[tuple[int, int]]] = defaultdict(list)
+        for run in runs:
+            first, last = run[0], run[-1]
+            if first.stop is None:
+                wrap_module(first.owner, self.selective)
+            elif is_plain_sequential(first.owner):
+                assert last.stop is not None
+                by_sequence[first.owner].append((first.start, last.stop))
+            else:  # made an island since: its own forward must stay the outermost
+                for module in (m for unit in run for m in unit.modules):
+                    wrap_module(module, self.selective)
+        for sequential, spans in by_sequence.items():
+            wrap_runs(sequential, spans, self.selective)
+
+
+def choose_by_budget(costs: dict[Unit, UnitCost], budget: float) -> list[Unit]:
+    """Return the units to recompute so that at most this share of their saved bytes is kept."""
+    allowed = budget * sum(cost.saved_bytes for cost in costs.values())
+    kept = sum(cost.saved_bytes for cost in costs.values())
+    chosen = []
+    for unit in sorted(costs, key=lambda unit: -costs[unit].saved_bytes / (1 + costs[unit].flops)):
+        if kept <= allowed:
+            break
+        if costs[unit].saved_bytes:
+            chosen.append(unit)
+            kept -= costs[unit].saved_bytes
+    return chosen
+
+
+def _by_network(chains: list[Chain]) -> list[list[Chain]]:
+    groups: dict[str, list[Chain]] = defaultdict(list)
+    for chain in chains:
+        groups[chain[0].name.split(".")[0]].append(chain)
+    return list(groups.values())
+
+
+def _segments(chain: Chain, length: int) -> list[list[Unit]]:
+    """Cut a chain into nearly equal segments of at most `length` units; units that cannot be joined stay alone."""
+    if chain[0].stop is None:
+        return [[unit] for unit in chain]
+    count = math.ceil(len(chain) / length)
+    edges = [round(i * len(chain) / count) for i in range(count + 1)]
+    return [chain[start:stop] for start, stop in pairwise(edges)]
+
+
+def _matching(task: Task, globs: list[str]) -> list[nn.Module]:
+    names = {
+        f"{key}.{name}".rstrip("."): module
+        for key, root in task.trainable.items()
+        for name, module in root.named_modules()
+    }
+    chosen: dict[nn.Module, None] = {}
+    for glob in globs:
+        found = [module for name, module in names.items() if fnmatchcase(name, glob)]
+        if not found:
+            known = ", ".join([name for name in names if name.count(".") <= 1][:12])
+            raise ConfigError(f"memory.recompute.modules: no module matches {glob!r}; there are {known}, ...")
+        chosen.update(dict.fromkeys(found))
+    # A module inside another chosen one would be recomputed twice over.
+    inner = {m for module in chosen for m in module.modules() if m is not module}
+    return [module for module in chosen if module not in inner and not isinstance(module, Recomputed)]
+
+
+def build(settings: Settings) -> Recompute:
+    """Build the trick."""
+    return Recompute(settings)

@@ -1,0 +1,216 @@
+"""Recomputing a module in backward so that it does exactly what it did in the forward.
+
+`torch.utils.checkpoint` (non-reentrant) replays random numbers and autocast. This adds what it does not know of: O1's
+casts, and buffers. BatchNorm would update its running statistics a second time, and a spectral norm would start from
+another vector; so a recomputation works on copies of the buffers, with the values they had before the forward where
+those matter, and throws the copies away.
+
+Source: Chen et al., "Training deep nets with sublinear memory cost", 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from mpt.errors import ConfigError
+from mpt.precision import o1
+
+aten = torch.ops.aten
+KEPT_OPERATORS = [
+    getattr(aten, name).default
+    for name in (
+        "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
+    if hasattr(aten, name)
+]  # fmt: skip
+"""What `selective` keeps: the outputs that are dear to compute. All else is cheap to do again."""
+
+
+def recompute(
+    function: Callable[..., Any], modules: list[nn.Module], selective: bool, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """Call `function`, which runs `modules`, keeping its inputs instead of its activations."""
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    before = [(value, value._version) for value in args if isinstance(value, Tensor)]
+    result = checkpoint(
+        function, *args, use_reentrant=False, context_fn=lambda: make_contexts(modules, selective), **kwargs
+    )
+    if any(value._version != version for value, version in before):
+        raise ConfigError(
+            f"memory.recompute: {type(modules[0]).__name__} changes its input in place, so that it cannot be computed "
+            "again. Leave it out with memory.recompute={modules: [globs of the others]}"
+        )
+    return result
+
+
+def make_contexts(
+    modules: list[nn.Module], selective: bool
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of a forward and of its recomputations."""
+    state = BufferState(modules)
+    forward, again = o1.checkpoint_contexts()
+    if not selective:
+        return Together(state.remember, forward), Together(state.replace, again)
+    keep, reuse = create_selective_checkpoint_contexts(KEPT_OPERATORS)  # type: ignore[no-untyped-call]
+    return Together(state.remember, keep, forward), Together(state.replace, reuse, again)
+
+
+class Together(AbstractContextManager[None]):
+    """Several contexts as one, which may be entered again after it was left: a graph may be walked twice."""
+
+    def __init__(self, *contexts: AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]) -> None:
+        self.contexts = contexts
+        self.stacks: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        for context in self.contexts:
+            stack.enter_context(context if isinstance(context, AbstractContextManager) else context())
+        self.stacks.append(stack)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stacks.pop().__exit__(kind, error, trace)
+
+
+class BufferState:
+    """The buffers of some modules, as they were before a forward."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.owners = [inner for module in modules for inner in module.modules()]
+        self.earlier: dict[tuple[nn.Module, str], Tensor] = {}
+
+    def remember(self) -> AbstractContextManager[Any]:
+        """Return a context around the forward that keeps the earlier values of those buffers that it changes."""
+        return _Around(self._start, self._finish)
+
+    def replace(self) -> AbstractContextManager[Any]:
+        """Return a context around a recomputation in which the modules own copies."""
+        return _Around(self._swap_in, self._swap_out)
+
+    def _buffers(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        for owner in self.owners:
+            for name, buffer in owner._buffers.items():
+                if buffer is not None:
+                    yield owner, name, buffer
+
+    def _start(self) -> None:
+        # In training a norm layer writes its statistics and does not read them: their earlier values do not matter.
+        self.before = [
+            (owner, name, buffer, buffer._version, buffer.clone())
+            for owner, name, buffer in self._buffers()
+            if owner.training and not isinstance(owner, _NormBase) and buffer.is_floating_point()
+        ]
+
+    def _finish(self) -> None:
+        for owner, name, buffer, version, value in self.before:
+            if owner._buffers[name] is not buffer or buffer._version != version:
+                self.earlier[owner, name] = value
+        del self.before
+
+    def _swap_in(self) -> None:
+        self.real = list(self._buffers())
+        for owner, name, buffer in self.real:
+            if owner.training:
+                owner._buffers[name] = self.earlier.get((owner, name), buffer).clone()
+
+    def _swap_out(self) -> None:
+        for owner, name, buffer in self.real:
+            owner._buffers[name] = buffer
+        del self.real
+
+
+class _Around(AbstractContextManager[None]):
+    def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
+        self.enter, self.leave = enter, leave
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+class Recomputed(nn.Module):
+    """Mixed in front of a module's class: its forward is recomputed in backward."""
+
+    recomputes_selectively: bool
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward, keeping only its inputs."""
+        return recompute(super().forward, [self], self.recomputes_selectively, args, kwargs)
+
+
+class RecomputedSequence(nn.Sequential):
+    """Mixed in front of a plain Sequential: runs of its children are recomputed in backward."""
+
+    recomputes_selectively: bool
+    recomputed_runs: tuple[tuple[int, int], ...]
+
+    def forward(self, input: Any) -> Any:
+        """Run the children in order, the named runs of them keeping only their inputs."""
+        children: list[nn.Module] = [child for child in self._modules.values() if child is not None]
+        value, position = input, 0
+        for start, stop in (*self.recomputed_runs, (len(children), len(children))):
+            for child in children[position:start]:
+                value = child(value)
+            run = children[start:stop]
+            if run:
+                value = recompute(_Run(run), run, self.recomputes_selectively, (value,), {})
+            position = stop
+        return value
+
+
+class _Run:
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = modules
+
+    def __call__(self, value: Any) -> Any:
+        for module in self.modules:
+            value = module(value)
+        return value
+
+
+def wrap_module(module: nn.Module, selective: bool) -> None:
+    """Recompute one module. Its class is swapped, so that a deep copy owns its wrapper; its state-dict keys stay."""
+    if isinstance(module, Recomputed):
+        return
+    _swap_class(module, Recomputed)
+    module.recomputes_selectively = selective  # type: ignore[assignment]
+    _forbid_in_place(module)
+
+
+def wrap_runs(sequential: nn.Module, runs: list[tuple[int, int]], selective: bool) -> None:
+    """Recompute runs of children of a plain Sequential, each as one."""
+    _swap_class(sequential, RecomputedSequence)
+    sequential.recomputes_selectively = selective  # type: ignore[assignment]
+    sequential.recomputed_runs = tuple(sorted(runs))  # type: ignore[assignment]
+    children = list(sequential._modules.values())
+    for start, stop in runs:
+        for child in children[start:stop]:
+            _forbid_in_place(child)
+
+
+def _swap_class(module: nn.Module, mixin: type[nn.Module]) -> None:
+    original = type(module)
+    module.__class__ = type(original.__name__, (mixin, original), {"__module__": original.__module__})
+
+
+def _forbid_in_place(module: nn.Module | None) -> None:
+    """Turn off `inplace` activations: one that comes first in a run would overwrite the input that is kept, and one
+    after a convolution the output that `selective` keeps."""
+    for inner in module.modules() if module is not None else ():
+        if getattr(inner, "inplace", False) is True:
+            inner.inplace = False  # type: ignore[assignment]

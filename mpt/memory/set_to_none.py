@@ -1,0 +1,68 @@
+"""Release gradients when an update begins, instead of filling them with zeros: torch's default and ours.
+
+Released, gradients do not exist during the forward, and the first backward writes instead of adding. The trick is
+here to be switched off (`set_to_none: false`), which keeps every gradient buffer for the life of the run: addresses
+then stay the same, which some profilers want, at the price of one copy of the weights during the forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from mpt.config.options import Options
+from mpt.memory.trick import Trick
+
+
+class Settings(Options):
+    """`set_to_none: true` or `false`."""
+
+    shorthand: ClassVar[str | None] = "enabled"
+
+    enabled: bool = True
+
+
+class KeepsModuleGradients(nn.Module):
+    """Mixed in front of a network's class: clearing gradients fills them with zeros."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Fill gradients with zeros."""
+        super().zero_grad(set_to_none=False)
+
+
+class KeepsGradients(Optimizer):
+    """Mixed in front of an optimizer's class: clearing gradients fills them with zeros."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Fill gradients with zeros."""
+        super().zero_grad(set_to_none=False)
+
+
+class SetToNone(Trick):
+    """Nothing to do when on, since the step releases gradients; when off, clearing becomes zeroing."""
+
+    name = "set_to_none"
+
+    def __init__(self, settings: Settings) -> None:
+        self.enabled = settings.enabled
+
+    def attach(self, run: Any) -> None:
+        """When off, swap the classes of networks and optimizers: instances keep their state and can be copied."""
+        if self.enabled:
+            return
+        for module in {id(phase.module): phase.module for phase in run.phases}.values():
+            _mix_in(module, KeepsModuleGradients)
+        for optimizer in dict.fromkeys(run.optimizers.values()):
+            _mix_in(optimizer, KeepsGradients)
+
+
+def _mix_in(thing: Any, mixin: type) -> None:
+    original = type(thing)
+    thing.__class__ = type(original.__name__, (mixin, original), {"__module__": original.__module__})
+
+
+def build(settings: Settings) -> SetToNone:
+    """Build the trick."""
+    return SetToNone(settings)

@@ -1,0 +1,29 @@
+"""What every memory trick does unless it says otherwise: nothing.
+
+A trick meets the run at three moments: `apply` after the task is built and before precision and optimizers, `attach`
+when everything is built, and `forward`, a context entered around every forward.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from mpt.seams import Precision, Task
+
+
+class Trick:
+    """The base of the tricks. Implements `mpt.seams.MemoryTrick`."""
+
+    name: str
+    exact = True
+
+    def apply(self, task: Task, precision: Precision) -> None:
+        """Change the built task, before optimizers exist."""
+
+    def attach(self, run: Any) -> None:
+        """Change the built run (`mpt.engine.build.Run`), before its first step."""
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the context of one forward."""
+        return nullcontext()

@@ -1,0 +1,388 @@
+"""The smaller tricks: each exact where it says so, and each proved by what it saves."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+
+from mpt.config.load import load_config
+from mpt.config.registry import Registry
+from mpt.engine.build import Run, build_run
+from mpt.engine.step import memory_forward, update
+from mpt.errors import ConfigError
+from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations
+from mpt.memory.cpu_optimizer import HostOptimizer
+from tests.engine import parts
+from tests.memory import mechanism
+
+EXACT: list[dict[str, Any]] = [
+    {"optimizer_in_backward": True},
+    {"release_grads_after": ["*"]},
+    {"expandable_segments": True},
+    {"empty_cache_every": 2},
+    {"set_to_none": True},
+    {"set_to_none": False},
+    {"offload_activations": 0.0},
+    {"recompute": "sqrt"},
+    {"cpu_optimizer": True},  # exact on a CPU, where it uses the same kernels
+]
+EVERY: list[dict[str, Any]] = [
+    *EXACT,
+    {"channels_last": True},
+    {"micro_batch": 2},
+    {"compile": {"backend": "aot_eager"}},
+]
+MAKERS = {"classifier": parts.classifier, "gan": parts.gan}
+
+
+@pytest.fixture(autouse=True)
+def _offload_from_the_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the CPU as a device to leave, so that the hooks are exercised without a GPU."""
+
+    def travels(self: Any, tensor: Tensor) -> bool:
+        big = tensor.nbytes >= max(self.min_bytes, 1) and tensor.nbytes <= tensor.untyped_storage().nbytes()
+        return big and tensor.untyped_storage()._cdata not in self.weights
+
+    monkeypatch.setattr(offload_activations.OffloadActivations, "travels", travels)
+
+
+def gradients(run: Run, batch: Any) -> dict[str, Tensor]:
+    """Return the gradients at the moment of each phase's step."""
+    found: dict[str, Tensor] = {}
+    step = run.precision.step
+
+    def spy(phase: Any, clip_norm: Any) -> Any:
+        for name, parameter in phase.module.named_parameters():
+            if parameter.grad is not None:
+                found[f"{phase.name}.{name}"] = parameter.grad.clone()
+        return step(phase, clip_norm)
+
+    run.precision.step = spy  # type: ignore[method-assign]
+    mechanism.train(run, [batch])
+    return found
+
+
+@pytest.mark.parametrize("trick", EXACT, ids=str)
+@pytest.mark.parametrize("make", MAKERS)
+def test_exact_tricks_train_bit_equally(make: str, trick: dict[str, Any]) -> None:
+    batches = [parts.batch(seed) for seed in range(2)]
+    plain, run = MAKERS[make](), MAKERS[make](memory=trick)
+    mechanism.train(plain, batches)
+    mechanism.train(run, batches)
+    assert mechanism.same(mechanism.state(plain), mechanism.state(run))
+    for name, optimizer in plain.optimizers.items():
+        ours, theirs = optimizer.state_dict(), run.optimizers[name].state_dict()
+        assert ours["param_groups"] == theirs["param_groups"]
+        assert ours["state"].keys() == theirs["state"].keys()
+
+
+@pytest.mark.parametrize("trick", EVERY, ids=str)
+def test_every_trick_keeps_names_and_copies_and_says_whether_it_is_exact(trick: dict[str, Any]) -> None:
+    plain, run = parts.gan(), parts.gan(memory=trick)
+    assert isinstance(run.tricks[0].exact, bool)
+    assert run.tricks[0].name == next(iter(trick))
+    for name, module in plain.task.modules.items():
+        assert list(module.state_dict()) == list(run.task.modules[name].state_dict())
+    twin = copy.deepcopy(run.task.modules["gen"])
+    assert list(twin.state_dict()) == list(plain.task.modules["gen"].state_dict())
+
+
+@pytest.mark.parametrize("trick", EVERY, ids=str)
+@pytest.mark.parametrize("mode", ["fp32", "amp"])
+def test_every_trick_can_be_planned(mode: str, trick: dict[str, Any]) -> None:
+    config = load_config(
+        {"model": {"name": "dcgan", "features": 4, "image_size": 16}, "precision": mode, "memory": trick}
+    )
+    with FakeTensorMode():
+        run = build_run(config, torch.device("cpu"), parts.DIGITS, fake=True)
+        for _ in range(2):
+            for phase in run.phases:
+                update(run, phase, parts.DIGITS.zeros(4, "cpu"))
+
+
+def test_every_file_with_settings_is_a_trick_by_its_name() -> None:
+    names = set(Registry().names("memory"))
+    assert names == {next(iter(trick)) for trick in EVERY} | {"low_bit_optimizer"}
+
+
+def test_conflicts_are_refused_with_reason_and_way_out() -> None:
+    pairs = [
+        ("optimizer_in_backward", "micro_batch", "use recompute"),
+        ("compile", "recompute", "leave one of the two"),
+    ]
+    pairs += [("cpu_optimizer", "low_bit_optimizer", "use one of the two")]
+    for one, other, way_out in pairs:
+        with pytest.raises(ConfigError, match=f"cannot be combined with {other}: .*{way_out}"):
+            parts.classifier(memory={one: True, other: True})
+
+
+# offload_activations
+
+
+def test_offloading_leaves_only_small_tensors_and_weights_behind() -> None:
+    run = parts.classifier(memory={"offload_activations": 0.0})
+    trick = run.tricks[0]
+    phase, batch = run.phases[0], parts.batch()
+    left: list[Tensor] = []
+    pack = trick.pack  # type: ignore[attr-defined]
+
+    def spy(tensor: Tensor) -> Any:
+        packed = pack(tensor)
+        if isinstance(packed, Tensor):
+            left.append(packed)
+        return packed
+
+    trick.pack = spy  # type: ignore[attr-defined]
+    with memory_forward(run.tricks):
+        loss = next(phase.losses(batch))
+    weights = {p.untyped_storage()._cdata for p in run.task.net.parameters()}
+    assert sum(t.nbytes for t in left if t.untyped_storage()._cdata not in weights) == 0
+    assert len(trick.journey) > 5  # type: ignore[attr-defined]
+    loss.value.backward()
+
+
+def test_small_tensors_stay_and_shared_ones_travel_once() -> None:
+    trick = offload_activations.build(offload_activations.Settings(min_mebibytes=0.001))
+    x = torch.rand(512, requires_grad=True)
+    with trick.forward():
+        y = x.exp()  # saves its result
+        z = y * y.detach()  # saves it again, as the same storage
+        small = x[:4].exp()
+    assert len(trick.journey) == 1
+    (z.sum() + small.sum()).backward()
+    assert x.grad is not None
+    assert torch.allclose(x.grad[4:], (y.detach() ** 2)[4:])
+
+
+def test_on_a_cpu_offloading_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    run = parts.classifier(memory={"offload_activations": 0.0})
+    with memory_forward(run.tricks):
+        next(run.phases[0].losses(parts.batch()))
+    assert run.tricks[0].journey == []  # type: ignore[attr-defined]
+
+
+# optimizer_in_backward
+
+
+def live_gradients(run: Run, batch: Any) -> int:
+    """Return the largest number of gradients alive in the last phase after one more has arrived and been used."""
+    parameters = list(run.phases[-1].module.parameters())
+    most = 0
+
+    def count(_: Tensor) -> None:
+        nonlocal most
+        most = max(most, sum(p.grad is not None for p in parameters))
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(count)
+    for phase in run.phases:
+        update(run, phase, batch)
+    return most
+
+
+def test_stepping_in_backward_leaves_no_gradient_for_the_next_to_stand_beside() -> None:
+    assert live_gradients(parts.classifier(), parts.batch()) == 11
+    assert live_gradients(parts.classifier(memory={"optimizer_in_backward": True}), parts.batch()) == 0
+    assert live_gradients(parts.gan(memory={"optimizer_in_backward": True}), parts.batch()) == 0
+
+
+def test_stepping_in_backward_works_with_a_static_scale() -> None:
+    mode = {"mode": "amp", "dtype": "float16", "loss_scale": 128.0}
+    plain, run = parts.classifier(mode), parts.classifier(mode, memory={"optimizer_in_backward": True})
+    mechanism.train(plain, [parts.batch()])
+    mechanism.train(run, [parts.batch()])
+    assert mechanism.same(mechanism.state(plain), mechanism.state(run))
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"precision": {"mode": "amp", "dtype": "float16"}}, "scales its losses dynamically.*precision=bf16"),
+        ({"optimizer": {"name": "sgd", "lr": 0.1, "clip_grad_norm": 1.0}}, "norm of all gradients"),
+        ({"precision": {"mode": "O2", "dtype": "bfloat16"}}, "float32 masters"),
+    ],
+)
+def test_stepping_in_backward_refuses_what_needs_all_gradients(sections: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parts.classifier(**{"memory": {"optimizer_in_backward": True}, **sections})
+    with pytest.raises(ConfigError, match="micro-batches"):
+        parts.classifier(memory={"optimizer_in_backward": True, "on_oom": "adapt"})
+
+
+# release_grads_after, set_to_none
+
+
+def test_released_gradients_do_not_stand_beside_the_next_phase() -> None:
+    for memory, alive in (
+        ({}, True),
+        ({"release_grads_after": ["disc"]}, False),
+        ({"release_grads_after": ["gen"]}, True),
+    ):
+        run = parts.gan(memory=memory)
+        update(run, run.phases[0], parts.batch())
+        assert any(p.grad is not None for p in run.task.modules["disc"].parameters()) is alive
+    with pytest.raises(ConfigError, match="no network is named 'nope'; trained are disc, gen"):
+        parts.gan(memory={"release_grads_after": ["nope"]})
+
+
+def test_gradients_outlive_clearing_only_where_set_to_none_is_off() -> None:
+    for setting, alive in ((True, False), (False, True)):
+        run = parts.classifier(memory={"set_to_none": setting})
+        mechanism.train(run, [parts.batch()])
+        run.phases[0].optimizer.zero_grad(set_to_none=True)
+        run.phases[0].module.zero_grad(set_to_none=True)
+        assert all((p.grad is not None) is alive for p in run.task.net.parameters())
+        assert not alive or all(not p.grad.any() for p in run.task.net.parameters())  # type: ignore[union-attr]
+
+
+# micro_batch
+
+
+def test_micro_batches_keep_fewer_activations_and_the_same_gradients() -> None:
+    batch = parts.batch(size=7)  # a smaller last part: 3, 3, 1
+    model = {"name": "dcgan", "features": 4, "image_size": 16}
+    plain, run = parts.gan(model=model), parts.gan(model=model, memory={"micro_batch": 3})
+    for module in (*plain.task.modules.values(), *run.task.modules.values()):
+        module.eval()  # BatchNorm on its running statistics: else it sees smaller batches
+    expected, found = gradients(plain, batch), gradients(run, batch)
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        # The same sum in another order: equal up to rounding.
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_micro_batches_warn_of_batchnorm() -> None:
+    run = parts.classifier(memory={"micro_batch": 2})
+    assert "BatchNorm sees 2 samples at a time instead of 8" in run.notes[0]
+
+
+# cpu_optimizer, low_bit_optimizer
+
+
+def test_the_host_optimizer_follows_changes_made_on_the_device_and_resumes_plain_state() -> None:
+    run, plain = parts.classifier(memory={"cpu_optimizer": True}), parts.classifier()
+    assert isinstance(run.phases[0].optimizer, HostOptimizer)
+    for one in (run, plain):
+        mechanism.train(one, [parts.batch()])
+        with torch.no_grad():
+            for parameter in one.task.net.parameters():
+                parameter.clamp_(-0.01, 0.01)
+        one.optimizers["net"].load_state_dict(copy.deepcopy(one.optimizers["net"].state_dict()))
+        one.optimizers["net"].param_groups[0]["lr"] = 0.5
+        mechanism.train(one, [parts.batch(1)])
+    assert mechanism.same(mechanism.state(plain), mechanism.state(run))
+
+
+def test_the_host_optimizer_keeps_its_state_in_host_memory() -> None:
+    run = parts.gan(memory={"cpu_optimizer": True})
+    mechanism.train(run, [parts.batch()])
+    own = set(run.task.modules["disc"].parameters())
+    optimizer = run.optimizers["disc"]
+    assert not own & set(optimizer.state)
+    assert all(tensor.device.type == "cpu" for state in optimizer.state.values() for tensor in state.values())
+
+
+def test_a_missing_low_bit_backend_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_bit_optimizer, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs bitsandbytes .*pip install 'mpt\[bitsandbytes\]'"):
+        parts.gan(memory={"low_bit_optimizer": True})
+    with pytest.raises(ConfigError, match="torchao is not installed"):
+        parts.gan(memory={"low_bit_optimizer": "torchao"})
+    with pytest.raises(ConfigError, match="there is no 8-bit SGD"):
+        parts.classifier(memory={"low_bit_optimizer": True})
+
+
+def test_low_bit_optimizers_take_over_groups_and_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Adam8bit(torch.optim.Adam):
+        """Stands in for a backend's optimizer, with the arguments that both share."""
+
+        def __init__(self, params: Any, lr: float, betas: Any, eps: float) -> None:
+            super().__init__(params, lr=lr, betas=betas, eps=eps)
+
+    backend = ModuleType("torchao.optim")
+    backend.Adam8bit = Adam8bit  # type: ignore[attr-defined]
+    monkeypatch.setattr(low_bit_optimizer, "find_spec", lambda name: name == "torchao")
+    monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
+    monkeypatch.setitem(sys.modules, "torchao.optim", backend)
+    run, plain = parts.gan(memory={"low_bit_optimizer": True}), parts.gan()
+    assert all(isinstance(phase.optimizer, Adam8bit) for phase in run.phases)
+    assert run.optimizers["gen"] is run.phases[1].optimizer
+    mechanism.train(run, [parts.batch()])
+    mechanism.train(plain, [parts.batch()])
+    assert mechanism.same(mechanism.state(plain), mechanism.state(run))
+
+
+# channels_last, compile, the CUDA allocator
+
+
+def test_channels_last_reorders_weights_and_activations_and_changes_only_rounding() -> None:
+    plain, run = parts.classifier(), parts.classifier(memory={"channels_last": True})
+    seen: list[bool] = []
+    run.task.net.stages[1][0].register_forward_hook(
+        lambda _m, _a, out: seen.append(out.is_contiguous(memory_format=torch.channels_last))
+    )
+    expected, found = gradients(plain, parts.batch()), gradients(run, parts.batch())
+    assert seen == [True]
+    assert (
+        all(
+            torch.equal(a, b)
+            for a, b in zip(mechanism.state(plain).values(), mechanism.state(parts.classifier()).values())
+        )
+        is False
+    )
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)  # other kernels, another order of sums
+
+
+def test_compiled_networks_train_as_before_up_to_rounding() -> None:
+    plain, run = parts.classifier(), parts.classifier(memory={"compile": {"backend": "aot_eager"}})
+    expected, found = gradients(plain, parts.batch()), gradients(run, parts.batch())
+    assert run.task.net._compiled_call_impl is not None
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)  # decomposed operators round anew
+    with pytest.raises(ConfigError, match="use precision=amp"):
+        parts.classifier("O1", memory={"compile": True})
+
+
+def test_the_allocator_settings_say_that_a_cpu_has_none() -> None:
+    run = parts.classifier(memory={"expandable_segments": True, "empty_cache_every": 3})
+    assert ["nothing" in note for note in run.notes] == [True, True]
+
+
+def test_the_cache_is_emptied_every_so_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    trick = empty_cache_every.build(empty_cache_every.Settings(updates=3))
+    for _ in range(7):
+        trick.after_step()
+    assert len(emptied) == 2
+
+
+def test_tricks_combine() -> None:
+    memory = {"recompute": "all", "offload_activations": 0.0, "release_grads_after": ["*"]}
+    plain, run = parts.gan(), parts.gan(memory=memory)
+    mechanism.train(plain, [parts.batch()])
+    mechanism.train(run, [parts.batch()])
+    assert mechanism.same(mechanism.state(plain), mechanism.state(run))
+    memory = {"recompute": "sqrt", "optimizer_in_backward": True}
+    run = parts.gan(memory=memory)
+    mechanism.train(run, [parts.batch()])
+    assert mechanism.same(mechanism.state(plain), mechanism.state(run))
+
+
+def test_nothing_is_left_on_the_hooks_after_a_step() -> None:
+    run = parts.classifier(memory={"offload_activations": 0.0, "recompute": "all"})
+    mechanism.train(run, [parts.batch()])
+    seen: list[Tensor] = []
+    with saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
+        nn.Linear(2, 2)(torch.rand(1, 2)).sum()
+    assert seen
