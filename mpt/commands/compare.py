@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mpt.commands.arguments import CompareArguments
 from mpt.config.load import change_precision, load_config
@@ -36,8 +37,14 @@ from mpt.run.files import write_atomically
 from mpt.run.layout import check_name, find_run
 from mpt.run.signals import StopRequest
 
-DEMO = {"model": {"name": "dcgan"}}
-"""What is compared when no config is given."""
+DEMO: dict[str, Any] = {
+    "model": {"name": "dcgan", "image_size": 32, "features": 16, "latent_size": 64},
+    "task": {"ema": 0.99},
+    "dataset": {"name": "digits"},
+    "optimizer": {"name": "adam", "lr": 5e-4, "betas": [0.5, 0.999]},
+    "train": {"steps": 300, "batch_size": 64, "log_every": 25, "evaluate_every": 100},
+}
+"""What is compared when no config is given: a small DCGAN on the digits in the package."""
 BASE_CONFIG = "base.yaml"
 NOT_FINITE, NO_MEMORY = 6, 7
 """Exit codes that are a result of the mode, not a mistake of the user: such a run counts as diverged."""
