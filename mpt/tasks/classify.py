@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import DataError
+from mpt.metrics.choice import find_metrics
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.common import follow, make_twin
 
@@ -29,6 +30,8 @@ class Settings(Options):
     std: tuple[float, ...] = (0.5,)
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of a moving average of the weights, which is then what is evaluated."""
+    metrics: tuple[str, ...] = ()
+    """Further figures at every evaluation, by their file's name in mpt/metrics: `[top_five]`."""
 
 
 class Classify:
@@ -43,6 +46,7 @@ class Classify:
         if settings.ema:
             self.modules["net_ema"] = make_twin(net)
         self.cross_entropy = precision.loss(functional.cross_entropy)
+        self.further_metrics = find_metrics(settings.metrics)
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -91,14 +95,14 @@ class Classify:
         return logits.float()
 
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return accuracy and mean cross-entropy over all batches."""
-        right, loss, count = 0.0, 0.0, 0
-        for batch in batches:
-            logits = self.logits(batch["image"])
-            right += float((logits.argmax(1) == batch["label"]).sum())
-            loss += float(functional.cross_entropy(logits, batch["label"], reduction="sum"))
-            count += len(logits)
-        return {"accuracy": right / count, "cross_entropy": loss / count}
+        """Return accuracy, mean cross-entropy and the further metrics over all batches."""
+        answers = [(self.logits(batch["image"]), batch["label"]) for batch in batches]
+        logits, labels = (torch.cat(parts) for parts in zip(*answers, strict=True))
+        figures = {
+            "accuracy": float((logits.argmax(1) == labels).sum()) / len(labels),
+            "cross_entropy": float(functional.cross_entropy(logits, labels)),
+        }
+        return figures | {name: measure(logits, labels) for name, measure in self.further_metrics.items()}
 
     def preview(self, batch: Batch) -> Tensor | None:
         """Return nothing: a classifier has no pictures of its own."""
