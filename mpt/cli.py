@@ -8,6 +8,7 @@ them 0 is success, 2 also a wrong command line, and 130 an interrupt before ther
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -285,7 +286,7 @@ def spell_resume(words: Sequence[str]) -> list[str]:
     What follows it is its value unless it is another option, an override or a configuration.
     """
     spelt: list[str] = []
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for word, following in itertools.pairwise([*words, "--"]):
         bare = following.startswith("-") or "=" in following or following.endswith((".yaml", ".yml"))
         spelt.append("--resume=auto" if word == "--resume" and bare else word)
     return spelt

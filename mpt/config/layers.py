@@ -84,7 +84,9 @@ def _expand(root: Node, problems: list[Problem], registry: Registry) -> Node:
         return replace(root, value={})
     if not isinstance(root.value, dict):
         keys = ", ".join(SECTIONS)
-        problems.append(Problem(root.place, (), f"found {describe(root)}; allowed: a mapping with the keys {keys}"))
+        problems.append(
+            Problem(root.place, (), f"found {describe(root)}; allowed: a mapping with the keys {keys}", fatal=True)
+        )
         return replace(root, value={})
     sections = dict(root.value)
     for section, node in root.value.items():

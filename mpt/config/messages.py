@@ -79,7 +79,9 @@ def describe(node: Node | None) -> str:
         return "a list"
     if isinstance(node.value, str):
         return f"'{printable(node.value)}'"
-    return {None: "null", True: "true", False: "false"}.get(node.value) or str(node.value)  # type: ignore[arg-type]
+    if node.value is None or isinstance(node.value, bool):
+        return {None: "null", True: "true", False: "false"}[node.value]
+    return str(node.value)
 
 
 def unknown_name(word: str, allowed: Sequence[str], what: str = "one of") -> str:
@@ -166,7 +168,9 @@ def _text(
     if first["type"] == "extra_forbidden":
         return unknown_key(str(path[-1]), keys if len(path) == 1 else [], elsewhere)
     if first["type"] == "missing":
-        return "missing; it has no default"
+        return "missing; " + (
+            "it has no default" if isinstance(path[-1], str) else "allowed: a list with this item too"
+        )
     if first["type"] == "value_error":
         cause = first.get("ctx", {}).get("error", first["msg"])
         return (

@@ -36,7 +36,7 @@ class Plugin:
     path: Path
     module_name: str
     description: str
-    """The first line of the file's docstring."""
+    """The first paragraph of the file's docstring, as one line."""
     settings_class: type[Options]
     """Read from the source. The imported module has an equal class of its own: see `native_settings`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def _read_source(source: str, path: Path, module_name: str) -> _File | None:
         notes.update(_notes(node))
     return _File(
         names=literals.get("NAMES", {path.stem: {}}),
-        description=documentation.split("\n")[0],
+        description=" ".join(documentation.split("\n\n")[0].split()),
         settings_class=settings,
         task=literals.get("TASK"),
         conflicts=literals.get("CONFLICTS", {}),

@@ -268,7 +268,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    quoted = not isinstance(resolve_scalar(text), str)
+    # PyYAML takes some Unicode spaces and line breaks for its own, so only what is printable stands unquoted
+    quoted = not isinstance(resolve_scalar(text), str) or not text.isprintable()
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if quoted else None)
 
 

@@ -1,0 +1,395 @@
+"""A configuration is what its sources say, or an error that says where, what, what is allowed and what was meant."""
+
+import dataclasses
+import re
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpt.config.layers import write_override
+from mpt.config.load import change_precision, load_config
+from mpt.config.messages import distance, nearest
+from mpt.config.options import Options
+from mpt.config.schema import GeneralOptions, MemoryOptions, Train
+from mpt.errors import ConfigError
+
+FULL = """\
+model: {name: net, width: 4}
+task: sort
+dataset: {workers: 2}
+precision: {mode: amp, keep_fp32: [gen.*]}
+memory: {micro_batch: 4, recompute: true, offload: false}
+optimizer: {lr: 1e-4, betas: [0, 0.9], phases: {disc: {lr: 4e-4}}}
+train: {epochs: 2.5}
+seed: 3
+name: my-run.1
+"""
+
+
+def load(registry, text, *overrides, **options):
+    return load_config(text, overrides, registry=registry, **options)
+
+
+def complaints(registry, text, *overrides, **options):
+    with pytest.raises(ConfigError) as caught:
+        load(registry, text, *overrides, **options)
+    return str(caught.value).split("\n")
+
+
+def test_a_configuration_holds_what_was_written_and_the_defaults(registry):
+    config = load(registry, FULL)
+    assert (config.model.name, config.model.settings.width, config.model.settings.kind) == ("net", 4, "round")
+    assert (config.task.name, config.dataset.name, config.optimizer.name) == ("sort", "digits", "adam")
+    assert (config.precision.mode, config.precision.settings.keep_fp32) == ("amp", ["gen.*"])
+    assert {name: trick.model_dump() for name, trick in config.memory.tricks.items()} == {
+        "micro_batch": {"count": 4, "order": "as_read"},
+        "recompute": {},
+    }
+    assert config.memory.on_oom == "stop"
+    assert (config.optimizer.settings.lr, config.optimizer.settings.betas) == (1e-4, (0.0, 0.9))
+    assert (config.train.epochs, config.train.steps, config.seed, config.run_name) == (2.5, None, 3, "my-run.1")
+
+
+def test_a_model_is_enough(registry):
+    config = load(registry, "model: net\n")
+    assert (config.train.steps, config.precision.mode, config.run_name) == (1000, "amp", "net-amp")
+
+
+def test_what_is_written_out_reads_back_equal(registry):
+    for text in (FULL, "model: net\n", "model: net\nmemory: {offload: {pin: false}}\nprecision: bf16"):
+        config = load(registry, text)
+        assert load(registry, config.to_yaml()) == config
+        assert load_config(config.to_data(), registry=registry) == config
+
+
+def test_a_configuration_does_not_change(registry):
+    config = load(registry, FULL)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.batch_size = 1
+
+
+def test_the_data_set_takes_its_size_from_the_model(registry):
+    config = load(registry, "model: {name: net, image_size: 64}\ndataset: {channels: 3}")
+    assert config.dataset.settings.image_size is None
+    assert (config.sized_dataset.settings.image_size, config.sized_dataset.settings.channels) == (64, 3)
+
+
+def test_a_path_a_text_and_a_patch_are_read(registry, tmp_path):
+    path, patch = tmp_path / "a.yaml", tmp_path / "plan.yaml"
+    path.write_text(FULL)
+    patch.write_text("memory:\n  micro_batch: 8\ntrain:\n  batch_size: 16\n")
+    config = load(registry, str(path), "train.batch_size=32", patches=[patch])
+    assert config.memory.tricks["micro_batch"].count == 8
+    assert config.train.batch_size == 32
+    assert config.train.epochs == 2.5
+    patch.write_text("memory:\n  micro_bach: 8\n")
+    assert complaints(registry, path, patches=[patch])[0].startswith(f"{patch}:2:3: memory.micro_bach: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("optimizer.lr=3e-4", lambda config: config.optimizer.settings.lr == 3e-4),
+        ("optimizer.betas=[0.5, 0.9]", lambda config: config.optimizer.settings.betas == (0.5, 0.9)),
+        ("precision=bf16", lambda config: config.precision.mode == "bf16" and config.precision.settings.keep_fp32),
+        ("precision.mode=bf16", lambda config: config.precision.settings.dtype == "bfloat16"),
+        (
+            "precision=16-mixed",
+            lambda config: (config.precision.mode, config.precision.settings.dtype) == ("amp", "float16"),
+        ),
+        ("precision.mode=o1", lambda config: config.precision.mode == "O1"),
+        ("memory.micro_batch=16", lambda config: config.memory.tricks["micro_batch"].count == 16),
+        ("memory.micro_batch=false", lambda config: list(config.memory.tricks) == ["recompute"]),
+        ("memory.zeroing=false", lambda config: not config.memory.tricks["zeroing"].enabled),
+        ("memory.on_oom=adapt", lambda config: config.memory.on_oom == "adapt"),
+        ("memory=null", lambda config: config.memory.tricks == {}),
+        ("optimizer.phases.gen.lr=1", lambda config: config.optimizer.settings.phases["gen"] == {"lr": 1.0}),
+        ('name="1e5"', lambda config: config.name == "1e5"),
+        ("name=", lambda config: config.name is None),
+        ("dataset.path='a = b'", lambda config: config.dataset.settings.path == "a = b"),
+        ("dataset.path=no", lambda config: config.dataset.settings.path == "no"),
+    ],
+)
+def test_an_override_changes_its_key_alone(registry, override, read):
+    assert read(load(registry, FULL, override))
+
+
+def test_later_overrides_win(registry):
+    assert load(registry, FULL, "seed=1", "seed=2").seed == 2
+
+
+@pytest.mark.parametrize(
+    "value", ["a b", "é", "x: y", "# no", "1e-4", "a\nb", 'q"q', "\\", "", "😀", None, True, 5, 1.5]
+)
+def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
+    if isinstance(value, str | None):
+        assert load(registry, FULL, write_override("dataset.path", value)).dataset.settings.path == value
+    else:
+        key = {True: "memory.offload", 5: "seed", 1.5: "train.epochs"}[value]
+        changes = ["memory.recompute=false"] if value is True else []
+        assert load(registry, FULL, *changes, write_override(key, value))
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "expected"),
+    [
+        (
+            "modle: net\nmodel: net",
+            "",
+            "configuration:1:1: modle: unknown key 'modle'; allowed: model, .*; did you mean 'model'?",
+        ),
+        ("model: nte", "", "configuration:1:8: model.name: found 'nte'; allowed: one of net; did you mean 'net'?"),
+        ("seed: 1", "", "configuration:1:1: model.name: missing; allowed: one of net"),
+        ("model: {name: net, width: '4'}", "", "model.width: found '4'; allowed: a whole number"),
+        ("model: {name: net, width: true}", "", "model.width: found true; allowed: a whole number"),
+        ("model: {name: net, width: 4.0}", "", "model.width: found 4.0; allowed: a whole number"),
+        ("model: {name: net, width: 0}", "", "model.width: found 0; allowed: a number not below 1"),
+        (
+            "model: {name: net, kind: rond}",
+            "",
+            "model.kind: found 'rond'; allowed: 'round' or 'square'; did you mean 'round'?",
+        ),
+        ("model: 5", "", "model.name: found 5; allowed: a name"),
+        ("model: [net]", "", "model: found a list; allowed: a mapping"),
+        ("- model", "", "configuration:1:1: found a list; allowed: a mapping with the keys model, "),
+        (
+            "model: net\nbatch_size: 4",
+            "",
+            "configuration:2:1: batch_size: unknown key .* did you mean 'train.batch_size'?",
+        ),
+        (
+            "model: net\noptimizer: {lr: .nan}",
+            "",
+            "configuration:2:17: optimizer.lr: found nan; allowed: a finite number",
+        ),
+        ("model: net\noptimizer: {lr: .inf}", "", "optimizer.lr: found inf; allowed: a finite number"),
+        ("model: net\noptimizer: {lr: 1e999}", "", "optimizer.lr: found inf; allowed: a finite number"),
+        ("model: net\noptimizer: {betas: [0.5]}", "", "optimizer.betas.1: missing"),
+        (
+            "model: net\nprecision: {loss_scale: dynamik}",
+            "",
+            "allowed: 'auto' or 'dynamic' or a number; did you mean 'dynamic'?",
+        ),
+        ("model: net\nprecision: {mode: 16-mixed, dtype: bfloat16}", "", "but the mode 16-mixed means dtype float16"),
+        ("model: net\nprecision: pf32", "", "precision.mode: found 'pf32'; allowed: one of .*did you mean 'fp32'?"),
+        (
+            "model: net\nmemory: {recompute: true, offload: true}",
+            "",
+            "cannot be combined with offload: both would keep",
+        ),
+        ("model: net\nmemory: {recompute: 3}", "", "memory.recompute: found 3; allowed: true, false or a mapping"),
+        ("model: net\nmemory: {recompute: }", "", "memory.recompute: found null; allowed: true, false or a mapping"),
+        ("model: net\nmemory: {micro_bach: 3}", "", "unknown key 'micro_bach'; .*did you mean 'micro_batch'?"),
+        ("model: net\ntrain: {steps: 5, epochs: 1}", "", "train.epochs: steps and epochs are both given"),
+        ("model: net\ntrain: {device: gpu}", "", "train.device: a device is auto, cpu, cuda, .*found 'gpu'"),
+        ("model: net\ntrain: 5", "", "train: found 5; allowed: a mapping"),
+        ("model: net\nseed: 1.5", "", "seed: found 1.5; allowed: a whole number"),
+        ("model: net\nseed: -1", "", "seed: found -1; allowed: a number not below 0"),
+        ("model: net\ntarget: os.system", "", "target: unknown key"),
+        ("model: {name: net, target: os.system}", "", "model.target: unknown key"),
+        ("model: os.system", "", "model.name: found 'os.system'"),
+        (
+            "model: os:system",
+            "",
+            "would run code of the package os, which is not granted; if you trust it, add --allow os",
+        ),
+        ("model: 'a b:c'", "", "a model of another package is written torchvision:NAME"),
+        ("model: ':x'", "", "a model of another package is written"),
+        ("model: net", "optimizer.rl=3", "override 'optimizer.rl=3': optimizer.rl: unknown key .*did you mean 'lr'?"),
+        ("model: net", "optimizer.lr=yes", "override 'optimizer.lr=yes': optimizer.lr: found 'yes'; allowed: a number"),
+        ("model: net", "seed", "override 'seed': an override is written key.path=value"),
+        ("model: net", ".seed=1", "an override is written key.path=value"),
+        (
+            "model: net",
+            "seed=&a 1",
+            "override 'seed=&a 1': seed.*: the anchor &a is not allowed|the anchor &a is not allowed",
+        ),
+        ("model: net", "seed=!!python/name:os.system", "the tag !!python/name:os.system is not allowed"),
+        ("model: net", "name=a #b", "a # begins a comment"),
+        ("model: net", "optimizer.lr=[", "not YAML"),
+        ("model: net", "seed=99999999999999999999999", "does not fit in 64 bits"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_where_what_and_what_instead(registry, text, override, expected):
+    lines = complaints(registry, text if "\n" in text else text + "\n", *([override] if override else []))
+    assert len(lines) == 1
+    assert re.search(expected.replace("[", r"\[").replace("?", r"\?"), lines[0]), lines[0]
+    assert lines[0].isprintable()
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(registry):
+    text = """\
+model: {name: net, widht: 4}
+precision: {mode: amp, dtype: float8}
+precision2: 1
+train:
+  steps: many
+  batch_size: 0
+  steps: 3
+seed: no
+"""
+    lines = complaints(registry, text, "optimizer.lr=x")
+    assert [line.split(": ")[0] for line in lines[:-1]] == [
+        "configuration:1:20",
+        "configuration:2:31",
+        "configuration:3:1",
+        "configuration:6:15",
+        "configuration:7:3",
+        "configuration:8:7",
+    ]
+    assert lines[-1].startswith("override 'optimizer.lr=x': optimizer.lr: ")
+    assert "stands here again" in lines[4]
+
+
+BAD_NAMES = ["../x", "/etc/x", "a/b", "a\\b", ".", "..", ".hidden", "x" * 101, "x" * 300, "a\0b", "", "a b", "é", "a\n"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
+def test_a_run_name_that_is_more_than_one_folder_is_refused(registry, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = complaints(registry, "model: net\n", write_override("name", name))
+    assert len(lines) == 1
+    assert "a run's name has 1 to 100 letters" in lines[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "dcgan-2", "_x", "A.b_c-1", "x" * 100])
+def test_a_plain_run_name_is_taken(registry, name):
+    assert load(registry, "model: net\n", write_override("name", name)).run_name == name
+
+
+def test_a_model_of_another_package_is_named_only_when_it_is_granted(registry):
+    assert load(registry, "model: 'torchvision:resnet50'\n").model.name == "torchvision:resnet50"
+    assert load(registry, "model: {name: 'timm:vit_base.augreg'}\n").run_name == "timm-vit_base.augreg-amp"
+    granted = load(registry, "model: 'mine.nets:Net'\n", allow=["mine"])
+    assert granted.task.name == "sort"
+    assert load(registry, "model: 'mine.nets:Net'\n", allow=["mine.nets"]) == granted
+    for allow in (["min"], ["mine.nets.deeper"], ["minex"], []):
+        assert "not granted" in complaints(registry, "model: 'mine.nets:Net'\n", allow=allow)[0]
+
+
+def test_hostile_yaml_imports_and_runs_nothing(registry, tmp_path, monkeypatch):
+    canary = tmp_path / "canary"
+    (tmp_path / "trap_module.py").write_text(f"open({str(canary)!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for text in (
+        f"model: !!python/object/apply:os.system ['touch {canary}']",
+        "model: !!python/name:trap_module.x",
+        "model: !!python/module:trap_module",
+        "model: !!python/object/new:trap_module.X {}",
+        "model: {name: net, target: os.system}",
+        "model: 'trap_module:Net'",
+        "model: {name: net, _target_: trap_module.Net}",
+        "model: &a !!python/name:os.system\ntask: *a",
+    ):
+        assert complaints(registry, text + "\n")
+    assert not canary.exists()
+    assert "trap_module" not in sys.modules
+
+
+def test_a_mode_can_be_exchanged_without_its_own_settings_sticking(registry):
+    config = load(registry, "model: net\nprecision: {mode: 16-mixed, keep_fp32: [gen]}")
+    other = change_precision(config, "bf16", registry=registry)
+    assert (other.precision.mode, other.precision.settings.dtype) == ("bf16", "bfloat16")
+    assert other.precision.settings.keep_fp32 == ["gen"]
+    assert dataclasses.replace(other, precision=config.precision) == config
+
+
+def test_a_hint_is_given_for_a_slip_and_not_for_another_word():
+    assert (distance("lr", "rl"), distance("abc", "abc"), distance("", "ab"), distance("kitten", "sitting")) == (
+        1,
+        0,
+        2,
+        3,
+    )
+    assert nearest("optimiser", ["optimizer", "model"]) == "optimizer"
+    assert nearest("Micro-Batch", ["micro_batch"]) == "micro_batch"
+    assert nearest("banana", ["optimizer", "model"]) is None
+    assert nearest("x" * 5000, ["optimizer"]) is None
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz_"
+KEYS = [(section, key) for section, owner in (("train", Train), ("", GeneralOptions)) for key in owner.model_fields]
+KEYS += [("memory", key) for key in MemoryOptions.model_fields]
+KEYS += [("model", key) for key in ("name", "image_size", "channels", "width", "kind")]
+KEYS += [("optimizer", key) for key in ("name", "lr", "betas", "schedule", "warmup_steps", "clip_grad_norm", "phases")]
+KEYS += [("precision", key) for key in ("mode", "loss_scale", "init_scale", "growth_interval", "keep_fp32", "losses")]
+KEYS += [("", key) for key in ("model", "task", "dataset", "precision", "memory", "optimizer", "train")]
+
+
+@st.composite
+def slips(draw):
+    """A known key with one letter added, removed, changed or swapped with the next."""
+    section, key = draw(st.sampled_from(KEYS))
+    place = draw(st.integers(0, len(key) - 1))
+    letter = draw(st.sampled_from(LETTERS))
+    kind = draw(st.sampled_from(["add", "remove", "change", "swap"]))
+    slip = {
+        "add": key[:place] + letter + key[place:],
+        "remove": key[:place] + key[place + 1 :],
+        "change": key[:place] + letter + key[place + 1 :],
+        "swap": key[:place] + key[place : place + 2][::-1] + key[place + 2 :],
+    }[kind]
+    return section, key, slip
+
+
+@given(slips())
+@settings(max_examples=300, deadline=None)
+def test_every_slip_in_a_key_is_refused_with_the_key_that_was_meant(registry, example):
+    section, key, slip = example
+    siblings = {name for owner, name in KEYS if owner == section}
+    if slip in siblings or not slip:
+        return
+    path = f"{section}.{slip}" if section else slip
+    lines = complaints(registry, "model: net\n", f"{path}=1")
+    line = next(line for line in lines if "unknown key" in line)
+    assert f"unknown key '{slip}'" in line
+    near = [name for name in siblings if distance(slip, name) <= 1]
+    assert any(f"did you mean '{name}'" in line for name in near) or key not in near, line
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text("ab", max_size=2), st.integers(), max_size=2),
+)
+
+
+@given(st.sampled_from([path for path in KEYS if path[0]]), VALUES)
+@settings(max_examples=300, deadline=None)
+def test_any_value_is_taken_as_it_is_or_refused_at_its_place(registry, path, value):
+    section, key = path
+    data = {"model": {"name": "net"}}
+    data.setdefault(section, {})[key] = value
+    config, words = None, ""
+    try:
+        config = load_config(data, registry=registry)
+    except ConfigError as error:
+        words = str(error)
+    if config is None:
+        assert f"{section}.{key}" in words
+        assert "; allowed" in words or "; found" in words
+        return
+    part = getattr(config, section)
+    settings_found = part if isinstance(part, Options) or section == "memory" else part.settings
+    found = getattr(part if key in ("name", "mode") else settings_found, key)
+    if value is not None or key not in ("name", "mode", "steps"):  # null takes the default of these
+        assert (list(found) if isinstance(found, tuple) else found) == value
+        assert isinstance(found, bool) == isinstance(value, bool)
+
+
+def test_checking_is_quick(registry):
+    load(registry, FULL)
+    started = time.process_time()
+    for _ in range(10):
+        load(registry, FULL)
+    assert time.process_time() - started < 1.0

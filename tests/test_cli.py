@@ -1,0 +1,254 @@
+"""The command line: what it passes on, what it prints, how it exits, and that it stays light."""
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from mpt import cli
+from mpt.commands.arguments import (
+    CompareArguments,
+    ConvertArguments,
+    InferArguments,
+    LerasArguments,
+    PlanArguments,
+    ReportArguments,
+    TrainArguments,
+)
+from mpt.config.load import load_config
+from mpt.config.registry import ROOMS, names
+from mpt.errors import ConfigError, GateError, Interrupted
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "dcgan_fp32.yaml"
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(word) for word in words])
+    return caught.value.code
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Replace the commands by one that remembers its arguments."""
+    calls = []
+
+    def import_module(name):
+        return types.SimpleNamespace(
+            run=lambda *arguments: calls.append((name.removeprefix("mpt.commands."), *arguments))
+        )
+
+    monkeypatch.setattr(cli.importlib, "import_module", import_module)
+    return calls
+
+
+def test_train_passes_everything_on(called):
+    words = [
+        "c.yaml",
+        "a=1",
+        "b.c=2",
+        "--resume",
+        "auto",
+        "--name",
+        "n",
+        "--device",
+        "cpu",
+        "--seed",
+        "3",
+        "--smoke",
+        "4",
+    ]
+    words += ["--dry-run", "--print-config", "--json", "--quiet", "--exact", "--with", "p.yaml", "--with", "q.yaml"]
+    assert run("train", *words, "--allow", "one", "--allow", "two", "--runs", "r") == 0
+    expected = TrainArguments(
+        config=Path("c.yaml"),
+        overrides=("a=1", "b.c=2"),
+        resume="auto",
+        name="n",
+        device="cpu",
+        seed=3,
+        smoke=4,
+        dry_run=True,
+        print_config=True,
+        json=True,
+        quiet=True,
+        exact=True,
+        patches=(Path("p.yaml"), Path("q.yaml")),
+        allow=("one", "two"),
+        runs="r",
+    )
+    assert called == [("train", expected)]
+    assert run("train", "c.yaml") == 0
+    assert called[1] == ("train", TrainArguments(config=Path("c.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("words", "resume"),
+    [
+        (["c.yaml", "--resume"], "auto"),
+        (["--resume", "c.yaml"], "auto"),
+        (["c.yaml", "--resume", "--quiet"], "auto"),
+        (["c.yaml", "--resume", "train.steps=5"], "auto"),
+        (["c.yaml", "--resume", "auto", "train.steps=5"], "auto"),
+        (["c.yaml", "--resume", "runs/x"], "runs/x"),
+        (["c.yaml", "--resume=runs/x"], "runs/x"),
+        (["c.yaml"], None),
+    ],
+)
+def test_resume_may_be_given_without_a_value(called, words, resume):
+    assert run("train", *words) == 0
+    assert called[0][1].resume == resume
+    assert called[0][1].config == Path("c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "arguments"),
+    [
+        ("infer", "infer", InferArguments()),
+        (
+            "infer r --half --dtype float16 --input i --output o --batch-size 2 --device cpu --runs d --allow p",
+            "infer",
+            InferArguments("r", True, "float16", "i", "o", 2, "cpu", "d", ("p",)),
+        ),
+        ("compare fp32 amp seed=1", "compare", CompareArguments(what=("fp32", "amp", "seed=1"))),
+        (
+            "compare a --config c --seeds 5 --margin 0.5 --gate --json --quiet --name n",
+            "compare",
+            CompareArguments(("a",), Path("c"), 5, "0.5", True, "n", json=True, quiet=True),
+        ),
+        ("report", "report", ReportArguments()),
+        ("report r --runs d", "report", ReportArguments("r", "d")),
+        (
+            "plan c a=1 --vram 6GiB --gpu rtx2060 --json --with p --output o",
+            "plan",
+            PlanArguments(Path("c"), ("a=1",), "6GiB", "rtx2060", (Path("p"),), "o", json=True),
+        ),
+        ("plan --calibrate r", "plan", PlanArguments(None, calibrate="r")),
+        ("convert r --half --to onnx", "convert", ConvertArguments("r", True, "onnx")),
+        ("convert leras-to-torch a b", "convert_leras", LerasArguments("leras-to-torch", "a", "b")),
+        ("convert torch-to-leras r b", "convert_leras", LerasArguments("torch-to-leras", "r", "b")),
+    ],
+)
+def test_a_command_gets_what_was_typed(called, words, command, arguments):
+    assert run(*words.split()) == 0
+    assert called == [(command, arguments)]
+
+
+@pytest.mark.parametrize(
+    "words", ["plan", "convert leras-to-torch a", "convert a b", "train", "nonsense", "train c --smoke 0"]
+)
+def test_a_wrong_command_line_exits_with_2_and_one_message(called, capsys, words):
+    assert run(*words.split()) == 2
+    assert called == []
+    assert "rror: " in capsys.readouterr().err
+
+
+def test_no_words_and_help_print_help(capsys):
+    assert run("--help") == 0
+    shown = capsys.readouterr().out
+    assert "train" in shown
+    assert "completion" not in shown
+    run()
+    assert "Usage: mpt" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ConfigError("x"), 2, "error: x\n"),
+        (GateError("y"), 8, "error: y\n"),
+        (Interrupted("saved", 15), 143, "error: saved\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (PermissionError(13, "Permission denied", "f"), 5, "error: f: Permission denied\n"),
+    ],
+)
+def test_an_error_is_a_message_and_a_code(monkeypatch, capsys, error, code, words):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(cli.importlib, "import_module", lambda name: types.SimpleNamespace(run=fail))
+    assert run("report") == code
+    assert capsys.readouterr().err == words
+
+
+def test_a_programmers_error_keeps_its_traceback(monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli.importlib, "import_module", lambda name: types.SimpleNamespace(run=fail))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["report"])
+
+
+def test_validate_says_yes_or_says_why(capsys, tmp_path):
+    assert run("validate", CONFIG) == 0
+    assert "valid: dcgan on digits, fp32" in capsys.readouterr().out
+    assert run("validate", CONFIG, "optimizer.rl=1", "train.steps=x") == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: override 'optimizer.rl=1': optimizer.rl: unknown key 'rl'")
+    assert len(shown.err.splitlines()) == 2
+    assert run("validate", tmp_path / "none.yaml") == 2
+
+
+def test_list_names_every_plugin(capsys):
+    assert run("list", "--json") == 0
+    tables = json.loads(capsys.readouterr().out)
+    listed = {name for table in tables.values() for name in table}
+    assert {name for room in ROOMS for name in names(room)} <= listed
+    assert all(text for table in tables.values() for text in table.values())
+    assert run("list", "precision") == 0
+    assert "16-mixed" in capsys.readouterr().out
+    assert run("list", "modles") == 2
+    assert "did you mean 'models'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", names("nn"))
+def test_init_writes_a_config_that_means_the_defaults(capsys, tmp_path, model):
+    path = tmp_path / "new.yaml"
+    assert run("init", path, "--model", model) == 0
+    assert load_config(path) == load_config({"model": {"name": model}})
+    assert path.read_text().count("#") > 10
+    before = path.read_text()
+    assert run("init", path) == 2
+    assert path.read_text() == before
+
+
+def test_init_refuses_what_it_cannot_write(capsys, tmp_path):
+    assert run("init", tmp_path / "a.yaml", "--model", "dcgam") == 2
+    assert "did you mean 'dcgan'?" in capsys.readouterr().err
+    assert run("init", tmp_path / "no" / "a.yaml") == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_schema_is_printed_or_written(capsys, tmp_path):
+    assert run("schema") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert run("schema", "--output", tmp_path / "s.json") == 0
+    assert json.loads((tmp_path / "s.json").read_text()) == printed
+
+
+@pytest.mark.parametrize("words", [["--help"], ["validate", str(CONFIG)], ["list"], ["schema"], ["train", "--help"]])
+def test_light_commands_load_neither_torch_nor_rich(words):
+    code = f"""
+import sys
+from mpt.cli import main
+try:
+    main({words!r})
+except SystemExit as stop:
+    heavy = {{"torch", "numpy", "rich", "torchvision", "matplotlib"}} & set(sys.modules)
+    sys.exit(f"{{stop.code}} {{heavy}}" if stop.code or heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_module_runs_as_the_command_does():
+    done = subprocess.run(
+        [sys.executable, "-m", "mpt", "validate", "nowhere.yaml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: nowhere.yaml: no such file; a YAML file is expected\n"
