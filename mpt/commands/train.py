@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpt.commands.arguments import TrainArguments
+from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.errors import CheckpointError, MptError
@@ -48,7 +49,7 @@ def read_config(arguments: TrainArguments) -> Config:
         ("train.device", arguments.device),
     ):
         if value is not None:
-            overrides.append(f"{key}={value}")
+            overrides.append(write_override(key, value))
     return load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
 
 
