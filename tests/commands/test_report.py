@@ -1,0 +1,31 @@
+"""`mpt report` works on any run, without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mpt.commands import report
+from mpt.commands.arguments import ReportArguments
+from mpt.errors import CheckpointError
+
+
+def test_the_newest_run_s_report_is_written_and_its_paths_are_said(classifier, tmp_path, capsys):
+    report.run(ReportArguments(runs=str(tmp_path)))
+    said = capsys.readouterr().out.split()
+    assert said == [str(classifier / f"report.{kind}") for kind in ("html", "md", "json")]
+    assert json.loads((classifier / "report.json").read_text())["model"] == "small_cnn"
+    assert "small_cnn" in (classifier / "report.html").read_text()
+
+
+def test_a_run_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="absent"):
+        report.run(ReportArguments(run="absent", runs=str(tmp_path)))
+    with pytest.raises(CheckpointError):
+        report.run(ReportArguments(runs=str(tmp_path)))
+
+
+def test_reports_and_verdicts_are_made_without_torch():
+    code = "import sys, mpt.commands.report, mpt.report.comparison_page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,0 +1,160 @@
+"""`mpt train` as a user meets it: options, resumes that are refused or warned about, checkpoints that are damaged."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpt.commands.arguments import TrainArguments
+from mpt.commands.train import run
+from mpt.config.load import load_config
+from mpt.errors import CheckpointError
+from mpt.run import checkpoint
+from mpt.run.layout import open_run
+
+CONFIG = """
+model: {name: small_cnn, features: 4, image_size: 8}
+dataset: digits
+precision: fp32
+optimizer: {name: sgd, lr: 0.05}
+train: {steps: 6, batch_size: 64, log_every: 2, checkpoint_every: 2}
+name: run
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def train(config: Path, *overrides: str, **options: Any) -> Path:
+    runs = config.parent / "runs"
+    run(TrainArguments(config=config, overrides=overrides, runs=str(runs), **{"quiet": True, **options}))
+    return runs / "run"
+
+
+def state_of(path: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = checkpoint.load(open_run(path)).state["modules"]["net"]
+    return state
+
+
+def test_a_run_writes_everything_its_directory_promises(config: Path) -> None:
+    path = train(config)
+    written = {file.name for file in path.iterdir()}
+    assert {"config.yaml", "env.json", "metrics.jsonl", "checkpoints", "summary.json"} <= written
+    assert {"report.md", "report.html", "report.json"} <= written
+    again = load_config(path / "config.yaml")
+    assert again.to_yaml() == load_config(config).to_yaml()
+
+
+def test_a_second_run_of_the_same_name_gets_its_own_directory(config: Path) -> None:
+    train(config)
+    train(config)
+    assert (config.parent / "runs" / "run-2" / "summary.json").is_file()
+
+
+def test_print_config_prints_a_file_that_means_the_same(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config, "optimizer.lr=1e-4", print_config=True)
+    printed = capsys.readouterr().out
+    assert load_config(printed).optimizer.settings.lr == 1e-4
+    assert not (config.parent / "runs").exists()
+
+
+def test_a_dry_run_writes_nothing(config: Path) -> None:
+    train(config, dry_run=True)
+    assert not (config.parent / "runs").exists()
+
+
+def test_smoke_trains_resumes_and_infers_and_leaves_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config, smoke=4, quiet=False)
+    assert "smoke: 4 steps trained, saved, resumed, evaluated and inferred" in capsys.readouterr().out
+    assert not (config.parent / "runs").exists()
+
+
+def test_json_prints_one_object_per_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config, json=True, quiet=False)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [2, 4, 6]
+    assert rows[-1]["kind"] == "evaluate"
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_and_both_are_named(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = train(config, name="whole")
+    expected = state_of(config.parent / "runs" / "whole")
+    del whole
+    path = train(config)
+    damaged = path / "checkpoints" / "step-00000006"
+    largest = max(damaged.iterdir(), key=lambda file: file.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(bytes(data))
+    capsys.readouterr()
+    train(config, resume="auto", quiet=False)
+    said = capsys.readouterr().err
+    assert "step-00000006 is refused" in said
+    assert "step-00000004 is used instead" in said
+    assert all(torch.equal(value, expected[key]) for key, value in state_of(path).items())
+
+
+def test_a_run_whose_checkpoints_are_all_bad_is_refused_and_never_restarted(config: Path) -> None:
+    path = train(config)
+    for folder in (path / "checkpoints").glob("step-*"):
+        for file in folder.iterdir():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match="no whole checkpoint") as caught:
+        train(config, resume="auto")
+    assert caught.value.exit_code == 4
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_with_a_list(config: Path) -> None:
+    train(config)
+    with pytest.raises(CheckpointError, match=r"of another shape: net\.stages\.0\.0\.weight"):
+        train(config, "model.features=6", resume="auto")
+
+
+def test_changed_conditions_are_named_and_refused_under_exact(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config)
+    with pytest.raises(CheckpointError, match="precision fp32 -> bf16"):
+        train(config, "precision=bf16", "train.steps=8", resume="auto", exact=True)
+    capsys.readouterr()
+    train(config, "precision=bf16", "train.steps=8", resume="auto", quiet=False)
+    assert "not bit-exact: precision fp32 -> bf16" in capsys.readouterr().err
+
+
+def test_resuming_a_named_checkpoint_goes_on_from_there(config: Path) -> None:
+    path = train(config)
+    expected = state_of(path)
+    train(config, resume=str(path / "checkpoints" / "step-00000004"))
+    assert all(torch.equal(value, expected[key]) for key, value in state_of(path).items())
+    steps = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [2, 4, 6, 6]
+
+
+def test_resuming_nothing_starts_a_run_and_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config, resume="auto", quiet=False)
+    assert "nothing to resume" in capsys.readouterr().err
+
+
+def test_two_processes_cannot_write_one_run(config: Path) -> None:
+    path = train(config)
+    command = [sys.executable, "-m", "mpt", "train", str(config), "--resume", str(path), "--quiet"]
+    with open_run(path).hold():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 5
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_external_model_needs_its_package_granted(config: Path) -> None:
+    command = [sys.executable, "-m", "mpt", "train", str(config), "model={name: 'os.path:join'}", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--allow" in done.stderr
