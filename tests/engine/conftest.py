@@ -1,0 +1,9 @@
+import pytest
+
+import mpt.report.page
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the report out: these tests train dozens of runs, and the page has tests of its own."""
+    monkeypatch.setattr(mpt.report.page, "write_report", lambda path: None)
