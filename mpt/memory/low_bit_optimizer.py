@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
@@ -24,6 +25,7 @@ CONFLICTS = {
     "optimizer_in_backward": "8-bit optimizers keep state per parameter group; use one of the two",
     "cpu_optimizer": "8-bit states live on the device; use one of the two",
 }
+BLOCK, SMALLEST_QUANTISED = 256, 4096
 INSTALL = "pip install 'mpt[bitsandbytes]' or pip install 'mpt[torchao]'"
 
 
@@ -33,7 +35,7 @@ class Settings(Options):
     shorthand: ClassVar[str | None] = "backend"
 
     backend: Literal["auto", "bitsandbytes", "torchao"] = "auto"
-    """`auto` takes bitsandbytes on CUDA where it is installed, else torchao."""
+    """`auto` takes bitsandbytes where it is installed, else torchao."""
 
 
 class LowBitOptimizer(Trick):
@@ -55,15 +57,39 @@ class LowBitOptimizer(Trick):
             if any(group["amsgrad"] for group in optimizer.param_groups):
                 raise ConfigError("memory.low_bit_optimizer: there is no 8-bit amsgrad; use optimizer.amsgrad=false")
         if torch._guards.detect_fake_mode() is not None:
-            raise ConfigError(
-                "memory.low_bit_optimizer: its kernels do not run on fake tensors, so this cannot be planned. "
-                "Plan without it: the optimizer's state then shrinks to about a quarter"
-            )
-        backend = choose_backend(self.settings.backend, run.device)
+            replace_optimizers(run, {o: AllocatedAdam(o.param_groups) for o in run.optimizers.values()})
+            return
+        backend = choose_backend(self.settings.backend)
         replace_optimizers(run, {o: make_low_bit(o, backend) for o in run.optimizers.values()})
 
 
-def choose_backend(wanted: str, device: torch.device) -> str:
+class AllocatedAdam(Optimizer):
+    """Allocates what bitsandbytes' Adam8bit does and computes nothing: its kernels do not run on fake tensors.
+
+    Per tensor of at least 4096 values: two codes of a byte per value, and a float32 scale per 256 of them; smaller
+    tensors keep float32 state. Its kernels change weights in place without temporaries.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__([dict(group) for group in groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Allocate the state at the first step of each parameter."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None or parameter in self.state:
+                    continue
+                quantised = parameter.numel() >= SMALLEST_QUANTISED
+                dtype = torch.uint8 if quantised else torch.float32
+                state = {name: torch.zeros_like(parameter, dtype=dtype) for name in ("state1", "state2")}
+                if quantised:
+                    blocks = (-(-parameter.numel() // BLOCK),)
+                    state |= {name: parameter.new_zeros(blocks, dtype=torch.float32) for name in ("absmax1", "absmax2")}
+                self.state[parameter] = state
+
+
+def choose_backend(wanted: str) -> str:
     """Return an installed backend; ConfigError with the command that installs one."""
     there = [name for name in ("bitsandbytes", "torchao") if find_spec(name) is not None]
     if wanted != "auto":
@@ -73,13 +99,11 @@ def choose_backend(wanted: str, device: torch.device) -> str:
                 "or take the 8-bit optimizer out"
             )
         return wanted
-    usable = [name for name in there if name == "torchao" or device.type == "cuda"]
-    if not usable:
+    if not there:
         raise ConfigError(
-            "memory.low_bit_optimizer: needs bitsandbytes (on CUDA) or torchao, and neither can be used on "
-            f"{device.type} here; {INSTALL}"
+            f"memory.low_bit_optimizer: needs bitsandbytes or torchao, and neither is installed; {INSTALL}"
         )
-    return usable[0]
+    return there[0]
 
 
 def make_low_bit(optimizer: Optimizer, backend: str) -> Optimizer:
@@ -91,7 +115,35 @@ def make_low_bit(optimizer: Optimizer, backend: str) -> Optimizer:
     groups = [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
     first = groups[0]
     result: Optimizer = make(groups, lr=first["lr"], betas=first["betas"], eps=first["eps"])
+    result.register_state_dict_post_hook(flatten_state)
+    result.register_load_state_dict_pre_hook(rebuild_state)
     return result
+
+
+def flatten_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Take torchao's state tensors apart: a checkpoint holds plain tensors and runs no other package's classes."""
+
+    def flatten(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not hasattr(value, "__tensor_flatten__"):
+            return value
+        names, (signed, dtype) = value.__tensor_flatten__()
+        tensors = {name: getattr(value, name) for name in names}
+        return {**tensors, "signed": signed, "dtype": str(dtype).removeprefix("torch.")}
+
+    return {**state, "state": {key: {n: flatten(v) for n, v in own.items()} for key, own in state["state"].items()}}
+
+
+def rebuild_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Put torchao's state tensors together again."""
+
+    def rebuild(value: Any) -> Any:
+        if not isinstance(value, dict) or set(value) != {"codes", "scale", "qmap", "signed", "dtype"}:
+            return value
+        kind = importlib.import_module("torchao.optim.subclass_8bit").OptimState8bit
+        dtype = getattr(torch, value["dtype"])
+        return kind(value["codes"], value["scale"], value["qmap"], value["signed"], dtype)
+
+    return {**state, "state": {key: {n: rebuild(v) for n, v in own.items()} for key, own in state["state"].items()}}
 
 
 def build(settings: Settings) -> LowBitOptimizer:

@@ -16,10 +16,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from mpt.config.load import load_config
 from mpt.config.registry import Registry
 from mpt.engine.build import Run, build_run
+from mpt.engine.state import capture, restore
 from mpt.engine.step import memory_forward, update
 from mpt.errors import ConfigError
 from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations
 from mpt.memory.cpu_optimizer import HostOptimizer
+from mpt.run.state import pack, unpack
 from tests.engine import parts
 from tests.memory import mechanism
 
@@ -40,6 +42,7 @@ EVERY: list[dict[str, Any]] = [
     {"micro_batch": 2},
     {"compile": {"backend": "aot_eager"}},
 ]
+PLANNED = [*EVERY, {"low_bit_optimizer": True}]
 MAKERS = {"classifier": parts.classifier, "gan": parts.gan}
 
 
@@ -95,7 +98,7 @@ def test_every_trick_keeps_names_and_copies_and_says_whether_it_is_exact(trick: 
     assert list(twin.state_dict()) == list(plain.task.modules["gen"].state_dict())
 
 
-@pytest.mark.parametrize("trick", EVERY, ids=str)
+@pytest.mark.parametrize("trick", PLANNED, ids=str)
 @pytest.mark.parametrize("mode", ["fp32", "amp"])
 def test_every_trick_can_be_planned(mode: str, trick: dict[str, Any]) -> None:
     config = load_config(
@@ -110,7 +113,7 @@ def test_every_trick_can_be_planned(mode: str, trick: dict[str, Any]) -> None:
 
 def test_every_file_with_settings_is_a_trick_by_its_name() -> None:
     names = set(Registry().names("memory"))
-    assert names == {next(iter(trick)) for trick in EVERY} | {"low_bit_optimizer"}
+    assert names == {next(iter(trick)) for trick in PLANNED}
 
 
 def test_conflicts_are_refused_with_reason_and_way_out() -> None:
@@ -293,7 +296,7 @@ def test_the_host_optimizer_keeps_its_state_in_host_memory() -> None:
 
 def test_a_missing_low_bit_backend_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(low_bit_optimizer, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs bitsandbytes .*pip install 'mpt\[bitsandbytes\]'"):
+    with pytest.raises(ConfigError, match=r"needs bitsandbytes or torchao.*pip install 'mpt\[bitsandbytes\]'"):
         parts.gan(memory={"low_bit_optimizer": True})
     with pytest.raises(ConfigError, match="torchao is not installed"):
         parts.gan(memory={"low_bit_optimizer": "torchao"})
@@ -310,15 +313,50 @@ def test_low_bit_optimizers_take_over_groups_and_hyperparameters(monkeypatch: py
 
     backend = ModuleType("torchao.optim")
     backend.Adam8bit = Adam8bit  # type: ignore[attr-defined]
-    monkeypatch.setattr(low_bit_optimizer, "find_spec", lambda name: name == "torchao")
+    monkeypatch.setattr(low_bit_optimizer, "find_spec", lambda name: name if name == "torchao" else None)
     monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
     monkeypatch.setitem(sys.modules, "torchao.optim", backend)
     run, plain = parts.gan(memory={"low_bit_optimizer": True}), parts.gan()
-    assert all(isinstance(phase.optimizer, Adam8bit) for phase in run.phases)
+    assert {type(phase.optimizer) for phase in run.phases} == {Adam8bit}
     assert run.optimizers["gen"] is run.phases[1].optimizer
     mechanism.train(run, [parts.batch()])
     mechanism.train(plain, [parts.batch()])
     assert mechanism.same(mechanism.state(plain), mechanism.state(run))
+
+
+@pytest.mark.slow
+def test_the_planned_low_bit_state_is_as_large_as_the_real_one() -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra bitsandbytes is not installed", exc_type=ImportError)
+    model = {"name": "dcgan", "features": 16, "image_size": 16}
+    run = parts.gan(model=model, memory={"low_bit_optimizer": "bitsandbytes"})
+    planned = low_bit_optimizer.AllocatedAdam(run.optimizers["gen"].param_groups)
+    for parameter in run.task.modules["gen"].parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    planned.step()
+    run.optimizers["gen"].step()
+    sizes = []
+    for optimizer in (planned, run.optimizers["gen"]):
+        own = (value for state in optimizer.state.values() for name, value in state.items() if "qmap" not in name)
+        sizes.append(sum(value.nbytes for value in own if isinstance(value, Tensor)))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.slow  # torchao compiles its step
+@pytest.mark.parametrize("backend", ["bitsandbytes", "torchao"])
+def test_installed_low_bit_backends_train_and_resume_bit_for_bit(backend: str) -> None:
+    pytest.importorskip(backend, reason=f"the extra {backend} is not installed", exc_type=ImportError)
+    model = {"name": "dcgan", "features": 16, "image_size": 16}
+    make = lambda: parts.gan(model=model, memory={"low_bit_optimizer": backend})  # noqa: E731
+    run, resumed = make(), make()
+    mechanism.train(run, [parts.batch(), parts.batch(1)])
+    structure, tensors = pack(capture(run))
+    states = [value for state in run.optimizers["gen"].state.values() for value in state.values()]
+    assert any(getattr(value, "codes", value).dtype == torch.uint8 for value in states if isinstance(value, Tensor))
+    assert all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors.values())
+    restore(resumed, unpack(structure, {name: tensor.clone() for name, tensor in tensors.items()}))
+    mechanism.train(run, [parts.batch(2)])
+    mechanism.train(resumed, [parts.batch(2)])
+    assert mechanism.same(mechanism.state(run), mechanism.state(resumed))
 
 
 # channels_last, compile, the CUDA allocator
