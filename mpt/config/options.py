@@ -65,8 +65,11 @@ class DatasetOptions(Options):
     """Settings that every data set has. `image_size` and `channels` default to what the model wants."""
 
     image_size: int | None = Field(None, ge=1)
+    """Side in pixels. null takes the model's own, where it has one."""
     channels: int | None = Field(None, ge=1, le=4)
+    """1 is grey, 3 is RGB. null takes the model's own, where it has one."""
     workers: int = Field(0, ge=0)
+    """Processes that prepare batches; 0 prepares them in the training's own. The result is the same for any number."""
     augment: list[str | dict[str, dict[str, Any]]] = Field(default_factory=list)
     """Random changes to the training images, in order, by their torchvision.transforms.v2 names: a bare name, or
     `{RandomCrop: {padding: 4}}` with arguments."""
@@ -89,9 +92,13 @@ class OptimizerOptions(Options):
     """Settings that every optimizer has, beside its own."""
 
     lr: float = Field(1e-3, gt=0)
+    """Learning rate, at its highest where there is a schedule."""
     clip_grad_norm: float | None = Field(None, gt=0)
+    """Limit of the norm of all gradients of one optimizer together, measured after unscaling."""
     schedule: Literal["constant", "cosine", "linear", "one_cycle"] = "constant"
+    """How the learning rate goes over the run, as a function of the step alone."""
     warmup_steps: int = Field(0, ge=0)
+    """Steps in which the learning rate first rises from zero."""
     phases: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Changes per trained module: `phases: {disc: {lr: 4e-4}}`."""
 
@@ -100,13 +107,20 @@ class PrecisionOptions(Options):
     """Settings that every precision mode has. A mode's own `Settings` narrows what it cannot honour."""
 
     dtype: Literal["auto", "float16", "bfloat16"] = "auto"
+    """auto is float16 on a GPU and bfloat16 on a CPU; the reason is printed and recorded."""
     loss_scale: Literal["auto", "dynamic"] | float = "auto"
+    """auto is dynamic in float16 and none otherwise; a number is a scale that never changes, 1 is none."""
     init_scale: float = Field(65536.0, gt=0)
+    """Where a dynamic scale starts."""
     growth_interval: int = Field(2000, gt=0)
+    """Steps without overflow after which a dynamic scale doubles."""
     min_scale: float = Field(1.0, gt=0)
+    """The floor of a dynamic scale."""
     max_scale: float = Field(2.0**24, gt=0)
+    """The ceiling of a dynamic scale."""
     at_min_scale: Literal["stop", "fall_back"] = "stop"
     """At the floor with overflow still there: stop with exit 6, or go on in bfloat16."""
     keep_fp32: list[str] = Field(default_factory=list)
     """Globs over module names ("gen.layers.*") that stay in float32: inputs cast up, autocast off."""
     losses: Literal["float32", "inherit"] = "float32"
+    """Whether loss functions run in float32 or in the mode's dtype."""

@@ -1,0 +1,59 @@
+"""docs/config.md says what the plugins say now, and every setting has a row of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from mpt.config.options import Options
+from mpt.config.registry import ROOMS, find, names
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("config_reference", ROOT / "scripts" / "config_reference.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date(reference: ModuleType) -> None:
+    current = (ROOT / "docs" / "config.md").read_text("utf-8") == reference.write_page()
+    assert current, "docs/config.md is out of date: run python scripts/config_reference.py"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_name_and_every_setting_is_on_the_page(reference: ModuleType, room: str) -> None:
+    page = reference.write_page()
+    for name in names(room):
+        plugin = find(room, name)
+        assert plugin
+        assert f"`{name}`" in page
+        assert all(f"| `{key}` |" in page for key in plugin.settings_class.model_fields)
+
+
+def test_kinds_limits_and_defaults_are_said_in_words(reference: ModuleType) -> None:
+    class Example(Options):
+        count: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+        share: float = Field(gt=0, lt=1)
+        names: list[str] = Field(default_factory=list)
+        flag: bool | None = None
+
+    rows = reference.table(Example, {}, {"share": "one | other"}).splitlines()[2:]
+    assert rows == [
+        "| `count` | a whole number ≥ 1 or `auto` | `auto` |  |",
+        "| `share` | a number > 0 and < 1 | `required` | one \\| other |",
+        "| `names` | a list: text | `[]` |  |",
+        "| `flag` | true or false or null | `null` |  |",
+    ]
