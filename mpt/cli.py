@@ -44,9 +44,7 @@ LERAS_DIRECTIONS: dict[str, Literal["leras-to-torch", "torch-to-leras"]] = {
 }
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as optimizer.lr=3e-4.")
-]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, such as optimizer.lr=3e-4.")]
 Patches = Annotated[list[Path] | None, typer.Option("--with", metavar="FILE", help="A YAML file to lay over CONFIG.")]
 Allow = Annotated[list[str] | None, typer.Option("--allow", metavar="PACKAGE", help="Let models come from a package.")]
 Runs = Annotated[str, typer.Option("--runs", metavar="DIR", help="The folder of the runs.")]
@@ -101,7 +99,7 @@ def train(
 
 @app.command()
 def infer(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run or a checkpoint; the newest run.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run or a checkpoint; the newest run.")] = None,
     half: Annotated[
         bool, typer.Option("--half", help="Run in half precision and say how far it is from fp32.")
     ] = False,
@@ -130,9 +128,7 @@ def infer(
 
 @app.command()
 def compare(
-    what: Annotated[
-        list[str], typer.Argument(metavar="MODE|RUN... [KEY=VALUE]...", help="Precision modes, or finished runs.")
-    ],
+    what: Annotated[list[str], typer.Argument(metavar="MODE|RUN|KEY=VALUE", help="Precision modes, or finished runs.")],
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="What to train; the DCGAN demo.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per mode.")] = 3,
     margin: Annotated[str, typer.Option(help="The difference that matters: 1% or 0.5.")] = "1%",
@@ -198,7 +194,7 @@ def plan(
 
 @app.command()
 def report(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run; the newest one.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run; the newest one.")] = None,
     runs: Runs = "runs",
 ) -> None:
     """Write a run's tables, plots and page anew."""
@@ -256,7 +252,7 @@ def schema(output: Output = None) -> None:
 
 @app.command("list")
 def list_plugins(
-    room: Annotated[str | None, typer.Argument(metavar="[WHAT]", help="models, datasets, precision, ...")] = None,
+    room: Annotated[str | None, typer.Argument(metavar="WHAT", help="models, datasets, precision, ...")] = None,
     as_json: Json = False,
 ) -> None:
     """List models, data sets, precision modes, memory tricks, optimizers and tasks."""
@@ -265,7 +261,7 @@ def list_plugins(
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="The file to write.")] = Path("config.yaml"),
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The file to write.")] = Path("config.yaml"),
     model: Annotated[str, typer.Option(help="The model to start from; see `mpt list models`.")] = "dcgan",
 ) -> None:
     """Write a commented CONFIG to start from."""
