@@ -48,7 +48,7 @@ class Measured:
     peak_bytes: int
     latency: Latency
     metric: float
-    """On the whole test set; NaN where it has no labels."""
+    """On the whole test set, for tasks that name its samples; NaN for those that make samples."""
 
 
 @dataclass(frozen=True)
