@@ -4,7 +4,9 @@ evaluate, infer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import tempfile
 from pathlib import Path
 
@@ -29,6 +31,10 @@ def smoke(config: Config, arguments: TrainArguments) -> None:
             once = dataclasses.replace(once, resume="auto")
         path = train(short, once)
         assert path is not None
-        infer.run(InferArguments(run=str(path), output=str(Path(folder) / "out"), runs=folder, device=arguments.device))
+        quiet = contextlib.redirect_stdout(io.StringIO())
+        with quiet:
+            infer.run(
+                InferArguments(run=str(path), output=str(Path(folder) / "out"), runs=folder, device=arguments.device)
+            )
     if not arguments.quiet:
         print(f"smoke: {steps} steps trained, saved, resumed, evaluated and inferred")

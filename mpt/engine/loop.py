@@ -107,7 +107,8 @@ class Training:
             if stop.requested and self.step < end:
                 self.write_summary()
                 stop.raise_if_requested(f"Step {self.step} is saved; go on with --resume.")
-        self.write_summary()
+        if self.step_seconds:
+            self.write_summary()
 
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
@@ -224,6 +225,7 @@ class Training:
             "counts": dict(self.counts),
             "best": self.best,
             "best_step": self.best_step,
+            "last_metrics": self.last_metrics,
             "scales_seen": dict(self.scales_seen),
             "memory": self.memory,
         }
@@ -249,6 +251,7 @@ class Training:
         self.sums = {name: value.to(self.run.device) for name, value in loop["sums"].items()}
         self.counts = defaultdict(int, loop["counts"])
         self.best, self.best_step = loop["best"], loop["best_step"]
+        self.last_metrics = dict(loop["last_metrics"])
         self.scales_seen = dict(loop["scales_seen"])
         self.memory = dict(loop["memory"])
 

@@ -138,6 +138,16 @@ def test_resuming_a_named_checkpoint_goes_on_from_there(config: Path) -> None:
     assert steps == [2, 4, 6, 6]
 
 
+def test_resuming_a_finished_run_changes_nothing_and_says_so(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = train(config)
+    before = (path / "summary.json").read_text()
+    train(config, resume="auto", quiet=False)
+    assert "complete already" in capsys.readouterr().err
+    assert (path / "summary.json").read_text() == before
+
+
 def test_resuming_nothing_starts_a_run_and_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(config, resume="auto", quiet=False)
     assert "nothing to resume" in capsys.readouterr().err
