@@ -1,0 +1,109 @@
+"""Every file in configs/ begins with the command that runs it, is valid, and takes a step."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mpt.config.load import load_config
+from mpt.config.schema import Config
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.step import update
+from mpt.seams import Dataset
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "configs").glob("*.yaml"))
+PATCH_SUFFIX = ".plan.yaml"
+"""What `mpt plan` writes to be laid over a configuration; by itself it is none."""
+RECIPES = [path for path in FILES if not path.name.endswith(PATCH_SUFFIX)]
+SMALLER = {
+    "resnet50_imagefolder": ["model.image_size=32"],
+    "stylegan2_256": ["model.image_size=32", "model.channel_base=256"],
+    "saehd_512": [f"model.{size}" for size in ("image_size=64", "ae_dims=16", "e_dims=8", "d_dims=8", "d_mask_dims=8")],
+}
+"""Files that describe training for days: the same parts at sizes that a CPU takes a step of."""
+
+
+def head_command(path: Path) -> list[str]:
+    """Return the words of the command that the first line gives."""
+    return shlex.split(path.read_text("utf-8").splitlines()[0].removeprefix("# "))
+
+
+def named(path: Path) -> str:
+    return path.stem
+
+
+def folder_of_images(folder: Path) -> Path:
+    """Write two classes of small pictures, to train and to test on."""
+    for split in ("train", "val"):
+        for number, colour in enumerate(("red", "blue")):
+            (folder / split / colour).mkdir(parents=True)
+            for sample in range(4):
+                Image.new("RGB", (40, 36), (200 * number, 10 * sample, 90)).save(
+                    folder / split / colour / f"{sample}.png"
+                )
+    return folder
+
+
+def data_for(config: Config, folder: Path) -> Dataset:
+    """Return what the configuration is trained on, or something of the same layout where that is not shipped."""
+    if config.dataset.name == "image_folder":
+        settings = [f"dataset.root={folder_of_images(folder)}", "dataset.workers=0"]
+        config = load_config(
+            config.to_data(),
+            settings,
+        )
+    elif config.dataset.name == "faceset":
+        model = {"name": "saehd", "image_size": config.model.settings.image_size}
+        config = load_config({"model": model, "dataset": {"name": "procedural_faces", "count": 4, "test_count": 1}})
+    return build_datasets(config)[0]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=named)
+def test_the_first_line_is_the_command_that_runs_it(path: Path) -> None:
+    assert path.read_text("utf-8").startswith("# mpt train ")
+    assert head_command(path)[:3] == ["mpt", "train", f"configs/{path.name}"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=named)
+def test_the_head_says_more_than_the_command(path: Path) -> None:
+    """What it is; and what it reaches in how long, or that it was not run."""
+    head = path.read_text("utf-8").split("\n", 1)[1]
+    comment = re.match(r"(?:#.*\n)+", head)
+    assert comment
+    assert len(comment.group().replace("#", "").split()) >= 8
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=named)
+def test_the_file_is_valid_with_the_overrides_of_its_command(path: Path) -> None:
+    words = head_command(path)[3:]
+    overrides = [word for word in words if "=" in word]
+    config = load_config(path, overrides)
+    assert load_config(config.to_yaml()) == config
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=named)
+def test_the_file_takes_a_step(path: Path, tmp_path: Path) -> None:
+    overrides = [word for word in head_command(path)[3:] if "=" in word]
+    config = load_config(path, [*overrides, *SMALLER.get(path.stem, []), "train.batch_size=4"])
+    data = data_for(config, tmp_path)
+    run = build_run(config, torch.device("cpu"), data.spec)
+    batch = data.fetch(range(4), 0)
+    for phase in run.phases:
+        done = update(run, phase, batch)
+        assert done.finite
+        assert done.losses
+        assert all(torch.isfinite(value).all() for value in done.losses.values())
+
+
+def test_the_demos_differ_in_their_precision_alone() -> None:
+    """`dcgan_fp32` is what the others are compared with, so everything else must be the same."""
+    configs = [load_config(ROOT / "configs" / f"dcgan_{mode}.yaml").to_data() for mode in ("fp32", "amp", "o1")]
+    for config in configs:
+        del config["precision"], config["name"]
+    assert configs[0] == configs[1] == configs[2]
