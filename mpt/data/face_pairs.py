@@ -64,15 +64,7 @@ class FacePairs:
 
     @property
     def spec(self) -> DataSpec:
-        image = FieldSpec((3, self.size, self.size), torch.float32)
-        mask = FieldSpec((1, self.size, self.size), torch.float32)
-        fields: dict[str, FieldSpec] = {}
-        for side in ("src", "dst"):
-            fields |= {f"{side}_warped": image, f"{side}_target": image}
-            fields |= {f"{side}_mask": mask, f"{side}_eyes_mouth": mask}
-        if self.swaps is not None:
-            fields |= {"swap_target": image, "swap_mask": mask}
-        return DataSpec(fields, len(self))
+        return describe_pairs(self.size, len(self), self.swaps is not None)
 
     def __len__(self) -> int:
         return max(len(identity) for identity in self.identities.values())
@@ -104,6 +96,18 @@ class FacePairs:
             return index % count
         generator = np.random.Philox(key=[self.seed % 2**64, epoch % 2**64], counter=[0, 0, 0, 2])
         return (index + int(np.random.Generator(generator).integers(count))) % count
+
+
+def describe_pairs(size: int, count: int, with_swaps: bool = False) -> DataSpec:
+    """Return the layout of pairs of faces with sides of `size` pixels."""
+    image, mask = FieldSpec((3, size, size), torch.float32), FieldSpec((1, size, size), torch.float32)
+    fields: dict[str, FieldSpec] = {}
+    for side in ("src", "dst"):
+        fields |= {f"{side}_warped": image, f"{side}_target": image}
+        fields |= {f"{side}_mask": mask, f"{side}_eyes_mouth": mask}
+    if with_swaps:
+        fields |= {"swap_target": image, "swap_mask": mask}
+    return DataSpec(fields, count)
 
 
 def check_settings(channels: int | None, augment: Sequence[object]) -> None:

@@ -14,9 +14,11 @@ from pydantic import Field
 
 from mpt.config.options import DatasetOptions
 from mpt.data.face_files import FaceFile, check_face_types, list_faces
-from mpt.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings
+from mpt.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings, describe_pairs
 from mpt.errors import ConfigError
-from mpt.seams import Dataset
+from mpt.seams import Dataset, DataSpec
+
+ASSUMED_COUNT = 1000
 
 
 class Settings(DatasetOptions):
@@ -62,6 +64,11 @@ def build(settings: Settings, split: str, seed: int) -> Dataset:
             0.4 if settings.random_dst_flip else 0.0,
         )
     return FacePairs(people[0], people[1], settings.image_size, seed, augmentation, swaps=None)
+
+
+def assume(settings: Settings) -> DataSpec | None:
+    """Return the layout of faces that are not on this machine, so that a plan needs no data."""
+    return describe_pairs(settings.image_size, ASSUMED_COUNT) if settings.image_size else None
 
 
 def choose(files: list[FaceFile], split: str, test_every: int) -> list[FaceFile]:

@@ -12,6 +12,8 @@ on CUDA has no TF32, which would do what bfloat16 does.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +21,8 @@ from torch import Tensor
 SIGMA = 1.5
 C1 = 0.01**2
 C2 = 0.03**2
+REACH = SIGMA * math.sqrt(60 * math.log(2))
+"""Distance at which a tap is 2^-30 of the middle one."""
 
 
 def dssim(first: Tensor, second: Tensor, size: int) -> Tensor:
@@ -43,17 +47,16 @@ def formula(first: Tensor, second: Tensor, size: int) -> Tensor:
     return (1 - (luminance * structure).mean(dim=(1, 2, 3))) / 2
 
 
-def window(size: int) -> Tensor:
-    """Return one side of the separable window, float64, of which the outer product is the window itself."""
-    distance = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
-    return torch.softmax(-0.5 * distance.square() / SIGMA**2, dim=0)
+def window(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return one side of the separable window, of which the outer product is the window itself."""
+    distance = torch.arange(size, device=device, dtype=torch.promote_types(dtype, torch.float32)) - (size - 1) / 2
+    return torch.softmax(-0.5 * distance.square() / SIGMA**2, dim=0).to(dtype)
 
 
 def _window_means(maps_bchw: Tensor, size: int) -> Tensor:
-    taps = window(size)
-    kept = int((taps >= taps.max() * 2.0**-30).sum()) if size > 1 else 1
-    border = (size - kept) // 2
-    taps = taps[border : border + kept].to(device=maps_bchw.device, dtype=maps_bchw.dtype)
+    border = max(0, math.floor((size - 1) / 2 - REACH))
+    kept = size - 2 * border
+    taps = window(kept, maps_bchw.device, maps_bchw.dtype)
     if border:
         maps_bchw = maps_bchw[..., border:-border, border:-border]
     channels = maps_bchw.shape[1]

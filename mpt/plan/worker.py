@@ -59,6 +59,11 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
     try:
         return build_datasets(config)[0].spec, []
     except DataError as error:
+        plugin = config.sized_dataset.plugin
+        assume = getattr(plugin.load(), "assume", None)
+        assumed = assume(plugin.native_settings(config.sized_dataset.settings)) if assume else None
+        if assumed is not None:
+            return assumed, [f"the data set is not here ({error}); its layout follows from the settings"]
         size = getattr(config.sized_dataset.settings, "image_size", None)
         if config.task.name != "classify" or size is None:
             raise

@@ -81,8 +81,9 @@ class FaceSwap:
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The networks; memory tricks find the repeated stages inside."""
-        return list(self.trainable.values())
+        """The networks, each by itself; memory tricks find the repeated stages inside."""
+        discriminators = [module for name, module in self.trainable.items() if name != "autoencoder"]
+        return [*self.autoencoder.children(), *discriminators]
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the autoencoder's phase and those of the discriminators there are."""
@@ -211,8 +212,9 @@ class FaceSwap:
             mask = mask * drawn["dst_mask"]  # what both drawings call face is replaced, as DeepFaceLab's merger does
         columns = []
         for side in sides:
-            columns += [batch[f"{side}_target"], drawn[side]]
-        columns += [swap, target + (swap - target) * mask]
+            # Outside its mask a drawing is not trained: shown, it would only distract.
+            columns += [batch[f"{side}_target"], drawn[side] * drawn[f"{side}_mask"]]
+        columns += [swap * drawn["swap_mask"], target + (swap - target) * mask]
         columns += [picture.expand_as(target) for picture in (drawn["swap_mask"], drawn["dst_mask"])]
         return torch.stack(columns, dim=1).flatten(0, 1).clamp(0, 1)
 
