@@ -65,6 +65,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries
     from mpt.run.signals import StopRequest
+    from mpt.run.tensorboard import TensorBoardWriter
 
     device = choose_device(config.train.device)
     train_data, test_data = build_datasets(config)
@@ -88,7 +89,8 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
         with directory.hold() as taken_over, Recorder(directory) as recorder:
             for note in ([taken_over] if taken_over else []) + clean_temporaries(directory):
                 console.message(note)
-            training = Training(built, directory, recorder, console, loader, test_data, total_steps)
+            board = TensorBoardWriter(directory) if config.train.tensorboard else None
+            training = Training(built, directory, recorder, console, loader, test_data, total_steps, board)
             if source is not None:
                 resume(training, source, console, arguments)
             else:

@@ -53,6 +53,8 @@ class Train(Options):
     """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs."""
     threads: int | None = Field(None, gt=0)
     """CPU threads; null leaves torch's choice. Results are bit-equal only at a fixed count."""
+    tensorboard: bool = False
+    """Write the log lines to `tensorboard/` in the run too; needs the extra `mpt[tensorboard]`."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps. auto takes the first GPU there is."""
 

@@ -33,6 +33,7 @@ from mpt.run.memory_meter import MemoryMeter
 from mpt.run.recorder import Recorder, tidy
 from mpt.run.signals import StopRequest
 from mpt.run.state_checks import first_non_finite
+from mpt.run.tensorboard import TensorBoardWriter
 from mpt.seams import Batch, Dataset
 
 
@@ -47,6 +48,7 @@ class Training:
     loader: Loader
     test_data: Dataset
     total_steps: int
+    board: TensorBoardWriter | None = None
     step: int = 0
     seconds_before: float = 0.0
     started: float = field(default_factory=time.perf_counter)
@@ -109,6 +111,8 @@ class Training:
                 stop.raise_if_requested(f"Step {self.step} is saved; go on with --resume.")
         if self.step_seconds:
             self.write_summary()
+        if self.board:
+            self.board.close()
 
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
@@ -190,6 +194,8 @@ class Training:
             "memory": peak_memory(self.run.device, self.memory),
         }
         self.console.row(self.recorder.write_metrics(self.step, row))
+        if self.board:
+            self.board.write(self.step, row)
         self.advise(losses)
 
     def advise(self, figures: dict[str, float]) -> None:
@@ -206,6 +212,8 @@ class Training:
         if better:
             self.best, self.best_step = figure, self.step
         self.console.row(self.recorder.write_evaluation(self.step, self.last_metrics, {"seconds": self.seconds}))
+        if self.board:
+            self.board.write(self.step, {"evaluate": self.last_metrics})
         self.advise(self.last_metrics)
 
     def save(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mpt.config.options import PrecisionOptions
+from mpt.errors import ConfigError
 from mpt.precision.choice import choose_dtype
 from mpt.precision.policy import Policy
 from mpt.seams import Task
@@ -38,5 +39,7 @@ class Autocast(Policy):
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:
     """Build the mode; `dtype: auto` is resolved for the device."""
+    if name == "bf16" and settings.dtype == "float16":
+        raise ConfigError("precision.dtype: bf16 is bfloat16 by name; for float16 use precision=amp")
     dtype, reason = choose_dtype(settings, device)
     return Autocast(name, settings, device, dtype, reason)

@@ -168,3 +168,12 @@ def test_an_external_model_needs_its_package_granted(config: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "--allow" in done.stderr
+
+
+def test_tensorboard_gets_the_log_lines_when_asked(config: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra mpt[tensorboard] is not installed")
+    path = train(config, "train.tensorboard=true")
+    (file,) = (path / "tensorboard").iterdir()
+    written = file.read_bytes()
+    assert b"losses/net/loss" in written
+    assert b"evaluate/accuracy" in written

@@ -159,6 +159,11 @@ def test_an_epsilon_that_is_zero_in_half_weights_is_refused() -> None:
         parts.gan("fp16-pure")
 
 
+def test_bf16_refuses_to_be_float16() -> None:
+    with pytest.raises(ConfigError, match="use precision=amp"):
+        parts.classifier({"mode": "bf16", "dtype": "float16"})
+
+
 def test_gradients_are_clipped_after_unscaling() -> None:
     optimizer = {"name": "sgd", "lr": 1e-12, "clip_grad_norm": 0.01}
     run = parts.classifier({"mode": "amp", **HALF}, optimizer=optimizer)
