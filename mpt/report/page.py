@@ -105,7 +105,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "skipped_steps": skipped_steps(record),
         "events": [event_row(event) for event in record.events[-MOST_EVENTS:]],
         "event_kinds": Counter(str(event.get("kind", "other")) for event in record.events).most_common(),
-        "environment": flatten(record.environment),
+        "environment": [(name, value) for name, value in flatten(record.environment) if value not in ("", "None")],
     }
 
 

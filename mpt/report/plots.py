@@ -116,7 +116,11 @@ def draw_metric(record: RunRecord) -> str:
         if at is not None and math.isfinite(best):
             axes.plot([at], [best], "o", color=COLOURS[1], markersize=7, fillstyle="none", markeredgewidth=1.8)
             axes.annotate(
-                f"best {best:.4g} at {at}", (at, best), xytext=(0, 8), textcoords="offset points", ha="center"
+                f"best {best:.4g} at {at}",
+                (at, best),
+                xytext=(0, 8 if record.higher_is_better else -15),
+                textcoords="offset points",
+                ha="right" if at > 0.9 * steps[-1] else "center",
             )
             axes.margins(y=0.2)
         label_steps(axes, record.metric)
@@ -233,9 +237,10 @@ def draw_memory(memory: Mapping[str, Any]) -> str:
 
 def mark_bytes(axes: Axes, most: float) -> None:
     """Mark an axis of bytes at round numbers of a binary unit, which are no round numbers of bytes."""
-    unit = 1024.0 ** max(0, int(math.log(max(most, 1), 1024)))
+    power = min(3, max(0, int(math.log(max(most, 1), 1024))))
+    unit, name = 1024.0**power, ("B", "KiB", "MiB", "GiB")[power]
     axes.set_xticks([mark * unit for mark in MaxNLocator(5).tick_values(0, most / unit)])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_bytes(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}" if value else "0"))
 
 
 def memory_parts(memory: Mapping[str, Any]) -> dict[str, float]:
