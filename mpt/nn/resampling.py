@@ -45,6 +45,9 @@ class Blur(nn.Module):
 
     def downsample(self, x_bchw: Tensor) -> Tensor:
         """Return x at half the resolution."""
+        if x_bchw.device.type == "cpu":
+            # In bfloat16 the backward of a strided grouped convolution has no fast kernel: 17 ms here against 1 ms.
+            return self.filter(x_bchw, (1, 1, 1, 1))[:, :, ::2, ::2]
         return self.filter(x_bchw, (1, 1, 1, 1), stride=2)
 
 
