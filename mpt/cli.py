@@ -211,6 +211,8 @@ def convert(
     to: Annotated[str, typer.Option(help="pt, safetensors or onnx.")] = "safetensors",
     dtype: Annotated[str | None, typer.Option(help="float16 or bfloat16, with --half.")] = None,
     output: Output = None,
+    archi: Annotated[str | None, typer.Option(help="leras-to-torch: DeepFaceLab's archi, such as df-ud.")] = None,
+    config: Annotated[Path | None, typer.Option(help="leras-to-torch: the configuration of the new run.")] = None,
     runs: Runs = "runs",
     allow: Allow = None,
 ) -> None:
@@ -220,7 +222,10 @@ def convert(
     if direction in LERAS_DIRECTIONS:
         if len(paths) != 2:
             raise ConfigError(f"mpt convert {direction}: found {len(paths)} paths; two are needed: from and to")
-        call("convert_leras", LerasArguments(LERAS_DIRECTIONS[direction], paths[0], paths[1], runs, granted))
+        call(
+            "convert_leras",
+            LerasArguments(LERAS_DIRECTIONS[direction], paths[0], paths[1], runs, granted, archi, config),
+        )
         return
     if paths:
         raise ConfigError(

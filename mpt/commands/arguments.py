@@ -92,6 +92,10 @@ class LerasArguments:
     output: str
     runs: str = "runs"
     allow: tuple[str, ...] = ()
+    archi: str | None = None
+    """What weights do not tell, such as "df-ud"; by default it is read from DeepFaceLab's summary."""
+    config: Path | None = None
+    """The configuration the run is to have; its model must be the weights'."""
 
 
 @dataclass(frozen=True)

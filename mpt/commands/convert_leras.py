@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpt.commands.arguments import LerasArguments
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.restricted_pickle import read_arrays, write_arrays, write_plain
@@ -60,6 +61,15 @@ class Folder:
     def read(self, part: str) -> Arrays | None:
         """Return a file's arrays, None where there is no such file."""
         return read_arrays(self.file(part)) if self.file(part).is_file() else None
+
+
+def run(arguments: LerasArguments) -> None:
+    """Convert as the arguments say."""
+    source, output = Path(arguments.source), Path(arguments.output)
+    if arguments.direction == "leras-to-torch":
+        leras_to_torch(source, output, arguments.archi, arguments.config)
+    else:
+        torch_to_leras(arguments.source, output, runs=arguments.runs)
 
 
 def leras_to_torch(model_dir: Path, output: Path, archi: str | None = None, config: Path | None = None) -> Path:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpt.losses.dssim import dssim
+from mpt.losses.dssim import dssim, dssim_at
 
 STRUCTURE = 10.0
 COLOUR = 10.0
@@ -28,7 +28,7 @@ def reconstruction(target: Tensor, drawn: Tensor) -> Tensor:
     if side < 256:
         structure = STRUCTURE * dssim(target, drawn, int(side / 11.6))
     else:
-        halves = [dssim(target, drawn, int(side / divisor)) for divisor in (11.6, 23.2)]
+        halves = dssim_at(target, drawn, (int(side / 11.6), int(side / 23.2)))
         structure = STRUCTURE / 2 * (halves[0] + halves[1])
     return structure + COLOUR * (target - drawn).square().mean(dim=(1, 2, 3))
 

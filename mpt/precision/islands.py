@@ -25,6 +25,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def cast_floating(value: Any, dtype: torch.dtype) -> Any:
     """Cast every floating tensor in a nested structure to `dtype`; leave the rest alone."""
+    # The plain cases first: every loss of every step passes here, and tree_map takes longer than a small kernel.
+    kind = type(value)
+    if kind is Tensor:
+        return value.to(dtype) if value.is_floating_point() else value
+    if kind is tuple or kind is list:
+        return kind(cast_floating(item, dtype) for item in value)
+    if kind is dict:
+        return {key: cast_floating(item, dtype) for key, item in value.items()}
+    if value is None or kind in (float, int, bool, str):
+        return value
     return tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t, value)
 
 
@@ -64,7 +74,9 @@ def make_island(module: nn.Module, device_type: str, casts_back: bool) -> None:
     """Turn one module into a float32 island, in place. Its state-dict keys do not change."""
     if isinstance(module, Float32Island):
         return
-    module.float()
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in tensors):
+        module.float()  # fake parameters refuse even the swap that changes nothing
     original = type(module)
     module.__class__ = type(original.__name__, (Float32Island, original), {"__module__": original.__module__})
     module.island_device_type = device_type  # type: ignore[assignment]

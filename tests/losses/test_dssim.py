@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mpt.losses.dssim import dssim, formula, window
+from mpt.losses.dssim import dssim, dssim_at, formula, window
 
 
 def noisy_pair(size=64):
@@ -69,3 +69,13 @@ def test_equal_images_are_at_zero_and_gradients_are_finite():
 def test_a_window_larger_than_the_image_is_a_programming_error():
     with pytest.raises(AssertionError, match="larger than the image"):
         dssim(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8), 9)
+
+
+def test_windows_that_share_a_map_give_what_each_gives_alone():
+    numbers = torch.Generator().manual_seed(3)
+    first, second = torch.rand(2, 2, 3, 64, 64, generator=numbers).unbind()
+    for sizes in ((44, 22), (22, 44), (33, 16), (22, 11)):
+        for found, size in zip(dssim_at(first, second, sizes), sizes, strict=True):
+            torch.testing.assert_close(
+                found.double(), by_definition(first.double(), second.double(), size), atol=2e-6, rtol=1e-5
+            )
