@@ -26,14 +26,7 @@ class InceptionDistance:
     """Accumulates real and generated images (b, c, h, w) in [0, 1]; raises when it cannot be had."""
 
     def __init__(self, weights: str, device: torch.device) -> None:
-        path = check_weights(weights)
-        if importlib.util.find_spec("torch_fidelity") is None:
-            raise ConfigError(
-                "task.inception_weights: the published FID needs torch-fidelity, which is not installed. Install it "
-                "with `pip install mpt[fid]`, or leave the setting out: the built-in distance is always given."
-            )
-        from torchmetrics.image.fid import FrechetInceptionDistance
-
+        path = require_inception(weights)
         import mpt.vision_ops  # noqa: F401  torchvision, which torchmetrics imports, may be built for another torch
 
         self.metric: Any = FrechetInceptionDistance(normalize=True, feature_extractor_weights_path=str(path)).to(device)
@@ -45,6 +38,17 @@ class InceptionDistance:
     def compute(self) -> float:
         """Return the distance."""
         return float(self.metric.compute())
+
+
+def require_inception(weights: str) -> Path:
+    """Return the path of the weights; raise DataError or ConfigError, before any training, where FID cannot be had."""
+    path = check_weights(weights)
+    if importlib.util.find_spec("torch_fidelity") is None:
+        raise ConfigError(
+            "task.inception_weights: the published FID needs torch-fidelity, which is not installed. Install it with "
+            "`pip install mpt[fid]`, or leave the setting out: the built-in distance is always given."
+        )
+    return path
 
 
 def check_weights(weights: str) -> Path:

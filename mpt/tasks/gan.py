@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.losses import adversarial
+from mpt.metrics.inception_distance import require_inception
 from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.common import follow, make_twin
@@ -72,6 +73,8 @@ class Gan:
             own = getattr(settings, name, None)
             return getattr(model_settings, name, default) if own is None else own
 
+        if settings.inception_weights:
+            require_inception(settings.inception_weights)
         self.settings, self.precision, self.data = settings, precision, data
         self.critic_steps: int = rule("critic_steps", 1)
         self.gradient_penalty: float = rule("gradient_penalty", 0.0)

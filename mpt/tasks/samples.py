@@ -16,7 +16,7 @@ from mpt.metrics.inception_distance import InceptionDistance
 from mpt.seams import Batch, DataSpec, Inference
 
 Prior = Literal["normal", "uniform"]
-PATH_STEPS, PATHS, METRIC_SEED = 8, 4, 1234
+PATH_STEPS, PATHS, METRIC_SEED = 8, 8, 1234  # as many paths as steps: a square grid has one per row
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.losses import variational
+from mpt.metrics.inception_distance import require_inception
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.samples import Sampler
 
@@ -46,6 +47,8 @@ class Vae:
         data: DataSpec,
         precision: Precision,
     ) -> None:
+        if settings.inception_weights:
+            require_inception(settings.inception_weights)
         self.settings, self.precision, self.data = settings, precision, data
         self.encoder, self.decoder = modules["encoder"], modules["decoder"]
         self.modules: dict[str, nn.Module] = dict(modules)

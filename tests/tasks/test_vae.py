@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from mpt.engine.step import update
+from mpt.errors import DataError
 from mpt.losses import variational
 from mpt.tasks.vae import Vae
 from tests.tasks.generative import build, make_batch, take_step
@@ -103,3 +106,8 @@ def test_micro_batches_change_nothing() -> None:
         take_step(run)
         finals.append(torch.cat([p.detach().flatten() for p in run.task.trainable["vae"].parameters()]))
     assert torch.allclose(finals[0], finals[1], atol=1e-6)  # sums in another order
+
+
+def test_a_missing_feature_file_is_met_before_training(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no file"):
+        build("vae", task={"inception_weights": str(tmp_path / "none.pth")})
