@@ -51,6 +51,10 @@ class Run:
     shadows: list[Tensor] = field(default_factory=list)
     micro_batch_size: int | None = None
     micro_batch_auto: bool = False
+    adapted: dict[str, Any] = field(default_factory=dict)
+    """Memory tricks that were set since the build because memory ran out, in the configuration's words."""
+    trained: dict[str, list[nn.Parameter]] = field(default_factory=dict)
+    """Phase name -> its weights and their masters, found at the phase's first update."""
     notes: list[str] = field(default_factory=list)
 
 

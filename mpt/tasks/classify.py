@@ -46,6 +46,10 @@ class Classify:
         if settings.ema:
             self.modules["net_ema"] = make_twin(net)
         self.cross_entropy = precision.loss(functional.cross_entropy)
+        # Made once: from a list, each would be a blocking copy to the GPU in every step.
+        device = next(net.parameters()).device
+        self.mean = torch.tensor(settings.mean, device=device).view(1, -1, 1, 1)
+        self.std = torch.tensor(settings.std, device=device).view(1, -1, 1, 1)
         self.further_metrics = find_metrics(settings.metrics)
 
     @property
@@ -65,9 +69,7 @@ class Classify:
 
     def standardize(self, image_bchw: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation, per channel."""
-        mean = image_bchw.new_tensor(self.settings.mean).view(1, -1, 1, 1)
-        std = image_bchw.new_tensor(self.settings.std).view(1, -1, 1, 1)
-        return (image_bchw - mean) / std
+        return (image_bchw - self.mean) / self.std
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
         """Add nothing: a classifier has no random inputs beside dropout."""
