@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import mpt.vision_ops  # noqa: F401  before torchmetrics, whose torchvision may be built for another torch
 from mpt.errors import ConfigError, DataError
 
 WEIGHTS_NAME = "pt_inception-2015-12-05-6726825d.pth"
@@ -27,7 +28,7 @@ class InceptionDistance:
 
     def __init__(self, weights: str, device: torch.device) -> None:
         path = require_inception(weights)
-        import mpt.vision_ops  # noqa: F401  torchvision, which torchmetrics imports, may be built for another torch
+        from torchmetrics.image.fid import FrechetInceptionDistance
 
         self.metric: Any = FrechetInceptionDistance(normalize=True, feature_extractor_weights_path=str(path)).to(device)
 
