@@ -1,0 +1,126 @@
+"""Where each GiB of SAEHD at 512 pixels goes, trick by trick: the table of docs/saehd.md.
+
+    python scripts/saehd_memory.py                      # predicted, for an RTX 2060
+    python scripts/saehd_memory.py --measure            # with what this machine's GPU takes, under a hard cap of 6 GiB
+
+Predictions are `mpt plan`'s: the run's own build and step on fake tensors. Measurements are of the same build and step
+on zeros, in a process each, capped by `torch.cuda.set_per_process_memory_fraction`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mpt.config.load import load_config
+from mpt.config.schema import Config
+from mpt.plan.calibration import Calibration
+from mpt.plan.gpus import find_gpu
+from mpt.plan.session import Session
+
+GIB = 2**30
+CONFIG = Path(__file__).parent.parent / "configs" / "saehd_512.yaml"
+HALF_DENSE = "precision.keep_fp32=[]"
+RECIPES: list[tuple[str, list[str]]] = [
+    ("fp32", ["precision.mode=fp32", HALF_DENSE]),
+    ("amp", [HALF_DENSE]),
+    ("amp, dense layers in float32", []),
+    ("+ micro-batches of 4", ["memory.micro_batch=4"]),
+    ("+ expandable segments (**the plan**)", ["memory.micro_batch=4", "memory.expandable_segments=true"]),
+    ("the plan, micro-batches of 2", ["memory.micro_batch=2", "memory.expandable_segments=true"]),
+    ("the plan, micro-batches of 1", ["memory.micro_batch=1", "memory.expandable_segments=true"]),
+    (
+        "the plan with stages recomputed",
+        ["memory.micro_batch=4", "memory.expandable_segments=true", "memory.recompute=all"],
+    ),
+    (
+        "the plan, dense layers in half",
+        ["memory.micro_batch=4", "memory.expandable_segments=true", HALF_DENSE],
+    ),
+    (
+        "recomputed, optimizer on the host",
+        ["memory.recompute=all", "memory.expandable_segments=true", "memory.cpu_optimizer=true"],
+    ),
+    (
+        "fp32, the plan's tricks",
+        ["precision.mode=fp32", HALF_DENSE, "memory.micro_batch=4", "memory.expandable_segments=true"],
+    ),
+]
+COLUMNS = ("parameters", "gradients", "optimizer state", "activations", "cast cache")
+
+
+def main() -> None:
+    """Print the table, or measure one recipe (for a process of this script's own)."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", default="rtx2060")
+    parser.add_argument("--cap", type=float, default=6.0, help="GiB")
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one is not None:
+        print(json.dumps(measure(load_config(CONFIG, RECIPES[arguments.one][1]), int(arguments.cap * GIB))))
+        return
+    configs = [load_config(CONFIG, overrides) for _, overrides in RECIPES]
+    with Session(find_gpu(arguments.gpu), Calibration()) as session:
+        answers = session.plan(configs, budget_bytes=int(arguments.cap * GIB))
+    headings = ["recipe", *COLUMNS, "the rest", "peak", "on the card", f"fits {arguments.cap:g} GiB", "s/step"]
+    if arguments.measure:
+        headings += ["measured peak", "measured reserved"]
+    print("| " + " | ".join(headings) + " |\n|---" + "|---:" * (len(headings) - 1) + "|")
+    for index, ((name, _), answer) in enumerate(zip(RECIPES, answers, strict=True)):
+        cells = [name, *cells_of(answer.get())]
+        if arguments.measure:
+            cells += measured_cells(index, arguments.cap)
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def cells_of(plan: dict[str, Any]) -> list[str]:
+    """Return one plan's figures; sizes in GiB."""
+    parts = plan["by_category"]
+    named = [parts.get(column, 0) for column in COLUMNS]
+    sizes = [*named, plan["allocated"] - sum(named), plan["allocated"], plan["reserved"] + plan["context_bytes"]]
+    fits = "no" if not plan["fits"] else "barely" if plan["tight"] else "yes"
+    return [f"{size / GIB:.2f}" for size in sizes] + [fits, f"{plan['step_seconds']:.1f}"]
+
+
+def measured_cells(index: int, cap: float) -> list[str]:
+    """Measure one recipe in a process of its own."""
+    command = [sys.executable, __file__, "--one", str(index), "--cap", str(cap)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return ["out of memory" if "OutOfMemory" in done.stderr else "failed", ""]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return [f"{found['allocated'] / GIB:.2f}", f"{found['reserved'] / GIB:.2f}"]
+
+
+def measure(config: Config, cap_bytes: int) -> dict[str, int]:
+    """Run three steps on this machine's GPU under the cap and return the peaks."""
+    from mpt.commands.train import prepare_torch
+
+    prepare_torch(config)
+    import torch
+
+    from mpt.data.face_pairs import describe_pairs
+    from mpt.engine.build import build_run
+    from mpt.engine.step import update
+
+    device = torch.device("cuda", 0)
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), device)
+    data = describe_pairs(config.model.settings.image_size, 1000)
+    run = build_run(config, device, data)
+    for _ in range(3):
+        torch.cuda.reset_peak_memory_stats(device)
+        batch = data.zeros(config.train.batch_size, device)
+        for phase in run.phases:
+            update(run, phase, batch)
+    torch.cuda.synchronize(device)
+    return {"allocated": torch.cuda.max_memory_allocated(device), "reserved": torch.cuda.max_memory_reserved(device)}
+
+
+if __name__ == "__main__":
+    main()
