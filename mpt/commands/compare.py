@@ -115,7 +115,7 @@ def run_modes(
         raise ConfigError(f"--seeds: found {arguments.seeds}; allowed is 1 or more, 3 or more for a verdict.")
     options = [f"train.device={arguments.device}"] if arguments.device else []
     base = load_config(arguments.config or DEMO, [*overrides, *options], allow=arguments.allow)
-    configs = {mode: change_precision(base, word) for mode, word in modes.items()}
+    configs = {mode: in_mode(base, mode, word, overrides, arguments.allow) for mode, word in modes.items()}
     folder = open_folder(arguments, base, list(modes))
     seeds = [base.seed + index for index in range(arguments.seeds)]
     order = [
@@ -136,6 +136,18 @@ def run_modes(
         if not arguments.quiet and not arguments.json:
             print(f"{say}: {failure or describe_run(record)}", flush=True)
     return folder, [Group(mode, runs[mode], failed[mode]) for mode in modes]
+
+
+def in_mode(base: Config, mode: str, word: str, overrides: Sequence[str], allow: Sequence[str]) -> Config:
+    """Return the config in another mode. What the user set in `precision` stays, as far as the mode has it."""
+    if any(override.split("=")[0].strip() in ("precision", "precision.mode") for override in overrides):
+        raise ConfigError("mpt compare: the modes are named as words; leave precision.mode out of the overrides.")
+    if mode == base.precision.mode and word == mode:
+        return base
+    # Changing the mode gives dtype and loss scale back to the mode; what was asked for in so many words is put on top.
+    asked = [override for override in overrides if override.startswith("precision.")]
+    changed = change_precision(base, word)
+    return load_config(changed.to_data(), asked, allow=allow) if asked else changed
 
 
 def describe_run(record: RunRecord) -> str:
@@ -259,6 +271,10 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
             f"{show_figure(row.best.mean)}\n{show_ratio(row.best_ratio)}",
         )
     console.print(table)
+    for row in comparison.rows:
+        for phase, (first, lowest, last) in row.scales.items():
+            scales = f"first {show_figure(first)}, lowest {show_figure(lowest)}, last {show_figure(last)}"
+            console.print(f"loss scale, {row.group.label} {phase}: {scales}", markup=False, highlight=False)
     for row in comparison.rows:
         if row.verdict is not None:
             console.print(say_verdict(row, comparison), markup=False, highlight=False)

@@ -85,6 +85,23 @@ def test_every_run_has_its_seed_and_mode_and_else_the_same_config(tmp_path):
         }
 
 
+def test_what_the_user_set_in_precision_is_kept_in_every_mode(tmp_path):
+    go(tmp_path, "fp32", "amp", "precision.dtype=float16", "precision.growth_interval=7", seeds=1)
+    for name in ("fp32-seed-0", "amp-seed-0"):
+        config = yaml.safe_load((tmp_path / "compare-dcgan-fp32-amp" / name / "config.yaml").read_text())
+        assert (config["precision"]["dtype"], config["precision"]["growth_interval"]) == ("float16", 7)
+    with pytest.raises(ConfigError, match="named as words"):
+        go(tmp_path, "fp32", "amp", "precision.mode=bf16")
+
+
+def test_a_file_s_own_dtype_is_kept_for_its_own_mode(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("model: {name: dcgan}\nprecision: {mode: amp, dtype: float16}\n")
+    go(tmp_path, "fp32", "amp", config=file, seeds=1)
+    config = yaml.safe_load((tmp_path / "compare-dcgan-fp32-amp" / "amp-seed-0" / "config.yaml").read_text())
+    assert config["precision"]["dtype"] == "float16"
+
+
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
     first = Trainer(stop_at="amp-seed-1")
     with pytest.raises(Interrupted) as caught:
