@@ -7,7 +7,7 @@ untouched, since fake tensors have no values; what the task noted on itself is t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpt.memory.blocks import Unit
@@ -83,7 +84,7 @@ def measure_units(run: Any, units: list[Unit]) -> dict[Unit, UnitCost]:
     return costs
 
 
-def _losses(run: Any, phase: Any) -> Iterator[Any]:
+def _losses(run: Any, phase: Any) -> Iterator[None]:
     batch = run.task.draw(run.data.zeros(run.config.train.batch_size, run.device), phase)
     pending = phase.losses(batch)
     while True:
@@ -91,7 +92,8 @@ def _losses(run: Any, phase: Any) -> Iterator[Any]:
             loss = next(pending, None)
         if loss is None:
             return
-        yield loss
+        del loss  # and its graph: the next loss is computed without it
+        yield
 
 
 def _fake_twin(tensor: Tensor) -> Tensor:
@@ -103,21 +105,32 @@ def _fake_twin(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _on_fake_tensors(run: Any) -> Iterator[None]:
-    notes = {name: _copied(value) for name, value in vars(run.task).items()}
-    # A planner's own fake mode serves as well; a second one would refuse its tensors.
-    fake = nullcontext() if detect_fake_mode() is not None else FakeTensorMode(allow_non_fake_inputs=True)
+    notes = copy_notes(run.task)
+    # A planner's own fake mode serves as well; a second one would refuse its tensors. Its recorder is switched off:
+    # what is allocated here is none of the run's.
+    fake = detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
     owners = {owner for module in run.task.modules.values() for owner in module.modules()}
     buffers = [(owner, dict(owner._buffers)) for owner in owners]
     for owner, own in buffers:  # a fake mode still counts for real on single numbers, as BatchNorm's batches
         owner._buffers.update({name: value.clone() for name, value in own.items() if value is not None})
     try:
-        with fake:
+        with _disable_current_modes(), fake:
             yield
     finally:
         for owner, own in buffers:
             owner._buffers.update(own)
-        vars(run.task).clear()
-        vars(run.task).update(notes)
+        put_back_notes(run.task, notes)
+
+
+def copy_notes(task: Any) -> dict[str, Any]:
+    """Return what a task has noted on itself, to be put back later. Tensors and modules are not copied."""
+    return {name: _copied(value) for name, value in vars(task).items()}
+
+
+def put_back_notes(task: Any, notes: dict[str, Any]) -> None:
+    """Make a task forget what it noted since `copy_notes`. The notes may be put back once."""
+    vars(task).clear()
+    vars(task).update(notes)
 
 
 def _copied(value: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.config.load import load_config
 from mpt.engine.build import build_run
@@ -186,6 +187,24 @@ def test_measuring_changes_nothing() -> None:
     mechanism.train(run, [parts.batch()])
     mechanism.train(other, [parts.batch()])
     assert mechanism.same(mechanism.state(run), mechanism.state(other))
+
+
+def test_a_planner_does_not_see_the_measuring() -> None:
+    model = {"name": "dcgan", "features": 4, "image_size": 16}
+    births = {}
+    for memory in ({}, {"recompute": {"budget": 1.0}}, {"optimizer_in_backward": True}):
+        config = load_config({"model": model, "memory": memory})
+        seen: list[str] = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(str(func))  # noqa: B023
+                return func(*args, **(kwargs or {}))
+
+        with FakeTensorMode(), Watch():
+            build_run(config, torch.device("cpu"), parts.DIGITS, fake=True)
+        births[str(memory)] = sum("convolution" in name for name in seen)
+    assert set(births.values()) == {0}
 
 
 def test_measured_bytes_are_what_a_real_forward_saves() -> None:
