@@ -189,3 +189,23 @@ def test_modes_that_differ_by_the_margin_are_called_equivalent_in_one_case_of_tw
 def test_spread_of_one_seed_has_no_deviation():
     assert math.isnan(spread([0.5]).deviation)
     assert spread([1.0, 3.0]).deviation == pytest.approx(math.sqrt(2))
+
+
+def test_verdicts_agree_with_two_one_sided_tests_of_scipy_where_it_is_installed():
+    stats = pytest.importorskip("scipy.stats")
+    generator = random.Random(3)
+    for _ in range(50):
+        count = generator.randint(2, 9)
+        baseline = [generator.gauss(1, 0.1) for _ in range(count)]
+        other = [value + generator.gauss(0.01, 0.05) for value in baseline]
+        for margin, lower, upper in (
+            (Margin(0.03, relative=False), [b - a + 0.03 for a, b in zip(baseline, other)], None),
+            (Margin(0.02, relative=True), [b - 0.98 * a for a, b in zip(baseline, other)], 1.02),
+        ):
+            above = [b - upper * a if upper else b - a - 0.03 for a, b in zip(baseline, other)]
+            p = max(
+                stats.ttest_1samp(lower, 0, alternative="greater").pvalue,
+                stats.ttest_1samp(above, 0, alternative="less").pvalue,
+            )
+            verdict = judge(seeds(*baseline), seeds(*other), margin, higher_is_better=True)
+            assert (verdict.outcome == "within") == (p < 0.05)
