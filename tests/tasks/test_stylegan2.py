@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
+from mpt.engine.state import capture, restore
 from mpt.engine.step import update
 from mpt.tasks.stylegan2 import StyleGan2
 from tests.tasks.generative import build, make_batch, take_step, weights
@@ -149,3 +152,20 @@ def test_the_average_starts_as_a_copy_and_then_lags() -> None:
     task.after_step(100, 8000)
     moved = next(twin.parameters()) - old
     assert torch.allclose(moved, torch.full_like(moved, 1 - 0.5 ** (8 / 400)), atol=1e-4)
+
+
+def test_a_restored_run_goes_on_bit_for_bit() -> None:
+    run = build("stylegan2", task=ADAPTIVE)
+    for step in range(2):
+        take_step(run, step)
+    saved = copy.deepcopy(capture(run))
+    for step in range(2, 6):
+        take_step(run, step)
+    other = build("stylegan2", task=ADAPTIVE)
+    restore(other, saved)
+    for step in range(2, 6):
+        take_step(other, step)
+    for name, module in run.task.modules.items():
+        for key, value in module.state_dict().items():
+            assert torch.equal(value, other.task.modules[name].state_dict()[key]), f"{name}.{key}"
+    assert torch.equal(run.task.state_dict()["path_mean"], other.task.state_dict()["path_mean"])
