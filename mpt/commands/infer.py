@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mpt.commands.arguments import InferArguments
 from mpt.data.decoding import EXTENSIONS, decode_image
@@ -102,10 +104,8 @@ def read_inputs(trained: Trained, files: Sequence[Path], batch_size: int) -> Ite
 
 def needs_inputs(trained: Trained) -> bool:
     """Does the task infer from inputs (labelled, or of a field that it names) rather than make samples?"""
-    return (
-        hasattr(trained.run.task, "input_field")
-        or ("label" in trained.run.data.fields
-        and not hasattr(trained.run.task, "generate"))
+    return hasattr(trained.run.task, "input_field") or (
+        "label" in trained.run.data.fields and not hasattr(trained.run.task, "generate")
     )
 
 
@@ -138,10 +138,9 @@ def write(results: Sequence[Inference], files: Sequence[Path], output: Path) -> 
         path = output / "samples.png"
         write_grid(torch.cat([tile.cpu() for tile in tiles]), path, results[0].columns)
         said.append(f"wrote {sum(len(tile) for tile in tiles)} pictures to {path}")
-    for result in results:
-        for stem, picture in result.figures.items():
-            write_grid(picture, output / f"{stem}.png")
-            said.append(f"wrote {output / f'{stem}.png'}")
+    for stem, picture in name_figures(results, files):
+        write_grid(picture, output / f"{stem}.png")
+        said.append(f"wrote {output / f'{stem}.png'}")
     rows: list[dict[str, Any]] = [row for result in results for row in result.rows]
     if rows:
         names = [str(file) for file in files] or [f"test sample {index}" for index in range(len(rows))]
@@ -150,6 +149,20 @@ def write(results: Sequence[Inference], files: Sequence[Path], output: Path) -> 
         said += [f"{row['input']}: " + "  ".join(str(v) for k, v in row.items() if k != "input") for row in rows[:10]]
         said.append(f"wrote {len(rows)} rows to {path}")
     return said
+
+
+def name_figures(results: Sequence[Inference], files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Yield pictures with their file stems. `swap-0001`, of a batch's second input, takes the input's name or
+    number."""
+    start = 0
+    for result in results:
+        for stem, picture in result.figures.items():
+            numbered = re.fullmatch(r"(.+)-([0-9]{4})", stem)
+            if numbered:
+                index = start + int(numbered.group(2))
+                stem = f"{numbered.group(1)}-{files[index].stem if files else f'{index:04d}'}"
+            yield stem, picture
+        start += 0 if result.outputs is None else len(result.outputs)
 
 
 def write_table(rows: Sequence[dict[str, Any]], path: Path) -> Path:
