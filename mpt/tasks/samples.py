@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mpt.errors import DataError
 from mpt.metrics.diversity import diversity_ratio
 from mpt.metrics.feature_space import choose_feature_space
 from mpt.metrics.frechet import frechet_distance
@@ -71,6 +72,11 @@ class Sampler:
             real_features.append(space.features(image))
             if inception is not None:
                 inception.update(image, real=True)
+        if sum(map(len, real_features)) < 2:
+            raise DataError(
+                f"the test set has {sum(map(len, real_features))} image(s), and a Frechet distance needs 2 at least (some "
+                "hundreds to mean anything): use more data, or a larger dataset.test_fraction"
+            )
         fake_features: list[Tensor] = []
         first = 0
         for latent in torch.split(self.latents(count, METRIC_SEED), batch_size):

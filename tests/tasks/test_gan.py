@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpt.engine.step import update
+from mpt.errors import DataError
 from mpt.seams import Batch
 from mpt.tasks.gan import Gan
 from mpt.tasks.samples import PATH_STEPS, PATHS, interpolate
@@ -156,6 +157,12 @@ def test_evaluation_gives_a_distance_and_a_diversity() -> None:
     figures = run.task.evaluate([make_batch(run, 32), make_batch(run, 32, seed=1)])
     assert set(figures) == {"frechet_distance", "diversity"}
     assert figures["frechet_distance"] > 0
+
+
+def test_a_test_set_of_one_image_is_refused() -> None:
+    run = build("vanilla_gan")
+    with pytest.raises(DataError, match="1 image"):
+        run.task.evaluate([make_batch(run, 1)])
 
 
 def test_a_won_discriminator_and_a_collapse_are_told_once() -> None:
