@@ -72,10 +72,11 @@ class Sampler:
             real_features.append(space.features(image))
             if inception is not None:
                 inception.update(image, real=True)
-        if sum(map(len, real_features)) < 2:
+        count_real = sum(len(features) for features in real_features)
+        if count_real < 2:
             raise DataError(
-                f"the test set has {sum(map(len, real_features))} image(s), and a Frechet distance needs 2 at least (some "
-                "hundreds to mean anything): use more data, or a larger dataset.test_fraction"
+                f"the test set has {count_real} image(s), and a Frechet distance needs 2 at least (some hundreds to mean "
+                "anything): use more data, or a larger dataset.test_fraction"
             )
         fake_features: list[Tensor] = []
         first = 0
