@@ -75,7 +75,7 @@ class Sampler:
         count_real = sum(len(features) for features in real_features)
         if count_real < 2:
             raise DataError(
-                f"the test set has {count_real} image(s), and a Frechet distance needs 2 at least (some hundreds to mean "
+                f"the test set has {count_real} image(s), and a Frechet distance needs 2 at least (hundreds to mean "
                 "anything): use more data, or a larger dataset.test_fraction"
             )
         fake_features: list[Tensor] = []
