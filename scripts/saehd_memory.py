@@ -24,31 +24,21 @@ from mpt.plan.session import Session
 
 GIB = 2**30
 CONFIG = Path(__file__).parent.parent / "configs" / "saehd_512.yaml"
-HALF_DENSE = "precision.keep_fp32=[]"
+DENSE_IN_HALF = "precision.keep_fp32=[]"
+FIXED_SEGMENTS = "memory.expandable_segments=false"
 RECIPES: list[tuple[str, list[str]]] = [
-    ("fp32", ["precision.mode=fp32", HALF_DENSE]),
-    ("amp", [HALF_DENSE]),
-    ("amp, dense layers in float32", []),
-    ("+ micro-batches of 4", ["memory.micro_batch=4"]),
-    ("+ expandable segments (**the plan**)", ["memory.micro_batch=4", "memory.expandable_segments=true"]),
-    ("the plan, micro-batches of 2", ["memory.micro_batch=2", "memory.expandable_segments=true"]),
-    ("the plan, micro-batches of 1", ["memory.micro_batch=1", "memory.expandable_segments=true"]),
-    (
-        "the plan with stages recomputed",
-        ["memory.micro_batch=4", "memory.expandable_segments=true", "memory.recompute=all"],
-    ),
-    (
-        "the plan, dense layers in half",
-        ["memory.micro_batch=4", "memory.expandable_segments=true", HALF_DENSE],
-    ),
-    (
-        "recomputed, optimizer on the host",
-        ["memory.recompute=all", "memory.expandable_segments=true", "memory.cpu_optimizer=true"],
-    ),
-    (
-        "fp32, the plan's tricks",
-        ["precision.mode=fp32", HALF_DENSE, "memory.micro_batch=4", "memory.expandable_segments=true"],
-    ),
+    ("fp32", ["precision.mode=fp32", DENSE_IN_HALF, FIXED_SEGMENTS]),
+    ("amp", [DENSE_IN_HALF, FIXED_SEGMENTS]),
+    ("amp, dense layers in float32", [FIXED_SEGMENTS]),
+    ("+ expandable segments (the configuration)", []),
+    ("+ micro-batches of 4 (**the plan**)", ["memory.micro_batch=4"]),
+    ("the plan, micro-batches of 2", ["memory.micro_batch=2"]),
+    ("the plan, micro-batches of 1", ["memory.micro_batch=1"]),
+    ("the plan, stages recomputed", ["memory.micro_batch=4", "memory.recompute=all"]),
+    ("the plan, dense layers in half", ["memory.micro_batch=4", DENSE_IN_HALF]),
+    ("the plan, fixed segments", ["memory.micro_batch=4", FIXED_SEGMENTS]),
+    ("the plan, fp32", ["precision.mode=fp32", DENSE_IN_HALF, "memory.micro_batch=4"]),
+    ("stages recomputed, optimizer on the host", ["memory.recompute=all", "memory.cpu_optimizer=true"]),
 ]
 COLUMNS = ("parameters", "gradients", "optimizer state", "activations", "cast cache")
 
