@@ -1,0 +1,66 @@
+"""The whole step, as `mpt train` builds it, in every precision mode and under the tricks that the 6 GB plan rests
+on."""
+
+import pytest
+import torch
+
+from mpt.config.load import load_config
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.step import update
+
+MODEL = {"name": "saehd", "archi": "df-ud", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2}
+
+
+def build(mode="fp32", memory=None, **changes):
+    data = {
+        "model": {**MODEL, **changes.pop("model", {})},
+        "dataset": {"name": "procedural_faces", "count": 4, "test_count": 2},
+        "optimizer": {"name": "adabelief", "clip_grad_norm": 1.0},
+        "precision": {"mode": mode, **changes.pop("precision", {})},
+        "memory": memory or {},
+        "train": {"batch_size": 4, "steps": 2},
+    }
+    config = load_config(data)
+    train_data, _ = build_datasets(config)
+    return build_run(config, torch.device("cpu"), train_data.spec), train_data
+
+
+def weights_after(run, data, steps=2):
+    for step in range(steps):
+        for phase in run.phases:
+            done = update(run, phase, data.fetch(range(4), step))
+            assert all(torch.isfinite(value) for value in done.losses.values())
+    return torch.cat([value.detach().float().flatten() for value in run.task.autoencoder.parameters()])
+
+
+@pytest.mark.parametrize("mode", ["fp32", "amp", "bf16", "O1", "O2", "bf16-pure"])
+def test_a_step_with_both_discriminators_is_finite_in_every_mode(mode):
+    powers = {"true_face_power": 0.1, "gan_power": 0.1, "gan_dims": 4, "gan_patch_size": 8}
+    run, data = build(mode, model=powers)
+    before = torch.cat([value.detach().float().flatten() for value in run.task.autoencoder.parameters()])
+    after = weights_after(run, data)
+    assert torch.isfinite(after).all()
+    assert not torch.equal(before, after)
+    with torch.no_grad():
+        assert torch.isfinite(run.task.preview(data.fetch([0, 1], 0))).all()
+
+
+def test_recomputing_stages_changes_no_bit():
+    plain = weights_after(*build())
+    assert torch.equal(plain, weights_after(*build(memory={"recompute": "all"})))
+
+
+def test_micro_batches_add_up():
+    torch.testing.assert_close(
+        weights_after(*build()), weights_after(*build(memory={"micro_batch": 1})), atol=1e-5, rtol=0
+    )
+
+
+def test_the_dense_layers_can_be_kept_in_float32():
+    run, data = build("bf16", precision={"keep_fp32": ["autoencoder.inter.dense*"]})
+    seen = {}
+    for name in ("dense1", "upscale1"):
+        layer = run.task.autoencoder["inter"].get_submodule(name)
+        layer.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output.dtype}))
+    weights_after(run, data, steps=1)
+    assert seen == {"dense1": torch.float32, "upscale1": torch.bfloat16}
