@@ -1,0 +1,85 @@
+"""What the documents point to is there: tests, files, commands, settings."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mpt.cli import app
+from mpt.config.load import load_config
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+TESTS = re.compile(r"`((?:\w+/)*test_\w+\.py)::(\w+)`")
+LINKS = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+BLOCKS = re.compile(r"^```(?:sh|console|bash)?\n(.*?)^```", re.M | re.S)
+
+
+def named(path: Path) -> str:
+    return path.name
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Return the words of every `mpt ...` line in a document's blocks, without what follows a comment sign."""
+    lines = [line.removeprefix("$ ") for block in BLOCKS.findall(text) for line in block.splitlines()]
+    lines = [part.strip() for line in lines for part in line.split("&&")]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("mpt ")]
+
+
+def test_there_are_documents() -> None:
+    names = {path.name for path in DOCUMENTS}
+    assert names >= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "decisions.md", "faults.md"}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_every_test_named_is_there(path: Path) -> None:
+    for file, name in TESTS.findall(path.read_text("utf-8")):
+        source = ROOT / "tests" / file
+        assert source.is_file(), file
+        functions = {
+            node.name for node in ast.parse(source.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)
+        }
+        assert name in functions, f"{file}::{name}"
+
+
+def test_every_fault_has_a_test() -> None:
+    rows = [
+        line
+        for line in (ROOT / "docs" / "faults.md").read_text("utf-8").splitlines()
+        if line.startswith("| ") and not re.match(r"\| (fault|code|\d+)", line)
+    ]
+    assert len(rows) > 25
+    assert [row for row in rows if not TESTS.search(row)] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_every_link_leads_to_a_file(path: Path) -> None:
+    missing = [link for link in LINKS.findall(path.read_text("utf-8")) if not (path.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_every_command_shown_exists_and_its_configuration_is_valid(path: Path) -> None:
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    for words in commands_of(path.read_text("utf-8")):
+        if words[1].startswith("-"):
+            continue
+        assert words[1] in known, words
+        files = [word for word in words[2:] if word.startswith("configs/") and word.endswith(".yaml")]
+        overrides = [word for word in words[2:] if re.match(r"[a-z_.]+=", word)]
+        if words[1] in ("train", "validate", "plan") and files and "--with" not in words:
+            load_config(ROOT / files[0], [word for word in overrides if not names_an_example(word)])
+
+
+def names_an_example(override: str) -> bool:
+    """Is this a part that a worked example adds? Those are checked by tests/test_contributing.py."""
+    return override in (
+        "precision=rounded-weights",
+        "model=perceptron",
+        "dataset=stripes",
+        "task.metrics=[calibration_error]",
+    )
