@@ -27,8 +27,13 @@ STYLEGAN2: dict[str, Any] = {
 }
 
 
-def build(model: str | Mapping[str, Any], precision: Mapping[str, Any] | str = "fp32", **sections: Any) -> Run:
-    """Build a run on the CPU: 8x8 grey digits, or 16x16 colour pictures for StyleGAN2."""
+def build(
+    model: str | Mapping[str, Any],
+    precision: Mapping[str, Any] | str = "fp32",
+    device: str = "cpu",
+    **sections: Any,
+) -> Run:
+    """Build a run: 8x8 grey digits, or 16x16 colour pictures for StyleGAN2."""
     if model == "stylegan2":
         model = STYLEGAN2
     if isinstance(model, str):
@@ -46,16 +51,17 @@ def build(model: str | Mapping[str, Any], precision: Mapping[str, Any] | str = "
     side, channels = (model["image_size"], 3 if colour else 1)
     fields = {"image": FieldSpec((channels, side, side), torch.float32), "label": FieldSpec((), torch.int64)}
     data = DataSpec(fields, 64, ("disc", "square") if colour else tuple("0123456789"))
-    return build_run(load_config(config), torch.device("cpu"), data)
+    return build_run(load_config(config), torch.device(device), data)
 
 
 def make_batch(run: Run, size: int = 8, seed: int = 0) -> Batch:
     """Return random images and labels of the run's layout."""
     numbers = torch.Generator().manual_seed(seed)
-    return {
+    batch = {
         "image": torch.rand(size, *run.data.fields["image"].shape, generator=numbers),
         "label": torch.randint(0, len(run.data.classes), (size,), generator=numbers),
     }
+    return {name: value.to(run.device) for name, value in batch.items()}
 
 
 def take_step(run: Run, step: int = 0, size: int = 8) -> dict[str, Update]:

@@ -210,3 +210,15 @@ def test_labels_of_the_batch_reach_both_networks() -> None:
     assert not torch.equal(task.fake_side(batch)[0], task.fake_side(other)[0])
     side = task.real_side(batch)
     assert not torch.equal(task.judge(side, batch, real=True).score, task.judge(side, other, real=True).score)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 kernels and autocast are checked on a CUDA device")
+@pytest.mark.parametrize("name", ADVERSARIAL)
+@pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
+def test_float16_on_a_gpu_takes_twenty_finite_steps(name: str, mode: str) -> None:
+    run = build(name, {"mode": mode, "dtype": "float16", "init_scale": 1024.0}, device="cuda")
+    for step in range(20):
+        take_step(run, step)
+    for module in run.task.trainable.values():
+        assert all(torch.isfinite(parameter).all() for parameter in module.parameters())

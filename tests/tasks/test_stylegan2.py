@@ -169,3 +169,17 @@ def test_a_restored_run_goes_on_bit_for_bit() -> None:
         for key, value in module.state_dict().items():
             assert torch.equal(value, other.task.modules[name].state_dict()[key]), f"{name}.{key}"
     assert torch.equal(run.task.state_dict()["path_mean"], other.task.state_dict()["path_mean"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 kernels and autocast are checked on a CUDA device")
+@pytest.mark.parametrize("mode", ["amp", "O1", "O2", "native"])
+def test_float16_on_a_gpu_takes_twenty_finite_steps(mode: str) -> None:
+    run = build("stylegan2", {"mode": mode, "dtype": "float16", "init_scale": 1024.0}, device="cuda", task=ADAPTIVE)
+    for step in range(20):
+        take_step(run, step)
+    for module in run.task.trainable.values():
+        assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+    sample = run.task.infer(None, 4, 0).tiles
+    assert sample is not None
+    assert torch.isfinite(sample).all()
