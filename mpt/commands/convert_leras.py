@@ -241,6 +241,9 @@ def torch_to_leras(run: str, output: Path, name: str = "new_SAEHD", runs: str = 
     if not options.exists():
         write_atomically(options, write_plain(make_options(config, iterations)))
     model = config.model.settings
+    summary = output / f"{folder.prefix}summary.txt"
+    if not summary.exists():
+        write_atomically(summary, f"resolution: {model.image_size}\narchi: {model.archi}\n")
     print(f"wrote {output}: {model.archi} at {model.image_size} pixels, step {loaded.step}")
     return output
 

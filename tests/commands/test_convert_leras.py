@@ -76,7 +76,8 @@ def test_files_and_options_are_those_that_deepfacelab_loads(tmp_path):
     folder = torch_to_leras(str(directory.path), tmp_path / "dfl", name="faces_SAEHD")
     parts = ["encoder", "inter", "decoder_src", "decoder_dst", "code_discriminator", "src_dst_opt", "D_code_opt"]
     assert {path.name for path in folder.iterdir()} == {f"faces_SAEHD_{part}.npy" for part in parts} | {
-        "faces_SAEHD_data.dat"
+        "faces_SAEHD_data.dat",
+        "faces_SAEHD_summary.txt",
     }
     for path in folder.glob("*.npy"):
         arrays = pickle.loads(path.read_bytes())
@@ -99,13 +100,15 @@ def test_options_that_are_there_are_left_alone(tmp_path):
 
 def test_the_archi_comes_from_the_summary_or_the_user(tmp_path):
     folder = torch_to_leras(str(train(tmp_path, config_of()).path), tmp_path / "dfl")
+    own = leras_to_torch(folder, tmp_path / "own")
+    (folder / "new_SAEHD_summary.txt").unlink()
     with pytest.raises(ConfigError, match="do not tell the options u and c"):
         leras_to_torch(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     given = leras_to_torch(folder, tmp_path / "given", archi="df-ud")
     (folder / "new_SAEHD_summary.txt").write_text("==   resolution: 64   ==\n==        archi: df-ud   ==\n")
     stated = leras_to_torch(folder, tmp_path / "stated")
-    for path in (given, stated):
+    for path in (own, given, stated):
         settings = load_config(path / "config.yaml").model.settings
         assert settings.archi == "df-ud"
         assert {name: getattr(settings, name) for name in TINY if name != "name"} == {
