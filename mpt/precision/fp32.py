@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from mpt.config.options import PrecisionOptions
-from mpt.precision.policy import Policy
+from mpt.precision.policy import F, Policy
 from mpt.seams import Task
 
 NAMES: dict[str, dict[str, object]] = {"fp32": {}, "tf32": {}, "O0": {}}
@@ -30,6 +30,10 @@ class Float32(Policy):
         torch.backends.cuda.matmul.fp32_precision = chosen
         torch.backends.cudnn.conv.fp32_precision = chosen  # type: ignore[attr-defined]
         torch.backends.cudnn.rnn.fp32_precision = chosen  # type: ignore[attr-defined]
+
+    def loss(self, function: F) -> F:
+        """Return the loss function as it is: everything it sees is float32 already."""
+        return function
 
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:
