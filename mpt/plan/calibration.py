@@ -82,31 +82,40 @@ class Measurement:
 
 
 def learn(
-    measured: Measurement, planned_allocated: int, planned_conv_bytes: int, planned_seconds: float, source: str
+    measured: Measurement, planned: int, planned_with_scratch: int, planned_seconds: float, source: str
 ) -> Calibration:
     """Return the calibration that makes the plan agree with the measurement.
 
-    `planned_conv_bytes` are the tensors of the largest convolution at the planned peak: what cuDNN's scratch is counted
-    in shares of. A measured peak below the planned one teaches nothing about scratch, and the share stays 0.
+    `planned` is the allocated peak without cuDNN's scratch, `planned_with_scratch` the one with a share of 1. A
+    measured peak below the planned one teaches nothing about scratch, and the share stays 0.
     """
-    surplus = measured.allocated - planned_allocated
-    share = min(4.0, max(0.0, surplus / planned_conv_bytes)) if planned_conv_bytes else 0.0
+    reach = planned_with_scratch - planned
+    share = min(4.0, max(0.0, (measured.allocated - planned) / reach)) if reach > 0 else 0.0
     context = CONTEXT_BYTES if measured.device_used is None else max(0, measured.device_used - measured.reserved)
     factor = measured.step_seconds / planned_seconds if planned_seconds else 1.0
     return Calibration(context, round(share, 4), round(min(20.0, max(0.05, factor)), 4), source)
 
 
-def read_measurement(values: dict[str, Any], where: str) -> Measurement:
-    """Return the measurement in a run's record. Raises ConfigError when the run has none, as runs on a CPU have not."""
+def read_measurement(run: Path) -> Measurement:
+    """Return what a run's records hold of a GPU. Raises ConfigError when there is none, as in runs on a CPU."""
+    advice = "calibrate with a finished run that trained on CUDA"
+    try:
+        summary: dict[str, Any] = json.loads((run / "summary.json").read_text("utf-8"))
+        environment: dict[str, Any] = json.loads((run / "env.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--calibrate: {run} has no records that can be read ({error}); {advice}") from error
+    memory = summary.get("peak_memory") or {}
+    devices = environment.get("devices") or []
+    if memory.get("kind") != "cuda" or not devices:
+        raise ConfigError(f"--calibrate: {run} holds no measured peak of a GPU; {advice}")
+    used = memory.get("device_used_bytes")
     try:
         return Measurement(
-            str(values["gpu"]),
-            int(values["peak_bytes"]),
-            int(values["reserved_bytes"]),
-            float(values["step_seconds"]),
-            int(values["device_used_bytes"]) if values.get("device_used_bytes") is not None else None,
+            str(devices[0]["name"]),
+            int(memory["peak_bytes"]),
+            int(memory["reserved_bytes"]),
+            float(summary["median_step_seconds"]),
+            None if used is None else int(used),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--calibrate: {where} holds no measured peak of a GPU ({error}); calibrate with a run that trained on CUDA"
-        ) from error
+        raise ConfigError(f"--calibrate: {run}: a figure is missing ({error}); {advice}") from error

@@ -47,6 +47,7 @@ class Plan:
     step_seconds: float
     time_band: float
     notes: list[str] = field(default_factory=list)
+    inexact: list[str] = field(default_factory=list)
     timeline: dict[str, list[int]] = field(default_factory=dict)
     planning_seconds: float = 0.0
 
@@ -102,6 +103,7 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
         step_seconds=fake.work.seconds(gpu) * calibration.time_factor,
         time_band=BAND,
         notes=notes,
+        inexact=fake.inexact,
         timeline=timeline(fake.trace) if wish.timeline else {},
         planning_seconds=time.perf_counter() - started,
     )

@@ -54,14 +54,21 @@ class FakeRun:
     trace: Trace
     work: Work
     notes: list[str] = field(default_factory=list)
+    inexact: list[str] = field(default_factory=list)
+    """Names of the tricks whose gradients are not bit-equal to the run without them."""
 
 
-def trace_config(config: Config, data: DataSpec, batch_size: int, gpu: Gpu, unseen: Unseen) -> FakeRun:
-    """Build and step a config on a fake GPU. Raises CannotPlan with module and line; the config's own errors pass."""
+def trace_config(
+    config: Config, data: DataSpec, batch_size: int, gpu: Gpu, unseen: Unseen | None, device: torch.device | None = None
+) -> FakeRun:
+    """Build and step a config on a fake GPU, or on fake tensors of another device.
+
+    Raises CannotPlan with module and line; the config's own errors pass.
+    """
     fake_device.register()
     routes.register()
     routes.target.capability = gpu.capability
-    device = torch.device(fake_device.DEVICE, 0)
+    device = device or torch.device(fake_device.DEVICE, 0)
     work = Work(uses_tf32=config.precision.mode == "tf32" and gpu.tf32 > 0)
     watching = {"work": False}
 
@@ -69,7 +76,7 @@ def trace_config(config: Config, data: DataSpec, batch_size: int, gpu: Gpu, unse
         if watching["work"]:
             work.observe(func, args, kwargs, result)
 
-    recorder = Recorder(fake_device.DEVICE, unseen, observe)
+    recorder = Recorder(device.type, unseen, observe)
     torch.compiler.set_stance("force_eager")  # a compiled step is planned as the eager one
     fake_device.clear_weight_casts()
     with (
@@ -81,7 +88,8 @@ def trace_config(config: Config, data: DataSpec, batch_size: int, gpu: Gpu, unse
     ):
         run = build_run(config, device, data, fake=True)
         perform_steps(run, recorder, batch_size, lambda step: watching.update(work=step == STEPS - 1))
-    return FakeRun(recorder.trace, work, list(run.notes))
+    notes = [note for note in run.notes if fake_device.DEVICE not in note]  # "has no such thing" is about the fake
+    return FakeRun(recorder.trace, work, notes, [trick.name for trick in run.tricks if not trick.exact])
 
 
 def perform_steps(

@@ -1,0 +1,72 @@
+"""A picture of memory over one step: what is alive at every moment, stacked by category, one panel per recipe.
+
+The horizontal axis counts allocations and releases, not seconds: what matters is the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpt.errors import InputOutputError
+
+COLOURS = {
+    "parameters": "#4c72b0",
+    "buffers": "#8c8c8c",
+    "optimizer state": "#55a868",
+    "gradients": "#c44e52",
+    "batch": "#937860",
+    "cast cache": "#da8bc3",
+    "activations": "#dd8452",
+    "temporaries": "#ccb974",
+    "workspace": "#64b5cd",
+}
+GIB = 2**30
+
+
+def write_timeline(
+    path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[int]]]], budget_bytes: int | None
+) -> None:
+    """Write a PNG with one panel per recipe; `budget_bytes`, less the context, is drawn as a line.
+
+    Raises InputOutputError when the file cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, rows = pyplot.subplots(
+        len(panels), 1, figsize=(9, 1.2 + 2.3 * len(panels)), sharey=True, squeeze=False, layout="constrained"
+    )
+    highest = max(sum(values) for _, lines in panels for values in zip(*lines.values(), strict=True)) / GIB
+    for axes, (title, lines) in zip(rows[:, 0], panels, strict=True):
+        names = [name for name in COLOURS if name in lines]
+        count = len(next(iter(lines.values())))
+        axes.stackplot(
+            range(count),
+            [[value / GIB for value in lines[name]] for name in names],
+            labels=names,
+            colors=[COLOURS[name] for name in names],
+        )
+        if budget_bytes is not None:
+            axes.axhline(budget_bytes / GIB, color="black", linestyle="--", linewidth=1)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_ylabel("GiB")
+        axes.set_xlim(0, count - 1)
+        axes.set_xticks([])
+    limit = highest if budget_bytes is None else max(highest, budget_bytes / GIB)
+    rows[0, 0].set_ylim(0, limit * 1.08)
+    rows[-1, 0].set_xlabel("allocations and releases of building and two steps, in order")
+    handles: dict[str, Any] = {}
+    for axes in rows[:, 0]:
+        handles.update({label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)})
+    ordered = [name for name in COLOURS if name in handles]
+    figure.legend([handles[name] for name in ordered], ordered, loc="outside lower center", ncols=5, fontsize=8)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise InputOutputError(f"{path}: cannot be written: {error}") from error
+    finally:
+        pyplot.close(figure)

@@ -1,0 +1,33 @@
+"""Configurations that the planner's tests share, and the layout of their data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mpt.config.load import load_config
+from mpt.config.schema import Config
+from mpt.seams import DataSpec, FieldSpec
+
+IMAGE_SIZE = 16
+DIGITS = DataSpec(
+    {"image": FieldSpec((1, IMAGE_SIZE, IMAGE_SIZE), torch.float32), "label": FieldSpec((), torch.int64)},
+    1000,
+    tuple("0123456789"),
+)
+UNET, VIT = "tests.plan.models:UNet", "tests.plan.models:TinyViT"
+
+
+def make(model: str, precision: Any = "fp32", batch_size: int = 8, **memory: Any) -> Config:
+    """Return a small configuration; optimizers take the foreach path on every device, as on a GPU."""
+    return load_config(
+        {
+            "model": {"name": model, "image_size": IMAGE_SIZE, **({"channels": 1} if ":" in model else {})},
+            "precision": precision,
+            "optimizer": {"name": "adam", "foreach": True},
+            "train": {"batch_size": batch_size},
+            "memory": memory,
+        },
+        allow=["tests"],
+    )
