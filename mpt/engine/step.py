@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mpt.memory.set_to_none import KeepsModuleGradients
 from mpt.seams import Batch, MemoryTrick, Phase, StepStats
 
 if TYPE_CHECKING:
@@ -67,8 +68,13 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
 def drop_gradients(run: Run, phase: Phase) -> None:
     """Let go of the gradients of a phase's weights and of their masters.
 
-    `zero_grad` does the same but walks the module tree each time, which a small network's step feels.
+    `zero_grad` does the same but walks the module tree each time, which a small network's step feels. It is called
+    where `memory.set_to_none: false` has changed what it does.
     """
+    if isinstance(phase.module, KeepsModuleGradients):
+        phase.optimizer.zero_grad()
+        phase.module.zero_grad()
+        return
     if phase.name not in run.trained:
         groups = phase.optimizer.param_groups
         own = {id(p): p for p in (*phase.module.parameters(), *(p for group in groups for p in group["params"]))}

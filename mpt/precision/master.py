@@ -70,6 +70,7 @@ class HalfWeights(Policy):
                 original = type(network)
                 network.__class__ = type(original.__name__, (HalfDoor, original), {"__module__": original.__module__})
                 network.door_dtype = self.dtype  # type: ignore[assignment]
+        self._twins.clear()  # its keys are the float32 weights: without masters, nothing else may keep them alive
 
     def _cast(self, module: nn.Module) -> None:
         """Cast a module's own and its children's floating state to half, BatchNorm and islands aside."""
