@@ -193,7 +193,7 @@ def _reason(error: Exception) -> str:
         return f"the shape of {error.func}'s result depends on tensor values"
     if isinstance(error, UnsupportedOperatorException):
         return f"{error.func} has no shape rule"
-    if "CUDA" in text or "NVIDIA" in text:
+    if "cuda" in text.lower() or "NVIDIA" in text:
         return f"the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs ({text})"
     return f"{type(error).__name__}: {text}"
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
 from typing import Any, Self
@@ -79,7 +80,8 @@ class _Worker:
     def stop(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(OSError):  # what was not sent to a process that is gone
+                    pipe.close()
         try:
             self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -95,6 +97,7 @@ class Session:
         self.gpu, self.calibration, self.allow, self.workers = gpu, calibration, list(allow), workers
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         self._started: list[_Worker] = []
+        self._is_killed = False
 
     def __enter__(self) -> Self:
         self._started = [_Worker() for _ in range(self.workers)]
@@ -105,6 +108,12 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         for worker in self._started:
             worker.stop()
+
+    def kill(self) -> None:
+        """End the workers at once, from another thread: plans under way and all later ones come back as errors."""
+        self._is_killed = True
+        for worker in list(self._started):
+            worker.process.kill()
 
     def plan(self, configs: Sequence[Config], **wish: Any) -> list[Answer]:
         """Plan configurations; `wish` holds the fields of `mpt.plan.plan.Wish`. Answers come in the order of asking."""
@@ -119,6 +128,8 @@ class Session:
             "calibration": asdict(self.calibration),
             "wish": wish,
         }
+        if self._is_killed:
+            return Answer(error="cannot plan: it took too long", exit_code=2)
         worker = self._idle.get() or self._replacement()
         answer = worker.ask(request)
         if answer is None:
