@@ -11,6 +11,7 @@ of the plain run. The text between the two markers in the file is replaced.
 from __future__ import annotations
 
 import argparse
+import gc
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from mpt.engine.build import Run, build_run
 from mpt.engine.memory import known_tensors
 from mpt.engine.step import memory_forward, update
 from mpt.errors import MptError
+from mpt.memory.selective import Kept
 from mpt.plan.gpus import find_gpu
 from mpt.plan.replay import replay
 from mpt.plan.run_fake import trace_config
@@ -135,6 +137,9 @@ def saved_bytes(run: Run, batch: Batch) -> int:
             loss = next(pending, None)
         if loss is None:
             return most
+        for held in gc.get_objects():  # what `selective` keeps is not a saved tensor
+            if type(held) is Kept:
+                kept[held.tensor.untyped_storage()._cdata] = held.tensor
         most = max(most, sum(tensor.untyped_storage().nbytes() for tensor in kept.values()))
         del loss
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.flop_counter import flop_registry
 
 from mpt.memory.blocks import Unit
 
@@ -28,6 +28,24 @@ class UnitCost:
     saved_bytes: int = 0
     input_bytes: int = 0
     flops: int = 0
+
+
+class FlopCount(TorchDispatchMode):
+    """Adds up the floating-point operations of a block.
+
+    Torch's own FlopCounterMode follows modules through backward too, which fails on a gradient penalty's autograd.grad.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        formula = flop_registry.get(function._overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def count_losses(run: Any) -> dict[str, int]:
@@ -54,7 +72,7 @@ def measure_units(run: Any, units: list[Unit]) -> dict[Unit, UnitCost]:
             inside[-1].saved_bytes += tensor.untyped_storage().nbytes()
         return tensor
 
-    with _on_fake_tensors(run), FlopCounterMode(display=False) as counter:
+    with _on_fake_tensors(run), FlopCount() as counter:
         parameters = [p for module in run.task.modules.values() for p in module.parameters()]
         weights = [*parameters, *(_fake_twin(p) for p in parameters)]  # a view of a weight is of its twin
         alive += weights
@@ -65,10 +83,10 @@ def measure_units(run: Any, units: list[Unit]) -> dict[Unit, UnitCost]:
             def enter(_: nn.Module, args: Any, cost: UnitCost = cost) -> None:
                 inside.append(cost)
                 cost.input_bytes += sum(t.nbytes for t in args if isinstance(t, Tensor))
-                cost.flops -= counter.get_total_flops()
+                cost.flops -= counter.total
 
             def leave(*_: Any, cost: UnitCost = cost) -> None:
-                cost.flops += counter.get_total_flops()
+                cost.flops += counter.total
                 inside.pop()
 
             handles.append(unit.modules[0].register_forward_pre_hook(enter, prepend=True))

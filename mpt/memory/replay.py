@@ -18,22 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from mpt.errors import ConfigError
+from mpt.memory.selective import KeepOutputs, ReuseOutputs
 from mpt.precision import o1
-
-aten = torch.ops.aten
-KEPT_OPERATORS = [
-    getattr(aten, name).default
-    for name in (
-        "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
-    if hasattr(aten, name)
-]  # fmt: skip
-"""What `selective` keeps: the outputs that are dear to compute. All else is cheap to do again."""
 
 
 def recompute(
@@ -62,8 +51,8 @@ def make_contexts(
     forward, again = o1.checkpoint_contexts()
     if not selective:
         return Together(state.remember, forward), Together(state.replace, again)
-    keep, reuse = create_selective_checkpoint_contexts(KEPT_OPERATORS)  # type: ignore[no-untyped-call]
-    return Together(state.remember, keep, forward), Together(state.replace, reuse, again)
+    keep = KeepOutputs()
+    return Together(state.remember, keep, forward), Together(state.replace, ReuseOutputs(keep), again)
 
 
 class Together(AbstractContextManager[None]):

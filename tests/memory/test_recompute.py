@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -15,7 +16,7 @@ from mpt.config.load import load_config
 from mpt.engine.build import build_run
 from mpt.engine.step import update
 from mpt.errors import ConfigError
-from mpt.memory import blocks, recompute, replay
+from mpt.memory import blocks, recompute, replay, selective
 from mpt.memory.dry_run import UnitCost, count_losses, measure_units
 from mpt.precision import o1
 from tests.engine import parts
@@ -69,6 +70,15 @@ def test_it_saves_bytes_and_costs_arithmetic() -> None:
     assert figures["all"][1] > plain["flops"]
     assert figures["sqrt"][1] > plain["flops"]
     assert figures["selective"][1] == plain["flops"]  # convolutions and products are kept
+
+
+def test_selective_keeps_the_outputs_of_convolutions_and_products_and_nothing_else() -> None:
+    kept = selective.KeepOutputs()
+    convolution, batch = nn.Conv2d(1, 2, 3, padding=1), torch.rand(2, 1, 4, 4)
+    with kept:
+        (convolution(batch).exp().flatten(1) @ torch.ones(32, 3)).relu()
+    names = {function.name(): [held.tensor.shape for held in outputs] for function, outputs in kept.kept.items()}
+    assert names == {"aten::convolution": [(2, 2, 4, 4)], "aten::mm": [(2, 3)]}
 
 
 def test_the_forward_of_recomputed_blocks_is_done_exactly_twice() -> None:
@@ -225,6 +235,24 @@ def test_a_budget_recomputes_as_little_as_it_must() -> None:
     assert set(recompute.choose_by_budget(costs, 0.0)) == {dear, cheap, small}
 
 
+@pytest.mark.parametrize("way", ["all", "selective", {"budget": 0.3}], ids=str)
+@pytest.mark.parametrize("name", ["wgan_gp", "stylegan2", "vae"])
+def test_penalties_and_their_second_derivatives_train_bit_equally(name: str, way: Any) -> None:
+    small = {
+        "channels": 1,
+        "latent_size": 4,
+        "style_size": 4,
+        "mapping_layers": 2,
+        "channel_base": 64,
+        "channel_max": 4,
+    }
+    model = {"name": name, "image_size": 16, **(small if name == "stylegan2" else {})}
+    plain, trick = parts.gan(model=model), parts.gan(model=model, memory={"recompute": way})
+    mechanism.train(plain, [parts.batch()])
+    mechanism.train(trick, [parts.batch()])
+    assert mechanism.same(mechanism.state(plain), mechanism.state(trick))
+
+
 def test_a_smaller_budget_keeps_less() -> None:
     kept = [mechanism.saved_bytes_of_losses(classifier(way={"budget": b}), parts.batch()) for b in (1.0, 0.6, 0.1)]
     assert kept[0] > kept[1] > kept[2]
@@ -260,6 +288,45 @@ def test_wrong_settings_are_explained() -> None:
         classifier(way={"modules": ["nope.*"]})
     with pytest.raises(ConfigError, match="cannot be combined with compile"):
         parts.classifier(memory={"recompute": "all", "compile": True})
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("cast", ["amp", "O1", "fp32"])
+def test_a_block_that_runs_twice_in_one_forward_finds_its_cast_weights_cached(cast: str, keeps: bool) -> None:
+    gradients = []
+    for wrapped in (False, True):
+        torch.manual_seed(0)
+        block = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+        if wrapped:
+            replay.wrap_module(block, keeps)
+        x = torch.rand(3, 4)
+        context: Any = {
+            "amp": lambda: torch.autocast("cpu", torch.bfloat16),
+            "O1": o1.casts,
+            "fp32": contextlib.nullcontext,
+        }[cast]
+        with context():
+            loss = block(block(x)).float().square().sum()
+        loss.backward()
+        gradients.append([p.grad for p in block.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+class ChangesProduct(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight).mul_(2).sin()
+
+
+def test_a_kept_output_that_is_changed_in_place_is_refused() -> None:
+    block = ChangesProduct()
+    replay.wrap_module(block, selective=True)
+    out = block(torch.ones(2, 2)).sum()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        out.backward()
 
 
 def test_the_hook_of_o1_is_the_one_used() -> None:
