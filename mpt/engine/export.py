@@ -14,8 +14,7 @@ import importlib.util
 import io
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ def write_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...], dtype: t
     batch = torch.export.Dim("batch")
     shapes = tuple({0: batch} if isinstance(value, Tensor) else None for value in inputs)
     try:
-        with warnings.catch_warnings(), readable_flags():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter warns of its own parts
             torch.onnx.export(
                 network,
@@ -150,21 +149,6 @@ def write_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...], dtype: t
     finally:
         partial.unlink(missing_ok=True)
     return said
-
-
-@contextmanager
-def readable_flags() -> Iterator[None]:
-    """Put cuDNN's TF32 switches where their old getter can read them, which torch.export calls.
-
-    After `fp32_precision = "ieee"` that getter raises that old and new switches were mixed (torch 2.13).
-    """
-    backends: Any = torch.backends.cudnn
-    before = backends.conv.fp32_precision, backends.rnn.fp32_precision
-    backends.conv.fp32_precision = backends.rnn.fp32_precision = "tf32"
-    try:
-        yield
-    finally:
-        backends.conv.fp32_precision, backends.rnn.fp32_precision = before
 
 
 @torch.no_grad()

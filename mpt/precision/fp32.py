@@ -26,10 +26,10 @@ class Float32(Policy):
     def prepare(self, task: Task) -> None:
         """Set what float32 products may use on CUDA: full IEEE, or TF32."""
         super().prepare(task)
-        chosen = "tf32" if self.name == "tf32" else "ieee"
-        torch.backends.cuda.matmul.fp32_precision = chosen
-        torch.backends.cudnn.conv.fp32_precision = chosen  # type: ignore[attr-defined]
-        torch.backends.cudnn.rnn.fp32_precision = chosen  # type: ignore[attr-defined]
+        # The older switches: once `fp32_precision` is used, their getters raise, and torch.export and Inductor read
+        # them.
+        torch.backends.cuda.matmul.allow_tf32 = self.name == "tf32"
+        torch.backends.cudnn.allow_tf32 = self.name == "tf32"
 
     def loss(self, function: F) -> F:
         """Return the loss function as it is: everything it sees is float32 already."""

@@ -104,18 +104,6 @@ def test_an_onnx_file_computes_what_the_network_does_at_any_batch_size(classifie
     assert session.run(None, {name: torch.rand(5, 1, 16, 16).numpy()})[0].shape == (5, 10)
 
 
-def test_the_tf32_switches_are_as_they_were_after_an_export():
-    backends = torch.backends.cudnn
-    before = backends.conv.fp32_precision, backends.rnn.fp32_precision
-    backends.conv.fp32_precision = backends.rnn.fp32_precision = "ieee"
-    try:
-        with export.readable_flags():
-            assert backends.allow_tf32 in (True, False)
-        assert (backends.conv.fp32_precision, backends.rnn.fp32_precision) == ("ieee", "ieee")
-    finally:
-        backends.conv.fp32_precision, backends.rnn.fp32_precision = before
-
-
 def test_an_interrupted_writing_leaves_no_file(tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt

@@ -159,6 +159,17 @@ def test_an_epsilon_that_is_zero_in_half_weights_is_refused() -> None:
         parts.gan("fp16-pure")
 
 
+@pytest.mark.parametrize(("mode", "allowed"), [("fp32", False), ("O0", False), ("tf32", True)])
+def test_tf32_is_allowed_by_its_mode_alone_and_torch_can_still_read_the_switch(mode: str, allowed: bool) -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    try:
+        parts.classifier(mode)
+        assert torch.backends.cudnn.allow_tf32 is allowed
+        assert torch.backends.cuda.matmul.allow_tf32 is allowed
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def test_bf16_refuses_to_be_float16() -> None:
     with pytest.raises(ConfigError, match="use precision=amp"):
         parts.classifier({"mode": "bf16", "dtype": "float16"})
