@@ -10,5 +10,5 @@ python -m pip install --quiet -e '.[dev]'
 ruff check .
 ruff format --check .
 mypy
-export OMP_NUM_THREADS=1
-python -m pytest --cov=mpt --cov-report=term:skip-covered --durations=15 "$@"
+export OMP_NUM_THREADS=1  # two tiny networks with two threads each on two cores are many times slower than with one
+python -m pytest -n auto --cov=mpt --cov-report=term:skip-covered --durations=15 "$@"
