@@ -18,12 +18,16 @@ from mpt.commands.arguments import TrainArguments
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.errors import CheckpointError, MptError
+from mpt.errors import CheckpointError, MemoryBudgetError, MptError
 
 if TYPE_CHECKING:
+    import torch
+
+    from mpt.engine.build import Run
     from mpt.engine.loop import Training
     from mpt.run.console import Console, Style
     from mpt.run.layout import RunDirectory
+    from mpt.seams import DataSpec
 
 
 def run(arguments: TrainArguments) -> None:
@@ -59,12 +63,11 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     import torch
 
     from mpt.data.loader import Loader
-    from mpt.engine.build import build_datasets, build_run, choose_device
+    from mpt.engine.build import build_datasets, choose_device
     from mpt.engine.loop import Training
     from mpt.run.console import Console
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries
-    from mpt.run.signals import StopRequest
     from mpt.run.tensorboard import TensorBoardWriter
 
     device = choose_device(config.train.device)
@@ -78,7 +81,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     )
     total_steps = config.train.steps or max(1, round((config.train.epochs or 0) * loader.steps_per_epoch))
     with Console(style(arguments), total_steps) as console:
-        built = build_run(config, device, train_data.spec)
+        built = build_explained(config, device, train_data.spec)
         describe(console, config, built.precision.reason, len(train_data), total_steps, device.type)
         for note in built.notes:
             console.warning(note)
@@ -98,10 +101,50 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
             write_environment(directory, source is not None)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-            with StopRequest() as stop:
-                training.go(stop, stop_after)
+            go(training, arguments, stop_after)
             finish(directory, console, training)
     return Path(directory.path)
+
+
+def build_explained(config: Config, device: torch.device, data: DataSpec) -> Run:
+    """Build the run. Raises MemoryBudgetError where not even the weights find room."""
+    from mpt.engine.build import build_run
+    from mpt.engine.recovery import is_out_of_memory, out_of_memory_reason
+
+    try:
+        return build_run(config, device, data)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = out_of_memory_reason(error)
+    raise MemoryBudgetError(
+        f"out of memory before the first step ({reason}): the weights alone are too much for {device}. "
+        "Use a smaller model, or precision=bf16-pure; `mpt plan CONFIG` says what it needs"
+    )
+
+
+def go(training: Training, arguments: TrainArguments, stop_after: int | None) -> None:
+    """Train until the end. Raises MemoryBudgetError with a card when memory runs out for good."""
+    from mpt.engine.recovery import is_out_of_memory, out_of_memory_reason
+    from mpt.run.signals import StopRequest
+
+    try:
+        with StopRequest() as stop:
+            training.go(stop, stop_after)
+        return
+    except MemoryBudgetError as error:
+        message = str(error)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        message = (
+            f"out of memory at step {training.step}, outside the update: while loading, evaluating or saving "
+            f"({out_of_memory_reason(error)})"
+        )
+    # Past the except blocks: a traceback would go on holding what filled the memory.
+    from mpt.commands.memory_card import add_card
+
+    raise MemoryBudgetError(add_card(message, training, arguments))
 
 
 def prepare_torch(config: Config) -> None:

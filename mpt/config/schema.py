@@ -71,7 +71,7 @@ class MemoryOptions(Options):
     """What the `memory` section holds beside its tricks."""
 
     on_oom: Literal["stop", "adapt"] = "stop"
-    """Out of memory in a step: stop with exit 7, or halve the micro-batch and repeat the step."""
+    """Out of memory in a step: stop with exit 7, or repeat it with smaller micro-batches, recomputed, offloaded."""
 
 
 class GeneralOptions(Options):

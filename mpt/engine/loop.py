@@ -21,6 +21,7 @@ from mpt.data.loader import Loader, prefetch
 from mpt.engine import recovery
 from mpt.engine.build import Run, parameter_count
 from mpt.engine.evaluation import evaluate, write_preview
+from mpt.engine.ladder import move_again
 from mpt.engine.memory import TRACKED_STEP, known_tensors, peak_memory
 from mpt.engine.scale_watch import ScaleWatch
 from mpt.engine.state import capture, restore
@@ -236,6 +237,7 @@ class Training:
             "last_metrics": self.last_metrics,
             "scales_seen": dict(self.scales_seen),
             "memory": self.memory,
+            "adapted": dict(self.run.adapted),
         }
         checkpoint.save(
             self.directory,
@@ -262,6 +264,11 @@ class Training:
         self.last_metrics = dict(loop["last_metrics"])
         self.scales_seen = dict(loop["scales_seen"])
         self.memory = dict(loop["memory"])
+        again = move_again(self.run, loop.get("adapted", {}))
+        if again:
+            settings = ", ".join(f"memory.{name}={value}" for name, value in again.items())
+            self.event("adapted", f"as before the checkpoint, out of memory: {settings}", **again)
+            self.console.message(f"memory ran out before, so as then: {settings}")
 
     @property
     def seconds(self) -> float:

@@ -5,20 +5,28 @@ Each recovery is an event in the log, each gives up after a bound, and none of t
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.optim import Optimizer
+from torch.utils.checkpoint import CheckpointError as RecomputationError
 
+from mpt.engine import ladder
 from mpt.engine.diagnosis import find_first_non_finite
 from mpt.engine.state import capture_random, restore_random
 from mpt.engine.step import Update, restore_buffers, update
-from mpt.errors import CheckpointError, MemoryBudgetError, NonFiniteError
+from mpt.errors import CheckpointError, ConfigError, MemoryBudgetError, NonFiniteError
+from mpt.memory.dry_run import copy_notes, put_back_notes
 from mpt.run import checkpoint
 from mpt.run.state_checks import first_non_finite
 from mpt.seams import Batch, Phase
 
 if TYPE_CHECKING:
+    from mpt.engine.build import Run
     from mpt.engine.loop import Training
 
 CPU_ALLOCATION_FAILED = "DefaultCPUAllocator: can't allocate memory"
@@ -31,56 +39,139 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATION_FAILED in str(error)
 
 
-def update_with_memory_ladder(training: Training, phase: Phase, batch: Batch) -> Update:
-    """Perform an update; out of memory, halve the micro-batch and repeat it with the same random numbers.
+def out_of_memory_reason(error: BaseException) -> str:
+    """Return an allocator's message without its advice."""
+    return str(error).strip().split("\n")[0].split(". Of the allocated memory")[0]
 
-    The effective batch and the result stay the same but for BatchNorm, which sees smaller batches. Raises
-    MemoryBudgetError at a micro-batch of 1, or at once where neither `memory.micro_batch: auto` nor `memory.on_oom:
-    adapt` allows it.
+
+def update_with_memory_ladder(training: Training, phase: Phase, batch: Batch) -> Update:
+    """Perform an update; out of memory, make one move on the ladder (`mpt.engine.ladder`) and repeat it.
+
+    The repeated update sees the same batch, random numbers, buffers and notes of the task; the effective batch and the
+    result stay the same but for BatchNorm, which sees smaller batches. Raises MemoryBudgetError when no move is left,
+    when the optimizer had begun to step, or at once where neither `memory.micro_batch: auto` nor `memory.on_oom: adapt`
+    allows to go on.
     """
     run = training.run
-    if not run.micro_batch_auto:
-        try:
-            return update(run, phase, batch)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error).split("\n")[0]
-        raise MemoryBudgetError(memory_card(training, phase, reason))
-    random_state = capture_random(run.device)
+    random_state = capture_random(run.device) if run.micro_batch_auto else {}
+    notes = copy_notes(run.task) if run.micro_batch_auto else {}
+    refused: dict[str, str] = {}
+    trial: Trial | None = None
     while True:
-        try:
-            return update(run, phase, batch)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error).split("\n")[0]
-        size = run.micro_batch_size or len(next(iter(batch.values())))
-        if size == 1:
-            raise MemoryBudgetError(memory_card(training, phase, reason))
-        phase.optimizer.zero_grad(set_to_none=True)
-        phase.module.zero_grad(set_to_none=True)
-        restore_buffers(run)
-        gc.collect()
-        if run.device.type == "cuda":
-            torch.cuda.empty_cache()
-        restore_random(random_state, run.device)
-        run.micro_batch_size = max(1, size // 2)
-        message = f"{phase.name}: out of memory; micro-batch {size} -> {run.micro_batch_size}, batch as before"
-        training.event("out_of_memory", message, phase=phase.name, micro_batch=run.micro_batch_size)
-        training.console.warning(message)
+        with noting_steps(phase.optimizer) as steps:
+            try:
+                return update(run, phase, batch)
+            except (RuntimeError, ConfigError) as error:
+                unsuited = trial is not None and isinstance(error, ConfigError | RecomputationError) and not steps
+                if not unsuited and not is_out_of_memory(error):
+                    raise
+                reason = out_of_memory_reason(error)
+        # Past the except block: the traceback holds the tensors that were too many.
+        if unsuited:
+            assert trial is not None
+            trial.take_back()
+            refused[trial.name] = reason
+            tell(training, phase, f"{trial.name} cannot be used here ({reason})")
+        if steps or not run.micro_batch_auto:
+            fail(training, phase, reason, refused, bool(steps))
+        undo_update(run, phase, random_state, notes)
+        notes = copy_notes(run.task)
+        trial = climb(training, phase, refused)
+        if trial is None:
+            fail(training, phase, reason, refused, False)
 
 
-def memory_card(training: Training, phase: Phase, reason: str) -> str:
-    """Return what to tell the user when memory ran out for good."""
+@contextlib.contextmanager
+def noting_steps(optimizer: Optimizer) -> Iterator[list[Optimizer]]:
+    """Give a list that is filled when the optimizer begins to step: from then on an update cannot be repeated."""
+    steps: list[Optimizer] = []
+
+    def note(stepping: Optimizer, args: Any, kwargs: Any) -> None:
+        steps.append(stepping)
+
+    handle = optimizer.register_step_pre_hook(note)
+    try:
+        yield steps
+    finally:
+        handle.remove()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A move that was made, and the way back from it."""
+
+    name: str
+    take_back: Callable[[], None]
+
+
+def undo_update(run: Run, phase: Phase, random_state: dict[str, Any], notes: dict[str, Any]) -> None:
+    """Put everything back as it was before an update in which no parameter has stepped."""
+    phase.optimizer.zero_grad(set_to_none=True)
+    phase.module.zero_grad(set_to_none=True)
+    restore_buffers(run)
+    put_back_notes(run.task, notes)
+    for trick in run.tricks:
+        abandon = getattr(trick, "abandon", None)
+        if abandon is not None:
+            abandon(phase)
+    gc.collect()
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+    restore_random(random_state, run.device)
+
+
+def climb(training: Training, phase: Phase, refused: dict[str, str]) -> Trial | None:
+    """Make the next move that can be made, and say which; return None when none is left."""
     run = training.run
-    size = run.micro_batch_size or training.train.batch_size
-    advice = (
-        "a micro-batch of 1 is too much already: try memory.recompute, a half-precision mode or a smaller model"
-        if size == 1
-        else f"try memory.micro_batch={max(1, size // 2)} or memory.on_oom=adapt (same effective batch)"
-    )
-    return f"out of memory in phase {phase.name} at step {training.step} ({reason}); {advice}"
+    whole = run.config.memory.on_oom == "adapt"
+    before = ladder.micro_batch_size(ladder.adapted_config(run))
+    for name, value in ladder.next_moves(ladder.adapted_config(run), whole, ladder.least_size(run)):
+        if name in refused:
+            continue
+        try:
+            take_back = ladder.move(run, name, value)
+        except ConfigError as error:
+            refused[name] = str(error).split("\n")[0]
+            if name in ladder.EXACT_TRICKS:
+                tell(training, phase, f"{name} cannot be used here ({refused[name]})")
+            continue
+        what = f"micro-batch {before} -> {value}" if name == "micro_batch" else f"memory.{name}={value} from here on"
+        sees = f"; BatchNorm sees {value} samples" if name == "micro_batch" and ladder.has_batch_norm(run) else ""
+        tell(training, phase, f"{what}, batch as before{sees}")
+        return Trial(name, take_back)
+    return None
+
+
+def tell(training: Training, phase: Phase, what: str) -> None:
+    """Record and show what was done about memory."""
+    message = f"{phase.name}: out of memory; {what}"
+    size = ladder.micro_batch_size(ladder.adapted_config(training.run))
+    adapted = dict(training.run.adapted)
+    training.event("out_of_memory", message, phase=phase.name, micro_batch=size, adapted=adapted)
+    training.console.warning(message)
+
+
+def fail(training: Training, phase: Phase, reason: str, refused: dict[str, str], stepping: bool) -> NoReturn:
+    """Raise MemoryBudgetError with what to try."""
+    run = training.run
+    size = ladder.micro_batch_size(ladder.adapted_config(run))
+    smaller = "a half-precision mode or a smaller model"
+    if stepping:
+        advice = (
+            "the optimizer had begun to step, so the update cannot be repeated, and micro-batches do not make a step "
+            f"smaller: try memory.cpu_optimizer=true, {smaller}"
+        )
+    elif not run.micro_batch_auto and size > 1:
+        advice = f"try memory.micro_batch={size // 2} or memory.on_oom=adapt (same effective batch)"
+    elif size == 1:
+        unused = "memory.recompute, " if "recompute" not in {**run.adapted, **run.config.memory.tricks} else ""
+        advice = f"a micro-batch of 1 is too much already: try {unused}{smaller}"
+    else:
+        refusals = "".join(f"; {name}: {why}" for name, why in refused.items())
+        advice = f"nothing is left to adapt at a micro-batch of {size}{refusals}. Try {smaller}"
+    message = f"out of memory in phase {phase.name} at step {training.step} ({reason}); {advice}"
+    training.event("out_of_memory", message, phase=phase.name, micro_batch=size, adapted=dict(run.adapted))
+    raise MemoryBudgetError(message)
 
 
 def handle_non_finite(training: Training, phase: Phase, batch: Batch) -> bool:

@@ -6,7 +6,8 @@ run. The result is bit-equal.
 
 A phase with several losses steps during the last one's backward, when gradients are whole; how many there are is
 counted once on fake tensors. Whatever needs all gradients before the first step is refused: dynamic loss scaling,
-clipping by the total norm, master weights, and micro-batches, whose sums are complete only at the end.
+clipping by the total norm, master weights, and micro-batches, whose sums are complete only at the end. Out of memory,
+an update in which no parameter has stepped yet can be repeated (`memory.on_oom: adapt`), a later one cannot.
 
 Source: Lv et al., "Full parameter fine-tuning for large language models with limited resources" (LOMO), 2024; the
 PyTorch tutorial "How to save memory by fusing the optimizer step into the backward pass".
@@ -68,6 +69,10 @@ class OptimizerInBackward(Trick):
         finally:
             self.active = None
 
+    def abandon(self, phase: Phase) -> None:
+        """Count the phase's losses from the start again."""
+        self.done[phase.name], self.active = 0, None
+
     def step_one(self, parameter: Tensor) -> None:
         """Step one parameter and release its gradient."""
         phase = self.active
@@ -115,11 +120,6 @@ def refuse_incompatible(run: Any) -> None:
         raise ConfigError(
             f"{refused}{run.precision.name} copies gradients to float32 masters after backward. "
             "Use precision=amp with dtype bfloat16, or bf16-pure"
-        )
-    if run.micro_batch_size is not None or run.micro_batch_auto:
-        raise ConfigError(
-            f"{refused}micro-batches (memory.micro_batch, memory.on_oom=adapt) add gradients up over several "
-            "backwards. Leave one of the two out"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from mpt.seams import Precision, Task
+from mpt.seams import Phase, Precision, Task
 
 
 class Trick:
@@ -23,6 +23,9 @@ class Trick:
 
     def attach(self, run: Any) -> None:
         """Change the built run (`mpt.engine.build.Run`), before its first step."""
+
+    def abandon(self, phase: Phase) -> None:
+        """Forget what was begun of a phase's update that failed and will be repeated."""
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of one forward."""

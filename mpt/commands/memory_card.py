@@ -1,0 +1,213 @@
+"""What `mpt train` says when memory has run out for good: who held it, how much there is, and what would fit.
+
+The configuration as it stood, adaptations included, is planned by `mpt.plan` in processes of its own, under a time
+limit; what was at the peak is counted there and not guessed here. On a GPU the planner also searches a recipe that fits
+what the process could have; elsewhere the next move of the ladder is proposed. The proposal is written into the run's
+folder as a patch. Whatever fails on the way is one line of the card: the reason why training stopped is never lost.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpt.commands.arguments import TrainArguments
+from mpt.config.schema import Config
+from mpt.config.yaml_text import read_file, write_text
+from mpt.engine import ladder
+from mpt.engine.loop import Training
+from mpt.errors import MptError
+from mpt.plan.budget import describe_bytes
+from mpt.plan.calibration import load_calibration
+from mpt.plan.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
+from mpt.plan.search import Recipe, describe_cost, describe_patch, patched, search
+from mpt.plan.session import Session
+
+SECONDS = 90.0
+"""After so long the card is printed with what is known by then."""
+MODULES = 5
+CATEGORIES = 5
+REFUSED_SIZE = re.compile(r"ried to allocate ([0-9.]+ ?[KMGT]?i?B|[0-9]+ bytes)")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the process could have. `limit_bytes` is known on a GPU only."""
+
+    text: str
+    gpu: Gpu
+    limit_bytes: int | None = None
+
+
+@dataclass
+class Findings:
+    """What planning found: the plan as it stood, a recipe to go on with, and why there is none of either."""
+
+    plan: dict[str, Any] = field(default_factory=dict)
+    patch: dict[str, Any] = field(default_factory=dict)
+    verdict: str = ""
+    problem: str = ""
+
+
+def add_card(message: str, training: Training, arguments: TrainArguments) -> str:
+    """Return the message with the card below it, and write the patch that the card names."""
+    config = ladder.adapted_config(training.run)
+    try:
+        budget = find_budget(training.run.device, message)
+        training.console.message("out of memory; planning what held it ...")
+        findings = plan(config, budget, arguments.allow, training.run.device)
+        lines = [*describe_budget(budget), *describe_plan(findings, budget)]
+        if findings.patch:
+            adapted = {"memory": dict(training.run.adapted)} if training.run.adapted else {}
+            lines += propose(merge(adapted, findings.patch), findings.verdict, training, arguments)
+    except (MptError, OSError) as error:  # the planner's reasons, or no memory or disk for it either
+        lines = [f"what held the memory could not be planned: {error}"]
+    return "\n".join([message, *(f"  {line}" for line in lines)])
+
+
+def find_budget(device: torch.device, message: str) -> Budget:
+    """Return what a process may have on a device: on a GPU all that others leave, elsewhere what was refused."""
+    if device.type != "cuda":
+        found = REFUSED_SIZE.search(message)
+        return Budget(f"{found[1]} were refused" if found else "unknown on this device", find_gpu(DEFAULT))
+    properties = torch.cuda.get_device_properties(device)
+    gpu = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
+    free, total = torch.cuda.mem_get_info(device)
+    context = load_calibration(gpu.name).context_bytes
+    own = torch.cuda.memory_reserved(device) + context
+    limit = min(free + own, total, int(torch.cuda.get_per_process_memory_fraction(device) * total) + context)
+    peak = describe_bytes(torch.cuda.max_memory_allocated(device))
+    text = f"{describe_bytes(limit)} for this process, of {describe_bytes(total)} on {properties.name}"
+    return Budget(f"{text}; measured peak {peak}", gpu, limit)
+
+
+def plan(config: Config, budget: Budget, allow: tuple[str, ...], device: torch.device) -> Findings:
+    """Plan a configuration that ran out of memory, and find one that would not."""
+    findings = Findings()
+    calibration = load_calibration(budget.gpu.name)
+    workers = min(2, os.cpu_count() or 1) if budget.limit_bytes else 1
+    granted = (*allow, *([config.model.name.split(":")[0]] if ":" in config.model.name else []))
+    with Session(budget.gpu, calibration, granted, workers) as session, limited(session.kill, SECONDS) as out_of_time:
+        answer = session.plan([config], budget_bytes=budget.limit_bytes)[0]
+        findings.plan, findings.problem = answer.plan, answer.error
+        if findings.plan and budget.limit_bytes:
+            recipes, _ = search(session, config, budget.gpu, budget.limit_bytes)
+            choose_recipe(findings, recipes, budget.limit_bytes)
+        if not findings.patch and not (findings.plan and budget.limit_bytes):
+            choose_next_move(findings, config, session, device)
+        if out_of_time.is_set():
+            findings.problem = findings.problem and f"not done within {SECONDS:.0f} s"
+    return findings
+
+
+@contextmanager
+def limited(stop: Callable[[], None], seconds: float) -> Iterator[threading.Event]:
+    """Call `stop` when the block takes longer, and set the event that is given."""
+    late = threading.Event()
+
+    def ring() -> None:
+        late.set()
+        stop()
+
+    timer = threading.Timer(seconds, ring)
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+
+
+def choose_recipe(findings: Findings, recipes: list[Recipe], limit_bytes: int) -> None:
+    """Choose the smallest change that fits: the precision last, few tricks before many, then the fastest."""
+    fitting = [recipe for recipe in recipes if recipe.fits and recipe.patch]
+    if fitting:
+        best = min(
+            fitting,
+            key=lambda one: ("precision" in one.patch, len(one.patch.get("memory", {})), one.plan["step_seconds"]),
+        )
+        findings.patch = best.patch
+        findings.verdict = f"{describe_patch(best.patch)}: {describe_bytes(best.total)} planned, {describe_cost(best)}"
+    elif recipes:
+        smallest = min(recipes, key=lambda recipe: recipe.total)
+        findings.verdict = (
+            f"nothing fits: the smallest of {len(recipes)} recipes needs {describe_bytes(smallest.total)} "
+            f"({describe_patch(smallest.patch)}); use a smaller train.batch_size, image or model"
+        )
+
+
+def choose_next_move(findings: Findings, config: Config, session: Session, device: torch.device) -> None:
+    """Propose the ladder's next move, where there is one that can be planned to hold less."""
+    for name, value in ladder.next_moves(config, whole_ladder=True):
+        patch = {"memory": {name: value}}
+        changed = patched(config, patch, session.allow)
+        if changed is None or (name == "offload_activations" and device.type == "cpu"):
+            continue
+        words = describe_patch(patch)
+        if findings.plan:
+            answer = session.plan([changed])[0]
+            if answer.error or answer.plan["allocated"] >= findings.plan["allocated"]:
+                continue
+            before, after = (describe_bytes(one["allocated"]) for one in (findings.plan, answer.plan))
+            words += f": {after} planned instead of {before}"
+        findings.patch, findings.verdict = patch, f"{words}; a first step, whether it suffices will be seen"
+        return
+
+
+def describe_budget(budget: Budget) -> list[str]:
+    """Return the line of the budget."""
+    return [f"budget: {budget.text}"]
+
+
+def describe_plan(findings: Findings, budget: Budget) -> list[str]:
+    """Return what held the memory at the peak, by category and by module."""
+    if not findings.plan:
+        return [f"what held the memory could not be planned: {findings.problem or 'no answer'}"]
+    peak = findings.plan
+    where = "" if budget.limit_bytes else f" on a GPU ({budget.gpu.name})"
+    lines = [f"planned peak: {describe_bytes(peak['allocated'])}{where}, {peak['moment']}"]
+    held = sorted(peak["by_category"].items(), key=lambda item: -item[1])[:CATEGORIES]
+    lines.append("held by: " + ", ".join(f"{name} {describe_small(amount)}" for name, amount in held))
+    largest = peak["by_module"][:MODULES]
+    lines.append("in modules: " + ", ".join(f"{name} {describe_small(amount)}" for name, amount in largest))
+    if not findings.patch and findings.verdict:
+        lines.append(findings.verdict)
+    return lines
+
+
+def describe_small(amount: int) -> str:
+    """Return bytes for people, also when there are few."""
+    return describe_bytes(amount) if amount >= 10 * 2**20 else f"{amount / 2**20:.2f} MiB"
+
+
+def propose(patch: dict[str, Any], verdict: str, training: Training, arguments: TrainArguments) -> list[str]:
+    """Write the patch into the run's folder; return what it does and the command that goes on with it."""
+    path = Path(training.directory.path) / "plan.yaml"
+    repeated = [given for given in arguments.patches if given.resolve() == path.resolve()]
+    if repeated:  # an earlier proposal is in force: the file keeps it
+        patch = merge(read_file(path)[0].plain(), patch)
+    path.write_text(f"# {verdict}\n{write_text(patch)}", "utf-8")
+    words = ["mpt", "train", str(arguments.config), *arguments.overrides]
+    for option, value in (("--name", arguments.name), ("--device", arguments.device), ("--seed", arguments.seed)):
+        words += [] if value is None else [option, str(value)]
+    words += [] if arguments.runs == "runs" else ["--runs", arguments.runs]
+    words += [word for package in arguments.allow for word in ("--allow", package)]
+    words += [word for given in arguments.patches if given not in repeated for word in ("--with", str(given))]
+    words += ["--with", str(path)]
+    if any(training.directory.checkpoints.glob("step-*")):
+        words.append("--resume")
+    return [f"try {verdict}", shlex.join(words)]
+
+
+def merge(base: Any, over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay the sections of one patch over another's."""
+    base = base if isinstance(base, dict) else {}
+    return {**base, **{name: {**base.get(name, {}), **section} for name, section in over.items()}}
