@@ -22,7 +22,7 @@ from mpt.plan.budget import describe_bytes, parse_budget
 from mpt.plan.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
 from mpt.plan.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
 from mpt.plan.search import Recipe, describe_cost, describe_patch, search
-from mpt.plan.session import Answer, Session
+from mpt.plan.session import Session
 from mpt.plan.timeline import write_timeline
 from mpt.run.layout import find_run
 
@@ -213,11 +213,10 @@ def calibrate(arguments: PlanArguments, wanted: str) -> None:
     config = load_config(directory.config_path, allow=arguments.allow)
     gpu = choose_gpu(measured.gpu_name)
 
-    def plan(share: float) -> Answer:
-        with Session(gpu, Calibration(cudnn_share=share), arguments.allow) as session:
-            return session.plan([config])[0]
-
-    without, scratch = plan(0.0).get(), plan(1.0).get()
+    with Session(gpu, Calibration(), arguments.allow) as session:
+        without = session.plan([config])[0].get()
+        session.calibration = Calibration(cudnn_share=1.0)
+        scratch = session.plan([config])[0].get()
     found = learn(measured, without["allocated"], scratch["allocated"], without["step_seconds"], str(directory.path))
     path = save_calibration(gpu.name, found)
     error = without["allocated"] / measured.allocated - 1

@@ -104,21 +104,26 @@ def search(session: Session, config: Config, gpu: Gpu, budget_bytes: int) -> tup
 
     precisions = list(precision_patches(config, gpu))
     try_all([_joined(precision, tricks) for precision in precisions for tricks in TRICKS])
-    fitting = {describe_patch(recipe.patch) for recipe in recipes if recipe.fits}
-    too_large = [
-        (precision, tricks)
-        for precision in precisions
-        for tricks in SPLIT_TRICKS
-        if describe_patch(_joined(precision, tricks)) not in fitting
-    ]
-    own_size = config.memory.tricks.get("micro_batch") is not None
-    for stage in (PARTS, LAST_RESORT_PARTS):
-        sizes = [] if own_size else _part_sizes(config.train.batch_size, stage)
-        if stage is LAST_RESORT_PARTS and any(recipe.fits for recipe in recipes):
+    splits_already = "micro_batch" in config.memory.tricks
+    for count in () if splits_already else (*PARTS, *LAST_RESORT_PARTS):
+        if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(r.fits for r in recipes)):
             break
-        try_all([_joined(p, {**tricks, "micro_batch": size}) for p, tricks in too_large for size in sizes])
+        size = -(-config.train.batch_size // count)
+        try_all([_joined(p, {**tricks, "micro_batch": size}) for p, tricks in still_too_large(precisions, recipes)])
     recipes.sort(key=lambda recipe: (not recipe.fits, recipe.plan["step_seconds"]))
     return recipes, refused
+
+
+def still_too_large(
+    precisions: Sequence[dict[str, Any]], recipes: Sequence[Recipe]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the pairs of precision and tricks that fitted neither whole nor split: more parts may help them."""
+    fitting = []
+    for recipe in recipes:
+        if recipe.fits:
+            tricks = {name: value for name, value in recipe.patch.get("memory", {}).items() if name != "micro_batch"}
+            fitting.append((recipe.patch.get("precision"), tricks))
+    return [(p, t) for p in precisions for t in SPLIT_TRICKS if (p.get("precision"), t) not in fitting]
 
 
 def precision_patches(config: Config, gpu: Gpu) -> Iterator[dict[str, Any]]:
@@ -148,7 +153,3 @@ def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> C
 
 def _joined(precision: Mapping[str, Any], tricks: Mapping[str, Any]) -> dict[str, Any]:
     return {**precision, **({"memory": dict(tricks)} if tricks else {})}
-
-
-def _part_sizes(batch_size: int, parts: Sequence[int]) -> list[int]:
-    return sorted({-(-batch_size // count) for count in parts if count <= batch_size}, reverse=True)

@@ -1,0 +1,133 @@
+"""`mpt plan` as a user types it: output, patch, picture and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mpt.commands import plan
+from mpt.commands.arguments import PlanArguments
+from mpt.config.load import load_config
+from mpt.errors import ConfigError, MemoryBudgetError
+
+CONFIG = """
+model: {name: tests.plan.models:UNet, image_size: 64, channels: 1, options: {width: 24}}
+dataset: {name: digits, image_size: 64}
+precision: fp32
+optimizer: {name: adam}
+train: {batch_size: 16}
+"""
+FEW_TRICKS = ({}, {"recompute": "all"}, {"micro_batch": 4, "optimizer_in_backward": True})
+"""The last clashes: it must be left out and counted."""
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanArguments:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("mpt.plan.search.TRICKS", FEW_TRICKS)
+    path = tmp_path / "unet.yaml"
+    path.write_text(CONFIG)
+    return PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))
+
+
+def with_vram(arguments: PlanArguments, vram: str | None, **more: object) -> PlanArguments:
+    return PlanArguments(**{**vars(arguments), "vram": vram, **more})  # type: ignore[arg-type]
+
+
+def test_without_a_budget_the_plan_is_printed_against_the_whole_card(
+    arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run(arguments)
+    printed = capsys.readouterr().out
+    for words in (
+        "allocated",
+        "reserved",
+        "fits in 6,144 MiB",
+        "largest batch",
+        "activations",
+        "net.first",
+        "phase net",
+    ):
+        assert words in printed
+
+
+def test_a_budget_gives_a_patch_that_fits_and_a_picture(
+    arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run(with_vram(arguments, None, json=True))
+    whole = json.loads(capsys.readouterr().out)["plan"]
+    budget = (whole["context_bytes"] + int(0.7 * whole["reserved"])) // 2**20
+    plan.run(with_vram(arguments, f"{budget}MiB", json=True))
+    told = json.loads(capsys.readouterr().out)
+    assert told["plan"]["fits"] is False
+    assert told["refused"] > 0
+    best = told["recipes"][0]
+    assert best["fits"]
+    assert best["total_bytes"] <= budget * 2**20
+    seconds = [recipe["step_seconds"] for recipe in told["recipes"] if recipe["fits"]]
+    assert seconds == sorted(seconds)
+    assert all(recipe["cost"] for recipe in told["recipes"])
+    patch, picture = (Path(path) for path in told["written"])
+    assert yaml.safe_load(patch.read_text()) == best["patch"]
+    assert picture.stat().st_size > 10_000
+    # The patch is one that `mpt train --with` accepts, and planning with it gives the promised figure.
+    assert load_config(arguments.config, patches=[patch], allow=["tests"])
+    plan.run(with_vram(arguments, None, patches=(patch,), json=True))
+    again = json.loads(capsys.readouterr().out)["plan"]
+    assert again["reserved"] + again["context_bytes"] == best["total_bytes"]
+
+
+def test_when_nothing_fits_the_smallest_is_named_and_the_exit_code_is_7(arguments: PlanArguments) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"the smallest of \d+ recipes found needs .* MiB \(") as refused:
+        plan.run(with_vram(arguments, "453MiB", overrides=("train.batch_size=2",)))
+    assert refused.value.exit_code == 7
+    assert not Path(arguments.output or "").exists()
+
+
+def test_a_budget_below_the_weights_is_refused_at_once(arguments: PlanArguments) -> None:
+    with pytest.raises(MemoryBudgetError, match="the weights in half precision"):
+        plan.run(with_vram(arguments, "300MiB"))
+
+
+@pytest.mark.parametrize(("changes", "words"), [({"gpu": "rtx2061"}, "nearest: "), ({"vram": "six"}, "6GiB")])
+def test_bad_arguments_are_answered_before_any_planning(
+    arguments: PlanArguments, changes: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan.run(PlanArguments(**{**vars(arguments), **changes}))  # type: ignore[arg-type]
+
+
+def test_auto_needs_a_gpu_in_this_machine(arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        plan.run(PlanArguments(**{**vars(arguments), "gpu": "auto"}))  # type: ignore[arg-type]
+
+
+def test_calibrating_with_a_run_on_a_cpu_is_refused(arguments: PlanArguments, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(CONFIG)
+    (run / "env.json").write_text('{"devices": []}')
+    (run / "summary.json").write_text('{"peak_memory": {"kind": "tracked"}}')
+    with pytest.raises(ConfigError, match="no measured peak of a GPU"):
+        plan.run(PlanArguments(config=None, calibrate=str(run), runs=str(tmp_path / "runs")))
+
+
+def test_calibrating_with_a_run_on_a_gpu_keeps_what_it_teaches(
+    arguments: PlanArguments, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(CONFIG)
+    (run / "env.json").write_text('{"devices": [{"name": "NVIDIA GeForce RTX 2060"}]}')
+    peak = {"kind": "cuda", "peak_bytes": 2**30, "reserved_bytes": 2**30 + 2**27}
+    (run / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    plan.run(PlanArguments(config=None, calibrate=str(run), runs=str(tmp_path / "runs"), allow=("tests",)))
+    assert "rtx2060: planned" in capsys.readouterr().out
+    plan.run(with_vram(arguments, None, json=True))
+    told = json.loads(capsys.readouterr().out)
+    assert told["calibration"]["source"] == str(run)
+    assert told["calibration"]["time_factor"] > 1
