@@ -127,15 +127,23 @@ def limited(stop: Callable[[], None], seconds: float) -> Iterator[threading.Even
 
 
 def choose_recipe(findings: Findings, recipes: list[Recipe], limit_bytes: int) -> None:
-    """Choose the smallest change that fits: the precision last, few tricks before many, then the fastest."""
-    fitting = [recipe for recipe in recipes if recipe.fits and recipe.patch]
+    """Choose the smallest change that fits: precision last, exact tricks first, few before many, then the fastest."""
+    # Less than the plan of what ran out, too: where that was planned to fit, the plan was too low.
+    fitting = [one for one in recipes if one.fits and one.patch and one.plan["reserved"] < findings.plan["reserved"]]
     if fitting:
-        best = min(
-            fitting,
-            key=lambda one: ("precision" in one.patch, len(one.patch.get("memory", {})), one.plan["step_seconds"]),
-        )
+
+        def cost(one: Recipe) -> tuple[object, ...]:
+            exact = describe_cost(one) == "exact"
+            changes = len(one.patch.get("memory", {}))
+            return "precision" in one.patch, one.plan["tight"], not exact, changes, one.plan["step_seconds"]
+
+        best = min(fitting, key=cost)
         findings.patch = best.patch
-        findings.verdict = f"{describe_patch(best.patch)}: {describe_bytes(best.total)} planned, {describe_cost(best)}"
+        tight = ", only by emptying the cache within a step" if best.plan["tight"] else ""
+        findings.verdict = (
+            f"{describe_patch(best.patch)}: fits in {describe_bytes(limit_bytes)}{tight}, {describe_cost(best)}, "
+            f"{describe_bytes(best.plan['allocated'])} planned instead of {describe_bytes(findings.plan['allocated'])}"
+        )
     elif recipes:
         smallest = min(recipes, key=lambda recipe: recipe.total)
         findings.verdict = (

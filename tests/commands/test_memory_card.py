@@ -37,6 +37,7 @@ PEAK = {
     "by_category": {"parameters": 2**30, "activations": 5 * 2**30, "gradients": 2**20},
     "by_module": [(f"net.layer{number}", 2**30 - number) for number in range(10)],
     "fits": False,
+    "tight": False,
     "step_seconds": 1.0,
     "inexact": [],
     "notes": [],
@@ -169,8 +170,8 @@ def test_an_adapted_run_proposes_on_top_of_what_it_adapted(config: Path, monkeyp
     }
 
 
-def recipe(patch: dict[str, Any], seconds: float, fits: bool = True, reserved: int = 2**30) -> Recipe:
-    plan = {**PEAK, "fits": fits, "step_seconds": seconds, "reserved": reserved}
+def recipe(patch: dict[str, Any], seconds: float, **changes: Any) -> Recipe:
+    plan = {**PEAK, "fits": True, "step_seconds": seconds, "reserved": 2**30, **changes}
     return Recipe(patch, load_config(CONFIG), Answer(plan=plan))
 
 
@@ -184,14 +185,17 @@ def test_on_a_gpu_the_smallest_recipe_that_fits_is_proposed(config: Path, monkey
         recipe({"precision": {"mode": "amp"}}, 0.5),
         recipe(both, 0.7),
         recipe({"memory": {"recompute": "all"}}, 0.9),
+        recipe({"memory": {"low_bit_optimizer": True}}, 0.6, inexact=["low_bit_optimizer"]),
+        recipe({"memory": {"offload_activations": True}}, 0.6, tight=True),
+        recipe({"memory": {"optimizer_in_backward": True}}, 0.1, reserved=2**33),
         recipe({"memory": {"recompute": "sqrt"}}, 0.8, fits=False, reserved=2**33),
     ]
     monkeypatch.setattr(card, "search", lambda *_: (found, 0))
     lines = fail(config)
     assert asked[0]["budget_bytes"] == 6 * 2**30
-    assert any(line.startswith("  try recompute all: 1,280 MiB planned") for line in lines)
+    assert any(line.startswith("  try recompute all: fits in 6,144 MiB, exact") for line in lines)
     assert "recompute: all" in (config.parent / "runs/run/plan.yaml").read_text()
-    del found[:3]
+    del found[:-1]
     lines = fail(config)
     assert any("nothing fits: the smallest of 1 recipes needs 8,448 MiB (recompute sqrt)" in line for line in lines)
     assert not (config.parent / "runs/run-2/plan.yaml").exists()
