@@ -63,6 +63,8 @@ class Training:
     memory: dict[str, Any] = field(default_factory=dict)
     watches: dict[str, ScaleWatch] = field(default_factory=dict)
     step_seconds: list[float] = field(default_factory=list)
+    window_seconds: list[float] = field(default_factory=list)
+    """Seconds per step of each logged window. Reading its losses waits for the device: on a GPU these are the truth."""
     scales_seen: dict[str, float] = field(default_factory=dict)
     non_finite_in_a_row: int = 0
 
@@ -98,6 +100,7 @@ class Training:
                 window_started, window_steps = time.perf_counter(), 0
             else:
                 self.console.advance(self.step)
+            side_jobs_started = time.perf_counter()
             last = self.step == self.total_steps
             if last or (self.train.evaluate_every and self.step % self.train.evaluate_every == 0):
                 self.evaluate()
@@ -110,6 +113,7 @@ class Training:
             if stop.requested and self.step < end:
                 self.write_summary()
                 stop.raise_if_requested(f"Step {self.step} is saved; go on with --resume.")
+            window_started += time.perf_counter() - side_jobs_started  # throughput is that of training alone
         if self.step_seconds:
             self.write_summary()
         if self.board:
@@ -184,6 +188,7 @@ class Training:
         losses = {name: float(value) / self.counts[name] for name, value in self.sums.items()}
         self.sums, self.counts = {}, defaultdict(int)
         seconds = (time.perf_counter() - window_started) / max(window_steps, 1)
+        self.window_seconds.append(seconds)
         row = {
             "seconds": self.seconds,
             "losses": losses,
@@ -287,7 +292,8 @@ class Training:
     def write_summary(self) -> None:
         """Write summary.json: what comparisons and reports read first."""
         run = self.run
-        median = statistics.median(self.step_seconds) if self.step_seconds else None
+        times = self.step_seconds if run.device.type == "cpu" else self.window_seconds
+        median = statistics.median(times) if times else None
         summary = {
             "metric": run.task.metric,
             "higher_is_better": run.task.higher_is_better,
