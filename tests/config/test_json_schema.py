@@ -11,7 +11,8 @@ from mpt.config.load import load_config
 from mpt.config.yaml_text import read_text
 from mpt.errors import ConfigError
 
-CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+FOLDER = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.endswith(".plan.yaml"))
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
 
 

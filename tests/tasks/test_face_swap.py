@@ -6,6 +6,7 @@ from mpt.metrics.face_swap import FigureSums, overlap, peak_signal_to_noise
 from mpt.nn import saehd
 from mpt.nn.saehd import build as build_networks
 from mpt.optim import adabelief
+from mpt.precision import amp
 from mpt.precision.fp32 import Settings as Float32Settings
 from mpt.precision.fp32 import build as build_float32
 from mpt.tasks.face_swap import Settings, build
@@ -15,10 +16,10 @@ DATA = procedural_faces.build(procedural_faces.Settings(image_size=64, count=4),
 TEST_DATA = procedural_faces.build(procedural_faces.Settings(image_size=64, test_count=3), "test", 0)
 
 
-def make_task(settings=None, **changes):
+def make_task(settings=None, precision=None, **changes):
     torch.manual_seed(0)
     model_settings = saehd.Settings(**{**TINY, **changes})
-    precision = build_float32("fp32", Float32Settings(), torch.device("cpu"))
+    precision = precision or build_float32("fp32", Float32Settings(), torch.device("cpu"))
     return build(
         settings or Settings(), model_settings, build_networks(model_settings, DATA.spec), DATA.spec, precision
     )
@@ -139,9 +140,10 @@ def test_eyes_and_mouth_weigh_when_they_have_priority():
 
 
 def test_losses_are_float32_when_the_drawing_is_half():
-    task = make_task()
+    precision = amp.build("bf16", amp.Settings(dtype="bfloat16"), torch.device("cpu"))
+    task = make_task(precision=precision)
     batch = DATA.fetch([0], 0)
-    with torch.autocast("cpu", torch.bfloat16):
+    with precision.forward():
         code = task.faces.encode_src(batch["src_warped"])
         image, mask = task.faces.draw_src(code)
         assert image.dtype == torch.bfloat16
