@@ -7,6 +7,7 @@ them 0 is success, 2 also a wrong command line, and 130 an interrupt before ther
 
 from __future__ import annotations
 
+import errno
 import importlib
 import itertools
 import os
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
+from mpt import __version__
 from mpt.commands.arguments import (
     CompareArguments,
     ConvertArguments,
@@ -26,7 +28,7 @@ from mpt.commands.arguments import (
     ReportArguments,
     TrainArguments,
 )
-from mpt.errors import ConfigError, InputOutputError, MptError
+from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError
 
 app = typer.Typer(
     name="mpt",
@@ -37,6 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write, which names no file, meets on a disk without room."""
 
 LERAS_DIRECTIONS: dict[str, Literal["leras-to-torch", "torch-to-leras"]] = {
     "leras-to-torch": "leras-to-torch",
@@ -50,8 +55,24 @@ Allow = Annotated[list[str] | None, typer.Option("--allow", metavar="PACKAGE", h
 Runs = Annotated[str, typer.Option("--runs", metavar="DIR", help="The folder of the runs.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 Output = Annotated[str | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and stop, where that is wanted."""
+    if wanted:
+        print(f"mpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Mixed-precision training that fits the card you have."""
 
 
 @app.command()
@@ -303,13 +324,13 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in FULL:
             raise
-        fail(InputOutputError(f"{error.filename}: {error.strerror}"))
+        fail(InputOutputError(f"{error.filename or 'what was to be written'}: {error.strerror}"))
     sys.exit(0)
 
 
 def fail(error: MptError) -> NoReturn:
-    """Print the message and exit with the error's code."""
-    print(f"error: {error}", file=sys.stderr)
+    """Print the message and exit with the error's code. Being stopped and having saved is no error."""
+    print(error if isinstance(error, Interrupted) else f"error: {error}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -170,6 +170,8 @@ class Precision(Protocol):
 
     def scales(self) -> dict[str, float]: ...
 
+    def skips_overflow(self) -> frozenset[str]: ...  # phases with a dynamic scale, where overflow is no fault
+
     def module_state(self, module: nn.Module) -> dict[str, Tensor]: ...  # float32 state to save
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> None: ...

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt import cli
+from mpt import __version__, cli
 from mpt.commands.arguments import (
     CompareArguments,
     ConvertArguments,
@@ -160,9 +160,10 @@ def test_no_words_and_help_print_help(capsys):
     [
         (ConfigError("x"), 2, "error: x\n"),
         (GateError("y"), 8, "error: y\n"),
-        (Interrupted("saved", 15), 143, "error: saved\n"),
+        (Interrupted("saved", 15), 143, "saved\n"),
         (KeyboardInterrupt(), 130, ""),
         (PermissionError(13, "Permission denied", "f"), 5, "error: f: Permission denied\n"),
+        (OSError(28, "No space left on device"), 5, "error: what was to be written: No space left on device\n"),
     ],
 )
 def test_an_error_is_a_message_and_a_code(monkeypatch, capsys, error, code, words):
@@ -172,6 +173,11 @@ def test_an_error_is_a_message_and_a_code(monkeypatch, capsys, error, code, word
     monkeypatch.setattr(cli.importlib, "import_module", lambda name: types.SimpleNamespace(run=fail))
     assert run("report") == code
     assert capsys.readouterr().err == words
+
+
+def test_the_version_is_printed(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"mpt {__version__}\n"
 
 
 def test_a_programmers_error_keeps_its_traceback(monkeypatch):

@@ -43,6 +43,8 @@ def run(arguments: InferArguments) -> None:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
     files = input_files(arguments.input) if arguments.input else []
     trained = open_trained(arguments.run, Path(arguments.runs), arguments.device or "auto", allow=arguments.allow)
+    if files and not getattr(trained.run.task, "takes_inputs", True):
+        raise ConfigError(f"--input: {trained.config.model.name} makes images from noise and takes none; leave it out")
     output = Path(arguments.output) if arguments.output else Path(trained.directory.path) / "inference"
     batch_size = arguments.batch_size or trained.config.train.batch_size
     make_folder(output)

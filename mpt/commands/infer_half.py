@@ -163,14 +163,14 @@ def sentences(statement: Statement) -> list[str]:
         said.append(text + ".")
         if not distance.finite:
             said.append(
-                "WARNING: half gave NaN or infinity where float32 did not: name the layers in precision.keep_fp32, or "
+                "warning: half gave NaN or infinity where float32 did not: name the layers in precision.keep_fp32, or "
                 "try --dtype bfloat16."
             )
     if statement.awkward:
         more = len(statement.awkward) - NAMED_LAYERS
         named = ", ".join(statement.awkward[:NAMED_LAYERS]) + (f" and {more} more" if more > 0 else "")
         said.append(
-            f"WARNING: dimensions that are no multiple of 8 are padded or slow on tensor cores: {named}. A network's "
+            f"warning: dimensions that are no multiple of 8 are padded or slow on tensor cores: {named}. A network's "
             "first and last layer can rarely help it."
         )
     return said

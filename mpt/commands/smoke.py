@@ -36,5 +36,5 @@ def smoke(config: Config, arguments: TrainArguments) -> None:
             infer.run(
                 InferArguments(run=str(path), output=str(Path(folder) / "out"), runs=folder, device=arguments.device)
             )
-    if not arguments.quiet:
+    if not (arguments.quiet or arguments.json):
         print(f"smoke: {steps} steps trained, saved, resumed, evaluated and inferred")

@@ -36,7 +36,7 @@ def run(arguments: TrainArguments) -> None:
     if arguments.print_config:
         sys.stdout.write(config.to_yaml())
         return
-    if arguments.smoke:
+    if arguments.smoke and not arguments.dry_run:
         from mpt.commands.smoke import smoke
 
         smoke(config, arguments)
@@ -66,6 +66,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     from mpt.engine.build import build_datasets, choose_device
     from mpt.engine.loop import Training
     from mpt.run.console import Console
+    from mpt.run.files import write_atomically
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries
     from mpt.run.tensorboard import TensorBoardWriter
@@ -97,7 +98,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
             if source is not None:
                 resume(training, source, console, arguments)
             else:
-                directory.config_path.write_text(config.to_yaml(), "utf-8")
+                write_atomically(directory.config_path, config.to_yaml())
             write_environment(directory, source is not None)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
@@ -224,6 +225,7 @@ def resume(training: Training, source: RunDirectory | Path, console: Console, ar
 def write_environment(directory: RunDirectory, resumes: bool) -> None:
     """Write env.json at the start; a resume appends its own environment beside the first."""
     from mpt.run.environment import describe_environment
+    from mpt.run.files import write_atomically
 
     path = directory.env_path
     current = describe_environment()
@@ -234,7 +236,7 @@ def write_environment(directory: RunDirectory, resumes: bool) -> None:
             first = {}
         first.setdefault("resumes", []).append(current)
         current = first
-    path.write_text(json.dumps(current, indent=1) + "\n", "utf-8")
+    write_atomically(path, json.dumps(current, indent=1) + "\n")
 
 
 def finish(directory: RunDirectory, console: Console, training: Training) -> None:

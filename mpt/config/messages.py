@@ -188,4 +188,5 @@ def _text(
 
 def _allowed(error: Mapping[str, Any]) -> str:
     words = ALLOWED.get(error["type"])
-    return words.format(**error.get("ctx", {})) if words else str(error["msg"])
+    limits = {name: f"{v:g}" if isinstance(v, float) else v for name, v in error.get("ctx", {}).items()}
+    return words.format(**limits) if words else str(error["msg"])

@@ -13,7 +13,7 @@ and in model files `TASK = "gan"`, the task a model is trained by.
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -108,7 +108,7 @@ class PrecisionOptions(Options):
 
     dtype: Literal["auto", "float16", "bfloat16"] = "auto"
     """auto is float16 on a GPU and bfloat16 on a CPU; the reason is printed and recorded."""
-    loss_scale: Literal["auto", "dynamic"] | float = "auto"
+    loss_scale: Literal["auto", "dynamic"] | Annotated[float, Field(gt=0)] = "auto"
     """auto is dynamic in float16 and none otherwise; a number is a scale that never changes, 1 is none."""
     init_scale: float = Field(65536.0, gt=0)
     """Where a dynamic scale starts."""

@@ -56,7 +56,7 @@ class Policy:
         for phase in phases:
             if phase.scaled:
                 self.scalers[phase.name] = LossScaler(
-                    static or self.settings.init_scale,
+                    self.settings.init_scale if static is None else static,
                     self.settings.growth_interval,
                     self.settings.min_scale,
                     self.settings.max_scale,
@@ -109,6 +109,10 @@ class Policy:
     def scales(self) -> dict[str, float]:
         """Return the loss scale of each scaled phase."""
         return {name: scaler.scale for name, scaler in self.scalers.items()}
+
+    def skips_overflow(self) -> frozenset[str]:
+        """Return the phases whose scaler skips a step that overflows; a constant scale never skips."""
+        return frozenset(name for name, scaler in self.scalers.items() if scaler.dynamic)
 
     def module_state(self, module: nn.Module) -> dict[str, Tensor]:
         """Return a module's state to save, by its own state-dict keys."""

@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.errors import CheckpointError, ConfigError, InputOutputError, MptError
 from mpt.run.files import failures_explained, write_fully
 
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -112,13 +112,26 @@ class RunDirectory:
         try:
             take_lock(descriptor, self)
             before = read_holder(descriptor)
-            write_holder(descriptor)
-            yield f"The lock of a run that was killed ({describe_holder(before)}) was taken over." if before else None
-            os.ftruncate(descriptor, 0)  # an empty file says that the run ended in order
+            with failures_explained(self.lock_path):
+                write_holder(descriptor)
+            with ends_in_order(descriptor):
+                killed = f"The lock of a run that was killed ({describe_holder(before)}) was taken over."
+                yield killed if before else None
         finally:
             if descriptor in held_locks:
                 held_locks.discard(descriptor)
                 os.close(descriptor)
+
+
+@contextlib.contextmanager
+def ends_in_order(descriptor: int) -> Iterator[None]:
+    """Empty the lock file after the block, if it ends or explains why it does not: nobody was killed."""
+    try:
+        yield
+    except MptError:
+        os.ftruncate(descriptor, 0)
+        raise
+    os.ftruncate(descriptor, 0)
 
 
 def forget_locks() -> None:
@@ -239,13 +252,16 @@ def list_runs(runs_dir: Path) -> list[RunDirectory]:
 
 
 def last_written(path: Path) -> tuple[int, int, str]:
-    """Return a key that orders runs by when they were last written to, then by number, then by name."""
-    times = [path.stat().st_mtime_ns]
+    """Return a key that orders runs by when they were last trained, then by number, then by name.
+
+    Pictures and reports that are made afterwards change the folder's own time and leave an old run old.
+    """
+    times: list[int] = []
     for name in ("config.yaml", "metrics.jsonl", "lock"):
         with contextlib.suppress(OSError):
             times.append((path / name).stat().st_mtime_ns)
     number = re.search(r"-(\d{1,9})$", path.name)
-    return max(times), int(number.group(1)) if number else 1, path.name
+    return max(times or [path.stat().st_mtime_ns]), int(number.group(1)) if number else 1, path.name
 
 
 def newest_run(runs_dir: Path) -> RunDirectory:

@@ -28,6 +28,9 @@ from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.common import follow, make_twin
 from mpt.tasks.samples import Sampler, draw_latents
 
+ADVICE_AFTER_STEPS = 500
+"""Before this many steps samples are alike and a discriminator may be ahead in any run: no cause to warn."""
+
 
 class Settings(Options):
     """How the game is played; what is null follows the model."""
@@ -60,6 +63,8 @@ class Gan:
     """Train `gen` (with `encoder` or `recognition` beside it, where the model has one) against `disc`."""
 
     metric, higher_is_better = "frechet_distance", False
+    takes_inputs = False
+    """What it infers comes from noise."""
 
     def __init__(
         self,
@@ -101,6 +106,7 @@ class Gan:
         self.pull_away = precision.loss(adversarial.pull_away)
         self.cross_entropy = precision.loss(functional.cross_entropy)
         self.reconstruction = precision.loss(functional.binary_cross_entropy_with_logits)
+        self.steps_done = 0
         self.told: set[str] = set()
 
     def _generator_side(self) -> nn.Module:
@@ -216,6 +222,7 @@ class Gan:
     @torch.no_grad()
     def after_step(self, step: int, samples_seen: int) -> None:
         """Clip the critic's weights, move BEGAN's balance, let the EMA twin follow."""
+        self.steps_done = step
         if self.weight_clip:
             for parameter in {*self.precision.parameters(self.disc), *self.disc.parameters()}:
                 parameter.clamp_(-self.weight_clip, self.weight_clip)
@@ -264,7 +271,9 @@ class Gan:
         return self.sampler.infer(count, seed, self.settings.truncation)
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
-        """Return warnings, each once, about what a log line or an evaluation shows to go wrong."""
+        """Return warnings, each once, about what a log line or an evaluation shows to go wrong, the start apart."""
+        if self.steps_done < ADVICE_AFTER_STEPS:
+            return []
         found = {}
         bounded = self.objective_name in ("nonsaturating", "least_squares", "hinge")
         if bounded and "disc/real" in figures and figures["disc/real"] + figures.get("disc/fake", 1.0) < 0.01:

@@ -182,6 +182,7 @@ class StyleGan2(gan.Gan):
     def after_step(self, step: int, samples_seen: int) -> None:
         """Move the mean path length, the augmentation's probability and the averaged generator."""
         style = self.style
+        self.steps_done = step
         if self.lengths:
             self.path_mean, self.lengths = self._next_path_mean(), []
         if self.augment is not None and style.ada_target is not None and (step + 1) % ADA_INTERVAL == 0:

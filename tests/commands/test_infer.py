@@ -49,6 +49,11 @@ def test_a_generator_makes_the_same_samples_each_time(generator, tmp_path):
     assert (go(generator, tmp_path) / "samples.png").read_bytes() == first
 
 
+def test_a_generator_that_makes_images_from_noise_refuses_inputs(generator, pictures, tmp_path):
+    with pytest.raises(ConfigError, match="makes images from noise and takes none"):
+        go(generator, tmp_path, input=str(pictures))
+
+
 def test_half_states_size_latency_memory_distance_agreement_and_metric(classifier, tmp_path, capsys):
     output = go(classifier, tmp_path, half=True)
     content = json.loads((output / "half.json").read_text())

@@ -77,6 +77,18 @@ def test_smoke_trains_resumes_and_infers_and_leaves_nothing(config: Path, capsys
     assert not (config.parent / "runs").exists()
 
 
+def test_a_dry_run_of_a_smoke_run_is_a_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config, smoke=4, dry_run=True, quiet=False)
+    assert "dry run: everything builds" in capsys.readouterr().err
+
+
+def test_a_smoke_run_that_is_to_print_json_prints_nothing_else(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config, smoke=2, json=True, quiet=False)
+    assert all(json.loads(line) for line in capsys.readouterr().out.splitlines())
+
+
 def test_json_prints_one_object_per_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(config, json=True, quiet=False)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -138,9 +150,7 @@ def test_resuming_a_named_checkpoint_goes_on_from_there(config: Path) -> None:
     assert steps == [2, 4, 6, 6]
 
 
-def test_resuming_a_finished_run_changes_nothing_and_says_so(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resuming_a_finished_run_changes_nothing_and_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = train(config)
     before = (path / "summary.json").read_text()
     train(config, resume="auto", quiet=False)

@@ -175,6 +175,8 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
             "",
             "allowed: 'auto' or 'dynamic' or a number; did you mean 'dynamic'?",
         ),
+        ("model: net\nprecision: {loss_scale: 0}", "", "'auto' or 'dynamic' or a number above 0$"),
+        ("model: net\nprecision: {loss_scale: -1}", "", "found -1; allowed: 'auto' or 'dynamic' or a number above 0$"),
         ("model: net\nprecision: {mode: 16-mixed, dtype: bfloat16}", "", "but the mode 16-mixed means dtype float16"),
         ("model: net\nprecision: pf32", "", "precision.mode: found 'pf32'; allowed: one of .*did you mean 'fp32'?"),
         (

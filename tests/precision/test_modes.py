@@ -149,6 +149,16 @@ def test_static_scale_is_honoured_and_never_moves() -> None:
     assert update(run, run.phases[0], parts.batch()).stats.scale == 128.0
 
 
+def test_a_loss_that_is_nan_is_noticed_under_a_static_scale_too() -> None:
+    run = parts.classifier({"mode": "amp", **HALF, "loss_scale": 128.0})
+    before = {key: value.clone() for key, value in run.task.modules["net"].state_dict().items()}
+    batch = parts.batch()
+    done = update(run, run.phases[0], {**batch, "image": torch.full_like(batch["image"], math.nan)})
+    assert not done.finite
+    after = run.task.modules["net"].state_dict()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+
+
 def test_bfloat16_needs_no_scaler_unless_asked() -> None:
     assert parts.classifier("bf16").precision.scales() == {}
     assert parts.classifier({"mode": "bf16", "loss_scale": "dynamic"}).precision.scales() == {"net": 2.0**16}

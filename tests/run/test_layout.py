@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.errors import CheckpointError, ConfigError, InputOutputError, Interrupted
+from mpt.run import layout
 from mpt.run.layout import create_run, find_run, list_runs, newest_run, open_run
 
 
@@ -109,6 +111,24 @@ def test_the_lock_of_a_killed_writer_is_taken_over(tmp_path) -> None:
         assert f"process {process.pid}" in note
 
 
+def test_a_run_that_was_stopped_or_explained_its_end_was_not_killed(tmp_path) -> None:
+    run = create_run(tmp_path, "demo")
+    with pytest.raises(Interrupted), run.hold():
+        raise Interrupted("saved", 2)
+    with run.hold() as note:
+        assert note is None
+
+
+def test_a_full_disk_at_the_lock_is_explained(tmp_path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = create_run(tmp_path, "demo")
+    monkeypatch.setattr(layout, "write_holder", fail)
+    with pytest.raises(InputOutputError, match="the disk is full"), run.hold():
+        pass
+
+
 def test_a_data_worker_that_outlives_a_killed_run_does_not_keep_it_locked(tmp_path) -> None:
     run = create_run(tmp_path, "demo")
     process = hold_in_another_process(run.path, "child = os.fork() or sys.argv.append('child') or 0")
@@ -141,6 +161,15 @@ def test_the_newest_run_is_the_one_written_to_last(tmp_path) -> None:
             os.utime(path, (2_000_000_000 - age, 2_000_000_000 - age))
     assert newest_run(tmp_path).name == "a"
     assert [run.name for run in list_runs(tmp_path)] == ["b", "c", "a"]
+
+
+def test_a_report_or_pictures_of_an_old_run_do_not_make_it_the_newest(tmp_path) -> None:
+    old, new = create_run(tmp_path, "demo"), create_run(tmp_path, "demo")
+    for seconds, run in ((1, old), (2, new)):
+        run.config_path.write_text("")
+        os.utime(run.config_path, (seconds, seconds))
+    (old.path / "inference").mkdir()
+    assert newest_run(tmp_path).name == new.name
 
 
 def test_no_run_at_all_is_said_with_the_remedy(tmp_path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mpt.engine.step import update
 from mpt.errors import DataError
 from mpt.seams import Batch
-from mpt.tasks.gan import Gan
+from mpt.tasks.gan import ADVICE_AFTER_STEPS, Gan
 from mpt.tasks.samples import PATH_STEPS, PATHS, interpolate
 from tests.tasks.generative import ADVERSARIAL, build, make_batch, take_step, weights
 
@@ -169,6 +169,9 @@ def test_a_won_discriminator_and_a_collapse_are_told_once() -> None:
     task = build("vanilla_gan").task
     assert isinstance(task, Gan)
     assert task.advise({"disc/real": 0.5, "disc/fake": 0.5, "gen/loss": 1.0}) == []
+    assert task.advise({"disc/real": 0.002, "disc/fake": 0.003}) == []  # too early to say
+    assert task.advise({"frechet_distance": 150.0, "diversity": 0.001}) == []
+    task.after_step(ADVICE_AFTER_STEPS, 64 * ADVICE_AFTER_STEPS)
     (won,) = task.advise({"disc/real": 0.002, "disc/fake": 0.003})
     assert "it has won" in won
     assert "Try" in won
@@ -177,6 +180,7 @@ def test_a_won_discriminator_and_a_collapse_are_told_once() -> None:
     assert "collapsed" in collapsed
     critic = build("wgan").task
     assert isinstance(critic, Gan)
+    critic.after_step(ADVICE_AFTER_STEPS, 64 * ADVICE_AFTER_STEPS)
     assert critic.advise({"disc/real": 0.0, "disc/fake": 0.0}) == []  # a critic's loss may be anything
 
 
