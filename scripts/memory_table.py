@@ -126,8 +126,8 @@ def saved_bytes(run: Run, batch: Batch) -> int:
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage()._cdata not in weights:
-            kept[tensor.untyped_storage()._cdata] = tensor
-        return tensor
+            kept[tensor.untyped_storage()._cdata] = tensor.detach()
+        return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
 
     part = {name: value[: run.micro_batch_size] for name, value in run.task.draw(batch, phase).items()}
     pending = phase.losses(part)

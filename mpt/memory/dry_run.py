@@ -70,7 +70,7 @@ def measure_units(run: Any, units: list[Unit]) -> dict[Unit, UnitCost]:
             seen.add(key)
             alive.append(tensor)
             inside[-1].saved_bytes += tensor.untyped_storage().nbytes()
-        return tensor
+        return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
 
     with _on_fake_tensors(run), FlopCount() as counter:
         parameters = [p for module in run.task.modules.values() for p in module.parameters()]

@@ -123,7 +123,8 @@ class OffloadActivations(Trick):
     def pack(self, tensor: Tensor) -> Any:
         """Send a saved tensor away, or keep it."""
         if not self.travels(tensor):
-            return tensor
+            # Not the tensor itself: a graph that holds its own output and is never walked would not be freed.
+            return tensor.detach()
         storage = tensor.untyped_storage()
         layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor._version)
         for owner, same, reference in self.known.get(storage._cdata, []):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -413,6 +415,20 @@ def test_tricks_combine() -> None:
     run = parts.gan(memory=memory)
     mechanism.train(run, [parts.batch()])
     assert mechanism.same(mechanism.state(plain), mechanism.state(run))
+
+
+@pytest.mark.parametrize("memory", [{"offload_activations": 0.01}, {"recompute": "selective"}, {"recompute": "all"}])
+def test_a_forward_that_is_given_up_is_freed(memory: dict[str, Any]) -> None:
+    run = parts.classifier(memory=memory)
+    alive: list[weakref.ref[Tensor]] = []
+    for stage in run.task.net.stages:
+        stage.register_forward_hook(lambda _m, _a, out: alive.append(weakref.ref(out)))
+    with memory_forward(run.tricks):
+        loss = next(run.phases[0].losses(parts.batch()))
+    assert len(alive) == 3
+    del loss
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 3
 
 
 def test_nothing_is_left_on_the_hooks_after_a_step() -> None:
