@@ -1,8 +1,8 @@
 """Which feature space a Frechet distance is measured in, chosen from the data.
 
-Small grey images (the shipped digits, MNIST and their like) get the shipped digit classifier's features; anything else a
-fixed random convolutional network's. Neither is Inception: distances compare runs of this program with one another, not
-with published FID.
+Small grey images (the shipped digits, MNIST and their like) get the shipped digit classifier's features; anything
+else a fixed random convolutional network's. Neither is Inception: distances compare runs of this program with one
+another, not with published FID.
 """
 
 from __future__ import annotations
