@@ -38,6 +38,8 @@ class Plan:
     """None without a budget."""
     tight: bool
     """It fits only by giving cached memory back to the driver in the middle of a step."""
+    reserved_in_budget: int
+    """What the allocator reserves when the budget holds it back; `reserved` without a budget."""
     by_category: dict[str, int]
     by_module: list[tuple[str, int]]
     moment: str
@@ -95,6 +97,7 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
         budget_bytes=wish.budget_bytes,
         fits=None if within is None else within.fits,
         tight=within is not None and within.fits and within.retries > 0,
+        reserved_in_budget=free.reserved if within is None else within.reserved,
         by_category=split.by_category,
         by_module=split.by_module,
         moment=split.moment,

@@ -61,8 +61,9 @@ class Recipe:
 
     @property
     def total(self) -> int:
-        """Bytes that it takes from the card."""
-        return int(self.plan["reserved"] + self.plan["context_bytes"])
+        """Bytes that it takes from the card: held back by the budget where it fits, else what it would like."""
+        reserved = self.plan["reserved_in_budget"] if self.fits else self.plan["reserved"]
+        return int(reserved + self.plan["context_bytes"])
 
 
 def describe_patch(patch: Mapping[str, Any]) -> str:
@@ -83,6 +84,8 @@ def describe_cost(recipe: Recipe) -> str:
         costs.append(f"not bit-equal: {', '.join(name.replace('_', ' ') for name in inexact)}")
     if any("BatchNorm" in note for note in recipe.plan["notes"]):
         costs.append("BatchNorm sees smaller batches")
+    if recipe.plan["tight"]:
+        costs.append("empties the cache within a step")
     return "; ".join(costs) or "exact"
 
 
@@ -110,7 +113,8 @@ def search(session: Session, config: Config, gpu: Gpu, budget_bytes: int) -> tup
             break
         size = -(-config.train.batch_size // count)
         try_all([_joined(p, {**tricks, "micro_batch": size}) for p, tricks in still_too_large(precisions, recipes)])
-    recipes.sort(key=lambda recipe: (not recipe.fits, recipe.plan["step_seconds"]))
+    # A tight recipe waits for the driver in every step, which the time model does not know: it comes after the others.
+    recipes.sort(key=lambda recipe: (not recipe.fits, recipe.plan["tight"], recipe.plan["step_seconds"]))
     return recipes, refused
 
 
@@ -131,9 +135,8 @@ def precision_patches(config: Config, gpu: Gpu) -> Iterator[dict[str, Any]]:
     yield {}
     mode = config.precision.mode
     if mode in FULL_PRECISION:
-        yield {"precision": {"mode": "amp"}}
-    if gpu.has_bfloat16 and mode not in ("bf16", MASTERLESS):
-        yield {"precision": {"mode": "bf16"}}
+        # Both hold the same bytes; bfloat16 needs no loss scaling, which some tricks refuse.
+        yield {"precision": {"mode": "bf16" if gpu.has_bfloat16 else "amp"}}
     if gpu.has_bfloat16 and mode != MASTERLESS:
         yield {"precision": {"mode": MASTERLESS}}
 

@@ -13,8 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = 0.001
-PROFILED = 0.05
-"""Kernels' scratch is not tracked; on networks this small it weighs more than on any real one (see docs/plan.md)."""
+ABOVE, BELOW = 0.01, 0.25
+"""The allocator's record also holds scratch inside CPU kernels, up to a fifth of these networks (see docs/plan.md). It
+can only add, so a plan above the record would be a mistake of ours."""
 
 
 def compare(which: str) -> list[dict[str, Any]]:
@@ -36,8 +37,7 @@ def check(rows: list[dict[str, Any]]) -> None:
         # The fake GPU has its own autocast lists and kernels; where arithmetic is the same, so are the bytes.
         if "fp32" in row["name"] or "O2" in row["name"]:
             assert row["fake_gpu"] == pytest.approx(row["real"], rel=TRACKED), row
-    shares = sorted(abs(row["fake_cpu"] / row["profiler"] - 1) for row in rows)
-    assert shares[len(shares) // 2] <= PROFILED, rows
+        assert -BELOW <= row["fake_cpu"] / row["profiler"] - 1 <= ABOVE, row
 
 
 def test_plans_agree_with_a_few_real_steps() -> None:

@@ -67,7 +67,7 @@ def test_a_budget_gives_a_patch_that_fits_and_a_picture(
     best = told["recipes"][0]
     assert best["fits"]
     assert best["total_bytes"] <= budget * 2**20
-    seconds = [recipe["step_seconds"] for recipe in told["recipes"] if recipe["fits"]]
+    seconds = [recipe["step_seconds"] for recipe in told["recipes"] if recipe["fits"] and not recipe["tight"]]
     assert seconds == sorted(seconds)
     assert all(recipe["cost"] for recipe in told["recipes"])
     patch, picture = (Path(path) for path in told["written"])
@@ -77,7 +77,7 @@ def test_a_budget_gives_a_patch_that_fits_and_a_picture(
     assert load_config(arguments.config, patches=[patch], allow=["tests"])
     plan.run(with_vram(arguments, None, patches=(patch,), json=True))
     again = json.loads(capsys.readouterr().out)["plan"]
-    assert again["reserved"] + again["context_bytes"] == best["total_bytes"]
+    assert again["reserved"] == best["reserved"]
 
 
 def test_when_nothing_fits_the_smallest_is_named_and_the_exit_code_is_7(arguments: PlanArguments) -> None:
