@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mpt.engine.loop import Training
     from mpt.run.console import Console, Style
     from mpt.run.layout import RunDirectory
-    from mpt.seams import DataSpec
+    from mpt.seams import Dataset, DataSpec
 
 
 def run(arguments: TrainArguments) -> None:
@@ -103,6 +103,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             go(training, arguments, stop_after)
+            tell_skipped_files(training, train_data, test_data)
             finish(directory, console, training)
     return Path(directory.path)
 
@@ -239,10 +240,21 @@ def write_environment(directory: RunDirectory, resumes: bool) -> None:
     write_atomically(path, json.dumps(current, indent=1) + "\n")
 
 
+def tell_skipped_files(training: Training, *datasets: Dataset) -> None:
+    """Say which files a data set could not read and passed over, where it was allowed to."""
+    bad = {path: reason for data in datasets for path, reason in getattr(data, "bad_files", {}).items()}
+    if bad:
+        path, reason = next(iter(bad.items()))
+        training.warn(f"{len(bad)} bad {'file was' if len(bad) == 1 else 'files were'} skipped, first {path}: {reason}")
+
+
 def finish(directory: RunDirectory, console: Console, training: Training) -> None:
     """Write the report; a report that fails is a warning, never a lost run."""
     from mpt.report.page import write_report
 
+    if training.step < training.total_steps:  # a smoke run's first half
+        console.message(f"stopped after step {training.step}, to be resumed")
+        return
     try:
         write_report(Path(directory.path))
     except (MptError, OSError, ValueError) as error:

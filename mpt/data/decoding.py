@@ -21,7 +21,7 @@ from mpt.errors import DataError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """As torchvision's ImageFolder."""
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "MPO")
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, struct.error, zlib.error)
 """What Pillow's decoders raise on damaged files, beside Image.DecompressionBombError."""

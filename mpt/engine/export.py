@@ -116,7 +116,7 @@ def write_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...], dtype: t
     """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--to onnx needs the package {missing[0]}: pip install 'mpt[onnx]'.")
+        raise ConfigError(f"--to onnx needs the package {missing[0]}: pip install -e '.[onnx]' in mpt's folder.")
     import onnx
 
     network = as_half_network(network.cpu(), dtype)

@@ -1,6 +1,6 @@
 """The published FID: Frechet distance in Inception's features, through torchmetrics and torch-fidelity.
 
-An extra (`pip install mpt[fid]`), with the weights from a local file: nothing is downloaded. The file is the one that
+An extra (`pip install -e '.[fid]'`) with the weights from a local file: nothing is downloaded. The file is the one that
 torch-fidelity names pt_inception-2015-12-05-6726825d.pth; it is read once as plain tensors before the library, which
 would unpickle anything, gets to see it.
 """
@@ -47,7 +47,7 @@ def require_inception(weights: str) -> Path:
     if importlib.util.find_spec("torch_fidelity") is None:
         raise ConfigError(
             "task.inception_weights: the published FID needs torch-fidelity, which is not installed. Install it with "
-            "`pip install mpt[fid]`, or leave the setting out: the built-in distance is always given."
+            "`pip install -e '.[fid]'` in mpt's folder, or leave the setting out: the built-in distance is there."
         )
     return path
 

@@ -91,7 +91,7 @@ def _timm(attribute: str, options: dict[str, Any]) -> nn.Module:
         vision_ops.import_torchvision()
         import timm
     except ImportError as error:
-        raise ConfigError("model.name: timm is not installed; `pip install 'mpt[timm]'` adds it") from error
+        raise ConfigError("model.name: timm is not installed; `pip install timm` adds it") from error
     if not timm.is_model(attribute):
         near = ", ".join(timm.list_models(f"*{attribute}*")[:3])
         raise ConfigError(f"model.name: timm has no model {attribute!r}; nearest: {near or '-'}")

@@ -27,6 +27,7 @@ REMEDIES = {
     errno.EROFS: "the file system is read-only: choose another directory for runs",
     errno.EACCES: "permission was denied: choose another directory for runs, or change its owner",
     errno.EPERM: "permission was denied: choose another directory for runs, or change its owner",
+    errno.EEXIST: "a file stands where a directory is wanted: choose another directory",
     errno.ELOOP: "a symbolic link stands where a file or directory of the run belongs: remove the link",
     errno.ENOTDIR: "something that is not a directory stands in the way, maybe a symbolic link: remove it",
 }

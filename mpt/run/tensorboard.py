@@ -17,7 +17,7 @@ class TensorBoardWriter:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "TensorBoard was asked for and is not installed: `pip install 'mpt[tensorboard]'`, or leave it off."
+                "TensorBoard was asked for and is not installed: `pip install tensorboard`, or leave it off."
             ) from error
         self.writer: Any = SummaryWriter(log_dir=str(run.path / "tensorboard"))
 

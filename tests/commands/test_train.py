@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run
@@ -161,6 +162,19 @@ def test_resuming_a_finished_run_changes_nothing_and_says_so(config: Path, capsy
 def test_resuming_nothing_starts_a_run_and_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(config, resume="auto", quiet=False)
     assert "nothing to resume" in capsys.readouterr().err
+
+
+def test_files_that_were_skipped_are_counted_and_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in range(8):
+        folder = config.parent / "pictures" / ("train" if index < 6 else "test") / "x"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(folder / f"{index}.png")
+    (config.parent / "pictures" / "train" / "x" / "3.png").write_bytes(b"no image")
+    root = f"dataset={{name: image_folder, root: {config.parent / 'pictures'}, on_bad_image: skip}}"
+    path = train(config, root, "train.batch_size=6", "train.steps=1")
+    said = "1 bad file was skipped, first " + str(config.parent / "pictures" / "train" / "x" / "3.png")
+    assert said in capsys.readouterr().err
+    assert said in (path / "events.jsonl").read_text()
 
 
 def test_two_processes_cannot_write_one_run(config: Path) -> None:

@@ -86,6 +86,12 @@ def test_a_directory_for_runs_that_cannot_be_made_is_explained(tmp_path) -> None
         create_run(tmp_path / "runs", "demo")
 
 
+def test_a_file_in_place_of_the_directory_for_runs_is_explained(tmp_path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(InputOutputError, match="a file stands where a directory is wanted"):
+        create_run(tmp_path / "runs", "demo")
+
+
 def test_a_second_writer_is_refused_by_name_and_the_first_goes_on(tmp_path) -> None:
     run = create_run(tmp_path, "demo")
     with run.hold():
