@@ -43,4 +43,7 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
         reason = "float32 weights; matrix products in TF32 on GPUs that have it (Ampere and later)"
         if device.type == "cpu":
             reason = "TF32 exists on NVIDIA GPUs only: on this CPU the arithmetic is plain float32"
+    asked = {"dtype": settings.dtype, "loss_scale": settings.loss_scale}
+    if unused := [f"precision.{key}={value}" for key, value in asked.items() if value not in ("auto", 1.0)]:
+        reason += f"; {' and '.join(unused)} changes nothing here"
     return Float32(name, settings, device, torch.float32, reason)

@@ -149,6 +149,12 @@ def test_static_scale_is_honoured_and_never_moves() -> None:
     assert update(run, run.phases[0], parts.batch()).stats.scale == 128.0
 
 
+def test_float32_says_what_it_has_no_use_for() -> None:
+    run = parts.classifier({"mode": "fp32", "dtype": "float16", "loss_scale": 128.0})
+    assert "precision.dtype=float16 and precision.loss_scale=128.0 changes nothing here" in run.precision.reason
+    assert "changes nothing" not in parts.classifier({"mode": "fp32"}).precision.reason
+
+
 def test_a_loss_that_is_nan_is_noticed_under_a_static_scale_too() -> None:
     run = parts.classifier({"mode": "amp", **HALF, "loss_scale": 128.0})
     before = {key: value.clone() for key, value in run.task.modules["net"].state_dict().items()}
