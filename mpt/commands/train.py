@@ -252,6 +252,8 @@ def finish(directory: RunDirectory, console: Console, training: Training) -> Non
     """Write the report; a report that fails is a warning, never a lost run."""
     from mpt.report.page import write_report
 
+    if not training.step_seconds:  # a finished run that was resumed
+        return
     if training.step < training.total_steps:  # a smoke run's first half
         console.message(f"stopped after step {training.step}, to be resumed")
         return

@@ -313,8 +313,21 @@ class _Checker:
         try:
             return settings_class.model_validate_json(json.dumps({**(defaults or {}), **plain}), strict=True)
         except ValidationError as error:
-            self.problems += explain_errors(error.errors(include_url=False), node, path, keys, self.elsewhere)
+            problems = explain_errors(error.errors(include_url=False), node, path, keys, self.elsewhere)
+            self.problems += problems
+            self.hint_at_replacing(path, problems)
             return None
+
+    def hint_at_replacing(self, path: tuple[str, ...], problems: Sequence[Problem]) -> None:
+        """Say how to leave out the file's settings where an override chose another plugin, which does not know them."""
+        section = path[0] if path else ""
+        name = self.section(section).value.get("name") if section in NAMED_SECTIONS else None  # type: ignore[union-attr]
+        stale = any("unknown key" in problem.text and problem.place.line is not None for problem in problems)
+        if name is not None and name.place.line is None and stale:
+            wanted = f"{section}=null {section}={name.value}"
+            self.report(
+                name, (section, "name"), f"to leave out what the file says of another {section}, write {wanted}"
+            )
 
 
 def _without(node: Node, key: str) -> Node:

@@ -217,7 +217,8 @@ def stop(training: Training, phase: Phase, batch: Batch, why: str) -> None:
     culprit = find_first_non_finite(training.run, phase, batch)
     training.event("stopped", f"{why}; first at {culprit}")
     raise NonFiniteError(
-        f"{why}. First bad value: {culprit}. Try a lower optimizer.lr, optimizer.clip_grad_norm=1, or precision=fp32"
+        f"{why}. First bad value: {culprit}. Try a lower optimizer.lr, optimizer.clip_grad_norm=1, "
+        "a lower precision.loss_scale where it is fixed, or precision=fp32"
     )
 
 

@@ -395,3 +395,11 @@ def test_checking_is_quick(registry):
     for _ in range(10):
         load(registry, FULL)
     assert time.process_time() - started < 1.0
+
+
+def test_another_plugin_by_override_says_how_to_leave_out_the_settings_of_the_first(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("model: {name: dcgan, latent_size: 8}\n")
+    with pytest.raises(ConfigError, match="write model=null model=small_cnn"):
+        load_config(path, ["model.name=small_cnn"])
+    assert load_config(path, ["model=null", "model=small_cnn"]).model.name == "small_cnn"
