@@ -54,7 +54,7 @@ class Train(Options):
     threads: int | None = Field(None, gt=0)
     """CPU threads; null leaves torch's choice. Results are bit-equal only at a fixed count."""
     tensorboard: bool = False
-    """Write the log lines to `tensorboard/` in the run too; needs the extra `mpt[tensorboard]`."""
+    """Write the log lines to `tensorboard/` in the run too; needs the package `tensorboard`."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps. auto takes the first GPU there is."""
 

@@ -26,7 +26,7 @@ CONFLICTS = {
     "cpu_optimizer": "8-bit states live on the device; use one of the two",
 }
 BLOCK, SMALLEST_QUANTISED = 256, 4096
-INSTALL = "pip install 'mpt[bitsandbytes]' or pip install 'mpt[torchao]'"
+INSTALL = "pip install bitsandbytes or pip install torchao"
 
 
 class Settings(Options):
@@ -95,7 +95,7 @@ def choose_backend(wanted: str) -> str:
     if wanted != "auto":
         if wanted not in there:
             raise ConfigError(
-                f"memory.low_bit_optimizer: {wanted} is not installed; pip install 'mpt[{wanted}]', "
+                f"memory.low_bit_optimizer: {wanted} is not installed; pip install {wanted}, "
                 "or take the 8-bit optimizer out"
             )
         return wanted

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, for those who have the habit. Needs the extra `mpt[tensorboard]`."""
+"""Scalars for TensorBoard, for those who have the habit. Needs the package `tensorboard`."""
 
 from __future__ import annotations
 
