@@ -46,7 +46,13 @@ PLAN = (
     Entry(
         "wgan",
         "lsgan",
-        changes=("model.name=wgan", "task.critic_steps=5", "optimizer={name: rmsprop, lr: 1.0e-3}", "train.steps=6000"),
+        changes=(
+            "model.name=wgan",
+            "task.critic_steps=5",
+            "optimizer=null",
+            "optimizer={name: rmsprop, lr: 1.0e-3}",
+            "train.steps=6000",
+        ),
     ),
     Entry("cgan", "lsgan", changes=("model.name=cgan", *SHORT)),
     Entry("acgan", "lsgan", changes=("model.name=acgan", *SHORT)),
