@@ -124,8 +124,7 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
 def prefetch(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     """Yield batches on a device. On a GPU each is copied on a stream of its own while the one before it is used."""
     if device.type != "cuda":
-        for batch in batches:
-            yield to_device(batch, device)
+        yield from batches
         return
     copying: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: tuple[Batch, torch.cuda.Event] | None = None

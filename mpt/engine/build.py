@@ -131,7 +131,7 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
         frozen={phase.name: _others(phase, task) for phase in phases},
         clip_norms={phase.name: _clip_norm(phase, optimizers, settings_by_module) for phase in phases},
         scaled_phases=precision.skips_overflow(),
-        buffers=[buffer for module in task.trainable.values() for buffer in module.buffers()],
+        buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
     )
     for trick in tricks:

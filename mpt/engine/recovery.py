@@ -5,11 +5,11 @@ Each recovery is an event in the log, each gives up after a bound, and none of t
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -58,14 +58,15 @@ def update_with_memory_ladder(training: Training, phase: Phase, batch: Batch) ->
     refused: dict[str, str] = {}
     trial: Trial | None = None
     while True:
-        with noting_steps(phase.optimizer) as steps:
-            try:
-                return update(run, phase, batch)
-            except (RuntimeError, ConfigError) as error:
-                unsuited = trial is not None and isinstance(error, ConfigError | RecomputationError) and not steps
-                if not unsuited and not is_out_of_memory(error):
-                    raise
-                reason = out_of_memory_reason(error)
+        steps = noted_steps(phase.optimizer)
+        steps.clear()
+        try:
+            return update(run, phase, batch)
+        except (RuntimeError, ConfigError) as error:
+            unsuited = trial is not None and isinstance(error, ConfigError | RecomputationError) and not steps
+            if not unsuited and not is_out_of_memory(error):
+                raise
+            reason = out_of_memory_reason(error)
         # Past the except block: the traceback holds the tensors that were too many.
         if unsuited:
             assert trial is not None
@@ -81,19 +82,19 @@ def update_with_memory_ladder(training: Training, phase: Phase, batch: Batch) ->
             fail(training, phase, reason, refused, False)
 
 
-@contextlib.contextmanager
-def noting_steps(optimizer: Optimizer) -> Iterator[list[Optimizer]]:
-    """Give a list that is filled when the optimizer begins to step: from then on an update cannot be repeated."""
-    steps: list[Optimizer] = []
+NOTED_STEPS: WeakKeyDictionary[Optimizer, list[int]] = WeakKeyDictionary()
 
-    def note(stepping: Optimizer, args: Any, kwargs: Any) -> None:
-        steps.append(stepping)
 
-    handle = optimizer.register_step_pre_hook(note)
-    try:
-        yield steps
-    finally:
-        handle.remove()
+def noted_steps(optimizer: Optimizer) -> list[int]:
+    """Return the list that grows when this optimizer begins to step: from then on an update cannot be repeated.
+
+    The hook is put on once, not in every step.
+    """
+    if optimizer not in NOTED_STEPS:
+        steps: list[int] = []
+        NOTED_STEPS[optimizer] = steps
+        optimizer.register_step_pre_hook(lambda *_: steps.append(1))
+    return NOTED_STEPS[optimizer]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from mpt.engine.build import Run
 
 
+NOTHING = nullcontext()
+
+
 @dataclass
 class Update:
     """What one phase's update did: `stats` of the optimizer step, `losses` by name, still on the device."""
@@ -41,7 +44,8 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.recovery
     batch = run.task.draw(batch, phase)
     losses: dict[str, Tensor] = {}
-    with only(run.frozen[phase.name]):
+    others = run.frozen[phase.name]
+    with only(others) if others else NOTHING:
         for part, share in split(batch, run.micro_batch_size):
             pending = phase.losses(part)
             while True:
@@ -83,7 +87,6 @@ def drop_gradients(run: Run, phase: Phase) -> None:
         parameter.grad = None
 
 
-@torch.no_grad()
 def remember_buffers(run: Run) -> None:
     """Copy the buffers that a forward changes (BatchNorm's statistics), so that a step that is skipped leaves no
     trace.
@@ -130,7 +133,7 @@ def split(batch: Batch, micro_batch_size: int | None) -> Iterator[tuple[Batch, f
 def memory_forward(tricks: list[MemoryTrick]) -> AbstractContextManager[Any]:
     """Enter every trick's forward context."""
     if not tricks:
-        return nullcontext()
+        return NOTHING
     stack = ExitStack()
     for trick in tricks:
         stack.enter_context(trick.forward())

@@ -79,8 +79,9 @@ class Policy:
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
         """Unscale, clip, step and update the scale. An overflow skips this phase's step alone."""
         self.collect_gradients(phase)
-        parameters = [p for group in phase.optimizer.param_groups for p in group["params"]]
         scaler = self.scalers.get(phase.name)
+        needed = scaler is not None or clip_norm is not None
+        parameters = [p for group in phase.optimizer.param_groups for p in group["params"]] if needed else []
         overflowed = scaler.unscale(parameters) and scaler.dynamic if scaler else False
         grad_norm = None
         if clip_norm is not None and not overflowed:
