@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mpt.data.loader import Loader, prefetch
 from mpt.engine import recovery
@@ -67,6 +68,8 @@ class Training:
     """Seconds per step of each logged window. Reading its losses waits for the device: on a GPU these are the truth."""
     scales_seen: dict[str, float] = field(default_factory=dict)
     non_finite_in_a_row: int = 0
+    steps_begun: dict[Optimizer, list[int]] = field(default_factory=dict)
+    """What `recovery.noted_steps` keeps."""
 
     def __post_init__(self) -> None:
         self.train = self.run.config.train

@@ -9,7 +9,6 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -58,7 +57,7 @@ def update_with_memory_ladder(training: Training, phase: Phase, batch: Batch) ->
     refused: dict[str, str] = {}
     trial: Trial | None = None
     while True:
-        steps = noted_steps(phase.optimizer)
+        steps = noted_steps(training, phase.optimizer)
         steps.clear()
         try:
             return update(run, phase, batch)
@@ -82,19 +81,16 @@ def update_with_memory_ladder(training: Training, phase: Phase, batch: Batch) ->
             fail(training, phase, reason, refused, False)
 
 
-NOTED_STEPS: WeakKeyDictionary[Optimizer, list[int]] = WeakKeyDictionary()
-
-
-def noted_steps(optimizer: Optimizer) -> list[int]:
+def noted_steps(training: Training, optimizer: Optimizer) -> list[int]:
     """Return the list that grows when this optimizer begins to step: from then on an update cannot be repeated.
 
     The hook is put on once, not in every step.
     """
-    if optimizer not in NOTED_STEPS:
-        steps: list[int] = []
-        NOTED_STEPS[optimizer] = steps
+    steps = training.steps_begun.get(optimizer)
+    if steps is None:
+        steps = training.steps_begun[optimizer] = []
         optimizer.register_step_pre_hook(lambda *_: steps.append(1))
-    return NOTED_STEPS[optimizer]
+    return steps
 
 
 @dataclass(frozen=True)
