@@ -11,8 +11,7 @@ cent is a statement about a ratio whose denominator, the baseline's mean, is its
 is Fieller's (1954), which accounts for that and for the pairing. A run that ended in NaN counts as a failure of its
 mode, never as missing: leaving it out would report the survivors only.
 
-Only `math` is used, so a verdict can be made wherever the files are. It does not correct for many modes compared at
-once: each verdict is a claim of its own.
+It does not correct for many modes compared at once: each verdict is a claim of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
+
+from scipy.special import stdtrit
 
 from mpt.errors import ConfigError
 
@@ -246,58 +246,6 @@ def seeds_to_decide(first: Sequence[float], second: Sequence[float], margin: Mar
     return many
 
 
-@lru_cache(maxsize=4096)
-def student_quantile(probability: float, freedom: float) -> float:
-    """Return the quantile of Student's t, by bisection on its distribution function."""
-    if probability == 0.5:
-        return 0.0
-    if probability < 0.5:
-        return -student_quantile(1 - probability, freedom)
-    low, high = 0.0, 1.0
-    while student_distribution(high, freedom) < probability:
-        low, high = high, high * 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if student_distribution(middle, freedom) < probability else (low, middle)
-    return (low + high) / 2
-
-
-def student_distribution(value: float, freedom: float) -> float:
-    """Return P(T <= value) for Student's t, through the regularised incomplete beta function."""
-    # Of the two equal forms, the one whose argument is small, or the digits near value = 0 are lost.
-    square = value * value
-    if square < freedom:
-        half = 0.5 * incomplete_beta(0.5, freedom / 2, square / (freedom + square))
-    else:
-        half = 0.5 - 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + square))
-    return 0.5 + math.copysign(half, value)
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b) by its continued fraction (DLMF 8.17.22), Lentz's
-    way."""
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly its mirror image does not
-        return 1 - incomplete_beta(b, a, 1 - x)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    smallest = 1e-300
-    ratio_c, ratio_d, total = 1.0, 0.0, 1.0
-    for index in range(1000):
-        step = index // 2
-        if index == 0:
-            term = 1.0
-        elif index % 2 == 0:
-            term = step * (b - step) * x / ((a + 2 * step - 1) * (a + 2 * step))
-        else:
-            term = -(a + step) * (a + b + step) * x / ((a + 2 * step) * (a + 2 * step + 1))
-        ratio_d = 1 + term * ratio_d
-        ratio_d = 1 / (ratio_d if abs(ratio_d) > smallest else smallest)
-        ratio_c = 1 + term / ratio_c
-        ratio_c = ratio_c if abs(ratio_c) > smallest else smallest
-        total *= ratio_c * ratio_d
-        if abs(1 - ratio_c * ratio_d) < 1e-15:
-            break
-    return front * (total - 1)
+def student_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t."""
+    return float(stdtrit(freedom, probability))

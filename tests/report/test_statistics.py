@@ -10,11 +10,9 @@ from mpt.report.statistics import (
     Margin,
     difference_interval,
     fieller_interval,
-    incomplete_beta,
     judge,
     seeds_to_decide,
     spread,
-    student_distribution,
     student_quantile,
 )
 
@@ -39,28 +37,6 @@ def seeds(*values: float) -> dict[int, float]:
 def test_quantiles_agree_with_the_printed_table(probability, freedom, value):
     assert student_quantile(probability, freedom) == pytest.approx(value, abs=5e-4)
     assert student_quantile(1 - probability, freedom) == pytest.approx(-value, abs=5e-4)
-
-
-@pytest.mark.parametrize("value", [-30.0, -2.0, -1e-3, 0.0, 0.4, 1.0, 1.5, 7.0])
-def test_distribution_agrees_with_its_closed_forms(value):
-    assert student_distribution(value, 1) == pytest.approx(0.5 + math.atan(value) / math.pi, abs=1e-13)
-    assert student_distribution(value, 2) == pytest.approx(0.5 + value / (2 * math.sqrt(2 + value**2)), abs=1e-13)
-    normal = 0.5 * math.erfc(-value / math.sqrt(2))
-    assert student_distribution(value, 1e7) == pytest.approx(normal, abs=1e-6)
-
-
-@pytest.mark.parametrize("x", [0.01, 0.3, 0.5, 0.77, 0.999])
-def test_incomplete_beta_agrees_with_the_binomial_sum(x):
-    a, b = 3, 5
-    total = sum(math.comb(a + b - 1, j) * x**j * (1 - x) ** (a + b - 1 - j) for j in range(a, a + b))
-    assert incomplete_beta(a, b, x) == pytest.approx(total, rel=1e-12)
-
-
-def test_quantile_agrees_with_scipy_where_it_is_installed():
-    stats = pytest.importorskip("scipy.stats")
-    for freedom in (1, 2, 3, 7, 29, 1000):
-        for probability in (0.001, 0.4, 0.6, 0.95, 0.999):
-            assert student_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9)
 
 
 def test_margin_reads_shares_and_amounts():
