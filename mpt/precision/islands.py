@@ -50,8 +50,14 @@ def in_float32(function: F, device_type: str) -> F:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with full_precision(device_type):
-            return function(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
+        # What `full_precision` does, without making its contexts: they would take 50 us of every step.
+        enabled = torch.is_autocast_enabled(device_type)
+        torch.set_autocast_enabled(device_type, False)
+        try:
+            with o1.suspended():
+                return function(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
+        finally:
+            torch.set_autocast_enabled(device_type, enabled)
 
     return run  # type: ignore[return-value]
 
