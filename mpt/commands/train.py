@@ -7,9 +7,7 @@ to go on from. After that the loop saves before it stops, whatever stops it.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ from mpt.commands.arguments import TrainArguments
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.errors import CheckpointError, MemoryBudgetError, MptError
+from mpt.errors import MemoryBudgetError, MptError
 
 if TYPE_CHECKING:
     import torch
@@ -62,15 +60,17 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     prepare_torch(config)
     import torch
 
+    from mpt.commands.resume import begin, open_directory, resume
     from mpt.data.loader import Loader
     from mpt.engine.build import build_datasets, choose_device
     from mpt.engine.loop import Training
     from mpt.run.console import Console
-    from mpt.run.files import write_atomically
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries
-    from mpt.run.tensorboard import TensorBoardWriter
+    from mpt.run.tensorboard import TensorBoardWriter, check_installed
 
+    if config.train.tensorboard:
+        check_installed()
     device = choose_device(config.train.device)
     train_data, test_data = build_datasets(config)
     loader = Loader(
@@ -95,11 +95,11 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
                 console.message(note)
             board = TensorBoardWriter(directory) if config.train.tensorboard else None
             training = Training(built, directory, recorder, console, loader, test_data, total_steps, board)
-            if source is not None:
-                resume(training, source, console, arguments)
-            else:
-                write_atomically(directory.config_path, config.to_yaml())
-            write_environment(directory, source is not None)
+            if source is not None and not resume(training, source, arguments):
+                finish_again(training)
+                return Path(directory.path)
+            if source is None:
+                begin(training)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             go(training, arguments, stop_after)
@@ -177,69 +177,6 @@ def describe(console: Console, config: Config, reason: str, samples: int, steps:
     console.message(f"precision {config.precision.mode}: {reason}")
 
 
-def open_directory(
-    config: Config, arguments: TrainArguments, console: Console
-) -> tuple[RunDirectory, RunDirectory | Path | None]:
-    """Return the run's directory, and what to resume from: the run itself, one of its checkpoints, or None."""
-    from mpt.run.layout import create_run, find_run, list_runs
-
-    runs = Path(arguments.runs)
-    if arguments.resume == "auto":
-        name = re.compile(re.escape(config.run_name) + r"(-[0-9]+)?")
-        same = [run for run in list_runs(runs) if name.fullmatch(run.name)]
-        if same:
-            return same[-1], same[-1]
-        console.message(f"nothing to resume: there is no run named {config.run_name} in {runs}; starting one")
-    elif arguments.resume is not None:
-        directory, checkpoint = find_run(arguments.resume, runs)
-        return directory, checkpoint or directory
-    directory = create_run(runs, config.run_name)
-    console.message(f"run directory {directory.path}")
-    return directory, None
-
-
-def resume(training: Training, source: RunDirectory | Path, console: Console, arguments: TrainArguments) -> None:
-    """Load a checkpoint and drop what the record and the folder hold beyond it."""
-    from mpt.engine.loop import conditions
-    from mpt.run import checkpoint
-    from mpt.run.retention import set_aside_after
-
-    loaded = checkpoint.load(source, map_location=training.run.device)
-    for note in loaded.notes:
-        console.warning(note)
-    before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)
-    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
-    if changed and arguments.exact:
-        raise CheckpointError(f"--exact: not bit-exact, since these changed: {', '.join(changed)}")
-    training.load(loaded)
-    for note in set_aside_after(training.directory, training.step):
-        console.message(note)
-    training.recorder.truncate_after(training.step)
-    training.event("resume", f"resumed at step {training.step} from {loaded.path.name}", notes=list(loaded.notes))
-    console.message(f"resumed {training.directory.path} at step {training.step} of {training.total_steps}")
-    if changed:
-        training.warn(f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint")
-    if training.step >= training.total_steps:
-        console.message("the run was complete already; raise train.steps to train longer")
-
-
-def write_environment(directory: RunDirectory, resumes: bool) -> None:
-    """Write env.json at the start; a resume appends its own environment beside the first."""
-    from mpt.run.environment import describe_environment
-    from mpt.run.files import write_atomically
-
-    path = directory.env_path
-    current = describe_environment()
-    if resumes and path.is_file():
-        try:
-            first = json.loads(path.read_text("utf-8"))
-        except ValueError:
-            first = {}
-        first.setdefault("resumes", []).append(current)
-        current = first
-    write_atomically(path, json.dumps(current, indent=1) + "\n")
-
-
 def tell_skipped_files(training: Training, *datasets: Dataset) -> None:
     """Say which files a data set could not read and passed over, where it was allowed to."""
     bad = {path: reason for data in datasets for path, reason in getattr(data, "bad_files", {}).items()}
@@ -252,8 +189,6 @@ def finish(directory: RunDirectory, console: Console, training: Training) -> Non
     """Write the report; a report that fails is a warning, never a lost run."""
     from mpt.report.page import write_report
 
-    if not training.step_seconds:  # a finished run that was resumed
-        return
     if training.step < training.total_steps:  # a smoke run's first half
         console.message(f"stopped after step {training.step}, to be resumed")
         return
@@ -263,6 +198,14 @@ def finish(directory: RunDirectory, console: Console, training: Training) -> Non
         console.warning(f"the report could not be written: {error}")
     figures = "  ".join(f"{name} {value:.4g}" for name, value in training.last_metrics.items())
     console.message(f"done: {figures}  ({training.seconds:.0f} s)  report {directory.path / 'report.html'}")
+
+
+def finish_again(training: Training) -> None:
+    """Write what a run that was killed between its last checkpoint and its end still lacks."""
+    directory = training.directory
+    if not directory.summary_path.is_file() or not directory.report_path("html").is_file():
+        training.write_summary()
+        finish(directory, training.console, training)
 
 
 def with_steps(config: Config, **changes: object) -> Config:

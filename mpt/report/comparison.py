@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from mpt.config.differences import flatten
 from mpt.errors import ConfigError
 from mpt.report.read_run import RunRecord, curves, finite_median
 from mpt.report.statistics import Margin, Spread, Verdict, judge, spread
@@ -176,7 +176,7 @@ def find_notes(groups: Sequence[Group]) -> list[str]:
     notes = [
         f"{group.label}, seed {seed}: {reason}" for group in groups for seed, reason in sorted(group.failed.items())
     ]
-    configs = [flat_config(record.config) for group in groups for record in group.runs.values()]
+    configs = [flatten(record.config) for group in groups for record in group.runs.values()]
     for key in sorted({key for config in configs for key in config}):
         values = {str(config.get(key)) for config in configs}
         if len(values) > 1 and key.split(".")[0] not in EXPECTED_DIFFERENCES:
@@ -209,17 +209,6 @@ def machine(record: RunRecord) -> str:
     ):
         return str(devices[0].get("name", ""))
     return str(record.environment.get("processor", ""))
-
-
-def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping with dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat.update(flat_config(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def divide(value: float, base: float) -> float:

@@ -1,8 +1,9 @@
 """Which checkpoints a run has, keeps, sets aside and cleans away.
 
 The last few are kept, and the best, which is found from the manifests rather than from a note that could disagree
-with them. Deleting and replacing are renames first, so that no reader meets half a directory under a checkpoint's
-name.
+with them. What a resume from an earlier checkpoint leaves behind is set aside as `abandoned-step-...` and can be renamed
+back; it goes when the run has come as far again, or sets other checkpoints aside. Deleting and replacing are renames
+first, so that no reader meets half a directory under a checkpoint's name.
 """
 
 from __future__ import annotations
@@ -57,17 +58,25 @@ def find_best(run: RunDirectory) -> BestCheckpoint | None:
     return best
 
 
+def list_abandoned(run: RunDirectory) -> dict[int, Path]:
+    """Return step -> the checkpoint of that step that was set aside."""
+    names = os.listdir(run.checkpoints) if run.checkpoints.is_dir() else []
+    found = ((name, CHECKPOINT_NAME.fullmatch(name.removeprefix(ABANDONED))) for name in names)
+    return {int(m.group(1)): run.checkpoints / name for name, m in found if m and name.startswith(ABANDONED)}
+
+
 def prune(run: RunDirectory, newest: int, keep_last: int) -> None:
-    """Remove all checkpoints but the last `keep_last`, the best and the one just written."""
+    """Remove all checkpoints but the last `keep_last`, the best, the one just written, and abandoned later ones."""
     steps = list_steps(run)
     best = find_best(run)
     keep = {*steps[-keep_last:], newest, *([best.step] if best else [])}
-    for step in steps:
-        if step not in keep:
-            # Renamed first: a half-deleted directory must not look like a damaged checkpoint.
-            doomed = run.checkpoints / temporary_name()
-            os.rename(run.checkpoint_path(step), doomed)
-            remove(doomed)
+    doomed = [run.checkpoint_path(step) for step in steps if step not in keep]
+    doomed += [path for step, path in list_abandoned(run).items() if step <= newest]
+    for path in doomed:
+        # Renamed first: a half-deleted directory must not look like a damaged checkpoint.
+        temporary = run.checkpoints / temporary_name()
+        os.rename(path, temporary)
+        remove(temporary)
 
 
 def remove(path: Path) -> None:
@@ -97,15 +106,16 @@ def read_index(run: RunDirectory) -> int | None:
 def set_aside_after(run: RunDirectory, step: int) -> list[str]:
     """Rename the checkpoints after `step`, so that a run resumed there does not meet its own other future; say which.
 
-    They are kept as `abandoned-step-...`, at most one of each step. Call only while holding the run's lock.
+    They take the place of what was set aside before. Call only while holding the run's lock.
     """
     notes = []
     with failures_explained(run.checkpoints):
-        for later in [later for later in list_steps(run) if later > step]:
+        later_steps = [later for later in list_steps(run) if later > step]
+        for path in list_abandoned(run).values() if later_steps else ():
+            remove(path)
+        for later in later_steps:
             path = run.checkpoint_path(later)
             target = run.checkpoints / f"{ABANDONED}{path.name}"
-            if os.path.lexists(target):
-                remove(target)
             os.rename(path, target)
             notes.append(f"{path.name} lies after step {step} and was renamed {target.name}.")
     if notes:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from mpt.errors import ConfigError
 from mpt.run.layout import RunDirectory
 
 
+def check_installed() -> None:
+    """Raise ConfigError if TensorBoard is not installed."""
+    if find_spec("tensorboard") is None:
+        raise ConfigError(
+            "train.tensorboard: TensorBoard is not installed: `pip install tensorboard`, or leave it off."
+        )
+
+
 class TensorBoardWriter:
-    """Writes scalars into `tensorboard/` of a run. Raises ConfigError if TensorBoard is not installed."""
+    """Writes scalars into `tensorboard/` of a run. Call `check_installed` first."""
 
     def __init__(self, run: RunDirectory) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "TensorBoard was asked for and is not installed: `pip install tensorboard`, or leave it off."
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer: Any = SummaryWriter(log_dir=str(run.path / "tensorboard"))
 
     def write(self, step: int, values: Mapping[str, Any], prefix: str = "") -> None:

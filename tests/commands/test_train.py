@@ -1,6 +1,7 @@
 """`mpt train` as a user meets it: options, resumes that are refused or warned about, checkpoints that are damaged."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,9 @@ from PIL import Image
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
-from mpt.errors import CheckpointError
+from mpt.errors import CheckpointError, ConfigError
 from mpt.run import checkpoint
-from mpt.run.layout import open_run
+from mpt.run.layout import create_run, open_run
 
 CONFIG = """
 model: {name: small_cnn, features: 4, image_size: 8}
@@ -157,6 +158,109 @@ def test_resuming_a_finished_run_changes_nothing_and_says_so(config: Path, capsy
     train(config, resume="auto", quiet=False)
     assert "complete already" in capsys.readouterr().err
     assert (path / "summary.json").read_text() == before
+
+
+def snapshot(path: Path) -> dict[str, bytes]:
+    """Return every file of a run, but for its lock."""
+    return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file() and f.name != "lock"}
+
+
+def test_resuming_a_finished_run_leaves_no_trace_whatever_was_asked_for(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = train(config)
+    before = snapshot(path)
+    train(config, "optimizer.lr=0.5", "train.steps=4", resume="auto", quiet=False)
+    assert "it has 6 steps and 4 were asked for" in capsys.readouterr().err
+    assert snapshot(path) == before
+
+
+def test_a_run_killed_between_its_last_checkpoint_and_its_report_gets_both_at_a_resume(config: Path) -> None:
+    path = train(config)
+    expected = json.loads((path / "summary.json").read_text())
+    for name in ("summary.json", "report.html", "report.md", "report.json"):
+        (path / name).unlink()
+    train(config, resume="auto")
+    assert (path / "report.html").is_file()
+    written = json.loads((path / "summary.json").read_text())
+    assert {key: written[key] for key in ("final", "best", "steps")} == {
+        key: expected[key] for key in ("final", "best", "steps")
+    }
+
+
+def test_a_changed_setting_is_said_and_kept_beside_the_one_before(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = train(config)
+    capsys.readouterr()
+    train(config, "optimizer.lr=0.01", "train.steps=8", resume="auto", quiet=False)
+    assert "settings changed since: optimizer.lr 0.05 -> 0.01, train.steps 6 -> 8" in capsys.readouterr().err
+    assert load_config(path / "config.yaml").optimizer.settings.lr == 0.01
+    assert load_config(path / "config-until-00000006.yaml").optimizer.settings.lr == 0.05
+    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    assert [event["message"] for event in events if event["kind"] == "settings"] == [
+        "changed: optimizer.lr 0.05 -> 0.01, train.steps 6 -> 8"
+    ]
+    assert "optimizer.lr 0.05 -&gt; 0.01" in (path / "report.html").read_text()
+
+
+def test_a_resume_from_before_a_change_takes_the_history_back(config: Path) -> None:
+    path = train(config)
+    train(config, "optimizer.lr=0.01", "train.steps=8", resume="auto")
+    train(config, resume=str(path / "checkpoints" / "step-00000004"))
+    assert load_config(path / "config.yaml").optimizer.settings.lr == 0.05
+    assert not list(path.glob("config-until-*"))
+    assert '"settings"' not in (path / "events.jsonl").read_text()
+
+
+def test_changed_settings_are_refused_under_exact_if_they_change_the_numbers(config: Path) -> None:
+    train(config)
+    with pytest.raises(CheckpointError, match=r"--exact: not bit-exact.*optimizer\.lr 0\.05 -> 0\.1"):
+        train(config, "optimizer.lr=0.1", "train.steps=8", resume="auto", exact=True)
+    path = train(config, "train.log_every=1", "train.steps=8", resume="auto", exact=True)
+    assert load_config(path / "config.yaml").train.steps == 8
+    cosine = ("optimizer.schedule=cosine", "name=cosine")
+    train(config, *cosine)
+    with pytest.raises(CheckpointError, match=r"train\.steps 6 -> 8"):
+        train(config, *cosine, "train.steps=8", resume="auto", exact=True)
+
+
+def test_a_resume_under_another_name_keeps_the_run_s_own(config: Path) -> None:
+    path = train(config)
+    train(config, "train.steps=8", name="other", resume=str(path))
+    assert load_config(path / "config.yaml").name == "run"
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = config.parent / "runs"
+    stopped = create_run(runs, "run")
+    stopped.metrics_path.write_text('{"kind": "train", "step": 1, "losses": {}}\n')
+    train(config, resume="auto", quiet=False)
+    assert "stopped before its first checkpoint; it begins anew" in capsys.readouterr().err
+    assert [run.name for run in runs.iterdir()] == ["run"]
+    steps = [json.loads(line)["step"] for line in stopped.metrics_path.read_text().splitlines()]
+    assert steps == [2, 4, 6, 6]
+
+
+def test_a_run_whose_checkpoints_were_removed_is_not_begun_anew(config: Path) -> None:
+    path = train(config)
+    for folder in (path / "checkpoints").glob("step-*"):
+        shutil.rmtree(folder)
+    (path / "checkpoints" / "index.json").unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        train(config, resume="auto")
+    assert (path / "summary.json").is_file()
+
+
+def test_tensorboard_that_is_not_installed_is_missed_before_a_folder_is_made(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpt.run.tensorboard.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"train\.tensorboard: TensorBoard is not installed"):
+        train(config, "train.tensorboard=true")
+    assert not (config.parent / "runs").exists()
 
 
 def test_resuming_nothing_starts_a_run_and_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from mpt.errors import CheckpointError, InputOutputError
 from mpt.run import checkpoint as checkpoint_module
-from mpt.run.checkpoint import load, save
+from mpt.run.checkpoint import load, read_checkpoint, save
 from mpt.run.layout import RunDirectory, create_run, open_run
 from mpt.run.retention import clean_temporaries, find_best, list_steps, set_aside_after
 from mpt.run.signals import StopRequest
@@ -120,6 +120,24 @@ def test_resuming_earlier_sets_the_other_future_aside(run) -> None:
     assert len(notes) == 2
     assert (load(run).step, load(run).notes) == (1, [])
     assert (run.checkpoints / "abandoned-step-00000003").is_dir()
+
+
+def test_what_was_set_aside_goes_when_the_run_has_come_as_far_or_sets_others_aside(run) -> None:
+    def abandoned() -> list[str]:
+        return sorted(path.name for path in run.checkpoints.glob("abandoned-*"))
+
+    for step in (1, 2, 3):
+        save(run, step, {"n": step}, keep_last=5)
+    set_aside_after(run, 1)
+    save(run, 2, {"n": -2}, keep_last=5)
+    assert abandoned() == ["abandoned-step-00000003"]
+    set_aside_after(run, 2)
+    assert abandoned() == ["abandoned-step-00000003"]  # nothing new was set aside
+    set_aside_after(run, 1)
+    assert abandoned() == ["abandoned-step-00000002"]
+    assert read_checkpoint(run.checkpoints / "abandoned-step-00000002").state == {"n": -2}
+    save(run, 4, {"n": 4}, keep_last=5)
+    assert abandoned() == []
 
 
 def damage(path: Path, kind: str, generator: random.Random) -> str:

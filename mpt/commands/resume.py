@@ -1,0 +1,186 @@
+"""Beginning a run's directory and going on in it: which run, from which checkpoint, and what changed since.
+
+A resume that trains further leaves its settings in `config.yaml` and those that held before beside them (see
+`mpt.run.settings_history`). What changed is said, recorded as an event, and refused under `--exact` where it changes
+the numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpt.commands.arguments import TrainArguments
+from mpt.config.differences import Difference, find_differences
+from mpt.config.load import load_config
+from mpt.config.schema import Config
+from mpt.config.yaml_text import read_text
+from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.run.files import write_atomically
+from mpt.run.layout import RunDirectory, create_run, find_run, list_runs
+from mpt.run.settings_history import replace_settings, settings_at
+
+if TYPE_CHECKING:
+    from mpt.engine.loop import Training
+    from mpt.run.console import Console
+
+WITHOUT_EFFECT = (
+    "train.log_every",
+    "train.evaluate_every",
+    "train.checkpoint_every",
+    "train.keep_last",
+    "train.sample_every",
+    "train.on_non_finite",
+    "train.max_rollbacks",
+    "train.tensorboard",
+    "train.device",  # the device that it chose is compared as a condition
+    "memory.on_oom",
+)
+"""Settings that change no number of a step."""
+LENGTHS = ("train.steps", "train.epochs")
+MOST_SHOWN = 8
+
+
+def open_directory(
+    config: Config, arguments: TrainArguments, console: Console
+) -> tuple[RunDirectory, RunDirectory | Path | None]:
+    """Return the run's directory, and what to resume from: the run itself, one of its checkpoints, or None."""
+    runs = Path(arguments.runs)
+    found: tuple[RunDirectory, Path | None] | None = None
+    if arguments.resume == "auto":
+        name = re.compile(re.escape(config.run_name) + r"(-[0-9]+)?")
+        same = [run for run in list_runs(runs) if name.fullmatch(run.name)]
+        found = (same[-1], None) if same else None
+        if not same:
+            console.message(f"nothing to resume: there is no run named {config.run_name} in {runs}; starting one")
+    elif arguments.resume is not None:
+        found = find_run(arguments.resume, runs)
+    if found is not None:
+        directory, checkpoint = found
+        if checkpoint is None and never_saved(directory):
+            console.message(f"{directory.path} was stopped before its first checkpoint; it begins anew")
+            return directory, None
+        return directory, checkpoint or directory
+    directory = create_run(runs, config.run_name)
+    console.message(f"run directory {directory.path}")
+    return directory, None
+
+
+def never_saved(directory: RunDirectory) -> bool:
+    """Did this run stop before it had saved anything? One whose checkpoints were removed has a summary or no folder."""
+    return (
+        directory.checkpoints.is_dir()
+        and not any(directory.checkpoints.glob("[!.]*"))
+        and not directory.summary_path.exists()
+    )
+
+
+def begin(training: Training) -> None:
+    """Write what a run from step 0 is made of, over what a run that never saved has left. Call with the lock held."""
+    if not never_saved(training.directory):  # another process trained here since this one looked
+        raise InputOutputError(f"{training.directory.path} has checkpoints by now; go on from them with --resume")
+    training.recorder.truncate_after(-1)
+    write_atomically(training.directory.config_path, training.run.config.to_yaml())
+    write_environment(training.directory, resumes=False)
+
+
+def resume(training: Training, source: RunDirectory | Path, arguments: TrainArguments) -> bool:
+    """Load a checkpoint and drop what the record and the folder hold beyond it.
+
+    Returns False, with the directory as it was, for a run that is complete. Raises CheckpointError for a checkpoint
+    that does not fit and, under `--exact`, for changes.
+    """
+    from mpt.engine.loop import conditions
+    from mpt.run import checkpoint
+    from mpt.run.retention import set_aside_after
+
+    directory, console = training.directory, training.console
+    loaded = checkpoint.load(source, map_location=training.run.device)
+    for note in loaded.notes:
+        console.warning(note)
+    before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)
+    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
+    config, settings = changed_settings(training.run.config, settings_at(directory, loaded.step))
+    if arguments.exact:
+        refuse_changes(changed, [change for change in settings if has_effect(change, config)])
+    training.load(loaded)
+    if training.step >= training.total_steps:
+        beyond = f" and {training.total_steps} were asked for" if training.step > training.total_steps else ""
+        console.message(
+            f"{directory.path}: the run was complete already: it has {training.step} steps{beyond}; raise train.steps "
+            "to train longer"
+        )
+        return False
+    for note in set_aside_after(directory, training.step):
+        console.message(note)
+    training.recorder.truncate_after(training.step)
+    replace_settings(directory, training.step, config.to_yaml())
+    write_environment(directory, resumes=True)
+    training.event("resume", f"resumed at step {training.step} from {loaded.path.name}", notes=list(loaded.notes))
+    console.message(f"resumed {directory.path} at step {training.step} of {training.total_steps}")
+    if settings:
+        training.event("settings", f"changed: {', '.join(map(str, settings))}")
+        console.message(f"settings changed since: {shorten(settings)}")
+    if changed:
+        training.warn(f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint")
+    return True
+
+
+def changed_settings(config: Config, file: Path) -> tuple[Config, list[Difference]]:
+    """Return the configuration under the run's own name, and how it differs from a settings file of the run.
+
+    The file is read as a configuration of today, so that a setting which is new since has its default; where that fails
+    it is read as it stands, and one that cannot be read differs in nothing.
+    """
+    now = config.to_data()
+    try:
+        model = config.model.name
+        before = load_config(file, allow=[model.split(":")[0]] if ":" in model else []).to_data()
+    except ConfigError:
+        node, _ = read_text(file.read_text("utf-8", errors="replace") if file.is_file() else "", file.name)
+        plain = node.plain()
+        before = plain if isinstance(plain, dict) else {}
+    if not before:
+        return config, []
+    config = dataclasses.replace(config, name=before.get("name"))
+    return config, find_differences(before, {**now, "name": before.get("name")})
+
+
+def has_effect(change: Difference, config: Config) -> bool:
+    """Can this change make the run differ from one never stopped? The length matters to schedules of the rate alone."""
+    if change.key in LENGTHS:
+        return bool(config.optimizer.settings.schedule != "constant")
+    return change.key not in WITHOUT_EFFECT
+
+
+def refuse_changes(conditions: list[str], settings: list[Difference]) -> None:
+    """Raise CheckpointError if anything changed."""
+    if conditions or settings:
+        changes = ", ".join([*conditions, *map(str, settings)])
+        raise CheckpointError(f"--exact: not bit-exact, since these changed: {changes}")
+
+
+def shorten(settings: list[Difference]) -> str:
+    """Return the changes in a line; the event has them all."""
+    shown = ", ".join(map(str, settings[:MOST_SHOWN]))
+    return shown if len(settings) <= MOST_SHOWN else f"{shown}, and {len(settings) - MOST_SHOWN} more (events.jsonl)"
+
+
+def write_environment(directory: RunDirectory, resumes: bool) -> None:
+    """Write env.json at the start; a resume appends its own environment beside the first."""
+    from mpt.run.environment import describe_environment
+
+    path = directory.env_path
+    current = describe_environment()
+    if resumes and path.is_file():
+        try:
+            first = json.loads(path.read_text("utf-8"))
+        except ValueError:
+            first = {}
+        if isinstance(first, dict):
+            first.setdefault("resumes", []).append(current)
+            current = first
+    write_atomically(path, json.dumps(current, indent=1) + "\n")
