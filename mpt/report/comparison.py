@@ -91,11 +91,12 @@ def compare_groups(groups: Sequence[Group], margin: Margin) -> Comparison:
     check_comparable(groups)
     ordered = sorted(groups, key=lambda group: group.label != "fp32")  # stable: the others stay as they were named
     baseline = ordered[0]
-    example = baseline.any_run
+    with_metric = [group.any_run for group in ordered if group.any_run.metric]
+    example = with_metric[0] if with_metric else baseline.any_run
     return Comparison(
         rows=[describe(group, baseline, margin, example) for group in ordered],
         margin=margin,
-        metric=example.metric,
+        metric=example.metric or "metric",
         higher_is_better=example.higher_is_better,
         seeds=sorted({seed for group in ordered for seed in group.runs}),
         notes=find_notes(ordered),
@@ -176,15 +177,24 @@ def find_notes(groups: Sequence[Group]) -> list[str]:
     notes = [
         f"{group.label}, seed {seed}: {reason}" for group in groups for seed, reason in sorted(group.failed.items())
     ]
-    configs = [flatten(record.config) for group in groups for record in group.runs.values()]
+    records = [record for group in groups for record in group.runs.values()]
+    unknown = [record.name for record in records if not record.config]
+    if unknown:
+        notes.append(f"Without a config that can be read, so how they were trained is not known: {', '.join(unknown)}.")
+    notes += [
+        f"{record.name}: a resume at step {step} {change}."
+        for record in records
+        for step, change in record.settings_changes
+    ]
+    configs = [flatten(record.config) for record in records if record.config]
     for key in sorted({key for config in configs for key in config}):
         values = {str(config.get(key)) for config in configs}
         if len(values) > 1 and key.split(".")[0] not in EXPECTED_DIFFERENCES:
             notes.append(f"The configs also differ in {key}: {', '.join(sorted(values))}.")
-    machines = {machine(record) for group in groups for record in group.runs.values()} - {""}
+    machines = {machine(record) for record in records} - {""}
     if len(machines) > 1:
         notes.append(f"The runs come from different machines: {'; '.join(sorted(machines))}. Times are not comparable.")
-    kinds = {str(record.memory.get("kind")) for group in groups for record in group.runs.values() if record.memory}
+    kinds = {str(record.memory.get("kind")) for record in records if record.memory}
     if len(kinds) > 1:
         notes.append(f"Memory was measured in different ways ({', '.join(sorted(kinds))}), so it has no ratio.")
     unfinished = [

@@ -116,7 +116,11 @@ def paint_metric(axes: Axes, comparison: Comparison) -> None:
         for index, record in enumerate(row.group.runs.values()):
             series = curves(record.evaluations, "metrics").get(comparison.metric, ([], []))
             label = row.group.label if index == 0 else None
-            axes.plot(*thin(series), color=COLOURS[at % len(COLOURS)], alpha=0.75, linewidth=1.2, label=label)
+            marker = "o" if len(series[0]) < 60 else ""  # a run with one evaluation is a point and no line
+            colour = COLOURS[at % len(COLOURS)]
+            axes.plot(
+                *thin(series), color=colour, alpha=0.75, linewidth=1.2, label=label, marker=marker, markersize=3.5
+            )
     label_steps(axes, comparison.metric)
     add_legend(axes, len(comparison.rows))
 

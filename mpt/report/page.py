@@ -11,6 +11,7 @@ import base64
 import io
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
+from mpt.config.differences import find_differences
 from mpt.report.plots import draw_run, memory_parts, skipped_steps
 from mpt.report.read_run import RunRecord, curves, number, read_run
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
@@ -105,7 +107,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "skipped_steps": skipped_steps(record),
         "events": [event_row(event) for event in record.events[-MOST_EVENTS:]],
         "event_kinds": Counter(str(event.get("kind", "other")) for event in record.events).most_common(),
-        "environment": [(name, value) for name, value in flatten(record.environment) if value not in ("", "None")],
+        "environment": environment_rows(record.environment),
     }
 
 
@@ -128,10 +130,41 @@ def evaluation_rows(record: RunRecord) -> list[tuple[str, float, float, float, f
 
 def event_row(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return step, kind, phase and message of an event; facts without a column go into the message."""
+    kind, message = str(event.get("kind", "")), str(event.get("message", ""))
     known = {"step", "kind", "phase", "message", "time"}
-    rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in known)
-    message = "; ".join(part for part in (str(event.get("message", "")), rest) if part)
-    return str(event.get("step", "")), str(event.get("kind", "")), str(event.get("phase", "")), message
+    if kind == "scale" and message:
+        known.add("scale")  # the message says from what to what
+    facts = ((key, value) for key, value in event.items() if key not in known and value not in ([], {}, None, ""))
+    rest = ", ".join(f"{key} {show_fact(value)}" for key, value in facts)
+    message = "; ".join(part for part in (message, rest) if part)
+    return str(event.get("step", "")), kind, str(event.get("phase", "")), message
+
+
+def show_fact(value: Any) -> str:
+    """Write a value without the point of a whole number."""
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a run was made with as rows: of a resume only its command and what had changed by then."""
+    first = {key: value for key, value in environment.items() if key != "resumes"}
+    rows = flatten(first)
+    resumes = environment.get("resumes")
+    for index, resume in enumerate(resumes if isinstance(resumes, list) else [], 1):
+        if not isinstance(resume, Mapping):
+            continue
+        changes = find_differences(
+            {key: value for key, value in first.items() if key != "command"},
+            {key: value for key, value in resume.items() if key != "command"},
+        )
+        rows += [(f"resume {index}, command", show_command(resume.get("command")))]
+        rows += [(f"resume {index}, changed", ", ".join(map(str, changes)))]
+    return [(name, value) for name, value in rows if value not in ("", "None")]
+
+
+def show_command(command: Any) -> str:
+    """Write a command line as a shell takes it."""
+    return shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -141,6 +174,8 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             rows.extend(flatten(value, f"{name}."))
+        elif name == "command":
+            rows.append((name, show_command(value)))
         elif isinstance(value, list):
             rows.append((name, ", ".join(str(item) for item in value)))
         else:

@@ -18,7 +18,7 @@ import matplotlib
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from mpt.report.read_run import RunRecord, Series, curve, curves, number
 from mpt.report.units import show_bytes
@@ -34,6 +34,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "axes.unicode_minus": False,
+    "axes.formatter.useoffset": False,
     "font.size": 9.0,
     "font.family": ["DejaVu Sans"],
     "axes.spines.top": False,
@@ -174,7 +175,7 @@ def draw_scale(record: RunRecord) -> str:
                 color=RED,
                 markersize=11,
                 markeredgewidth=1.4,
-                label=f"{len(skipped)} skipped",
+                label=f"skips at {len(skipped)} step{'s' if len(skipped) > 1 else ''}",
                 transform=axes.get_xaxis_transform(),
                 clip_on=False,
             )
@@ -267,6 +268,8 @@ def set_scale(axes: Axes, values: Sequence[float], *, wanted: bool) -> None:
     spans = min(finite) > 0 and max(finite) > (3 if wanted else 100) * min(finite)
     if spans:
         axes.set_yscale("log")
+        if max(finite) < 100 * min(finite):  # powers of ten alone could leave the axis with one number or none
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         # The usual formatter writes formulas, which are never parsed here.
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())

@@ -151,6 +151,12 @@ class RunRecord:
         return number(peak)
 
     @property
+    def settings_changes(self) -> list[tuple[int, str]]:
+        """The step and the words of every resume that changed settings."""
+        changes = (event for event in self.events if event.get("kind") == "settings")
+        return [(int(number(event.get("step"), 0)), str(event.get("message", ""))) for event in changes]
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Phase -> optimizer steps left out after an overflow."""
         counts = section(self.summary, "skipped") or (section(self.train[-1], "skipped") if self.train else {})

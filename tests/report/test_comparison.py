@@ -5,11 +5,12 @@ import math
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
 from mpt.errors import ConfigError, InputOutputError
 from mpt.report.comparison import Group, compare_groups, group_runs
 from mpt.report.comparison_page import write_comparison
-from mpt.report.comparison_plots import draw_panels
+from mpt.report.comparison_plots import draw_panels, paint_metric
 from mpt.report.read_run import read_run
 from mpt.report.statistics import Margin
 
@@ -84,6 +85,34 @@ def test_runs_of_one_mode_are_compared_by_name_and_their_difference_is_said(make
     comparison = compare_groups(group_runs([read_run(make_run("a", mode="fp32")), read_run(path)]), MARGIN)
     assert [row.group.label for row in comparison.rows] == ["a", "b"]
     assert any("train.batch_size: 32, 64" in note for note in comparison.notes)
+
+
+def test_a_baseline_that_was_never_evaluated_does_not_hide_the_metric(make_run):
+    early = make_run("early", mode="fp32", finished=False)
+    (early / "metrics.jsonl").write_text("")
+    comparison = compare_groups(group_runs([read_run(early), read_run(make_run("late"))]), MARGIN)
+    assert comparison.metric == "accuracy"
+    assert comparison.rows[1].verdict.outcome == "undecided"
+
+
+def test_a_run_without_config_is_one_note_and_changed_settings_are_another(make_run):
+    bare, changed = make_run("bare", mode="fp32"), make_run("changed")
+    (bare / "config.yaml").unlink()
+    event = {"step": 5, "kind": "settings", "message": "changed: optimizer.lr 0.1 -> 0.2"}
+    (changed / "events.jsonl").write_text(json.dumps(event) + "\n")
+    comparison = compare_groups(group_runs([read_run(bare), read_run(changed)]), MARGIN)
+    assert comparison.notes[:2] == [
+        "Without a config that can be read, so how they were trained is not known: bare.",
+        "changed: a resume at step 5 changed: optimizer.lr 0.1 -> 0.2.",
+    ]
+    assert not [note for note in comparison.notes if "also differ" in note]
+
+
+def test_a_run_with_one_evaluation_is_drawn_as_a_point(make_run):
+    groups = make_groups(make_run)
+    axes = Figure().add_subplot()
+    paint_metric(axes, compare_groups(groups, MARGIN))
+    assert {line.get_marker() for line in axes.lines} == {"o"}
 
 
 def test_memory_measured_in_two_ways_has_no_ratio(make_run):

@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from mpt.errors import DataError, InputOutputError
-from mpt.report.page import MOST_SAMPLES, write_report
+from mpt.report.page import MOST_SAMPLES, describe_run, write_report
+from mpt.report.read_run import read_run
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -58,6 +59,38 @@ def test_the_page_is_whole_and_says_what_the_run_was(make_run):
         assert word in page.text
     assert sum(tag == "svg" for tag, _ in page.tags) == 6
     assert sum(tag == "img" for tag, _ in page.tags) == MOST_SAMPLES
+
+
+def test_events_and_environment_are_told_without_what_machines_need(make_run):
+    path = make_run()
+    events = [
+        {"step": 3, "kind": "scale", "phase": "gen", "message": "gen: loss scale 8 -> 4", "scale": 4.0},
+        {"step": 3, "kind": "overflow", "phase": "gen", "message": "skipped", "scale": 8388608.0},
+        {"step": 5, "kind": "resume", "message": "resumed", "notes": []},
+        {"step": 5, "kind": "settings", "message": "changed: optimizer.lr 0.1 -> 0.2"},
+    ]
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    environment = {"torch": "2.13.0", "threads": 1, "command": ["mpt", "train", "my config.yaml"]}
+    resumed = {**environment, "threads": 2, "command": ["mpt", "train", "c.yaml", "--resume"]}
+    (path / "env.json").write_text(json.dumps({**environment, "resumes": [resumed]}))
+    content = describe_run(read_run(path))
+    assert [message for *_, message in content["events"]] == [
+        "gen: loss scale 8 -> 4",
+        "skipped; scale 8388608",
+        "resumed",
+        "changed: optimizer.lr 0.1 -> 0.2",
+    ]
+    assert content["environment"] == [
+        ("torch", "2.13.0"),
+        ("threads", "1"),
+        ("command", "mpt train 'my config.yaml'"),
+        ("resume 1, command", "mpt train c.yaml --resume"),
+        ("resume 1, changed", "threads 1 -> 2"),
+    ]
+    write_report(path)
+    said = "A resume at step 5 changed: optimizer.lr 0.1 -&gt; 0.2."
+    assert said in (path / "report.html").read_text()
+    assert said.replace("&gt;", "\\>") in (path / "report.md").read_text()
 
 
 def test_the_page_asks_the_network_for_nothing_and_runs_nothing(make_run):

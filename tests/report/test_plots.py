@@ -27,6 +27,20 @@ def test_ids_do_not_repeat_between_plots_of_one_page(make_run):
     assert len(found) == len(set(found))
 
 
+def test_axes_have_numbers_to_read_and_none_is_an_offset(make_run):
+    path = make_run()
+    lines = [
+        {"step": step, "kind": "train", "lr": {"gen": 2.1e-4 if step else 9.4e-4}, "losses": {"x": 152.94 + step / 1e5}}
+        for step in range(5)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = draw_run(read_run(path))
+    words = {name: re.findall(r"<text[^>]*>([^<]*)</text>", svg) for name, svg in drawn.items()}
+    assert "0.0005" in words["learning_rate"]
+    assert not [word for word in words["losses"] if word.startswith("+")]
+    assert any(word.startswith("152.94") for word in words["losses"])
+
+
 def test_markup_and_formulas_in_names_stay_words(make_run):
     path = make_run()
     line = {"step": 1, "kind": "train", "losses": {'<script>alert(1)</script> $x$ & "q"': 1.0}}
