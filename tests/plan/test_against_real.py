@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
+from mpt.plan.check import OPERATOR, Record, read_record
+
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = 0.001
-ABOVE, BELOW = 0.01, 0.25
-"""The allocator's record also holds scratch inside CPU kernels, up to a fifth of these networks (see docs/plan.md). It
-can only add, so a plan above the record would be a mistake of ours."""
+TENSORS = 0.05
+"""The states of the CPU's random generator that recomputation keeps, 5 KiB per block, are the record's and not ours: a
+few per cent of networks this small, and on the host when a GPU trains."""
+RECORD = 0.05
+SCRATCH = 0.25
+"""Scratch inside CPU kernels: up to a fifth of the small networks' record (see docs/plan.md)."""
+ABOVE = 0.001
+"""A record holds what we count and more, so a plan above it would be a mistake of ours."""
 
 
 def compare(which: str) -> list[dict[str, Any]]:
@@ -33,21 +40,46 @@ def compare(which: str) -> list[dict[str, Any]]:
 
 def check(rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        assert row["fake_cpu"] == pytest.approx(row["real"], rel=TRACKED), row
-        # The fake GPU has its own autocast lists and kernels; where arithmetic is the same, so are the bytes.
-        if "fp32" in row["name"] or "O2" in row["name"]:
-            assert row["fake_gpu"] == pytest.approx(row["real"], rel=TRACKED), row
-        assert -BELOW <= row["fake_cpu"] / row["profiler"] - 1 <= ABOVE, row
+        assert row["fake_cpu"] == pytest.approx(row["tracked"], rel=TRACKED), row
+        # The fake GPU has its own autocast lists and kernels; where arithmetic is the same, so are the bytes. On a CPU,
+        # StyleGAN2 resamples another way, and an optimizer on the CPU is in the same memory.
+        same = any(mode in row["name"] for mode in ("fp32", "O2"))
+        if same and not any(word in row["name"] for word in ("stylegan2", "cpu_optimizer")):
+            assert row["fake_gpu"] == pytest.approx(row["tracked"], rel=TRACKED), row
+        assert -TENSORS <= row["fake_cpu"] / row["record_tensors"] - 1 <= ABOVE, row
+        assert -(RECORD if row["deep"] else SCRATCH) <= row["fake_cpu"] / row["record"] - 1 <= ABOVE, row
 
 
 def test_plans_agree_with_a_few_real_steps() -> None:
     rows = compare("few")
-    assert len(rows) == 6
+    assert len(rows) == 8
     check(rows)
 
 
 @pytest.mark.slow
 def test_plans_agree_with_a_spread_of_real_steps() -> None:
     rows = compare("all")
-    assert len(rows) >= 20
+    assert sum(row["deep"] for row in rows) >= 20
     check(rows)
+    plain = [row for row in rows if "recompute" not in row["name"]]
+    assert len(plain) >= 20
+    for row in plain:
+        assert row["fake_cpu"] == pytest.approx(row["record_tensors"], rel=TRACKED), row
+
+
+def test_scratch_is_what_one_operator_takes_and_gives_back() -> None:
+    def change(moment: float, address: int, size: int) -> dict[str, Any]:
+        return {"name": "[memory]", "ts": moment, "args": {"Addr": address, "Bytes": size, "Device Type": 0}}
+
+    events = [
+        change(0, 7, -50),  # freed, and from before the profile
+        {"name": OPERATOR, "ts": 10.0, "dur": 10.0},
+        change(11, 1, 100),
+        change(12, 2, 400),
+        change(13, 3, 400),
+        change(14, 2, -400),
+        change(21, 3, -400),  # outlived its operator: a tensor
+        change(22, 2, 30),  # the same address again
+        change(23, 2, -30),
+    ]
+    assert read_record(events) == Record(peak=850, tensors=450)
