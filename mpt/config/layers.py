@@ -46,6 +46,8 @@ def read_override(text: str) -> tuple[Node, list[Problem]]:
     parts = key.strip().split(".")
     if not equals or not all(parts):
         return Node({}, place), [Problem(place, (), "an override is written key.path=value, such as optimizer.lr=3e-4")]
+    if not value.strip():  # YAML reads nothing as null, which a slip of the shell should not set
+        return Node({}, place), [Problem(place, tuple(parts), "the value is missing; write null to mean none")]
     node, problems = read_text(value, place.source, located=False)
     quoted = value.lstrip().startswith(("'", '"'))
     if not problems and not quoted and re.search(r"(^|\s)#", value):  # YAML would drop the rest without a word

@@ -163,10 +163,9 @@ class _Checker:
         if name is None or (name.value is None and default):
             if default is None and required:
                 room = NAMED_SECTIONS.get(section, section)
-                names = ", ".join(self.registry.names(room))
-                self.report(
-                    node, (section, key), f"missing; allowed: one of {names or '(there are none)'}", at_key=True
-                )
+                names = ", ".join(self.registry.names(room)) or "(there are none)"
+                hint = "" if self.sections else "; `mpt init` writes a configuration to start from"
+                self.report(node, (section, key), f"missing; allowed: one of {names}{hint}", at_key=True)
             return default, name or node
         if not isinstance(name.value, str):
             self.report(

@@ -13,9 +13,11 @@ This file does not know what the keys mean; `mpt.config.schema` does.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -95,7 +97,7 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
     name = printable(str(path), 200)
     try:
         if not path.is_file():
-            raise ConfigError(f"{name}: {'a folder' if path.is_dir() else 'no such file'}; a YAML file is expected")
+            raise ConfigError(f"{name}: {what_stands_at(path)}; a YAML file is expected{suggest_file(path)}")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -109,6 +111,22 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{name}: larger than {MAX_BYTES // 1024} KiB, which is no settings file")
     return read_text(text, name)
+
+
+def what_stands_at(path: Path) -> str:
+    """Return in words what a path leads to that is no file."""
+    return (
+        "a folder" if path.is_dir() else "neither a file nor a link to one" if os.path.lexists(path) else "no such file"
+    )
+
+
+def suggest_file(path: Path) -> str:
+    """Return a hint at the YAML file beside it whose name is nearest."""
+    if os.path.lexists(path) or not path.parent.is_dir():
+        return ""
+    names = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]
+    nearest = get_close_matches(path.name, names, n=1)
+    return f"; did you mean {printable(str(path.with_name(nearest[0])), 200)}?" if nearest else ""
 
 
 def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[Problem]]:

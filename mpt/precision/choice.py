@@ -17,13 +17,14 @@ def cpu_has_fast_bfloat16() -> bool:
     return "SVE" in capability
 
 
-def choose_dtype(settings: PrecisionOptions, device: torch.device) -> tuple[torch.dtype, str]:
-    """Return the dtype for a mixed-precision mode on this device, and the reason."""
+def choose_dtype(settings: PrecisionOptions, device: torch.device, fixed: object = None) -> tuple[torch.dtype, str]:
+    """Return the dtype for a mixed-precision mode on this device, and the reason. `fixed` is the mode's own, if any."""
     if settings.dtype != "auto":
+        asker = "the mode says" if settings.dtype == fixed else "precision.dtype asks"
         slow = ""
         if device.type == "cpu" and settings.dtype == "float16":
             slow = "; this CPU has no float16 arithmetic, expect it to be slow"
-        return DTYPES[settings.dtype], f"{settings.dtype}, as precision.dtype asks{slow}"
+        return DTYPES[settings.dtype], f"{settings.dtype}, as {asker}{slow}"
     if device.type == "cpu":
         if cpu_has_fast_bfloat16():
             return torch.bfloat16, "bfloat16: this CPU multiplies it natively, and it needs no loss scaling"

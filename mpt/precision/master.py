@@ -24,7 +24,7 @@ from mpt.precision.islands import Float32Island, cast_floating
 from mpt.precision.policy import Policy
 from mpt.seams import Phase, Task
 
-NAMES = {
+NAMES: dict[str, dict[str, object]] = {
     "O2": {},
     "O3": {"loss_scale": 1.0},
     "fp16-pure": {"dtype": "float16", "loss_scale": 1.0},
@@ -140,6 +140,6 @@ class HalfWeights(Policy):
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:
     """Build the mode; `dtype: auto` is resolved for the device."""
-    dtype, reason = choose_dtype(settings, device)
+    dtype, reason = choose_dtype(settings, device, NAMES[name].get("dtype"))
     kept = "float32 master weights and BatchNorm" if name == "O2" else "no master weights"
     return HalfWeights(name, settings, device, dtype, f"{reason}; weights in half, {kept}")

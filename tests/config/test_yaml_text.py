@@ -1,6 +1,7 @@
 """YAML is read as data, by the rules of 1.2, with places, and no text keeps the reader busy."""
 
 import math
+import os
 import time
 
 import pytest
@@ -186,3 +187,14 @@ def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path):
     path = tmp_path / "bom.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
     assert read_file(path)[0].plain() == {"a": 1, "b": 2}
+
+
+def test_what_is_no_file_is_told_and_the_nearest_file_is_named(tmp_path):
+    (tmp_path / "dcgan.yaml").write_text("model: dcgan")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match=r"dcgna\.yaml: no such file; .*; did you mean .*dcgan\.yaml\?$"):
+        read_file(tmp_path / "dcgna.yaml")
+    with pytest.raises(ConfigError, match=r"pipe\.yaml: neither a file nor a link to one; a YAML file is expected$"):
+        read_file(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match=r"a folder; a YAML file is expected$"):
+        read_file(tmp_path)

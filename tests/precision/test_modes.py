@@ -152,6 +152,10 @@ def test_static_scale_is_honoured_and_never_moves() -> None:
 def test_float32_says_what_it_has_no_use_for() -> None:
     run = parts.classifier({"mode": "fp32", "dtype": "float16", "loss_scale": 128.0})
     assert "precision.dtype=float16 and precision.loss_scale=128.0 changes nothing here" in run.precision.reason
+    assert parts.classifier({"mode": "bf16"}).precision.reason.startswith("bfloat16, as the mode says")
+    assert parts.classifier({"mode": "amp", "dtype": "bfloat16"}).precision.reason == (
+        "bfloat16, as precision.dtype asks"
+    )
     assert "changes nothing" not in parts.classifier({"mode": "fp32"}).precision.reason
 
 
