@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from mpt.commands.arguments import ConvertArguments
-from mpt.commands.infer import infer_one, read_inputs
+from mpt.commands.infer_inputs import infer_one, read_inputs
 from mpt.engine.export import write_onnx, write_weights
 from mpt.engine.half import networks, rebuild, rebuild_half, watch_calls
 from mpt.engine.inference import stored_bytes

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mpt.commands.infer import infer_one, needs_inputs, read_inputs
+from mpt.commands.infer_inputs import infer_one, needs_inputs, read_inputs
 from mpt.engine.evaluation import evaluate
 from mpt.engine.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls
 from mpt.engine.inference import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.commands import infer
+from mpt.commands import infer, infer_inputs
 from mpt.commands.arguments import InferArguments
 from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
 
@@ -41,7 +41,7 @@ def test_a_classifier_labels_the_files_below_a_folder(classifier, pictures, tmp_
 
 def test_the_newest_run_is_taken_where_none_is_named(classifier, tmp_path):
     infer.run(InferArguments(runs=str(tmp_path), output=str(tmp_path / "out"), device="cpu"))
-    assert len(read_rows(tmp_path / "out")) == infer.SAMPLES
+    assert len(read_rows(tmp_path / "out")) == infer_inputs.SAMPLES
 
 
 def test_a_generator_makes_the_same_samples_each_time(generator, tmp_path):
@@ -61,7 +61,7 @@ def test_half_states_size_latency_memory_distance_agreement_and_metric(classifie
     assert content["half"]["peak_bytes"] < content["full"]["peak_bytes"]
     assert content["half"]["latency"]["p95_seconds"] >= content["half"]["latency"]["median_seconds"] > 0
     assert 0 < content["distance"]["mean_error"] <= content["distance"]["max_error"] < 0.1
-    assert content["distance"]["decisions"] == infer.SAMPLES
+    assert content["distance"]["decisions"] == infer_inputs.SAMPLES
     assert content["distance"]["agreement"] > 0.9
     assert content["metric_name"] == "accuracy"
     assert 0 <= content["full"]["metric"] <= 1
