@@ -15,19 +15,19 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpt.commands.arguments import CompareArguments
+from mpt.commands.training_process import Check, Train, check_in_process, train_in_process
 from mpt.config.load import change_precision, load_config
+from mpt.config.messages import nearest
 from mpt.config.precision_names import resolve_precision_name
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import Config
-from mpt.errors import ConfigError, DataError, GateError, Interrupted, MptError
+from mpt.errors import CheckpointError, ConfigError, GateError, InputOutputError, Interrupted, MptError
 from mpt.report.comparison import Comparison, Group, compare_groups, group_runs
 from mpt.report.comparison_page import say_spread, say_verdict, write_comparison
 from mpt.report.read_run import RunRecord, read_run
@@ -35,7 +35,6 @@ from mpt.report.statistics import Margin
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds, show_spread
 from mpt.run.files import write_atomically
 from mpt.run.layout import check_name, find_run
-from mpt.run.signals import StopRequest
 
 DEMO: dict[str, Any] = {
     "model": {"name": "dcgan", "image_size": 32, "features": 16, "latent_size": 64},
@@ -49,13 +48,11 @@ BASE_CONFIG = "base.yaml"
 NOT_FINITE, NO_MEMORY = 6, 7
 """Exit codes that are a result of the mode, not a mistake of the user: such a run counts as diverged."""
 
-Train = Callable[[Path, Path, str, bool], tuple[int, str]]
-"""Train a config file below a folder under a name, resuming or not: exit code and last words."""
 
-
-def run(arguments: CompareArguments, train: Train | None = None) -> None:
+def run(arguments: CompareArguments, train: Train | None = None, check: Check | None = None) -> None:
     """Compare modes or finished runs; print and write the comparison.
 
+    `train` and `check` are what tests replace: by default each is a process of its own.
     Raises ConfigError for what cannot be compared, GateError under `--gate` unless every mode is within the margin.
     """
     margin = Margin.parse(arguments.margin)
@@ -63,12 +60,16 @@ def run(arguments: CompareArguments, train: Train | None = None) -> None:
     words = [word for word in arguments.what if "=" not in word]
     modes = [resolve_mode(word) for word in words]
     if words and all(mode is None for mode in modes):
-        records = [read_run(find_run(word, Path(arguments.runs))[0].path) for word in words]
+        records = read_records(words, arguments, overrides)
         groups = group_runs(records)
         folder = Path(arguments.output) if arguments.output else records[0].path.parent / f"compare-{records[0].name}"
     else:
         folder, groups = run_modes(
-            arguments, check_modes(words, modes), overrides, train or train_in_process(arguments)
+            arguments,
+            check_modes(words, modes),
+            overrides,
+            train or train_in_process(arguments.allow),
+            check or check_in_process(arguments.allow),
         )
     comparison = compare_groups(groups, margin)
     write_comparison(folder, comparison)
@@ -91,10 +92,12 @@ def check_modes(words: Sequence[str], modes: Sequence[str | None]) -> dict[str, 
     """Return canonical name -> name as it was written, each mode once. Raises ConfigError."""
     unknown = [word for word, mode in zip(words, modes, strict=True) if mode is None]
     if unknown:
-        known = ", ".join(INSTALLED.names("precision"))
+        if unknown[0].endswith((".yaml", ".yml")):
+            raise ConfigError(f"mpt compare: the configuration is given as --config {unknown[0]}")
+        known = INSTALLED.names("precision")
         raise ConfigError(
-            f"mpt compare: {unknown[0]!r} is no precision mode; allowed are {known}, or finished runs only "
-            "(a mode and a run cannot be compared with each other)."
+            f"mpt compare: {unknown[0]!r} is no precision mode{suggest(unknown[0], known)}; allowed are "
+            f"{', '.join(known)}, or finished runs only (a mode and a run cannot be compared with each other)."
         )
     if len(words) < 2:
         raise ConfigError(
@@ -107,8 +110,29 @@ def check_modes(words: Sequence[str], modes: Sequence[str | None]) -> dict[str, 
     return {mode: word for mode, word in zip(modes, words, strict=True) if mode is not None}
 
 
+def read_records(words: Sequence[str], arguments: CompareArguments, overrides: Sequence[str]) -> list[RunRecord]:
+    """Read the runs that were named. Raises ConfigError for settings, which finished runs cannot take any more."""
+    given = [*overrides, *(["--config"] if arguments.config else []), *(["--device"] if arguments.device else [])]
+    if given:
+        raise ConfigError(f"mpt compare: {given[0]} changes nothing about finished runs ({', '.join(words)}).")
+    records = []
+    for word in words:
+        try:
+            records.append(read_run(find_run(word, Path(arguments.runs))[0].path))
+        except CheckpointError as error:
+            hint = suggest(word, INSTALLED.names("precision"))
+            raise CheckpointError(f"{error}{' Nor is it a precision mode' + hint if hint else ''}") from error
+    return records
+
+
+def suggest(word: str, known: Sequence[str]) -> str:
+    """Return a hint at the known word that was probably meant."""
+    guess = nearest(word, known)
+    return f"; did you mean {guess}?" if guess else ""
+
+
 def run_modes(
-    arguments: CompareArguments, modes: Mapping[str, str], overrides: Sequence[str], train: Train
+    arguments: CompareArguments, modes: Mapping[str, str], overrides: Sequence[str], train: Train, check: Check
 ) -> tuple[Path, list[Group]]:
     """Train every mode with every seed where it was not done yet; return the comparison's folder and groups."""
     if arguments.seeds < 1:
@@ -123,6 +147,7 @@ def run_modes(
         for index, seed in enumerate(seeds)
         for mode in (list(modes) if index % 2 == 0 else reversed(list(modes)))
     ]
+    check_later_modes(folder, configs, seeds[0], check)
     runs: dict[str, dict[int, RunRecord]] = {mode: {} for mode in modes}
     failed: dict[str, dict[int, str]] = {mode: {} for mode in modes}
     for number, (seed, mode) in enumerate(order, 1):
@@ -136,6 +161,31 @@ def run_modes(
         if not arguments.quiet and not arguments.json:
             print(f"{say}: {failure or describe_run(record)}", flush=True)
     return folder, [Group(mode, runs[mode], failed[mode]) for mode in modes]
+
+
+def check_later_modes(folder: Path, configs: Mapping[str, Config], seed: int, check: Check) -> None:
+    """Build every mode but the first, which is about to be trained: a mode that this model or device refuses should
+    say so now and not after the others' hours.
+    """
+    for mode in list(configs)[1:]:
+        name = f"{mode}-seed-{seed}"
+        if (folder / name).exists() or (folder / f"{name}.failed.json").exists():
+            continue
+        file = folder / "configs" / f"{name}.yaml"
+        write_atomically(file, dataclasses.replace(configs[mode], seed=seed, name=name).to_yaml())
+        code, words = check(file)
+        if code not in (NOT_FINITE, NO_MEMORY):  # these are results, and counted as such
+            raise_failure(name, code, words)
+
+
+def raise_failure(name: str, code: int, words: str) -> None:
+    """Raise what an exit code stands for, unless it is 0."""
+    if code > 128:
+        raise Interrupted(f"interrupted during {name}; the same command goes on from here", code - 128)
+    if code:
+        failure = MptError(f"{name} failed: {words}")
+        failure.exit_code = code
+        raise failure
 
 
 def in_mode(base: Config, mode: str, word: str, overrides: Sequence[str], allow: Sequence[str]) -> Config:
@@ -181,7 +231,9 @@ def open_folder(arguments: CompareArguments, base: Config, modes: Sequence[str])
     try:
         (folder / "configs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder} could not be made: {error.strerror}. Name another one by --output.") from error
+        raise InputOutputError(
+            f"{folder} could not be made: {error.strerror}. Name another one by --output."
+        ) from error
     write_atomically(folder / BASE_CONFIG, text)
     return folder
 
@@ -204,47 +256,8 @@ def perform(folder: Path, name: str, config: Config, train: Train) -> str | None
         message = words or ("not finite" if code == NOT_FINITE else "out of memory")
         write_atomically(note, json.dumps({"exit_code": code, "message": message}))
         return message
-    if code > 128:
-        raise Interrupted(f"interrupted during {name}; the same command goes on from here", code - 128)
-    if code:
-        failure = MptError(f"{name} failed: {words}")
-        failure.exit_code = code
-        raise failure
+    raise_failure(name, code, words)
     return None
-
-
-def train_in_process(arguments: CompareArguments) -> Train:
-    """Return a function that trains in a process of its own, passing signals on to it."""
-
-    def train(file: Path, folder: Path, name: str, resumes: bool) -> tuple[int, str]:
-        command = [sys.executable, "-m", "mpt", "train", str(file), "--runs", str(folder), "--name", name, "--quiet"]
-        command += ["--resume", str(folder / name)] if resumes else []
-        command += [word for package in arguments.allow for word in ("--allow", package)]
-        with StopRequest() as stop:
-            # A session of its own: Ctrl-C then reaches this process alone, which passes it on once.
-            process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-            )
-            passed_on = False
-            while True:
-                try:
-                    _, words = process.communicate(timeout=0.2)
-                    break
-                except subprocess.TimeoutExpired:
-                    if stop.requested and not passed_on:
-                        passed_on = True
-                        process.send_signal(signal.SIGTERM)
-            if stop.signal_number is not None:
-                return 128 + stop.signal_number, ""
-        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        return code, last_words(words)
-
-    return train
-
-
-def last_words(text: str) -> str:
-    """Return what a failed process said at its end, in one line."""
-    return " ".join(" ".join(text.strip().splitlines()[-4:]).split()).removeprefix("error: ")
 
 
 def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> None:

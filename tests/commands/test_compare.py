@@ -2,13 +2,14 @@
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 import yaml
 
 from mpt.commands import compare
 from mpt.commands.arguments import CompareArguments
-from mpt.errors import CheckpointError, ConfigError, DataError, GateError, Interrupted, MptError
+from mpt.errors import CheckpointError, ConfigError, GateError, InputOutputError, Interrupted, MptError
 
 FINALS = {"fp32": 0.950, "amp": 0.951, "O2": 0.90}
 
@@ -51,9 +52,9 @@ def write_summary(path, mode, final):
     (path / "summary.json").write_text(json.dumps(summary))
 
 
-def go(tmp_path, *what, train=None, **changes):
+def go(tmp_path, *what, train=None, check=lambda file: (0, ""), **changes):
     trainer = train or Trainer()
-    compare.run(CompareArguments(what=what, runs=str(tmp_path), **changes), trainer)
+    compare.run(CompareArguments(what=what, runs=str(tmp_path), **changes), trainer, check)
     return trainer
 
 
@@ -146,6 +147,29 @@ def test_a_user_s_mistake_in_a_run_ends_the_comparison_with_its_exit_code(tmp_pa
     assert caught.value.exit_code == 3
 
 
+def test_a_mode_that_cannot_be_built_is_met_before_anything_is_trained(tmp_path):
+    trainer, checked = Trainer(), []
+
+    def check(file):
+        checked.append(file.stem)
+        return (2, "native is for models with a half precision of their own") if "native" in file.stem else (0, "")
+
+    with pytest.raises(MptError, match="native-seed-0 failed: native is for models") as caught:
+        go(tmp_path, "fp32", "amp", "native", train=trainer, check=check)
+    assert caught.value.exit_code == 2
+    assert checked == ["amp-seed-0", "native-seed-0"]  # the first mode is trained at once and needs no check
+    assert trainer.calls == []
+
+
+def test_a_mode_that_runs_out_of_memory_when_built_is_a_result_and_what_is_trained_is_not_checked(tmp_path):
+    go(tmp_path, "fp32", "amp", seeds=1, check=lambda file: (7, "out of memory"))
+
+    def check(file):
+        raise AssertionError(file)
+
+    go(tmp_path, "fp32", "amp", seeds=2, check=check)
+
+
 def test_the_gate_lets_pass_what_is_within_the_margin_only(tmp_path):
     go(tmp_path, "fp32", "amp", seeds=3, gate=True)
     with pytest.raises(GateError, match="outside the margin") as caught:
@@ -161,7 +185,8 @@ def test_the_gate_lets_pass_what_is_within_the_margin_only(tmp_path):
     [
         (("amp", "amp"), "given twice"),
         (("amp", "16-mixed"), "given twice"),
-        (("fp32", "fp23"), "'fp23' is no precision mode"),
+        (("fp32", "fp23"), "'fp23' is no precision mode; did you mean fp32"),
+        (("fp32", "amp", "some.yaml"), "given as --config some.yaml"),
         (("fp32",), "two precision modes"),
         ((), "two precision modes"),
     ],
@@ -181,7 +206,7 @@ def test_other_arguments_that_make_no_comparison_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="steps"):
         go(tmp_path, "fp32", "amp", "train.steps=-1")
     (tmp_path / "file").write_text("")
-    with pytest.raises((DataError, ConfigError)):
+    with pytest.raises(InputOutputError):
         go(tmp_path, "fp32", "amp", output=str(tmp_path / "file" / "below"))
 
 
@@ -205,3 +230,18 @@ def test_a_run_that_is_not_there_or_given_twice_is_refused(tmp_path):
         go(tmp_path, str(folder / "amp-seed-0"), str(folder / "absent"))
     with pytest.raises(ConfigError, match="no precision mode"):
         go(tmp_path, str(folder / "amp-seed-0"), "amp")
+    with pytest.raises(
+        CheckpointError, match=r"no run or checkpoint 'apm'.*Nor is it a precision mode; did you mean amp"
+    ):
+        go(tmp_path, "apm", "fp23")
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [("train.steps=3", {}), ("--config", {"config": Path("x.yaml")}), ("--device", {"device": "cpu"})],
+)
+def test_settings_for_finished_runs_are_refused_and_not_ignored(tmp_path, word, options):
+    go(tmp_path, "fp32", "amp", seeds=1)
+    runs = [str(tmp_path / "compare-dcgan-fp32-amp" / f"{mode}-seed-0") for mode in ("fp32", "amp")]
+    with pytest.raises(ConfigError, match=f"{word} changes nothing about finished runs"):
+        go(tmp_path, *runs, *([word] if "=" in word else []), **options)

@@ -1,0 +1,60 @@
+"""`mpt train` in a process of its own, as a comparison starts it: signals are passed on, last words brought back."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mpt.run.signals import StopRequest
+
+Train = Callable[[Path, Path, str, bool], tuple[int, str]]
+"""Train a config file below a folder under a name, resuming or not: exit code and last words."""
+Check = Callable[[Path], tuple[int, str]]
+"""Build what a config file describes and train nothing: exit code and last words."""
+
+
+def train_in_process(allow: Sequence[str]) -> Train:
+    """Return a function that trains in a process of its own."""
+
+    def train(file: Path, folder: Path, name: str, resumes: bool) -> tuple[int, str]:
+        options = ["--runs", str(folder), "--name", name]
+        return run_train(file, [*options, *(["--resume", str(folder / name)] if resumes else [])], allow)
+
+    return train
+
+
+def check_in_process(allow: Sequence[str]) -> Check:
+    """Return a function that makes a dry run in a process of its own."""
+    return lambda file: run_train(file, ["--dry-run"], allow)
+
+
+def run_train(file: Path, options: Sequence[str], allow: Sequence[str]) -> tuple[int, str]:
+    """Run `mpt train`; return its exit code, 128 and the signal's number if one arrived here, and its last words."""
+    command = [sys.executable, "-m", "mpt", "train", str(file), "--quiet", *options]
+    command += [word for package in allow for word in ("--allow", package)]
+    with StopRequest() as stop:
+        # A session of its own: Ctrl-C then reaches this process alone, which passes it on once.
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        passed_on = False
+        while True:
+            try:
+                _, words = process.communicate(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if stop.requested and not passed_on:
+                    passed_on = True
+                    process.send_signal(signal.SIGTERM)
+        if stop.signal_number is not None:
+            return 128 + stop.signal_number, ""
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return code, last_words(words)
+
+
+def last_words(text: str) -> str:
+    """Return what a failed process said at its end, in one line."""
+    return " ".join(" ".join(text.strip().splitlines()[-4:]).split()).removeprefix("error: ")
