@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Critic = Callable[[Tensor], Tensor]
-
+Critic = Callable[..., Tensor]
+"""Samples, or samples and their codes, to scores (n,)."""
 
 ScoreLoss = Callable[[Tensor], Tensor]
 
@@ -102,15 +102,18 @@ def pull_away(codes: Tensor) -> Tensor:
     return (cosines.sum() - cosines.diagonal().sum()) / (count * (count - 1))
 
 
-def gradient_penalty(critic: Critic, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
+def gradient_penalty(critic: Critic, real: tuple[Tensor, ...], fake: tuple[Tensor, ...], mix: Tensor) -> Tensor:
     """Return the mean squared departure from 1 of the critic's gradient norm between real and fake samples.
 
-    `mix` is (n,) in [0, 1]. Call it where nothing casts to half: the result is differentiated again.
+    A sample is what the critic is given: an image, a code, or both. `mix` is (n,) in [0, 1]. Call it where nothing
+    casts to half: the result is differentiated again.
     """
-    weight = mix.float().reshape(-1, *[1] * (real.dim() - 1))
-    mixed = torch.lerp(real.detach().float(), fake.detach().float(), weight).requires_grad_()
+    mixed = []
+    for first, last in zip(real, fake, strict=True):
+        weight = mix.float().reshape(-1, *[1] * (first.dim() - 1))
+        mixed.append(torch.lerp(first.detach().float(), last.detach().float(), weight).requires_grad_())
     # The small constant keeps the root's derivative finite where a dead critic has no gradient; float32 can hold it.
-    norm = (_squared_gradient(critic, mixed) + 1e-12).sqrt()
+    norm = (_squared_gradient(critic, *mixed) + 1e-12).sqrt()
     return (norm - 1).square().mean()
 
 
@@ -134,8 +137,8 @@ def path_length_penalty(lengths: Tensor, target: Tensor) -> Tensor:
     return (lengths - target).square().mean()
 
 
-def _squared_gradient(critic: Critic, samples: Tensor) -> Tensor:
-    """Return (n,): the squared gradient norm of each sample's score, itself differentiable."""
+def _squared_gradient(critic: Critic, *samples: Tensor) -> Tensor:
+    """Return (n,): the squared norm of each score's gradient with respect to its sample, itself differentiable."""
     with torch.enable_grad():
-        (slope,) = torch.autograd.grad(critic(samples).float().sum(), samples, create_graph=True)
-    return slope.float().square().flatten(1).sum(dim=1)
+        slopes = torch.autograd.grad(critic(*samples).float().sum(), samples, create_graph=True)
+    return torch.stack([slope.float().square().flatten(1).sum(dim=1) for slope in slopes]).sum(dim=0)

@@ -182,9 +182,7 @@ class Gan:
             fake = self.fake_side(batch)
         yield Loss("fake", self._disc_loss(fake, batch, "fake"))
         if self.gradient_penalty:
-            penalty = self.penalty(
-                lambda mixed: self.judge((mixed, *real[1:]), batch, real=True).score, real[0], fake[0], batch["mix"]
-            )
+            penalty = self.penalty(lambda *mixed: self.judge(mixed, batch, real=True).score, real, fake, batch["mix"])
             yield Loss("penalty", self.gradient_penalty * penalty)
 
     def _disc_loss(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> Tensor:

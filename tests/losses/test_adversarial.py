@@ -77,17 +77,25 @@ def test_a_linear_critic_of_slope_three_pays_four(numbers: torch.Generator) -> N
     slope = torch.zeros(1, 2, 2)
     slope[0, 0, 0] = 3.0
     penalty = adversarial.gradient_penalty(
-        lambda x: (x * slope).sum((1, 2, 3)), real, fake, torch.rand(5, generator=numbers)
+        lambda x: (x * slope).sum((1, 2, 3)), (real,), (fake,), torch.rand(5, generator=numbers)
     )
     assert penalty.item() == pytest.approx(4.0)
     assert adversarial.real_gradient_penalty(lambda x: (x * slope).sum((1, 2, 3)), real).item() == pytest.approx(9.0)
+
+
+def test_a_critic_of_pairs_pays_for_its_slope_in_both_parts(numbers: torch.Generator) -> None:
+    real, fake = ((torch.rand(5, 2, generator=numbers), torch.rand(5, 3, generator=numbers)) for _ in range(2))
+    penalty = adversarial.gradient_penalty(
+        lambda x, y: 3 * x[:, 0] + 4 * y[:, 0], real, fake, torch.rand(5, generator=numbers)
+    )
+    assert penalty.item() == pytest.approx(16.0)  # the norm of (3, 4) is 5
 
 
 def test_a_dead_critic_has_a_finite_gradient_of_its_penalty(numbers: torch.Generator) -> None:
     weight = torch.zeros(3, requires_grad=True)
     samples = torch.rand(4, 3, generator=numbers)
     mix = torch.rand(4, generator=numbers)
-    torch.autograd.backward(adversarial.gradient_penalty(lambda x: x @ weight, samples, samples + 1, mix))
+    torch.autograd.backward(adversarial.gradient_penalty(lambda x: x @ weight, (samples,), (samples + 1,), mix))
     assert weight.grad is not None
     assert torch.isfinite(weight.grad).all()
 
@@ -102,7 +110,7 @@ def test_penalties_agree_with_finite_differences_of_their_weights(kind: str, num
     def penalty() -> Tensor:
         if kind == "real":
             return adversarial.real_gradient_penalty(critic, real)
-        return adversarial.gradient_penalty(critic, real, fake, mix.flatten())
+        return adversarial.gradient_penalty(critic, (real,), (fake,), mix.flatten())
 
     weight = first.weight
     (slope,) = torch.autograd.grad(penalty(), weight)
