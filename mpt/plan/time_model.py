@@ -11,16 +11,17 @@ takes the longer of the two.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from mpt.plan.gpus import Gpu
+from mpt.plan.trace import tensors_in
 
 BAND = 0.25
 ARITHMETIC_SHARE = 0.6
@@ -57,12 +58,11 @@ class Work:
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Add one operator. A `mpt.plan.trace.Observer`."""
-        name = func._schema.name.removeprefix("aten::")
-        if name in FREE:
+        is_free, count_flops = _costs(func)
+        if is_free:
             return
-        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-        tensors = inputs + outputs
+        inputs = [*tensors_in(args), *tensors_in(kwargs)]
+        tensors = [*inputs, *tensors_in(result)]
         if not tensors:
             return
         moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -73,8 +73,7 @@ class Work:
             else:
                 self.host_compute_bytes += moved
             return
-        packet = func._overloadpacket
-        flops = int(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0
+        flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
         half = any(tensor.dtype in HALF for tensor in inputs)
         self.operators[flops, moved, half] += 1
 
@@ -88,6 +87,12 @@ class Work:
             total += count * max(arithmetic, traffic, efficiency.launch_seconds)
         on_link = self.host_bytes / (gpu.host_link * 1e9)
         return max(total, on_link) + self.host_compute_bytes / HOST_BANDWIDTH
+
+
+@functools.cache
+def _costs(func: Any) -> tuple[bool, Callable[..., Any] | None]:
+    """Return whether an operator launches nothing, and what counts its floating-point operations, if it has many."""
+    return func._schema.name.removeprefix("aten::") in FREE, flop_registry.get(func._overloadpacket)
 
 
 HOST_BANDWIDTH = 15e9

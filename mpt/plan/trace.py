@@ -88,6 +88,9 @@ class Trace:
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 """Called with every operator, its arguments and its result."""
 
+DEVICE_QUERY = torch.ops.prim.device.default
+"""Asked of every fake tensor many times over; it computes nothing and is no operator of the step."""
+
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records storages of one device type, for as long as it is entered."""
@@ -157,22 +160,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for index in self._undecided:
                 self.trace.storages[index].category = "temporaries"
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while recording, so nothing need be kept from the compiler
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE_QUERY:
+            return args[0].device
         kwargs = kwargs or {}
         operator = func._schema.name
         if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
             self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS")
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor):
-            self._note(result, operator)
-        elif isinstance(result, (tuple, list)):
-            for item in result:
-                if isinstance(item, Tensor):
-                    self._note(item, operator)
-                elif isinstance(item, (tuple, list)):
-                    for inner in item:
-                        if isinstance(inner, Tensor):
-                            self._note(inner, operator)
+        for tensor in tensors_in(result):
+            self._note(tensor, operator)
         if self.unseen is not None:
             scratch = self.unseen.scratch(operator, args, result)
             if scratch:
@@ -244,6 +245,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._entries.append((torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else ""))
         if not self._stack and self.moment == "backward":
             self._decide()  # a recomputed block is done: what it left alive are its activations
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an operator's arguments or result, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
 
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
