@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -32,6 +31,7 @@ from mpt.engine.build import Run, build_run
 from mpt.engine.step import update
 from mpt.errors import MptError
 from mpt.plan import fake_device, routes
+from mpt.plan.fake_mode import LeanFakeMode
 from mpt.plan.gpus import Gpu
 from mpt.plan.time_model import Work
 from mpt.plan.trace import Recorder, Trace
@@ -81,7 +81,7 @@ def trace_config(
     fake_device.clear_weight_casts()
     with (
         _explained(recorder),
-        FakeTensorMode(),
+        LeanFakeMode(),
         torch.autograd.set_multithreading_enabled(False),
         recorder.recording(),
         fake_device.listen_to_casts(lambda cast: recorder.mark([cast], "cast cache")),

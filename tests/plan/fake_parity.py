@@ -15,8 +15,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from mpt.plan import fake_device, routes
+from mpt.plan import fake_device, routes, run_fake
+from mpt.plan.fake_mode import LeanFakeMode
+from mpt.plan.gpus import find_gpu
 from mpt.plan.trace import Recorder
+from tests.plan.configs import DIGITS, make
 
 HALF, FULL = torch.float16, torch.float32
 
@@ -48,6 +51,14 @@ def calls(x: Any, w: Any) -> dict[str, Any]:
         "addcmul": lambda: torch.addcmul(x, x, x.float()),
         "batch_norm": lambda: F.batch_norm(image, None, None, training=True),
     }
+
+
+def trace_under(mode: Any) -> Any:
+    """Return what a DCGAN's steps allocate, and their operators, under a fake mode."""
+    run_fake.LeanFakeMode = mode  # type: ignore[misc]
+    run = run_fake.trace_config(make("dcgan", "amp", 8), DIGITS, 8, find_gpu("rtx3060"), None)
+    storages = [(s.size, s.category, s.module, s.operator) for s in run.trace.storages]
+    return storages, run.trace.events, run.work.operators
 
 
 def main() -> None:
@@ -116,7 +127,19 @@ def main() -> None:
         recorder = Recorder("fgpu", observer=lambda func, a, k, r: silu.append(func._schema.name))
         with recorder.recording():
             F.silu(torch.zeros(4, device="fgpu:0", requires_grad=True)).sum().backward()
+        added: list[str] = []
+        recorder = Recorder("fgpu", observer=lambda func, a, k, r: added.append(func._schema.name))
+        with recorder.recording():
+            _ = (x + x).device
+        out["operators_of_an_addition"] = added
         out["silu_is_one_kernel"] = "aten::silu_backward" in silu and "aten::sigmoid" not in silu
+    lean = trace_under(LeanFakeMode)
+    before = FakeTensorMode.cache_misses
+    out["lean_trace_is_torchs"] = trace_under(FakeTensorMode) == lean
+    out["torchs_mode_keeps_results_of_its_own"] = FakeTensorMode.cache_misses - before > 100
+    before = FakeTensorMode.cache_misses
+    trace_under(LeanFakeMode)
+    out["results_made_again"] = FakeTensorMode.cache_misses - before
     out["split_operators"] = sorted(routes.find_split_operators())
     out["warnings"] = routes.unknown_routes()
     print(json.dumps(out))

@@ -82,6 +82,16 @@ def test_recurrent_layers_and_silu_run_as_single_kernels(seen: Any) -> None:
     assert seen["silu_is_one_kernel"]
 
 
+def test_asking_for_a_device_is_no_operator(seen: Any) -> None:
+    assert seen["operators_of_an_addition"] == ["aten::add"]
+
+
+def test_the_lean_fake_mode_gives_the_traces_of_torchs_own(seen: Any) -> None:
+    assert seen["lean_trace_is_torchs"]
+    assert seen["torchs_mode_keeps_results_of_its_own"]  # so the two were not served from one cache
+    assert seen["results_made_again"] == 0
+
+
 def test_the_installed_torch_has_no_route_that_was_not_reviewed(seen: Any) -> None:
     assert set(seen["split_operators"]) <= SPLIT_OPERATORS
     assert seen["warnings"] == []
