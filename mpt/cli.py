@@ -7,7 +7,6 @@ them 0 is success, 2 also a wrong command line, and 130 an interrupt before ther
 
 from __future__ import annotations
 
-import errno
 import importlib
 import itertools
 import os
@@ -29,6 +28,7 @@ from mpt.commands.arguments import (
     TrainArguments,
 )
 from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError
+from mpt.run.files import FULL
 
 app = typer.Typer(
     name="mpt",
@@ -39,9 +39,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a write, which names no file, meets on a disk without room."""
 
 LERAS_DIRECTIONS: dict[str, Literal["leras-to-torch", "torch-to-leras"]] = {
     "leras-to-torch": "leras-to-torch",

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mpt.errors import DataError
+
 Batch = dict[str, Tensor]
 """Named tensors that share dimension 0, the sample dimension. Images are float32 in [0, 1], NCHW, under "image"."""
 
@@ -77,6 +79,18 @@ class DataSpec:
     size: int
     classes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def require(self, name: str, reader: str) -> FieldSpec:
+        """Return a field that `reader` ("model dcgan") reads. Raises DataError where the data set does not deliver it.
+
+        Call while building: in a step a missing field would be a KeyError.
+        """
+        if name not in self.fields:
+            raise DataError(
+                f"{reader}: it needs '{name}' of each sample, but this data set delivers {', '.join(self.fields)}. "
+                "Use another data set; `mpt list datasets` says what each holds"
+            )
+        return self.fields[name]
 
     def zeros(self, batch_size: int, device: torch.device | str) -> Batch:
         """Return a batch of zeros with this layout, for planning and for dry runs."""

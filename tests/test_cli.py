@@ -216,7 +216,8 @@ def test_list_names_every_plugin(capsys):
 def test_init_writes_a_config_that_means_the_defaults(capsys, tmp_path, model):
     path = tmp_path / "new.yaml"
     assert run("init", path, "--model", model) == 0
-    assert load_config(path) == load_config({"model": {"name": model}})
+    dataset = {"dataset": "procedural_faces"} if model == "saehd" else {}
+    assert load_config(path) == load_config({"model": {"name": model}, **dataset})
     assert path.read_text().count("#") > 10
     before = path.read_text()
     assert run("init", path) == 2
@@ -225,7 +226,9 @@ def test_init_writes_a_config_that_means_the_defaults(capsys, tmp_path, model):
 
 def test_init_refuses_what_it_cannot_write(capsys, tmp_path):
     assert run("init", tmp_path / "a.yaml", "--model", "dcgam") == 2
-    assert "did you mean 'dcgan'?" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("error: --model: found 'dcgam'")
+    assert "did you mean 'dcgan'?" in said
     assert run("init", tmp_path / "no" / "a.yaml") == 5
     assert list(tmp_path.iterdir()) == []
 

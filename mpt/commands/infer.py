@@ -91,7 +91,7 @@ def write(results: Sequence[Inference], files: Sequence[Path], output: Path) -> 
         rows = [{"input": name, **row} for name, row in zip(names, rows, strict=True)]
         path = write_table(rows, output / "labels.csv")
         said += [f"{row['input']}: " + "  ".join(str(v) for k, v in row.items() if k != "input") for row in rows[:10]]
-        said.append(f"wrote {len(rows)} rows to {path}")
+        said.append(f"wrote {len(rows)} row{'s' if len(rows) > 1 else ''} to {path}")
     return said
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from mpt.data.decoding import EXTENSIONS, decode_image
+from mpt.data.decoding import EXTENSIONS, BadImageError, decode_image
 from mpt.data.loader import to_device
 from mpt.engine.trained import Trained
 from mpt.errors import DataError
@@ -45,7 +45,10 @@ def read_inputs(trained: Trained, files: Sequence[Path], batch_size: int) -> Ite
     channels, height, _ = run.data.fields[getattr(run.task, "input_field", "image")].shape
     for start in range(0, len(files), batch_size):
         chosen = files[start : start + batch_size]
-        images = [decode_image(file, channels, height, MAX_PIXELS) for file in chosen]
+        try:
+            images = [decode_image(file, channels, height, MAX_PIXELS) for file in chosen]
+        except BadImageError as error:
+            raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
         batch: Batch = {"image": torch.stack(images)}
         yield to_device(batch, run.device), len(chosen)
 

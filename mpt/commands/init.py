@@ -18,6 +18,8 @@ from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError
 
 WIDTH = 100
+DATASETS = {"face_swap": "procedural_faces"}
+"""Task -> a data set in the package that it can learn from, where that is not the default one."""
 SHORT = 40
 """A note that fits beside its key stands there; a longer one stands above it."""
 
@@ -40,10 +42,19 @@ def run(path: Path = Path("config.yaml"), model: str = "dcgan", registry: Regist
 
 def write_commented(path: Path, model: str, registry: Registry) -> str:
     """Return the text of the file."""
-    config = load_config({"model": {"name": model}}, registry=registry)
+    try:
+        config = load_config({"model": {"name": model}}, registry=registry)
+        if config.task.name in DATASETS:
+            dataset = {"name": DATASETS[config.task.name]}
+            config = load_config({"model": {"name": model}, "dataset": dataset}, registry=registry)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("configuration:2:9: model.name", "--model")) from None
     notes = section_notes(config)
     data = config.to_data()
-    blocks = [f"# mpt train {path}\n#\n# Every setting below stands at its default; delete what you do not change."]
+    but = f" but dataset.name, without which {model} cannot learn" if config.task.name in DATASETS else ""
+    blocks = [
+        f"# mpt train {path}\n#\n# Every setting below stands at its default{but}; delete what you do not change."
+    ]
     for section, value in data.items():
         if isinstance(value, dict):
             lines = [f"{section}:", *comment(title(config, section), 2)]

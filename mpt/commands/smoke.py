@@ -37,4 +37,5 @@ def smoke(config: Config, arguments: TrainArguments) -> None:
                 InferArguments(run=str(path), output=str(Path(folder) / "out"), runs=folder, device=arguments.device)
             )
     if not (arguments.quiet or arguments.json):
-        print(f"smoke: {steps} steps trained, saved, resumed, evaluated and inferred")
+        done = f"{steps} steps trained, saved, resumed, evaluated" if steps > 1 else "1 step trained, saved, evaluated"
+        print(f"smoke: {done} and inferred; nothing of it is kept")

@@ -8,6 +8,7 @@ where a runtime is installed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import importlib.util
@@ -51,7 +52,8 @@ def write_weights(path: Path, modules: Mapping[str, nn.Module], about: Mapping[s
         compare_tensors(path, tensors, load_weights_file(partial))
         os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
+            partial.unlink(missing_ok=True)
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
@@ -147,7 +149,8 @@ def write_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...], dtype: t
             f"This network cannot be exported to ONNX: {str(error).splitlines()[0]}. --to safetensors always works."
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
+            partial.unlink(missing_ok=True)
     return said
 
 

@@ -101,7 +101,7 @@ def initialize(module: nn.Module) -> None:
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """Build `gen` and `disc` for images of the data's channel count."""
-    channels = data.fields["image"].shape[0]
+    channels = data.require("image", "model dcgan").shape[0]
     return {
         "gen": Generator(settings.image_size, channels, settings.latent_size, settings.features),
         "disc": Discriminator(settings.image_size, channels, settings.features),

@@ -129,11 +129,9 @@ def one_hot(label_b: Tensor, classes: int) -> Tensor:
 
 def check_image(data: DataSpec, image_size: int, channels: int, model: str) -> None:
     """Refuse data whose images are not what the model makes."""
-    if "image" not in data.fields:
-        raise DataError(f"model {model}: it learns images, but this data set delivers {', '.join(data.fields)}.")
     if not 1 <= image_size <= LARGEST_IMAGE:
         raise ConfigError(f"model.image_size: {image_size} is not between 1 and {LARGEST_IMAGE}.")
-    found, wanted = data.fields["image"].shape, (channels, image_size, image_size)
+    found, wanted = data.require("image", f"model {model}").shape, (channels, image_size, image_size)
     if tuple(found) != wanted:
         raise DataError(
             f"model {model}: it makes {wanted[1]}x{wanted[2]} images with {channels} channels, but the data "

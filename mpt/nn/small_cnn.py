@@ -51,5 +51,5 @@ class SmallCnn(nn.Module):
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """Build `net` for the data's channels and classes."""
-    channels = data.fields["image"].shape[0]
+    channels = data.require("image", "model small_cnn").shape[0]
     return {"net": SmallCnn(channels, len(data.classes), settings.features, settings.dropout)}

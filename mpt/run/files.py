@@ -17,6 +17,8 @@ from pathlib import Path
 
 from mpt.errors import InputOutputError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write meets on a disk without room."""
 TEMPORARY = ".tmp-"
 """What every unfinished file's or directory's name begins with."""
 
@@ -116,7 +118,8 @@ def failures_explained(path: Path, needed_bytes: int | None = None) -> Iterator[
         yield
     except OSError as error:
         remedy = REMEDIES.get(error.errno or 0, error.strerror or str(error))
-        free = free_bytes(path)
-        sizes = "" if needed_bytes is None else f" {needed_bytes} bytes are needed,"
-        sizes += "" if free is None or needed_bytes is None else f" {free} are free."
-        raise InputOutputError(f"{path} could not be written: {remedy}.{sizes.rstrip(',')}") from error
+        sizes = ""
+        if needed_bytes is not None and error.errno in FULL:
+            free = free_bytes(path)
+            sizes = f" {needed_bytes} bytes are needed{'' if free is None else f', {free} are free'}."
+        raise InputOutputError(f"{path} could not be written: {remedy}.{sizes}") from error

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mpt.errors import CheckpointError, ConfigError, InputOutputError, MptError
 from mpt.run.files import failures_explained, write_fully
@@ -283,7 +283,9 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
         raise CheckpointError(f"{text!r} is neither a run nor a checkpoint.")
     try:
         for path in (Path(text), runs_dir / text):
-            if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir() and is_run(path.parent.parent):
+            if CHECKPOINT_NAME.fullmatch(path.name) and path.parent.is_dir() and is_run(path.parent.parent):
+                if not path.is_dir():
+                    raise_missing_checkpoint(path)
                 return open_run(path.parent.parent), path.resolve()
             if is_run(path):
                 return open_run(path), None
@@ -293,3 +295,11 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
     nearest = get_close_matches(text, names, n=1)
     hint = f" Did you mean {nearest[0]}?" if nearest else f" Runs here: {', '.join(names[-5:]) or 'none'}."
     raise CheckpointError(f"There is no run or checkpoint {text!r}, neither as a path nor in {runs_dir}.{hint}")
+
+
+def raise_missing_checkpoint(path: Path) -> NoReturn:
+    """Raise CheckpointError that names the checkpoints which the run still has."""
+    kept = sorted(name for name in os.listdir(path.parent) if CHECKPOINT_NAME.fullmatch(name))
+    raise CheckpointError(
+        f"{path.parent} holds no {path.name}; it has {', '.join(kept) or 'none'} (train.keep_last says how many stay)."
+    )

@@ -246,5 +246,6 @@ def build(
     settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
 ) -> FaceSwap:
     """Build the task around `autoencoder` and whichever discriminators the model has."""
-    del data
+    for side in ("src", "dst"):
+        data.require(f"{side}_warped", "task face_swap")
     return FaceSwap(settings, model_settings, modules, precision)

@@ -1,5 +1,6 @@
 """The small file holds what inference needs, in half, and reads back as it was written."""
 
+import errno
 import json
 import os
 
@@ -10,7 +11,7 @@ import torch
 from mpt.commands import convert
 from mpt.commands.arguments import ConvertArguments
 from mpt.engine import export
-from mpt.errors import CheckpointError, ConfigError
+from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.run.weights_file import load_weights_file
 
 
@@ -112,3 +113,13 @@ def test_an_interrupted_writing_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         export.write_weights(tmp_path / "x.pt", {"net": torch.nn.Linear(2, 2)}, {"config": json.dumps({})})
     assert not (tmp_path / "x.pt").exists()
+
+
+def test_a_read_only_folder_is_told_once_and_not_by_the_cleaning_up(classifier, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", "somewhere")
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(export.Path, "unlink", refuse)
+    with pytest.raises(InputOutputError, match="could not be written: the file system is read-only"):
+        export.write_weights(classifier / "x.safetensors", {"net": torch.nn.Linear(2, 2)}, {})

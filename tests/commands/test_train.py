@@ -75,7 +75,9 @@ def test_a_dry_run_writes_nothing(config: Path) -> None:
 
 def test_smoke_trains_resumes_and_infers_and_leaves_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(config, smoke=4, quiet=False)
-    assert "smoke: 4 steps trained, saved, resumed, evaluated and inferred" in capsys.readouterr().out
+    assert "smoke: 4 steps trained, saved, resumed, evaluated and inferred; nothing" in capsys.readouterr().out
+    train(config, smoke=1, quiet=False)
+    assert "smoke: 1 step trained, saved, evaluated and inferred; nothing" in capsys.readouterr().out
     assert not (config.parent / "runs").exists()
 
 

@@ -212,3 +212,10 @@ def test_what_is_no_run_is_refused(tmp_path, text: str) -> None:
     assert caught.value.exit_code == 4
     if text == "dmo":
         assert "Did you mean demo?" in str(caught.value)
+
+
+def test_a_checkpoint_that_is_gone_is_told_from_those_that_are_there(tmp_path) -> None:
+    run = create_run(tmp_path, "demo")
+    run.checkpoint_path(200).mkdir()
+    with pytest.raises(CheckpointError, match=r"holds no step-00000100; it has step-00000200 \(train\.keep_last"):
+        find_run("demo/checkpoints/step-00000100", tmp_path)
