@@ -1,13 +1,14 @@
 """Fill the tables of docs/generative.md: every generative model under several precision modes, by `mpt compare`.
 
 Usage:
-    python scripts/generative_table.py                     # CPU, the shipped configs; about half an hour on one core
+    python scripts/generative_table.py                     # CPU, the shipped configs and variants; an hour on one core
     python scripts/generative_table.py --device cuda       # the GPU's table
     python scripts/generative_table.py --only vae lsgan    # these rows again, the others as they are
 
 Each row of the plan is one `mpt compare`: the same config, seeds and data order under each mode, each run a process of
 its own. Nothing is computed here; the script lays out what the comparisons wrote, which stay below --work and are gone
-on with after an interruption. The tables stand between markers in the document.
+on with after an interruption. The tables stand between markers in the document; a row without a comparison below
+--work stays as it is.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ class Entry:
     name: str
     config: str
     modes: tuple[str, ...] = ("fp32", "amp")
-    seeds: int = 1
+    seeds: int = 3
     changes: tuple[str, ...] = ()
 
 
 SHORT = ("train.steps=3000", "train.evaluate_every=0", "train.sample_every=0")
 PLAN = (
-    Entry("vae", "vae", ("fp32", "amp", "O1", "O2", "bf16-pure"), 3),
-    Entry("lsgan", "lsgan", ("fp32", "amp", "O1"), 3),
-    Entry("wgan_gp", "wgan_gp", ("fp32", "amp", "O1"), 3),
+    Entry("vae", "vae", ("fp32", "amp", "O1", "O2", "bf16-pure")),
+    Entry("lsgan", "lsgan", ("fp32", "amp", "O1")),
+    Entry("wgan_gp", "wgan_gp", ("fp32", "amp", "O1")),
     Entry("dcgan", "dcgan_fp32"),
     Entry("vanilla_gan", "lsgan", changes=("model.name=vanilla_gan", *SHORT)),
     Entry(
@@ -75,6 +76,10 @@ PLAN = (
     Entry("dvae", "vae", changes=("model.name=dvae",)),
     Entry("stylegan2", "stylegan2_16", ("fp32", "amp", "native")),
 )
+HEAD = (
+    "| Model | Mode | Peak bytes | Step | Figure, final | Skipped | Verdict |",
+    "|---|---|---:|---:|---:|---:|---|",
+)
 MARGIN = {"negative_elbo": "2%", "frechet_distance": "50%"}
 
 
@@ -91,8 +96,11 @@ def main() -> None:
         if entry.name in arguments.only:
             print(f"{entry.name}: {', '.join(entry.modes)}, {entry.seeds} seed(s)", flush=True)
             compare(entry, arguments.work / kind, arguments.device)
-    found = [(entry, read(entry, arguments.work / kind)) for entry in PLAN]
-    lines = table([(entry, comparison) for entry, comparison in found if comparison is not None])
+    old = read_rows(arguments.document, f"table:{kind}")
+    lines = list(HEAD)
+    for entry in PLAN:
+        comparison = read(entry, arguments.work / kind)
+        lines += old.get(entry.name, []) if comparison is None else rows(entry, comparison)
     write_between(arguments.document, f"table:{kind}", lines)
 
 
@@ -115,16 +123,19 @@ def read(entry: Entry, work: Path) -> dict[str, Any] | None:
     return json.loads(paths[-1].read_text("utf-8")) if paths else None
 
 
-def table(found: list[tuple[Entry, dict[str, Any]]]) -> list[str]:
-    """Return the rows of a Markdown table."""
-    lines = [
-        "| Model | Mode | Peak bytes | Step | Figure, final | Skipped | Verdict |",
-        "|---|---|---:|---:|---:|---:|---|",
-    ]
-    for entry, comparison in found:
-        for row in comparison["modes"]:
-            lines.append("| " + " | ".join(cells(entry, comparison, row)) + " |")
-    return lines
+def rows(entry: Entry, comparison: dict[str, Any]) -> list[str]:
+    """Return an entry's rows of the Markdown table, one per mode."""
+    return ["| " + " | ".join(cells(entry, comparison, row)) + " |" for row in comparison["modes"]]
+
+
+def read_rows(document: Path, marker: str) -> dict[str, list[str]]:
+    """Return the rows that stand in the document, by the name in the first cell of each one's first row."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in between(document, marker)[1].strip().splitlines()[len(HEAD) :]:
+        name = line.split("|")[1].strip() or name
+        found.setdefault(name, []).append(line)
+    return found
 
 
 def cells(entry: Entry, comparison: dict[str, Any], row: dict[str, Any]) -> list[str]:
@@ -149,13 +160,18 @@ def cells(entry: Entry, comparison: dict[str, Any], row: dict[str, Any]) -> list
     ]
 
 
+def between(document: Path, marker: str) -> tuple[str, str, str]:
+    """Return the document before, between and after `<!-- marker -->` and the next `<!-- end -->`."""
+    before, rest = document.read_text("utf-8").split(f"<!-- {marker} -->", 1)
+    inside, after = rest.split("<!-- end -->", 1)
+    return before, inside, after
+
+
 def write_between(document: Path, marker: str, lines: list[str]) -> None:
     """Replace what stands between `<!-- marker -->` and `<!-- end -->`."""
-    text = document.read_text("utf-8")
-    start, end = f"<!-- {marker} -->", "<!-- end -->"
-    before, rest = text.split(start, 1)
-    after = rest.split(end, 1)[1]
-    document.write_text(before + start + "\n" + "\n".join(lines) + "\n" + end + after, "utf-8")
+    before, _, after = between(document, marker)
+    text = f"{before}<!-- {marker} -->\n" + "\n".join(lines) + f"\n<!-- end -->{after}"
+    document.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
