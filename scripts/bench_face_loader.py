@@ -21,7 +21,7 @@ from PIL import Image
 from mpt.config.load import load_config
 from mpt.data import faceset, procedural_faces
 from mpt.data.face_warp import NUMBERS, draw_warps, warp
-from mpt.data.restricted_pickle import write_plain
+from mpt.data.leras_pickle import write_plain
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.step import update
 

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from mpt.commands.arguments import LerasArguments
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.data.restricted_pickle import read_arrays, write_arrays, write_plain
+from mpt.data.leras_pickle import write_arrays, write_plain
+from mpt.data.restricted_pickle import read_arrays
 from mpt.engine.build import build_datasets, build_networks, build_run
 from mpt.engine.state import capture
 from mpt.errors import CheckpointError, ConfigError

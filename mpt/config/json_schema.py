@@ -1,7 +1,7 @@
 """The JSON Schema (draft 2020-12) of a configuration, made from what the plugins declare.
 
 A section that chooses a plugin is one alternative per name, so that an editor completes and checks the keys of the
-chosen one. The schema says less than `mpt.config.load` checks: conflicts between tricks, and what a mode or alias
+chosen one. The schema says less than `mpt.config.checker` checks: conflicts between tricks, and what a mode or alias
 fixes, are left to it. What it refuses, loading refuses too.
 """
 

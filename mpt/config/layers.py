@@ -2,7 +2,7 @@
 
 The file, then patches, then overrides: mappings are united, anything else is replaced. A shorthand (`precision: amp`,
 `micro_batch: 4`) is written out first, so `precision=bf16` changes the mode and keeps the other keys. Only the form is
-checked here; `mpt.config.load` checks the result.
+checked here; `mpt.config.checker` checks the result.
 """
 
 from __future__ import annotations

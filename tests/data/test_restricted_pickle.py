@@ -10,7 +10,8 @@ import struct
 import numpy as np
 import pytest
 
-from mpt.data.restricted_pickle import read_arrays, read_pickle, write_arrays, write_plain
+from mpt.data.leras_pickle import write_arrays, write_plain
+from mpt.data.restricted_pickle import read_arrays, read_pickle
 from mpt.errors import CheckpointError, DataError
 
 ARRAYS = {

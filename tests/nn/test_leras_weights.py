@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mpt.data.restricted_pickle import read_pickle, write_arrays
+from mpt.data.leras_pickle import write_arrays
+from mpt.data.restricted_pickle import read_pickle
 from mpt.errors import CheckpointError
 from mpt.nn.leras_weights import (
     network_from_leras,

@@ -1,0 +1,285 @@
+"""The check of a configuration's tree, section by section, going on after a mistake.
+
+Plugins are chosen by name first, then each section is checked against its plugin's settings with JSON's strictness: a
+list may become a tuple, but text never becomes a number, and true is no 1.
+
+Nothing here imports a plugin's module; a model of another package is only named, and only if it was granted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from mpt.config.layers import SECTIONS
+from mpt.config.messages import describe, explain_errors, unknown_key, unknown_name
+from mpt.config.options import Options
+from mpt.config.precision_names import ALIASES, resolve_precision_name
+from mpt.config.registry import Plugin, Registry
+from mpt.config.schema import (
+    NAMED_SECTIONS,
+    Choice,
+    Config,
+    GeneralOptions,
+    Memory,
+    MemoryOptions,
+    Precision,
+    Train,
+)
+from mpt.config.yaml_text import Node, Problem, printable
+
+DEFAULT_NAMES = {"dataset": "digits", "precision": "amp", "optimizer": "adam"}
+DEFAULT_STEPS = 1000
+EXTERNAL_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*):([A-Za-z_][A-Za-z0-9_.-]*)")
+BUILT_IN_SOURCES = ("torchvision", "timm")
+
+S = TypeVar("S", bound=Options)
+
+
+class Checker:
+    """Checks one tree, section by section, and goes on after a mistake."""
+
+    def __init__(self, root: Node, registry: Registry, allow: Sequence[str]) -> None:
+        assert isinstance(root.value, dict)
+        self.root = root
+        self.sections = root.value
+        self.registry = registry
+        self.allow = allow
+        self.problems: list[Problem] = []
+        self.elsewhere: dict[str, str] = {}
+        """Key -> its full path, for keys written in the wrong section."""
+
+    def config(self) -> Config | None:
+        """Return the configuration, or None with `problems` filled."""
+        model = self.choose("model", "nn", None)
+        task = self.choose("task", "tasks", model.task if model else None, required=model is not None)
+        chosen = {"model": model, "task": task}
+        for section in ("dataset", "optimizer"):
+            chosen[section] = self.choose(section, NAMED_SECTIONS[section], DEFAULT_NAMES[section])
+        mode, fixed = self.choose_precision()
+        tricks = self.choose_tricks()
+        self.remember(chosen, mode)
+
+        found = {name: self.choice(name, plugin) for name, plugin in chosen.items() if plugin}
+        choices = {name: choice for name, choice in found.items() if choice}
+        precision = self.precision(mode, fixed) if mode else None
+        memory = self.memory(tricks)
+        train = self.train()
+        general = self.general()
+        if self.problems or not (precision and memory and train and general):
+            return None
+        return Config(**choices, precision=precision, memory=memory, train=train, seed=general.seed, name=general.name)
+
+    def section(self, name: str) -> Node:
+        """Return a section's mapping, empty where it is absent; a section that is no mapping is reported."""
+        node = self.sections.get(name, Node({}, self.root.place))
+        if isinstance(node.value, dict):
+            return node
+        if node.value is not None:
+            self.report(node, (name,), f"found {describe(node)}; allowed: a mapping")
+        return replace(node, value={})
+
+    def report(self, node: Node, path: tuple[str, ...], text: str, at_key: bool = False) -> None:
+        place = node.key_place if at_key and node.key_place else node.place
+        self.problems.append(Problem(place, path, text))
+
+    def remember(self, chosen: Mapping[str, Plugin | None], mode: Plugin | None) -> None:
+        """Note where each key belongs, for hints."""
+        fields: dict[str, type[Options]] = {"train": Train, "memory": MemoryOptions}
+        fields |= {name: plugin.settings_class for name, plugin in chosen.items() if plugin}
+        fields |= {"precision": mode.settings_class} if mode else {}
+        for section, settings in fields.items():
+            for key in settings.model_fields:
+                self.elsewhere.setdefault(key, f"{section}.{key}")
+        for trick in self.registry.names("memory"):
+            self.elsewhere.setdefault(trick, f"memory.{trick}")
+        for key in GeneralOptions.model_fields:
+            self.elsewhere.setdefault(key, key)
+
+    def written_name(
+        self, section: str, key: str, default: str | None, required: bool = True
+    ) -> tuple[str | None, Node]:
+        """Return the name that a section chooses its plugin by, and the node to blame if it does not exist."""
+        before = len(self.problems)
+        node = self.section(section)
+        if len(self.problems) > before:
+            return None, node
+        assert isinstance(node.value, dict)
+        name = node.value.get(key)
+        if name is None or (name.value is None and default):
+            if default is None and required:
+                room = NAMED_SECTIONS.get(section, section)
+                names = ", ".join(self.registry.names(room)) or "(there are none)"
+                hint = "" if self.sections else "; `mpt init` writes a configuration to start from"
+                self.report(node, (section, key), f"missing; allowed: one of {names}{hint}", at_key=True)
+            return default, name or node
+        if not isinstance(name.value, str):
+            self.report(
+                name, (section, key), f"found {describe(name)}; allowed: a name, in quotes if it looks like a number"
+            )
+            return None, name
+        return name.value, name
+
+    def choose(self, section: str, room: str, default: str | None, required: bool = True) -> Plugin | None:
+        name, node = self.written_name(section, "name", default, required)
+        if name is None:
+            return None
+        if room == "nn" and ":" in name and not self.may_use(name, node):
+            return None
+        plugin = self.registry.find(room, name)
+        if plugin is None:
+            self.report(node, (section, "name"), unknown_name(name, self.registry.names(room)))
+        return plugin
+
+    def may_use(self, name: str, node: Node) -> bool:
+        """Is this model of another package well named, and its package built in or granted?"""
+        match = EXTERNAL_NAME.fullmatch(name)
+        if not match or len(name) > 200:
+            form = "torchvision:NAME, timm:NAME or package.module:Name"
+            self.report(
+                node, ("model", "name"), f"found '{printable(name)}'; a model of another package is written {form}"
+            )
+            return False
+        module = match[1]
+        if module in BUILT_IN_SOURCES or any(
+            module == granted or module.startswith(granted + ".") for granted in self.allow
+        ):
+            return True
+        package = module.split(".")[0]
+        remedy = f"if you trust it, add --allow {package} to the command"
+        self.report(
+            node, ("model", "name"), f"'{name}' would run code of the package {package}, which is not granted; {remedy}"
+        )
+        return False
+
+    def choose_precision(self) -> tuple[Plugin | None, Mapping[str, str]]:
+        written, node = self.written_name("precision", "mode", DEFAULT_NAMES["precision"])
+        if written is None:
+            return None, {}
+        known = self.registry.names("precision")
+        name, fixed = resolve_precision_name(written, known)
+        plugin = self.registry.find("precision", name)
+        if plugin is None:
+            self.report(node, ("precision", "mode"), unknown_name(written, [*known, *ALIASES]))
+        return plugin, fixed
+
+    def choose_tricks(self) -> dict[str, Plugin]:
+        """Return the tricks that are on; unknown ones and conflicts are reported."""
+        node = self.section("memory")
+        assert isinstance(node.value, dict)
+        chosen: dict[str, Plugin] = {}
+        for name, child in node.value.items():
+            if name in MemoryOptions.model_fields:
+                continue
+            plugin = self.registry.find("memory", name)
+            if plugin is None:
+                keys = [*MemoryOptions.model_fields, *self.registry.names("memory")]
+                self.report(child, ("memory", name), unknown_key(name, keys, {}), at_key=True)
+            elif child.value is not False:
+                chosen[name] = plugin
+        for name, plugin in chosen.items():
+            for other, reason in plugin.conflicts.items():
+                if other in chosen:
+                    self.report(
+                        node.value[name], ("memory", name), f"cannot be combined with {other}: {reason}", at_key=True
+                    )
+        return chosen
+
+    def choice(self, section: str, plugin: Plugin) -> Choice | None:
+        keys = ["name", *plugin.settings_class.model_fields]
+        node = _without(self.section(section), "name")
+        settings = self.settings(plugin.settings_class, node, (section,), keys, plugin.defaults)
+        return Choice(plugin.name, settings, plugin) if settings else None
+
+    def precision(self, plugin: Plugin, fixed: Mapping[str, str]) -> Precision | None:
+        section = self.section("precision")
+        node = _without(section, "mode")
+        assert isinstance(node.value, dict)
+        assert isinstance(section.value, dict)
+        for key, value in fixed.items():
+            given = node.value.get(key)
+            if given and given.value not in (value, "auto"):
+                alias = section.value["mode"].value
+                self.report(
+                    given, ("precision", key), f"found {describe(given)}, but the mode {alias} means {key} {value}"
+                )
+            node = replace(node, value={**node.value, key: Node(value, (given or section).place)})
+            assert isinstance(node.value, dict)
+        keys = ["mode", *plugin.settings_class.model_fields]
+        settings = self.settings(plugin.settings_class, node, ("precision",), keys, plugin.defaults)
+        return Precision(plugin.name, settings, plugin) if settings else None
+
+    def memory(self, plugins: Mapping[str, Plugin]) -> Memory | None:
+        node = self.section("memory")
+        assert isinstance(node.value, dict)
+        own = {key: child for key, child in node.value.items() if key in MemoryOptions.model_fields}
+        general = self.settings(MemoryOptions, replace(node, value=own), ("memory",), list(MemoryOptions.model_fields))
+        tricks: dict[str, Options] = {}
+        for name, plugin in plugins.items():
+            child = node.value[name]
+            if not isinstance(child.value, dict):
+                keys = ", ".join(plugin.settings_class.model_fields) or "none"
+                allowed = f"true, false or a mapping with its keys ({keys})"
+                self.report(child, ("memory", name), f"found {describe(child)}; allowed: {allowed}")
+                continue
+            keys_allowed = list(plugin.settings_class.model_fields)
+            settings = self.settings(plugin.settings_class, child, ("memory", name), keys_allowed, plugin.defaults)
+            if settings:
+                tricks[name] = settings
+        return Memory(general.on_oom, tricks, dict(plugins)) if general else None
+
+    def train(self) -> Train | None:
+        """Check the section of that name; a run without a length takes `DEFAULT_STEPS`."""
+        node = self.section("train")
+        assert isinstance(node.value, dict)
+        lengths = [key for key in ("steps", "epochs") if key in node.value and node.value[key].value is not None]
+        if len(lengths) == 2:
+            text = "steps and epochs are both given; keep one of them and set the other to null"
+            self.report(node.value["epochs"], ("train", "epochs"), text, at_key=True)
+        settings = self.settings(Train, node, ("train",), list(Train.model_fields))
+        return settings.model_copy(update={"steps": DEFAULT_STEPS}) if settings and not lengths else settings
+
+    def general(self) -> GeneralOptions | None:
+        rest = {key: node for key, node in self.sections.items() if key not in SECTIONS}
+        keys = [*SECTIONS, *GeneralOptions.model_fields]
+        return self.settings(GeneralOptions, replace(self.root, value=rest), (), keys)
+
+    def settings(
+        self,
+        settings_class: type[S],
+        node: Node,
+        path: tuple[str, ...],
+        keys: Sequence[str],
+        defaults: Mapping[str, Any] | None = None,
+    ) -> S | None:
+        """Check one mapping against a class of settings."""
+        plain = node.plain()
+        assert isinstance(plain, dict)
+        try:
+            return settings_class.model_validate_json(json.dumps({**(defaults or {}), **plain}), strict=True)
+        except ValidationError as error:
+            problems = explain_errors(error.errors(include_url=False), node, path, keys, self.elsewhere)
+            self.problems += problems
+            self.hint_at_replacing(path, problems)
+            return None
+
+    def hint_at_replacing(self, path: tuple[str, ...], problems: Sequence[Problem]) -> None:
+        """Say how to leave out the file's settings where an override chose another plugin, which does not know them."""
+        section = path[0] if path else ""
+        name = self.section(section).value.get("name") if section in NAMED_SECTIONS else None  # type: ignore[union-attr]
+        stale = any("unknown key" in problem.text and problem.place.line is not None for problem in problems)
+        if name is not None and name.place.line is None and stale:
+            wanted = f"{section}=null {section}={name.value}"
+            self.report(
+                name, (section, "name"), f"to leave out what the file says of another {section}, write {wanted}"
+            )
+
+
+def _without(node: Node, key: str) -> Node:
+    assert isinstance(node.value, dict)
+    return replace(node, value={name: child for name, child in node.value.items() if name != key})
