@@ -58,6 +58,8 @@ class Checker:
         """Return the configuration, or None with `problems` filled."""
         model = self.choose("model", "nn", None)
         task = self.choose("task", "tasks", model.task if model else None, required=model is not None)
+        if model and task and task.name != model.task:
+            self.check_task(model, task)
         chosen = {"model": model, "task": task}
         for section in ("dataset", "optimizer"):
             chosen[section] = self.choose(section, NAMED_SECTIONS[section], DEFAULT_NAMES[section])
@@ -135,6 +137,17 @@ class Checker:
         if plugin is None:
             self.report(node, (section, "name"), unknown_name(name, self.registry.names(room)))
         return plugin
+
+    def check_task(self, model: Plugin, task: Plugin) -> None:
+        """Report a task that is made for other models. One that no model names as its own may train any."""
+        plugins = (self.registry.find("nn", name) for name in self.registry.names("nn"))
+        own = [plugin.name for plugin in plugins if plugin and plugin.task == task.name]
+        if own:
+            text = (
+                f"{task.name} does not train {model.name}, whose task is {model.task}; leave task.name out, or set "
+                f"model.name to one of {', '.join(own)}"
+            )
+            self.report(self.written_name("task", "name", model.task)[1], ("task", "name"), text)
 
     def may_use(self, name: str, node: Node) -> bool:
         """Is this model of another package well named, and its package built in or granted?"""

@@ -13,6 +13,7 @@ from mpt.config.layers import write_override
 from mpt.config.load import change_precision, load_config
 from mpt.config.messages import distance, nearest
 from mpt.config.options import Options
+from mpt.config.registry import INSTALLED
 from mpt.config.schema import GeneralOptions, MemoryOptions, Train
 from mpt.errors import ConfigError
 
@@ -51,6 +52,23 @@ def test_a_configuration_holds_what_was_written_and_the_defaults(registry):
     assert config.memory.on_oom == "stop"
     assert (config.optimizer.settings.lr, config.optimizer.settings.betas) == (1e-4, (0.0, 0.9))
     assert (config.train.epochs, config.train.steps, config.seed, config.run_name) == (2.5, None, 3, "my-run.1")
+
+
+def test_a_task_of_other_models_is_refused_with_its_models_and_the_way_out():
+    for word in ("task=gan", "task.name=gan"):
+        (line,) = complaints(INSTALLED, "model: vae\n", word)
+        assert "task.name: gan does not train vae, whose task is vae; leave task.name out" in line
+        assert "model.name to one of aae, acgan, " in line
+    assert load(INSTALLED, "model: dcgan\ntask: gan\n").task.name == "gan"
+
+
+def test_a_task_that_is_no_models_own_trains_any(registry):
+    path = registry.folder / "tasks" / "shuffle.py"
+    path.write_text((registry.folder / "tasks" / "sort.py").read_text())
+    try:
+        assert load(registry, "model: net\ntask: shuffle\n").task.name == "shuffle"
+    finally:
+        path.unlink()
 
 
 def test_a_model_is_enough(registry):
