@@ -63,7 +63,10 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    epilog="Exit codes: 0 done, 2 configuration or command line, 3 data, 4 checkpoint refused, 5 input or output, "
+    "6 not finite, 7 out of memory or does not fit, 8 the gate of compare, 130 and 143 interrupted after saving."
+)
 def common(
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and stop.")
@@ -83,7 +86,7 @@ def train(
     device: Device = None,
     seed: Annotated[int | None, typer.Option(help="The seed of every random number.")] = None,
     smoke: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train, save, resume, evaluate and infer with N steps.")
+        int | None, typer.Option(min=1, metavar="N", help="Try everything with N steps; keep nothing.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, write nothing.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
@@ -117,11 +120,15 @@ def train(
 
 @app.command()
 def infer(
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run or a checkpoint; the newest run.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="A run or a checkpoint.", show_default="the newest run")
+    ] = None,
     half: Annotated[
         bool, typer.Option("--half", help="Run in half precision and say how far it is from fp32.")
     ] = False,
-    dtype: Annotated[str | None, typer.Option(help="float16 or bfloat16, with --half.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float16 or bfloat16; without --half the weights stay float32. Or float32.")
+    ] = None,
     input: Annotated[str | None, typer.Option(metavar="PATH", help="An image or a folder of images.")] = None,
     output: Output = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at once.")] = None,
@@ -129,7 +136,7 @@ def infer(
     runs: Runs = "runs",
     allow: Allow = None,
 ) -> None:
-    """Write what a run's networks make: sample grids, labels, pictures."""
+    """Let a run's networks infer: samples, labels or pictures."""
     arguments = InferArguments(
         run=run,
         half=half,
@@ -147,8 +154,10 @@ def infer(
 @app.command()
 def compare(
     what: Annotated[list[str], typer.Argument(metavar="MODE|RUN|KEY=VALUE", help="Precision modes, or finished runs.")],
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="What to train; the DCGAN demo.")] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per mode.")] = 3,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What to train.", show_default="a small DCGAN")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per mode, three at least for a verdict.")] = 3,
     margin: Annotated[str, typer.Option(help="The difference that matters: 1% or 0.5.")] = "1%",
     gate: Annotated[bool, typer.Option("--gate", help="Exit with 8 unless every mode is within the margin.")] = False,
     name: Annotated[str | None, typer.Option(help="The comparison's folder below --runs.")] = None,
@@ -159,7 +168,11 @@ def compare(
     allow: Allow = None,
     runs: Runs = "runs",
 ) -> None:
-    """Train the same CONFIG in several precision modes and judge the difference."""
+    """Train in several precision modes, or take runs, and judge.
+
+    Each mode trains the same CONFIG with the same seeds and data; the verdict says whether the metric stays within the
+    margin of the first mode's, which is fp32's where that takes part.
+    """
     arguments = CompareArguments(
         what=tuple(what),
         config=config,
@@ -192,7 +205,7 @@ def plan(
     allow: Allow = None,
     runs: Runs = "runs",
 ) -> None:
-    """Predict peak memory without a GPU, and find the fastest recipe that fits."""
+    """Predict peak memory without a GPU; find what fits."""
     if config is None and calibrate is None:
         raise ConfigError("mpt plan: CONFIG is missing; name a YAML file, or --calibrate RUN")
     arguments = PlanArguments(
@@ -212,7 +225,7 @@ def plan(
 
 @app.command()
 def report(
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run; the newest one.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run.", show_default="the newest one")] = None,
     runs: Runs = "runs",
 ) -> None:
     """Write a run's tables, plots and page anew."""
@@ -223,7 +236,10 @@ def report(
 def convert(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="RUN | leras-to-torch MODEL_DIR OUT | torch-to-leras RUN OUT", help="What to convert."),
+        typer.Argument(
+            metavar="RUN|DIRECTION FROM OUT",
+            help="A run; or leras-to-torch MODEL_DIR OUT; or torch-to-leras RUN OUT.",
+        ),
     ],
     half: Annotated[bool, typer.Option("--half", help="Write half precision.")] = False,
     to: Annotated[str, typer.Option(help="pt, safetensors or onnx.")] = "safetensors",
@@ -234,7 +250,10 @@ def convert(
     runs: Runs = "runs",
     allow: Allow = None,
 ) -> None:
-    """Write a run's networks as one small file, or change weights from and to leras."""
+    """Write a run's networks as one file; to and from leras.
+
+    leras is what DeepFaceLab's models are made of.
+    """
     granted = tuple(allow or ())
     direction, *paths = words
     if direction in LERAS_DIRECTIONS:
@@ -275,10 +294,12 @@ def schema(output: Output = None) -> None:
 
 @app.command("list")
 def list_plugins(
-    room: Annotated[str | None, typer.Argument(metavar="WHAT", help="models, datasets, precision, ...")] = None,
+    room: Annotated[
+        str | None, typer.Argument(metavar="WHAT", help="models, datasets, precision, memory, optimizers or tasks.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List models, data sets, precision modes, memory tricks, optimizers and tasks."""
+    """List models, data sets, precision modes and all the rest."""
     call("listing", room, as_json)
 
 

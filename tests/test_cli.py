@@ -1,6 +1,7 @@
 """The command line: what it passes on, what it prints, how it exits, and that it stays light."""
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -20,7 +21,7 @@ from mpt.commands.arguments import (
 )
 from mpt.config.load import load_config
 from mpt.config.registry import ROOMS, names
-from mpt.errors import ConfigError, GateError, Interrupted
+from mpt.errors import ConfigError, GateError, Interrupted, MptError
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "dcgan_fp32.yaml"
 
@@ -43,6 +44,16 @@ def called(monkeypatch):
 
     monkeypatch.setattr(cli.importlib, "import_module", import_module)
     return calls
+
+
+def test_help_tells_every_command_in_whole_and_every_exit_code(capsys):
+    assert run("--help") == 0
+    said = capsys.readouterr().out
+    assert "..." not in said.partition("Commands:")[2]
+    codes = {
+        str(value) for error in MptError.__subclasses__() if isinstance(value := vars(error).get("exit_code"), int)
+    }
+    assert codes - {"1"} <= set(re.findall(r"[0-9]+", said.partition("Exit codes:")[2]))
 
 
 def test_train_passes_everything_on(called):

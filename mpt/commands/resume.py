@@ -36,6 +36,7 @@ WITHOUT_EFFECT = (
     "train.on_non_finite",
     "train.max_rollbacks",
     "train.tensorboard",
+    "train.plan_memory",
     "train.device",  # the device that it chose is compared as a condition
     "memory.on_oom",
 )
