@@ -61,6 +61,19 @@ class Options(BaseModel):
     shorthand: ClassVar[str | None] = None
 
 
+class GenerativeOptions(Options):
+    """Settings of every task that makes images."""
+
+    preview_count: int = Field(64, ge=1)
+    """Samples in each preview."""
+    truncation: float = Field(0.7, ge=0, le=1)
+    """How far the truncated samples of `mpt infer` go from the mean latent (StyleGAN2: from the mean style)."""
+    metric_samples: int = Field(2000, ge=2)
+    """Samples that are judged beside the test images."""
+    inception_weights: str | None = None
+    """Local file of Inception weights; with it the published FID is measured too."""
+
+
 class DatasetOptions(Options):
     """Settings that every data set has. `image_size` and `channels` default to what the model wants."""
 

@@ -20,22 +20,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from mpt.config.options import Options
+from mpt.config.options import GenerativeOptions, Options
 from mpt.losses import adversarial
 from mpt.metrics.inception_distance import require_inception
 from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.common import follow, make_twin
-from mpt.tasks.samples import Sampler, draw_latents
-
-ADVICE_AFTER_STEPS = 500
-"""Before this many steps samples are alike and a discriminator may be ahead in any run: no cause to warn."""
+from mpt.tasks.samples import ADVICE_AFTER_STEPS, Sampler, draw_latents, show_reconstructions
 
 
-class Settings(Options):
+class Settings(GenerativeOptions):
     """How the game is played; what is null follows the model."""
 
     objective: Literal["nonsaturating", "least_squares", "wasserstein", "hinge", "energy", "balanced"] | None = None
+    """What the two play for; energy is EBGAN's and balanced BEGAN's, for critics that are autoencoders."""
     critic_steps: int | None = Field(None, ge=1)
     """Steps of the discriminator for one of the generator."""
     gradient_penalty: float | None = Field(None, ge=0)
@@ -47,24 +45,17 @@ class Settings(Options):
     pull_away: float = Field(0.0, ge=0)
     """Weight of the term that keeps codes of fakes apart (EBGAN)."""
     balance: float = Field(0.5, gt=0)
-    """Wanted ratio of the fakes' energy to the reals' (BEGAN's gamma)."""
+    """Wanted ratio of the fakes' energy to the reals' (BEGAN's gamma). The smaller the images, the nearer to 1."""
     balance_rate: float = Field(1e-3, gt=0)
+    """How fast the fakes' weight in the critic's loss follows that ratio (BEGAN's lambda)."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of a moving average of the generator, which is then what is sampled."""
-    preview_count: int = Field(64, ge=1)
-    truncation: float = Field(0.7, ge=0, le=1)
-    """How far the truncated samples of `mpt infer` go from the mean."""
-    metric_samples: int = Field(2000, ge=2)
-    inception_weights: str | None = None
-    """Local file of Inception weights; with it the published FID is measured too."""
 
 
 class Gan:
     """Train `gen` (with `encoder` or `recognition` beside it, where the model has one) against `disc`."""
 
     metric, higher_is_better = "frechet_distance", False
-    takes_inputs = False
-    """What it infers comes from noise."""
 
     def __init__(
         self,
@@ -90,6 +81,7 @@ class Gan:
         self.gen, self.disc = modules["gen"], modules["disc"]
         self.encoder, self.recognition = modules.get("encoder"), modules.get("recognition")
         self.condition = modules.get("condition")
+        self.takes_inputs = self.encoder is not None  # without an encoder, what it infers comes from noise
         self.modules: dict[str, nn.Module] = dict(modules)
         self.trainable = {"disc": self.disc, "gen": self._generator_side()}
         if settings.ema:
@@ -236,6 +228,11 @@ class Gan:
         low, high = self.image_range
         return image_bchw if (low, high) == (0.0, 1.0) else image_bchw * (high - low) + low
 
+    def to_image(self, made_bchw: Tensor) -> Tensor:
+        """Map what the generator made from its range to [0, 1], float32."""
+        low, high = self.image_range
+        return ((made_bchw.float() - low) / (high - low)).clamp(0, 1)
+
     @torch.no_grad()
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
         """Return images in [0, 1] from the generator that is evaluated; sample i has class (first + i) mod classes.
@@ -252,8 +249,7 @@ class Gan:
         with self.precision.forward():
             image: Tensor = gen(*inputs)
         gen.train(was_training)
-        low, high = self.image_range
-        return ((image.float() - low) / (high - low)).clamp(0, 1)
+        return self.to_image(image)
 
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the Frechet distance and the diversity of samples beside the real images."""
@@ -265,8 +261,15 @@ class Gan:
         return self.sampler.sample(self.settings.preview_count, seed=0)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return samples, truncated samples and paths between latents. A GAN has no use for inputs."""
-        return self.sampler.infer(count, seed, self.settings.truncation)
+        """Return samples, truncated samples and paths between latents; for inputs, where there is an encoder, their
+        reconstructions.
+        """
+        if batch is None or self.encoder is None:
+            return self.sampler.infer(count, seed, self.settings.truncation)
+        with torch.no_grad(), self.precision.forward():
+            code = self.encoder(self.to_network(batch["image"]))
+            rebuilt = self.gen(code)
+        return show_reconstructions(batch["image"], self.to_image(rebuilt), code)
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
         """Return warnings, each once, about what a log line or an evaluation shows to go wrong, the start apart."""

@@ -18,6 +18,8 @@ from mpt.seams import Batch, DataSpec, Inference
 
 Prior = Literal["normal", "uniform"]
 PATH_STEPS, PATHS, METRIC_SEED = 8, 8, 1234  # as many paths as steps: a square grid has one per row
+ADVICE_AFTER_STEPS = 500
+"""Before this many steps samples are alike, codes empty and discriminators ahead in any run: no cause to warn."""
 
 
 @dataclass(frozen=True)
@@ -117,3 +119,14 @@ def interpolate(first_d: Tensor, last_d: Tensor, steps: int, prior: Prior) -> Te
     angle = cosine.clamp(-1 + 1e-6, 1 - 1e-6).acos()
     way: Tensor = (torch.sin((1 - share) * angle) * first_d + torch.sin(share * angle) * last_d) / torch.sin(angle)
     return way
+
+
+def show_reconstructions(image_bchw: Tensor, rebuilt_bchw: Tensor, code_bz: Tensor) -> Inference:
+    """Return each image beside its reconstruction, and a table of errors and codes."""
+    pairs = torch.stack([image_bchw.float(), rebuilt_bchw], dim=1).flatten(0, 1)
+    errors = (rebuilt_bchw - image_bchw).square().mean(dim=(1, 2, 3)).tolist()
+    rows = [
+        {"squared_error": round(error, 6), "code": " ".join(f"{value:.4g}" for value in code)}
+        for error, code in zip(errors, code_bz.tolist(), strict=True)
+    ]
+    return Inference(tiles=pairs, columns=2 * min(4, len(image_bchw)), rows=rows, outputs=rebuilt_bchw)

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpt.config.options import Options
+from mpt.config.options import GenerativeOptions, Options
 from mpt.losses import adversarial
 from mpt.nn.adaptive_augment import DRAWS, AdaptiveAugment
 from mpt.nn.generative_mlp import Judgement
@@ -32,15 +32,19 @@ ADA_INTERVAL = 4
 SAMPLE_CHUNK = 32
 
 
-class Settings(Options):
+class Settings(GenerativeOptions):
     """How the game is played. The defaults are those of the 256-pixel configuration."""
 
     r1_gamma: float = Field(1.0, ge=0)
-    """Weight of R1; 0.0002 * image_size^2 / batch_size is where to start."""
+    """Weight of R1, 0 is without; 0.0002 * image_size^2 / batch_size is where to start."""
     r1_every: int = Field(16, ge=1)
+    """Steps from one R1 phase to the next; its loss is multiplied by as much."""
     path_weight: float = Field(2.0, ge=0)
+    """Weight of the path length penalty; 0 is without."""
     path_every: int = Field(4, ge=1)
+    """Steps from one path length phase to the next; its loss is multiplied by as much."""
     path_decay: float = Field(0.01, gt=0, le=1)
+    """Share by which the mean path length moves at each of them."""
     style_mixing: float = Field(0.9, ge=0, le=1)
     """Probability that a sample's later layers get another latent's style."""
     ada_target: float | None = Field(None, gt=0, lt=1)
@@ -52,12 +56,7 @@ class Settings(Options):
     ema_rampup: float = Field(0.05, gt=0)
     """The half-life is at most this share of the images seen."""
     objective: Literal["nonsaturating", "hinge", "wasserstein"] = "nonsaturating"
-    truncation: float = Field(0.7, ge=0, le=1)
-    """How far the truncated samples of `mpt infer` go from the mean style."""
-    preview_count: int = Field(64, ge=1)
-    metric_samples: int = Field(2000, ge=2)
-    inception_weights: str | None = None
-    """Local file of Inception weights; with it the published FID is measured too."""
+    """What the two play for."""
 
 
 class StyleGan2(gan.Gan):
@@ -73,11 +72,9 @@ class StyleGan2(gan.Gan):
         data: DataSpec,
         precision: Precision,
     ) -> None:
-        game = {
-            name: getattr(settings, name)
-            for name in ("objective", "truncation", "preview_count", "metric_samples", "inception_weights")
-        }
-        super().__init__(gan.Settings(**game), model_settings, modules, data, precision)
+        shared = {name: getattr(settings, name) for name in GenerativeOptions.model_fields}
+        game = gan.Settings(objective=settings.objective, **shared)
+        super().__init__(game, model_settings, modules, data, precision)
         self.style = settings
         self.modules["gen_ema"] = make_twin(self.gen)
         device = self.balance.device
@@ -201,11 +198,11 @@ class StyleGan2(gan.Gan):
         images = []
         for start in range(0, len(latent_bz), SAMPLE_CHUNK):
             chunk = latent_bz[start : start + SAMPLE_CHUNK]
-            numbers = torch.Generator().manual_seed(first + start)
-            noise = torch.randn(len(chunk), gen.synthesis.noise_size, generator=numbers).to(chunk.device)
+            numbers = range(first + start, first + start + len(chunk))
+            noise = torch.stack([draw_noise(gen.synthesis.noise_size, number) for number in numbers])
             with self.precision.forward():
-                image = gen(chunk, noise, mean_style_d=mean, truncation=truncation)
-            images.append((image.float() * 0.5 + 0.5).clamp(0, 1))
+                image = gen(chunk, noise.to(chunk.device), mean_style_d=mean, truncation=truncation)
+            images.append(self.to_image(image))
         return torch.cat(images)
 
     def state_dict(self) -> dict[str, Any]:
@@ -216,6 +213,11 @@ class StyleGan2(gan.Gan):
         """Restore what `state_dict` returned."""
         device = self.path_mean.device
         self.path_mean, self.signs = state["path_mean"].to(device), state["signs"].to(device)
+
+
+def draw_noise(size: int, seed: int) -> Tensor:
+    """Return (size,) normal numbers that depend on the seed alone."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
 def make_lazy(optimizer: Optimizer, every: int) -> None:

@@ -14,24 +14,18 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpt.config.options import Options
+from mpt.config.options import GenerativeOptions, Options
 from mpt.losses import variational
 from mpt.metrics.inception_distance import require_inception
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
-from mpt.tasks.samples import Sampler
+from mpt.tasks.samples import ADVICE_AFTER_STEPS, Sampler, show_reconstructions
 
 
-class Settings(Options):
+class Settings(GenerativeOptions):
     """What is weighed and shown."""
 
     divergence_weight: float = Field(1.0, ge=0)
     """Weight of the divergence in training (beta); the figure always counts it once."""
-    preview_count: int = Field(64, ge=2)
-    truncation: float = Field(0.7, ge=0, le=1)
-    """How far the truncated samples of `mpt infer` go from the mean."""
-    metric_samples: int = Field(2000, ge=2)
-    inception_weights: str | None = None
-    """Local file of Inception weights; with it the published FID is measured too."""
 
 
 class Vae:
@@ -62,6 +56,7 @@ class Vae:
         device = next(self.decoder.parameters()).device
         self.sampler = Sampler(self.generate, self.latent_size, "normal", device)
         self.preview_columns = 8
+        self.steps_done = 0
         self.told: set[str] = set()
 
     @property
@@ -98,7 +93,8 @@ class Vae:
         return self.reconstruction(logits, image), self.divergence(mean, log_variance)
 
     def after_step(self, step: int, samples_seen: int) -> None:
-        """Do nothing: there is no average to move."""
+        """Count the steps; there is no average to move."""
+        self.steps_done = step
 
     @torch.no_grad()
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
@@ -142,12 +138,12 @@ class Vae:
 
     def preview(self, batch: Batch) -> Tensor | None:
         """Return two rows of test images over their reconstructions, then samples from fixed latents."""
-        image = batch["image"][: self.preview_columns]
-        label = batch.get("label")
-        rebuilt = self.reconstruct(image, None if label is None else label[: len(image)])
+        samples = self.sampler.sample(self.settings.preview_count, seed=0)
+        image, label = batch["image"][: self.preview_columns], batch.get("label")
         if len(image) < self.preview_columns:
-            return self.sampler.sample(self.settings.preview_count, seed=0)
-        return torch.cat([image.float(), rebuilt, self.sampler.sample(self.settings.preview_count, seed=0)])
+            return samples
+        rebuilt = self.reconstruct(image, None if label is None else label[: len(image)])
+        return torch.cat([image.float(), rebuilt, samples])
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return reconstructions beside the inputs and their codes, or without inputs samples and paths between them.
@@ -158,18 +154,12 @@ class Vae:
             return self.sampler.infer(count, seed, self.settings.truncation)
         image = batch["image"]
         label = batch.get("label", torch.zeros(len(image), dtype=torch.int64, device=image.device))
-        codes, rebuilt = self.encode(image, label), self.reconstruct(image, label)
-        pairs = torch.stack([image.float(), rebuilt], dim=1).flatten(0, 1)
-        errors = (rebuilt - image).square().mean(dim=(1, 2, 3)).tolist()
-        rows = [
-            {"squared_error": round(error, 6), "code": " ".join(f"{value:.4g}" for value in code)}
-            for error, code in zip(errors, codes.tolist(), strict=True)
-        ]
-        return Inference(tiles=pairs, columns=2 * min(4, len(image)), rows=rows, outputs=rebuilt)
+        code = self.encode(image, label)
+        return show_reconstructions(image, self._decode(code, label if self.classes else None), code)
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
-        """Return a warning, once, when the code carries nothing."""
-        if figures.get("divergence", 1.0) >= 0.05 or "unused" in self.told:
+        """Return a warning, once, when the code carries nothing, the start apart."""
+        if self.steps_done < ADVICE_AFTER_STEPS or figures.get("divergence", 1.0) >= 0.05 or "unused" in self.told:
             return []
         self.told.add("unused")
         return [

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mpt.engine.step import update
 from mpt.errors import DataError
 from mpt.seams import Batch
-from mpt.tasks.gan import ADVICE_AFTER_STEPS, Gan
-from mpt.tasks.samples import PATH_STEPS, PATHS, interpolate
+from mpt.tasks.gan import Gan
+from mpt.tasks.samples import ADVICE_AFTER_STEPS, PATH_STEPS, PATHS, interpolate
 from tests.tasks.generative import ADVERSARIAL, build, make_batch, take_step, weights
 
 
@@ -139,6 +139,22 @@ def test_previews_and_inference_depend_on_weights_alone() -> None:
     assert made.tiles.shape == (5, 1, 8, 8)
     assert made.figures["interpolation"].shape[0] == PATHS * PATH_STEPS
     assert not torch.equal(made.figures["truncated"], made.tiles)
+
+
+@pytest.mark.parametrize("name", ["aae", "bigan"])
+def test_models_with_an_encoder_reconstruct_inputs(name: str) -> None:
+    run = build(name, "amp")
+    task = run.task
+    assert isinstance(task, Gan)
+    assert task.takes_inputs
+    assert not build("lsgan").task.takes_inputs  # type: ignore[attr-defined]
+    image = make_batch(run, 3)["image"]
+    made = task.infer({"image": image}, 3, 0)
+    assert made.tiles is not None
+    assert torch.equal(made.tiles[::2], image)
+    assert len(str(made.rows[0]["code"]).split()) == task.latent_size
+    assert made.outputs is not None
+    assert made.outputs.dtype == torch.float32
 
 
 def test_paths_keep_the_length_of_normal_latents_and_end_where_they_should() -> None:

@@ -138,6 +138,19 @@ def test_samples_come_from_the_average_and_truncation_narrows_them() -> None:
     assert torch.equal(task.sampler.sample(16, 0), wide)
 
 
+def test_a_samples_noise_depends_on_its_number_alone() -> None:
+    task = build("stylegan2").task
+    assert isinstance(task, StyleGan2)
+    with torch.no_grad():
+        for name, parameter in task.modules["gen_ema"].named_parameters():
+            if name.endswith("noise_strength"):
+                parameter.fill_(1.0)
+    latent = task.sampler.latents(40, 0)
+    together, alone = task.generate(latent, first=7), task.generate(latent[35:36], first=42)
+    assert torch.allclose(together[35], alone[0], atol=1e-5)
+    assert not torch.allclose(together[35], task.generate(latent[35:36], first=43)[0], atol=1e-3)
+
+
 def test_the_average_starts_as_a_copy_and_then_lags() -> None:
     run = build("stylegan2")
     task = run.task
