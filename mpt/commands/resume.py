@@ -86,6 +86,10 @@ def begin(training: Training) -> None:
     training.recorder.truncate_after(-1)
     write_atomically(training.directory.config_path, training.run.config.to_yaml())
     write_environment(training.directory, resumes=False)
+    note = getattr(training.run.task, "metric_note", None)
+    if note is not None:
+        training.event("note", note)
+        training.console.message(note)
 
 
 def resume(training: Training, source: RunDirectory | Path, arguments: TrainArguments) -> bool:

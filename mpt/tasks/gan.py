@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import GenerativeOptions, Options
 from mpt.losses import adversarial
+from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.inception_distance import require_inception
 from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
@@ -72,6 +73,7 @@ class Gan:
         if settings.inception_weights:
             require_inception(settings.inception_weights)
         self.settings, self.precision, self.data = settings, precision, data
+        self.metric_note = explain_distance(data)
         self.critic_steps: int = rule("critic_steps", 1)
         self.gradient_penalty: float = rule("gradient_penalty", 0.0)
         self.weight_clip: float = rule("weight_clip", 0.0)

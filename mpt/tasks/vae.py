@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import GenerativeOptions, Options
 from mpt.losses import variational
+from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.inception_distance import require_inception
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.samples import ADVICE_AFTER_STEPS, Sampler, show_reconstructions
@@ -44,6 +45,7 @@ class Vae:
         if settings.inception_weights:
             require_inception(settings.inception_weights)
         self.settings, self.precision, self.data = settings, precision, data
+        self.metric_note = explain_distance(data)
         self.encoder, self.decoder = modules["encoder"], modules["decoder"]
         self.modules: dict[str, nn.Module] = dict(modules)
         self.trainable: dict[str, nn.Module] = {"vae": nn.ModuleDict(dict(modules))}

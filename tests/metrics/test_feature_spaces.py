@@ -8,8 +8,10 @@ from mpt.data.digits import read_digits
 from mpt.data.fitting import fit_images
 from mpt.data.shapes import draw_shapes
 from mpt.metrics.digit_features import DigitFeatures
+from mpt.metrics.feature_space import choose_feature_space, explain_distance
 from mpt.metrics.frechet import frechet_distance
 from mpt.metrics.random_conv_features import RandomConvFeatures
+from mpt.seams import DataSpec, FieldSpec
 
 WEIGHTS = "7a817248d82c026f456c12ca7f020aee42a83790ed845c36c648861109ca9cb0"
 FIRST = [-0.10587757577996192, 0.09029611234353134, 0.013011278655681321]
@@ -56,6 +58,22 @@ def test_the_random_weights_never_change():
     space = RandomConvFeatures()
     assert space.kernels[0].flatten()[:3].tolist() == pytest.approx(FIRST, abs=1e-15)
     assert space.projection.flatten()[-1].item() == pytest.approx(LAST, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("classes", "channels", "name"),
+    [
+        (tuple("0123456789"), 1, "digit-classifier-32"),
+        (("0 - zero", "1 - one", "2 - two", "3 - three", *"456789"), 1, "digit-classifier-32"),
+        (tuple("0123456789"), 3, "random-conv-48"),
+        (("T-shirt/top", "Trouser", *"23456789"), 1, "random-conv-48"),
+        ((), 1, "random-conv-48"),
+    ],
+)
+def test_only_grey_digits_are_judged_by_the_digit_classifier(classes, channels, name):
+    data = DataSpec({"image": FieldSpec((channels, 8, 8), torch.float32)}, 4, tuple(classes))
+    assert choose_feature_space(data).name == name
+    assert name in explain_distance(data)
 
 
 @pytest.mark.parametrize("space", [DigitFeatures(), RandomConvFeatures()], ids=lambda space: space.name)

@@ -175,6 +175,14 @@ def test_evaluation_gives_a_distance_and_a_diversity() -> None:
     assert figures["frechet_distance"] > 0
 
 
+def test_what_the_distance_is_measured_in_is_said() -> None:
+    digits, colour = build("vanilla_gan").task, build("stylegan2").task
+    assert isinstance(digits, Gan)
+    assert isinstance(colour, Gan)
+    assert "digit-classifier-32" in digits.metric_note
+    assert "random-conv-48" in colour.metric_note
+
+
 def test_a_test_set_of_one_image_is_refused() -> None:
     run = build("vanilla_gan")
     with pytest.raises(DataError, match="1 image"):
