@@ -56,5 +56,8 @@ def run_train(file: Path, options: Sequence[str], allow: Sequence[str]) -> tuple
 
 
 def last_words(text: str) -> str:
-    """Return what a failed process said at its end, in one line."""
-    return " ".join(" ".join(text.strip().splitlines()[-4:]).split()).removeprefix("error: ")
+    """Return a failed process's error, or whatever it said at its end, in one line."""
+    lines = text.strip().splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    said = lines[errors[-1] :] if errors else lines[-4:]
+    return " ".join(" ".join(said).split()).removeprefix("error: ")

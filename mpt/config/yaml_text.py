@@ -124,9 +124,9 @@ def suggest_file(path: Path) -> str:
     """Return a hint at the YAML file beside it whose name is nearest."""
     if os.path.lexists(path) or not path.parent.is_dir():
         return ""
-    names = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]
-    nearest = get_close_matches(path.name, names, n=1)
-    return f"; did you mean {printable(str(path.with_name(nearest[0])), 200)}?" if nearest else ""
+    found = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
+    nearest = get_close_matches(path.stem, found, n=1)
+    return f"; did you mean {printable(str(found[nearest[0]]), 200)}?" if nearest else ""
 
 
 def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[Problem]]:

@@ -53,14 +53,17 @@ class Console:
         if self.style == "auto" and self.stream.isatty():
             from rich.console import Console as RichConsole
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.table import Column
 
+            # The figures take what is left and are cut: on a narrow terminal steps, bar and time stay whole.
+            rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
             columns = (
-                TextColumn("{task.completed}/{task.total}"),
-                BarColumn(24),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.description}", markup=False),
+                TextColumn("{task.completed}/{task.total}", table_column=Column(no_wrap=True)),
+                BarColumn(16),
+                TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+                TextColumn("{task.description}", markup=False, table_column=rest),
             )
-            self.progress = Progress(*columns, console=RichConsole(file=self.stream))
+            self.progress = Progress(*columns, console=RichConsole(file=self.stream), expand=True)
             self.progress.start()
             self.bar = self.progress.add_task("", total=self.total_steps)
         return self

@@ -194,6 +194,8 @@ def test_what_is_no_file_is_told_and_the_nearest_file_is_named(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(ConfigError, match=r"dcgna\.yaml: no such file; .*; did you mean .*dcgan\.yaml\?$"):
         read_file(tmp_path / "dcgna.yaml")
+    with pytest.raises(ConfigError, match=r"other\.yaml: no such file; a YAML file is expected$"):
+        read_file(tmp_path / "other.yaml")
     with pytest.raises(ConfigError, match=r"pipe\.yaml: neither a file nor a link to one; a YAML file is expected$"):
         read_file(tmp_path / "pipe.yaml")
     with pytest.raises(ConfigError, match=r"a folder; a YAML file is expected$"):

@@ -1,0 +1,74 @@
+"""What a run says fits the terminal, and says the same in every style."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from mpt.run.console import Console
+
+ROW: dict[str, Any] = {
+    "kind": "train",
+    "step": 60,
+    "losses": {"disc/real": 0.38, "disc/fake": 0.4622, "gen/loss": 1.353},
+    "samples_per_second": 1405.0,
+    "memory": {"peak_bytes": 6_518_636},
+    "scale": {"disc": 65536.0, "gen": 32768.0},
+    "skipped": {"disc": 1, "gen": 0},
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_steps_and_time_stay_whole_on_a_terminal_of_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    with Console("auto", 1200, terminal) as console:
+        console.row(ROW)
+        console.progress.refresh()
+        console.message("a message")
+    said = terminal.getvalue()
+    assert "60/1200" in said
+    assert "disc/real 0.38" in said
+    assert "a message\n" in said
+    assert ("peak 6.2 MiB" in said) == (width == 200)
+
+
+def test_plain_lines_hold_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    with Console("auto", 1200, stream) as console:
+        console.row(ROW)
+        console.row({"kind": "evaluate", "step": 60, "metrics": {"accuracy": 0.5}})
+        console.warning("hot")
+    assert stream.getvalue().splitlines() == [
+        "step 60/1200  disc/real 0.38  disc/fake 0.4622  gen/loss 1.353  1405 samples/s  peak 6.2 MiB"
+        "  scale disc 65536 gen 32768  skipped disc 1",
+        "step 60/1200  evaluated: accuracy 0.5",
+        "warning: hot",
+    ]
+    assert capsys.readouterr().out == ""
+
+
+def test_json_goes_to_stdout_and_nothing_else_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    with Console("json", 1200, stream) as console:
+        console.row(ROW)
+        console.message("chatter")
+        console.warning("hot")
+    assert json.loads(capsys.readouterr().out) == ROW
+    assert stream.getvalue() == ""
+
+
+def test_quiet_says_warnings_only() -> None:
+    stream = io.StringIO()
+    with Console("quiet", 1200, stream) as console:
+        console.row(ROW)
+        console.message("chatter")
+        console.warning("hot")
+    assert stream.getvalue() == "warning: hot\n"
