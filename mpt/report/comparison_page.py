@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def say_spread(comparison: Comparison) -> str:
     base, label = comparison.baseline.final, comparison.baseline.group.label
     if base.count < 2:
         return f"{label} was run with one seed, so its own spread between seeds is not known."
+    if not math.isfinite(base.mean):
+        return f"{label} has no finite {comparison.metric} for every seed, so its own spread is not known."
     share = f" ({100 * base.deviation / abs(base.mean):.2g} % of the mean)" if base.mean else ""
     return (
         f"{label}'s own spread over {base.count} seeds: mean {show_figure(base.mean)}, standard deviation "

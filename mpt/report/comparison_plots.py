@@ -58,7 +58,11 @@ def panels(comparison: Comparison) -> list[tuple[str, Painter]]:
     metric = comparison.metric
     wanted: Sequence[tuple[str, Painter, bool]] = (
         (f"Difference in {metric} and the margin", paint_intervals, True),
-        (f"{metric} per seed", paint_finals, True),
+        (
+            f"{metric} per seed",
+            paint_finals,
+            any(math.isfinite(value) for row in comparison.rows for value in row.group.finals.values()),
+        ),
         (f"{metric} by step", paint_metric, any(metric in curves(run.evaluations, "metrics") for run in runs)),
         ("Peak memory", paint_memory, any(math.isfinite(row.peak_bytes) for row in comparison.rows)),
         ("Seconds per step", paint_seconds, any(math.isfinite(row.step_seconds) for row in comparison.rows)),

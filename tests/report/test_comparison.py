@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from mpt.errors import ConfigError, InputOutputError
 from mpt.report.comparison import Group, compare_groups, group_runs
-from mpt.report.comparison_page import write_comparison
+from mpt.report.comparison_page import say_spread, write_comparison
 from mpt.report.comparison_plots import draw_panels, paint_metric
 from mpt.report.read_run import read_run
 from mpt.report.statistics import Margin
@@ -106,6 +106,18 @@ def test_a_run_without_config_is_one_note_and_changed_settings_are_another(make_
         "changed: a resume at step 5 changed: optimizer.lr 0.1 -> 0.2.",
     ]
     assert not [note for note in comparison.notes if "also differ" in note]
+
+
+def test_where_every_run_diverged_nothing_is_told_or_drawn_of_their_metric(make_run):
+    groups = [
+        Group(
+            mode, {seed: read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed)) for seed in (0, 1)}, {0: "", 1: ""}
+        )
+        for mode in ("fp32", "amp")
+    ]
+    comparison = compare_groups(groups, MARGIN)
+    assert say_spread(comparison) == "fp32 has no finite accuracy for every seed, so its own spread is not known."
+    assert "accuracy per seed" not in draw_panels(comparison)
 
 
 def test_a_run_with_one_evaluation_is_drawn_as_a_point(make_run):
