@@ -138,6 +138,7 @@ def run_modes(
     if arguments.seeds < 1:
         raise ConfigError(f"--seeds: found {arguments.seeds}; allowed is 1 or more, 3 or more for a verdict.")
     options = [f"train.device={arguments.device}"] if arguments.device else []
+    options.append("train.plan_memory=false")  # a plan beside would take time from what is timed
     base = load_config(arguments.config or DEMO, [*overrides, *options], allow=arguments.allow)
     configs = {mode: in_mode(base, mode, word, overrides, arguments.allow) for mode, word in modes.items()}
     folder = open_folder(arguments, base, list(modes))

@@ -62,7 +62,7 @@ def add_card(message: str, training: Training, arguments: TrainArguments) -> str
     """Return the message with the card below it, and write the patch that the card names."""
     config = ladder.adapted_config(training.run)
     try:
-        budget = find_budget(training.run.device, message)
+        budget = find_budget(training.run.device, message, training.peaks.allocated)
         training.console.message("out of memory; planning what held it ...")
         findings = plan(config, budget, arguments.allow, training.run.device)
         lines = [*describe_budget(budget), *describe_plan(findings, budget)]
@@ -74,7 +74,7 @@ def add_card(message: str, training: Training, arguments: TrainArguments) -> str
     return "\n".join([message, *(f"  {line}" for line in lines)])
 
 
-def find_budget(device: torch.device, message: str) -> Budget:
+def find_budget(device: torch.device, message: str, earlier_peak: int = 0) -> Budget:
     """Return what a process may have on a device: on a GPU all that others leave, elsewhere what was refused."""
     if device.type != "cuda":
         found = REFUSED_SIZE.search(message)
@@ -85,7 +85,7 @@ def find_budget(device: torch.device, message: str) -> Budget:
     context = load_calibration(gpu.name).context_bytes
     own = torch.cuda.memory_reserved(device) + context
     limit = min(free + own, total, int(torch.cuda.get_per_process_memory_fraction(device) * total) + context)
-    peak = describe_bytes(torch.cuda.max_memory_allocated(device))
+    peak = describe_bytes(max(earlier_peak, torch.cuda.max_memory_allocated(device)))
     text = f"{describe_bytes(limit)} for this process, of {describe_bytes(total)} on {properties.name}"
     return Budget(f"{text}; measured peak {peak}", gpu, limit)
 

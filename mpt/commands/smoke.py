@@ -22,7 +22,14 @@ def smoke(config: Config, arguments: TrainArguments) -> None:
     steps = arguments.smoke
     assert steps is not None
     short = with_steps(
-        config, steps=steps, epochs=None, log_every=1, evaluate_every=0, sample_every=0, checkpoint_every=0
+        config,
+        steps=steps,
+        epochs=None,
+        log_every=1,
+        evaluate_every=0,
+        sample_every=0,
+        checkpoint_every=0,
+        plan_memory=False,
     )
     with tempfile.TemporaryDirectory(prefix="mpt-smoke-") as folder:
         once = dataclasses.replace(arguments, runs=folder, smoke=None, resume=None)

@@ -64,6 +64,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     from mpt.data.loader import Loader
     from mpt.engine.build import build_datasets, choose_device
     from mpt.engine.loop import Training
+    from mpt.plan.beside import plan_beside
     from mpt.run.console import Console
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries
@@ -102,9 +103,12 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
                 begin(training)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-            go(training, arguments, stop_after)
-            tell_skipped_files(training, train_data, test_data)
-            finish(directory, console, training)
+            with plan_beside(config, train_data.spec, device, directory.plan_path, arguments.allow) as plan:
+                go(training, arguments, stop_after)
+                tell_skipped_files(training, train_data, test_data)
+                if training.step == training.total_steps:
+                    plan.wait()
+                finish(directory, console, training)
     return Path(directory.path)
 
 
@@ -188,6 +192,8 @@ def tell_skipped_files(training: Training, *datasets: Dataset) -> None:
 def finish(directory: RunDirectory, console: Console, training: Training) -> None:
     """Write the report; a report that fails is a warning, never a lost run."""
     from mpt.report.page import write_report
+    from mpt.report.read_run import read_run
+    from mpt.report.units import show_bytes
 
     if training.step < training.total_steps:  # a smoke run's first half
         console.message(f"stopped after step {training.step}, to be resumed")
@@ -196,6 +202,10 @@ def finish(directory: RunDirectory, console: Console, training: Training) -> Non
         write_report(Path(directory.path))
     except (MptError, OSError, ValueError) as error:
         console.warning(f"the report could not be written: {error}")
+    else:
+        for row in read_run(Path(directory.path)).planned:
+            planned, measured = show_bytes(row.planned), show_bytes(row.measured)
+            console.message(f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})")
     figures = "  ".join(f"{name} {value:.4g}" for name, value in training.last_metrics.items())
     console.message(f"done: {figures}  ({training.seconds:.0f} s)  report {directory.path / 'report.html'}")
 

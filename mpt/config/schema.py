@@ -55,6 +55,8 @@ class Train(Options):
     """CPU threads; null leaves torch's choice. Results are bit-equal only at a fixed count."""
     tensorboard: bool = False
     """Write the log lines to `tensorboard/` in the run too; needs the package `tensorboard`."""
+    plan_memory: bool | None = None
+    """Plan the peak memory in a process beside the training, for the report; null does so on a CUDA device only."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps. auto takes the first GPU there is."""
 

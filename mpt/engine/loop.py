@@ -23,7 +23,7 @@ from mpt.engine import recovery
 from mpt.engine.build import Run, parameter_count
 from mpt.engine.evaluation import evaluate, write_preview
 from mpt.engine.ladder import move_again
-from mpt.engine.memory import TRACKED_STEP, known_tensors, peak_memory
+from mpt.engine.memory import TRACKED_STEP, CudaPeaks, known_tensors, outside_bytes
 from mpt.engine.scale_watch import ScaleWatch
 from mpt.engine.state import capture, restore
 from mpt.engine.step import Update
@@ -62,6 +62,8 @@ class Training:
     best_step: int = 0
     last_metrics: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
+    """On a CPU, the tracked step's peak and its split."""
+    peaks: CudaPeaks = field(default_factory=CudaPeaks)
     watches: dict[str, ScaleWatch] = field(default_factory=dict)
     step_seconds: list[float] = field(default_factory=list)
     window_seconds: list[float] = field(default_factory=list)
@@ -85,6 +87,7 @@ class Training:
         """
         if self.step == 0 and self.train.on_non_finite == "rollback":
             self.save()
+            self.peaks = CudaPeaks()  # what this save reserved is the steps' to use
         end = min(self.total_steps, stop_after or self.total_steps)
         stream = self.stream()
         window_started, window_steps = time.perf_counter(), 0
@@ -108,7 +111,8 @@ class Training:
             if last or (self.train.evaluate_every and self.step % self.train.evaluate_every == 0):
                 self.evaluate()
             if last or (self.train.sample_every and self.step % self.train.sample_every == 0):
-                write_preview(self.run, self.test_data, self.directory, self.step)
+                with self.peaks.beside_steps(self.run.device):
+                    write_preview(self.run, self.test_data, self.directory, self.step)
             due = self.train.checkpoint_every and self.step % self.train.checkpoint_every == 0
             if (due or self.step == end or stop.requested) and not self.save():
                 stream = self.stream()  # the state was poisoned and the run rolled back
@@ -200,12 +204,19 @@ class Training:
             "skipped": dict(self.skipped),
             "step_seconds": seconds,
             "samples_per_second": self.train.batch_size / seconds,
-            "memory": peak_memory(self.run.device, self.memory),
+            "memory": self.measured_memory(),
         }
         self.console.row(self.recorder.write_metrics(self.step, row))
         if self.board:
             self.board.write(self.step, row)
         self.advise(losses)
+
+    def measured_memory(self) -> dict[str, Any]:
+        """Return the peak so far as a row for the log: the allocator's on CUDA, elsewhere what was tracked."""
+        if self.run.device.type != "cuda":
+            return dict(self.memory)
+        self.peaks.count_steps(self.run.device)
+        return self.peaks.to_record()
 
     def advise(self, figures: dict[str, float]) -> None:
         """Show what the task has to say about these losses or metrics, where it has an opinion."""
@@ -215,7 +226,8 @@ class Training:
 
     def evaluate(self) -> None:
         """Evaluate on the test set and remember the best."""
-        self.last_metrics = evaluate(self.run, self.test_data, self.train.batch_size)
+        with self.peaks.beside_steps(self.run.device):
+            self.last_metrics = evaluate(self.run, self.test_data, self.train.batch_size)
         figure = self.last_metrics[self.run.task.metric]
         better = self.best is None or (figure > self.best if self.run.task.higher_is_better else figure < self.best)
         if better:
@@ -229,8 +241,9 @@ class Training:
         """Write a checkpoint and return True; where something in it is not finite, roll back instead and return
         False.
         """
-        state = capture(self.run)
-        bad = first_non_finite({"modules": state["modules"]})
+        with self.peaks.beside_steps(self.run.device):
+            state = capture(self.run)
+            bad = first_non_finite({"modules": state["modules"]})
         if bad is not None:
             recovery.refuse_poisoned_state(self, bad)
             return False
@@ -307,7 +320,7 @@ class Training:
             "total_steps": self.total_steps,
             "median_step_seconds": median,
             "samples_per_second": self.train.batch_size / median if median else None,
-            "peak_memory": peak_memory(run.device, self.memory),
+            "peak_memory": {**self.measured_memory(), **outside_bytes(run.device)},
             "skipped": dict(self.skipped),
             "precision": {
                 "mode": run.precision.name,

@@ -6,7 +6,9 @@ second, when the optimizer has its state, is performed under a tracker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,12 +34,60 @@ def _optimizer_tensors(run: Run) -> Iterator[Tensor]:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
-def peak_memory(device: torch.device, tracked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the peak as a row for the log: "cuda" figures, or the tracked split once it is known."""
-    if device.type == "cuda":
+@dataclass
+class CudaPeaks:
+    """The CUDA allocator's peaks in bytes: of the whole run, and of its training steps alone.
+
+    Evaluation, samples and saving have peaks of their own, which a plan of the step does not know. What they reserve
+    stays reserved, so the steps' reserve counts only until one of them has raised it.
+    """
+
+    allocated: int = 0
+    reserved: int = 0
+    steps_allocated: int = 0
+    steps_reserved: int = 0
+    is_mixed: bool = False
+    """Whether something beside the steps has raised the reserve."""
+
+    def count_steps(self, device: torch.device) -> None:
+        """Take over the peaks of the steps since the last work beside them."""
+        if device.type == "cuda":
+            allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            self.steps_allocated = max(self.steps_allocated, allocated)
+            if not self.is_mixed:
+                self.steps_reserved = max(self.steps_reserved, reserved)
+            self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
+
+    @contextmanager
+    def beside_steps(self, device: torch.device) -> Iterator[None]:
+        """Keep the peaks of what runs in the block out of the steps'."""
+        self.count_steps(device)
+        before = self.reserved
+        try:
+            yield
+        finally:
+            if device.type == "cuda":
+                allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+                self.is_mixed = self.is_mixed or reserved > before
+                self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
+                torch.cuda.reset_peak_memory_stats(device)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the peaks as a row for the log."""
         return {
             "kind": "cuda",
-            "peak_bytes": torch.cuda.max_memory_allocated(device),
-            "reserved_bytes": torch.cuda.max_memory_reserved(device),
+            "peak_bytes": self.allocated,
+            "reserved_bytes": self.reserved,
+            "steps_peak_bytes": self.steps_allocated,
+            "steps_reserved_bytes": self.steps_reserved,
         }
-    return dict(tracked)
+
+
+def outside_bytes(device: torch.device) -> dict[str, Any]:
+    """Return what a CUDA device holds outside this process's allocator: its context, and other processes."""
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    properties = torch.cuda.get_device_properties(device)
+    outside = max(0, total - free - torch.cuda.memory_reserved(device))
+    return {"outside_bytes": outside, "device": properties.name}

@@ -1,7 +1,7 @@
 """What one real run teaches about a card: its context, cuDNN's appetite, and how fast it truly is.
 
-Everything that tensors do not show is a guess until a step has run. A run on CUDA records its measured peak beside the
-planned one; `mpt plan --calibrate RUN` turns the difference into the numbers of `mpt.plan.unseen` and
+Everything that tensors do not show is a guess until a step has run. A run on CUDA records its measured peak;
+`mpt plan --calibrate RUN` turns its difference from the plan into the numbers of `mpt.plan.unseen` and
 `mpt.plan.time_model` and keeps them per GPU. Only the unseen parts are ever adjusted: tensors are counted, not fitted.
 """
 
@@ -18,6 +18,7 @@ from mpt.plan.gpus import plain
 
 CONTEXT_BYTES = 450 * 2**20
 """300 to 500 MiB with CUDA 12 and lazily loaded kernels, depending on the card."""
+LARGEST_CONTEXT = 2 * 2**30
 ALLOWED = {"context_bytes": (0, 4 * 2**30), "cudnn_share": (0.0, 4.0), "time_factor": (0.05, 20.0)}
 
 
@@ -77,8 +78,10 @@ class Measurement:
     allocated: int
     reserved: int
     step_seconds: float
-    device_used: int | None = None
-    """Bytes in use on the whole device by this process, context included, where the driver tells."""
+    context: int | None = None
+    """Bytes in use on the device outside the process's allocator, where the driver tells. More than any context is
+    another process, and teaches nothing.
+    """
 
 
 def learn(
@@ -91,7 +94,9 @@ def learn(
     """
     reach = planned_with_scratch - planned
     share = min(4.0, max(0.0, (measured.allocated - planned) / reach)) if reach > 0 else 0.0
-    context = CONTEXT_BYTES if measured.device_used is None else max(0, measured.device_used - measured.reserved)
+    context = measured.context
+    if context is None or context > LARGEST_CONTEXT:
+        context = CONTEXT_BYTES
     factor = measured.step_seconds / planned_seconds if planned_seconds else 1.0
     return Calibration(context, round(share, 4), round(min(20.0, max(0.05, factor)), 4), source)
 
@@ -108,14 +113,14 @@ def read_measurement(run: Path) -> Measurement:
     devices = environment.get("devices") or []
     if memory.get("kind") != "cuda" or not devices:
         raise ConfigError(f"--calibrate: {run} holds no measured peak of a GPU; {advice}")
-    used = memory.get("device_used_bytes")
+    outside = memory.get("outside_bytes")
     try:
         return Measurement(
-            str(devices[0]["name"]),
-            int(memory["peak_bytes"]),
-            int(memory["reserved_bytes"]),
+            str(memory.get("device") or devices[0]["name"]),
+            int(memory.get("steps_peak_bytes") or memory["peak_bytes"]),
+            int(memory.get("steps_reserved_bytes") or memory["reserved_bytes"]),
             float(summary["median_step_seconds"]),
-            None if used is None else int(used),
+            None if outside is None else int(outside),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"--calibrate: {run}: a figure is missing ({error}); {advice}") from error

@@ -60,6 +60,15 @@ def trace_real(config: Config, data: DataSpec, batch_size: int) -> Trace:
     return recorder.trace
 
 
+def live_peak(trace: Trace) -> int:
+    """Return the most bytes that were alive at once."""
+    live = highest = 0
+    for entry in trace.events:
+        live += trace.storages[entry].size if entry >= 0 else -trace.storages[~entry].size
+        highest = max(highest, live)
+    return highest
+
+
 def profile_peak(config: Config, data: DataSpec, batch_size: int) -> Record:
     """Build and step a configuration on real CPU tensors and return what torch.profiler recorded of the allocator."""
     gc.collect()

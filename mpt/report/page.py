@@ -23,7 +23,7 @@ from PIL import Image
 
 from mpt.config.differences import find_differences
 from mpt.report.plots import draw_run, memory_parts, skipped_steps
-from mpt.report.read_run import RunRecord, curves, number, read_run
+from mpt.report.read_run import RunRecord, curves, number, read_run, section
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
 from mpt.run.files import write_atomically
 
@@ -91,6 +91,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         ("median step", show_seconds(record.step_seconds)),
         ("samples per second", show_figure(record.samples_per_second)),
         ("peak memory", show_bytes(peak)),
+        *((f"planned, {row.name}", f"{show_bytes(row.planned)} ({row.error:+.1%})") for row in record.planned),
         ("steps skipped", show_count(sum(skipped.values())) if skipped or record.train else "–"),
         ("parameters", show_count(number(record.summary.get("parameters")))),
         ("wall clock", show_seconds(wall_seconds(record))),
@@ -103,6 +104,9 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "peak_bytes": peak,
         "memory_kind": KINDS_OF_MEMORY.get(str(record.memory.get("kind")), ""),
         "reserved_bytes": number(record.memory.get("reserved_bytes")),
+        "planned": record.planned,
+        "planned_parts": {name: number(size) for name, size in section(record.plan, "by_category").items()},
+        "plan_problem": str(record.plan.get("error", "")),
         "skipped": skipped,
         "skipped_steps": skipped_steps(record),
         "events": [event_row(event) for event in record.events[-MOST_EVENTS:]],
@@ -202,6 +206,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "wall_seconds": wall_seconds(record),
         "peak_bytes": record.peak_bytes,
         "memory": dict(record.memory),
+        "plan": {**record.plan, "compared": [{**vars(row), "error": row.error} for row in record.planned]},
         "skipped": record.skipped,
         "skipped_steps": skipped_steps(record),
         "curves": {

@@ -29,6 +29,20 @@ LARGEST_TEXT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A peak that was planned, and what it turned out to be, in bytes."""
+
+    name: str
+    planned: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """How far the plan was off, as a share of what was measured; NaN where one of them is missing."""
+        return self.planned / self.measured - 1 if self.measured else math.nan
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """What a run left behind. Mappings are as in the files; the properties fill gaps where they can."""
 
@@ -41,6 +55,8 @@ class RunRecord:
     events: Sequence[Mapping[str, Any]] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     samples: Sequence[Path] = ()
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What memory was planned beside the training, or the `error` instead; empty where nothing was planned."""
     problems: Sequence[str] = ()
 
     @property
@@ -157,6 +173,23 @@ class RunRecord:
         return [(int(number(event.get("step"), 0)), str(event.get("message", ""))) for event in changes]
 
     @property
+    def planned(self) -> list[Planned]:
+        """The planned peaks that there is a measurement for, taken of the same thing: the training's steps."""
+        if self.plan.get("kind") != self.memory.get("kind"):
+            return []
+        pairs = [
+            ("allocated", "peak_bytes", ("steps_peak_bytes", "peak_bytes")),
+            ("reserved", "reserved_bytes", ("steps_reserved_bytes", "reserved_bytes")),
+        ]
+        found = []
+        for name, in_plan, in_memory in pairs:
+            measured = next((number(self.memory[key]) for key in in_memory if key in self.memory), math.nan)
+            row = Planned(name, number(self.plan.get(in_plan)), measured)
+            if math.isfinite(row.error):
+                found.append(row)
+        return found
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Phase -> optimizer steps left out after an overflow."""
         counts = section(self.summary, "skipped") or (section(self.train[-1], "skipped") if self.train else {})
@@ -187,6 +220,7 @@ def read_run(path: Path) -> RunRecord:
         evaluations=last_of_each_step([line for line in lines if line.get("kind") == "evaluate"]),
         events=read_lines(path / "events.jsonl", problems),
         summary=read_object(path / "summary.json", problems, needed=False),
+        plan=read_object(path / "plan.json", problems, needed=False),
         samples=tuple(sorted((path / "samples").glob("*.png"))) if (path / "samples").is_dir() else (),
         problems=problems,
     )

@@ -77,6 +77,11 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def plan_path(self) -> Path:
+        """What memory was planned beside the training, or why not; absent where nothing was planned."""
+        return self.path / "plan.json"
+
+    @property
     def checkpoints(self) -> Path:
         """The directory of checkpoints."""
         return self.path / "checkpoints"

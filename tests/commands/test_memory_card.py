@@ -178,7 +178,7 @@ def recipe(patch: dict[str, Any], seconds: float, **changes: Any) -> Recipe:
 def test_on_a_gpu_the_smallest_recipe_that_fits_is_proposed(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer changes before a faster recipe, and the arithmetic is changed last; nothing that fits is said too."""
     budget = card.Budget("6,144 MiB", find_gpu("rtx2060"), 6 * 2**30)
-    monkeypatch.setattr(card, "find_budget", lambda device, message: budget)
+    monkeypatch.setattr(card, "find_budget", lambda device, message, earlier_peak: budget)
     asked = answer_with(monkeypatch, PEAK)
     both = {"memory": {"recompute": "all", "cpu_optimizer": True}}
     found = [

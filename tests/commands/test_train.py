@@ -55,6 +55,25 @@ def test_a_run_writes_everything_its_directory_promises(config: Path) -> None:
     assert again.to_yaml() == load_config(config).to_yaml()
 
 
+def test_a_run_s_memory_is_planned_beside_it_when_asked(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train(config, "train.plan_memory=true", quiet=False)
+    told = json.loads((path / "report.json").read_text("utf-8"))["plan"]["compared"]
+    assert [row["name"] for row in told] == ["allocated"]
+    assert abs(told[0]["error"]) < 0.05
+    assert "memory allocated: planned" in capsys.readouterr().err
+
+
+def test_nothing_is_planned_beside_a_run_on_a_cpu_unless_asked(config: Path) -> None:
+    assert not (train(config) / "plan.json").exists()
+
+
+def test_a_plan_that_fails_is_a_note_and_the_run_goes_on(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpt.plan.beside.sys.executable", "/nowhere/python")
+    path = train(config, "train.plan_memory=true")
+    assert "/nowhere/python" in json.loads((path / "plan.json").read_text("utf-8"))["error"]
+    assert "There is no plan" in (path / "report.md").read_text("utf-8")
+
+
 def test_a_second_run_of_the_same_name_gets_its_own_directory(config: Path) -> None:
     train(config)
     train(config)

@@ -19,10 +19,9 @@ import torch
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.engine.build import build_datasets
-from mpt.plan.check import profile_peak, trace_real
+from mpt.plan.check import live_peak, profile_peak, trace_real
 from mpt.plan.gpus import find_gpu
 from mpt.plan.run_fake import trace_config
-from mpt.plan.trace import Trace
 from mpt.seams import DataSpec
 from tests.plan.configs import DIGITS, UNET, VIT, make, photos
 
@@ -88,15 +87,6 @@ def prepare(settings: Settings, is_deep: bool) -> tuple[Config, DataSpec, int]:
     return make(name, precision, batch_size, image_size=64, channels=3, **memory), photos(64), batch_size
 
 
-def peak(trace: Trace) -> int:
-    """Return the largest sum of live bytes."""
-    live = highest = 0
-    for entry in trace.events:
-        live += trace.storages[entry].size if entry >= 0 else -trace.storages[~entry].size
-        highest = max(highest, live)
-    return highest
-
-
 def compare(settings: Settings, is_deep: bool) -> dict[str, Any]:
     """Return the peaks of one configuration, in bytes."""
     config, data, batch_size = prepare(settings, is_deep)
@@ -108,9 +98,9 @@ def compare(settings: Settings, is_deep: bool) -> dict[str, Any]:
         "name": " ".join([model.rpartition(":")[2], mode, *(f"{key} {value}" for key, value in memory.items())]),
         "deep": is_deep,
         "batch_size": batch_size,
-        "fake_gpu": peak(trace_config(config, data, batch_size, gpu, None).trace),
-        "fake_cpu": peak(trace_config(config, data, batch_size, gpu, None, torch.device("cpu")).trace),
-        "tracked": peak(trace_real(config, data, batch_size)),
+        "fake_gpu": live_peak(trace_config(config, data, batch_size, gpu, None).trace),
+        "fake_cpu": live_peak(trace_config(config, data, batch_size, gpu, None, torch.device("cpu")).trace),
+        "tracked": live_peak(trace_real(config, data, batch_size)),
         "record": record.peak,
         "record_tensors": record.tensors,
     }

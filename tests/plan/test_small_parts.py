@@ -115,7 +115,7 @@ def test_a_calibration_explains_the_surplus_by_scratch_and_comes_back_from_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    measured = Measurement("NVIDIA GeForce RTX 2060", 1200, 1400, 0.3, 1700)
+    measured = Measurement("NVIDIA GeForce RTX 2060", 1200, 1400, 0.3, 300)
     learnt = learn(measured, planned=1000, planned_with_scratch=1400, planned_seconds=0.2, source="runs/a")
     assert learnt == Calibration(300, 0.5, 1.5, "runs/a")
     save_calibration("RTX 2060", learnt)
@@ -140,6 +140,19 @@ def test_a_run_on_a_gpu_is_read_from_its_records(tmp_path: Path) -> None:
     peak = {"kind": "cuda", "peak_bytes": 5, "reserved_bytes": 7}
     (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
     assert read_measurement(tmp_path) == Measurement("NVIDIA T4", 5, 7, 0.5, None)
+
+
+def test_a_run_s_steps_teach_and_not_its_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "env.json").write_text(json.dumps({"devices": [{"name": "NVIDIA T4"}, {"name": "NVIDIA L4"}]}))
+    peak = {"kind": "cuda", "peak_bytes": 50, "reserved_bytes": 70, "steps_peak_bytes": 5, "steps_reserved_bytes": 7}
+    peak |= {"device": "NVIDIA L4", "outside_bytes": 3}
+    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    assert read_measurement(tmp_path) == Measurement("NVIDIA L4", 5, 7, 0.5, 3)
+
+
+def test_another_process_on_the_card_is_not_taken_for_its_context() -> None:
+    measured = Measurement("NVIDIA L4", 1000, 1000, 0.1, 3 * 2**30)
+    assert learn(measured, 1000, 1100, 0.1, "runs/a").context_bytes == Calibration().context_bytes
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:
