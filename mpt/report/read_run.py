@@ -168,9 +168,10 @@ class RunRecord:
 
     @property
     def settings_changes(self) -> list[tuple[int, str]]:
-        """The step and the words of every resume that changed settings."""
+        """The step and the words of every resume that changed settings; of those from one step the last, which held."""
         changes = (event for event in self.events if event.get("kind") == "settings")
-        return [(int(number(event.get("step"), 0)), str(event.get("message", ""))) for event in changes]
+        held = {int(number(event.get("step"), 0)): str(event.get("message", "")) for event in changes}
+        return sorted(held.items())
 
     @property
     def planned(self) -> list[Planned]:

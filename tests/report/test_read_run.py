@@ -36,6 +36,14 @@ def test_an_interrupted_run_s_summary_does_not_make_it_finished(make_run):
     assert math.isnan(record.final)
 
 
+def test_of_two_resumes_from_one_step_the_last_is_what_held(make_run):
+    path = make_run()
+    changes = [(3, "changed: a 1 -> 2"), (3, "changed: a 1 -> 3"), (5, "changed: b 1 -> 2")]
+    lines = [json.dumps({"kind": "settings", "step": step, "message": message}) for step, message in changes]
+    (path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_run(path).settings_changes == [(3, "changed: a 1 -> 3"), (5, "changed: b 1 -> 2")]
+
+
 def test_a_gpu_s_step_is_timed_over_windows_that_end_in_a_synchronisation(make_run):
     path = make_run(step_seconds=0.02)
     text = (
