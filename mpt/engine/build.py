@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
-from mpt.errors import ConfigError
+from mpt.errors import ConfigError, DataError
 from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Task
 
 SMALLEST_HALF = 2.0**-24
@@ -81,6 +81,8 @@ def seed_everything(seed: int) -> None:
 def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
     """Build the training and the test set; image size and channels follow the model where the data set leaves them
     open.
+
+    Raises DataError for a test set that the task cannot evaluate on, which a run would else meet at its end.
     """
     settings: Any = config.dataset.native_settings()
     wanted = {
@@ -90,7 +92,14 @@ def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
     }
     settings = type(settings).model_validate({**settings.model_dump(), **wanted})
     build = config.dataset.load().build
-    return build(settings, "train", config.seed), build(settings, "test", config.seed)
+    train, test = build(settings, "train", config.seed), build(settings, "test", config.seed)
+    needed = getattr(config.task.load(), "TEST_SAMPLES", 1)
+    if len(test) < needed:
+        raise DataError(
+            f"the test set has {len(test)} sample(s), and {config.task.name} needs {needed} at least to evaluate "
+            "(hundreds to mean anything): use more data, or a larger dataset.test_fraction where there is one"
+        )
+    return train, test
 
 
 def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool = False) -> Run:

@@ -29,6 +29,9 @@ from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.common import follow, make_twin
 from mpt.tasks.samples import ADVICE_AFTER_STEPS, Sampler, draw_latents, show_reconstructions
 
+TEST_SAMPLES = 2
+"""How small the test set may be: the distance between distributions needs a covariance."""
+
 
 class Settings(GenerativeOptions):
     """How the game is played; what is null follows the model."""

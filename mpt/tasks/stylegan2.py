@@ -28,6 +28,7 @@ from mpt.seams import Batch, DataSpec, Loss, Phase, Precision
 from mpt.tasks import gan
 from mpt.tasks.common import follow, make_twin
 
+TEST_SAMPLES = gan.TEST_SAMPLES
 ADA_INTERVAL = 4
 SAMPLE_CHUNK = 32
 

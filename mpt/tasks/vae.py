@@ -21,6 +21,9 @@ from mpt.metrics.inception_distance import require_inception
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.samples import ADVICE_AFTER_STEPS, Sampler, show_reconstructions
 
+TEST_SAMPLES = 2
+"""How small the test set may be: the distance between distributions needs a covariance."""
+
 
 class Settings(GenerativeOptions):
     """What is weighed and shown."""

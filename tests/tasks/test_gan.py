@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from mpt.engine.step import update
-from mpt.errors import DataError
 from mpt.seams import Batch
 from mpt.tasks.gan import Gan
 from mpt.tasks.samples import ADVICE_AFTER_STEPS, PATH_STEPS, PATHS, interpolate
@@ -181,12 +180,6 @@ def test_what_the_distance_is_measured_in_is_said() -> None:
     assert isinstance(colour, Gan)
     assert "digit-classifier-32" in digits.metric_note
     assert "random-conv-48" in colour.metric_note
-
-
-def test_a_test_set_of_one_image_is_refused() -> None:
-    run = build("vanilla_gan")
-    with pytest.raises(DataError, match="1 image"):
-        run.task.evaluate([make_batch(run, 1)])
 
 
 def test_a_won_discriminator_and_a_collapse_are_told_once() -> None:
