@@ -294,6 +294,9 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
                 return open_run(path.parent.parent), path.resolve()
             if is_run(path):
                 return open_run(path), None
+            inner = [run.name for run in list_runs(path)] if path != runs_dir else []
+            if inner:
+                raise CheckpointError(f"{path} is no run but holds runs: name one of them, such as {path / inner[0]}.")
     except OSError as error:
         raise CheckpointError(f"{text[:100]!r} cannot be looked for: {error.strerror}.") from error
     names = [run.name for run in list_runs(runs_dir)]

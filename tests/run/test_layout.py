@@ -214,6 +214,12 @@ def test_what_is_no_run_is_refused(tmp_path, text: str) -> None:
         assert "Did you mean demo?" in str(caught.value)
 
 
+def test_a_folder_of_runs_such_as_a_comparison_is_told_from_a_run(tmp_path) -> None:
+    create_run(tmp_path / "compare-x", "fp32-seed-0")
+    with pytest.raises(CheckpointError, match=r"compare-x is no run but holds runs: .*compare-x/fp32-seed-0\."):
+        find_run("compare-x", tmp_path)
+
+
 def test_a_checkpoint_that_is_gone_is_told_from_those_that_are_there(tmp_path) -> None:
     run = create_run(tmp_path, "demo")
     run.checkpoint_path(200).mkdir()
