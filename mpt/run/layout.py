@@ -1,38 +1,28 @@
 """The run directory: its names, who may write into it, and how a user's words find it.
 
-A run owns one directory, made by `mkdir`, which two processes cannot both succeed at. Whoever writes holds a lock
-that the kernel drops with the process, so a killed run leaves no lock to be removed by hand: the lock file's text
-only says who held it. Runs are found by name, by path, or by the path of one of their checkpoints. Never imports
-torch.
+A run owns one directory, made by `mkdir`, which two processes cannot both succeed at, and whoever writes holds its
+lock (`mpt.run.lock`). Runs are found by name, by path, or by the path of one of their checkpoints. Never imports torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import json
 import os
 import re
-import socket
-import time
-import warnings
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from mpt.errors import CheckpointError, ConfigError, InputOutputError, MptError
-from mpt.run.files import failures_explained, write_fully
+from mpt.errors import CheckpointError, ConfigError
+from mpt.run.files import failures_explained
+from mpt.run.lock import hold_lock
 
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
 MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", "lock")
 """A directory with one of these is a run."""
-
-held_locks: set[int] = set()
-"""Descriptors of this process's locks; see `forget_locks`."""
 
 
 @dataclass(frozen=True)
@@ -104,98 +94,12 @@ class RunDirectory:
         """Return where the checkpoint of a step is or would be."""
         return self.checkpoints / f"step-{step:08d}"
 
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[str | None]:
+    def hold(self) -> AbstractContextManager[str | None]:
         """Be the only writer within the block; yields a sentence if a killed holder's lock was taken over.
 
         Raises InputOutputError if another process writes here, naming it.
         """
-        with failures_explained(self.lock_path):
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self.lock_path, flags, 0o666)
-        held_locks.add(descriptor)
-        try:
-            take_lock(descriptor, self)
-            before = read_holder(descriptor)
-            with failures_explained(self.lock_path):
-                write_holder(descriptor)
-            with ends_in_order(descriptor):
-                killed = f"The lock of a run that was killed ({describe_holder(before)}) was taken over."
-                yield killed if before else None
-        finally:
-            if descriptor in held_locks:
-                held_locks.discard(descriptor)
-                os.close(descriptor)
-
-
-@contextlib.contextmanager
-def ends_in_order(descriptor: int) -> Iterator[None]:
-    """Empty the lock file after the block, if it ends or explains why it does not: nobody was killed."""
-    try:
-        yield
-    except MptError:
-        os.ftruncate(descriptor, 0)
-        raise
-    os.ftruncate(descriptor, 0)
-
-
-def forget_locks() -> None:
-    """Close this process's lock files in a forked child.
-
-    A flock belongs to the open file, which a fork shares: data workers that outlive a killed run would keep its
-    directory locked. Closing the child's copy does not release the parent's lock.
-    """
-    for descriptor in held_locks:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    held_locks.clear()
-
-
-os.register_at_fork(after_in_child=forget_locks)
-
-
-def take_lock(descriptor: int, run: RunDirectory) -> None:
-    """Lock a run's lock file or raise InputOutputError at once."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = describe_holder(read_holder(descriptor)) or "another process"
-        raise InputOutputError(
-            f"{run.path} is being written by {holder}: one run has one writer. Wait for it to end, stop it, or start a "
-            "new run with another --name."
-        ) from error
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise InputOutputError(f"{run.lock_path} could not be locked: {error.strerror}.") from error
-        warnings.warn(
-            f"{run.path} is on a file system without locks ({error.strerror}): make sure that one process alone writes "
-            "there.",
-            stacklevel=4,
-        )
-
-
-def write_holder(descriptor: int) -> None:
-    """Say in the lock file who holds it."""
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    os.ftruncate(descriptor, 0)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    write_fully(descriptor, json.dumps(holder).encode())
-
-
-def read_holder(descriptor: int) -> dict[str, Any]:
-    """Return who holds or held the lock; empty if nobody or unreadable."""
-    try:
-        value = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def describe_holder(holder: dict[str, Any]) -> str:
-    """Return a holder in words."""
-    if not holder:
-        return ""
-    return f"process {holder.get('pid', '?')} on {holder.get('host', '?')}, started {holder.get('started', '?')}"
+        return hold_lock(self.lock_path, self.path)
 
 
 def check_name(name: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpt.errors import CheckpointError, ConfigError, InputOutputError, Interrupted
-from mpt.run import layout
+from mpt.run import lock
 from mpt.run.layout import create_run, find_run, list_runs, newest_run, open_run
 
 
@@ -131,7 +131,7 @@ def test_a_full_disk_at_the_lock_is_explained(tmp_path, monkeypatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     run = create_run(tmp_path, "demo")
-    monkeypatch.setattr(layout, "write_holder", fail)
+    monkeypatch.setattr(lock, "write_holder", fail)
     with pytest.raises(InputOutputError, match="the disk is full"), run.hold():
         pass
 
