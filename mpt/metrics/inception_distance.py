@@ -8,9 +8,7 @@ would unpickle anything, gets to see it.
 from __future__ import annotations
 
 import importlib.util
-import pickle
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,8 @@ import mpt.vision_ops  # noqa: F401  before torchmetrics, whose torchvision may 
 from mpt.errors import ConfigError, DataError
 
 WEIGHTS_NAME = "pt_inception-2015-12-05-6726825d.pth"
+LAST_LAYER = (1008, 2048)
+"""Shape of `fc.weight`: TensorFlow's Inception of 2015, by which FID is defined."""
 
 
 class InceptionDistance:
@@ -33,8 +33,8 @@ class InceptionDistance:
         self.metric: Any = FrechetInceptionDistance(normalize=True, feature_extractor_weights_path=str(path)).to(device)
 
     def update(self, image_bchw: Tensor, real: bool) -> None:
-        """Add images of one kind; grey ones are repeated to three channels."""
-        self.metric.update(image_bchw.float().expand(-1, 3, -1, -1), real=real)
+        """Add images of one kind; grey ones are repeated to three channels, an alpha channel is left out."""
+        self.metric.update(image_bchw[:, :3].float().expand(-1, 3, -1, -1), real=real)
 
     def compute(self) -> float:
         """Return the distance."""
@@ -65,10 +65,14 @@ def check_weights(weights: str) -> Path:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of other pickle protocols: what cannot be read is refused
             state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not any("Mixed_7c" in str(key) for key in state):
-            problem = "it holds no layer named Mixed_7c"
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # a KeyError, for one, where a text file is taken for a pickle
         problem = str(error).split("\n")[0][:120] or type(error).__name__
+    else:
+        last = state.get("fc.weight") if isinstance(state, dict) else None
+        if not isinstance(last, Tensor):
+            problem = "it holds no layer fc"
+        elif tuple(last.shape) != LAST_LAYER:  # torchvision's Inception has 1000 classes
+            problem = f"its last layer is {'x'.join(map(str, last.shape))}, not {'x'.join(map(str, LAST_LAYER))}"
     if problem:
         raise DataError(
             f"task.inception_weights: {path} is not the Inception feature file ({problem}). It should be "
