@@ -6,13 +6,17 @@ smallest free block that fits, splits it and merges neighbours on freeing. At th
 segments back and tries once more. With `expandable_segments` there is one growing segment per pool, mapped in pages
 of 2 or 20 MiB.
 
-Not modelled: several streams, `max_split_size_mb`, garbage-collection thresholds, CUDA graphs' private pools.
+Streams have pools of their own: a block that was freed on one is not given to another. Not modelled: that a block used
+on two streams is free only once both are done with it, `max_split_size_mb`, garbage-collection thresholds, CUDA
+graphs' private pools.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MIB = 2**20
 MINIMUM_BLOCK = 512
@@ -31,13 +35,20 @@ class OutOfMemory(Exception):
         self.requested_bytes = requested_bytes
 
 
+class Pool(NamedTuple):
+    """Where requests of a kind are served from."""
+
+    stream: int
+    small: bool
+
+
 @dataclass(slots=True, eq=False)
 class Block:
     """A stretch of a segment, free or in use; `mapped` is False only for the unbacked rest of an expandable segment."""
 
     address: int
     size: int
-    small: bool
+    pool: Pool
     in_use: bool = False
     mapped: bool = True
     previous: Block | None = None
@@ -90,17 +101,17 @@ class CachingAllocator:
         self.capacity_bytes = capacity_bytes
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.retries = 0
-        self._free = {True: FreeBlocks(), False: FreeBlocks()}
+        self._free: dict[Pool, FreeBlocks] = defaultdict(FreeBlocks)
         self._used: dict[int, Block] = {}
         self._next_address = 0
 
-    def malloc(self, key: int, size: int) -> None:
+    def malloc(self, key: int, size: int, stream: int = 0) -> None:
         """Serve one request; zero bytes cost nothing. Raises OutOfMemory."""
         if size == 0:
             return
         size = round_request(size)
-        small = size <= SMALL_REQUEST
-        block = self._free[small].take(size) or self._grow_or_retry(size, small)
+        pool = Pool(stream, size <= SMALL_REQUEST)
+        block = self._free[pool].take(size) or self._grow_or_retry(size, pool)
         self._split(block, size)
         block.in_use = True
         self._used[key] = block
@@ -116,9 +127,9 @@ class CachingAllocator:
         self.allocated -= block.size
         for neighbour in (block.previous, block.next):
             if neighbour is not None and not neighbour.in_use and neighbour.mapped:
-                self._free[block.small].remove(neighbour)
+                self._free[block.pool].remove(neighbour)
                 _merge(block, neighbour)
-        self._free[block.small].add(block)
+        self._free[block.pool].add(block)
 
     def empty_cache(self) -> None:
         """Give segments that are free as a whole back to the driver."""
@@ -133,24 +144,24 @@ class CachingAllocator:
         return list(self._used.values())
 
     def free_blocks(self) -> list[Block]:
-        """Return the free blocks of both pools."""
+        """Return the free blocks of all pools."""
         return [block for pool in self._free.values() for block in pool.blocks.values()]
 
-    def _grow(self, size: int, small: bool) -> Block:
+    def _grow(self, size: int, pool: Pool) -> Block:
         segment = segment_size(size)
         self._reserve(segment)
-        block = Block(self._next_address, segment, small)
+        block = Block(self._next_address, segment, pool)
         self._next_address += segment + SEGMENT_ROUNDING  # a gap: neighbouring segments never merge
         return block
 
-    def _grow_or_retry(self, size: int, small: bool) -> Block:
+    def _grow_or_retry(self, size: int, pool: Pool) -> Block:
         """Ask the driver; at the limit empty the cache, ask once more, then give up."""
         try:
-            return self._grow(size, small)
+            return self._grow(size, pool)
         except OutOfMemory:
             self.retries += 1
             self.empty_cache()
-            return self._grow(size, small)
+            return self._grow(size, pool)
 
     def _reserve(self, amount: int) -> None:
         if self.capacity_bytes is not None and self.reserved + amount > self.capacity_bytes:
@@ -161,10 +172,10 @@ class CachingAllocator:
     def _split(self, block: Block, size: int) -> None:
         rest = block.size - size
         if rest >= MINIMUM_BLOCK if self._splits_finely(block) else rest > SMALL_REQUEST:
-            self._free[block.small].add(_cut(block, size))
+            self._free[block.pool].add(_cut(block, size))
 
     def _splits_finely(self, block: Block) -> bool:
-        return block.small
+        return block.pool.small
 
 
 class ExpandableAllocator(CachingAllocator):
@@ -174,14 +185,12 @@ class ExpandableAllocator(CachingAllocator):
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         super().__init__(capacity_bytes)
-        self._unmapped: dict[bool, list[Block]] = {
-            small: [Block(self.SPACE * (2 - small), self.SPACE, small, mapped=False)] for small in (True, False)
-        }
+        self._unmapped: dict[Pool, list[Block]] = {}
 
     def empty_cache(self) -> None:
         """Unmap the whole pages inside free blocks."""
-        for small, pool in self._free.items():
-            page = SMALL_SEGMENT if small else LARGE_SEGMENT
+        for key, pool in self._free.items():
+            page = SMALL_SEGMENT if key.small else LARGE_SEGMENT
             for block in list(pool.blocks.values()):
                 start = -(-block.address // page) * page
                 end = (block.address + block.size) // page * page
@@ -199,26 +208,29 @@ class ExpandableAllocator(CachingAllocator):
                 self._merge_unmapped(block)
 
     def _merge_unmapped(self, block: Block) -> None:
-        unmapped = self._unmapped[block.small]
+        unmapped = self._unmapped[block.pool]
         for neighbour in (block.previous, block.next):
             if neighbour is not None and not neighbour.mapped:
                 unmapped.remove(neighbour)
                 _merge(block, neighbour)
         bisect.insort(unmapped, block, key=lambda b: b.address)
 
-    def _grow(self, size: int, small: bool) -> Block:
+    def _grow(self, size: int, pool: Pool) -> Block:
         """Map pages from the first unmapped stretch with room, using a free block that ends where it begins."""
-        block = self._find_room(size, small)
+        if pool not in self._unmapped:
+            start = self.SPACE * (2 * pool.stream + 2 - pool.small)
+            self._unmapped[pool] = [Block(start, self.SPACE, pool, mapped=False)]
+        block = self._find_room(size, pool)
         if not block.mapped:
             block = self._map(block, min(block.size, size))
         while block.size < size:
             assert block.next is not None
             block = self._map(block.next, min(size - block.size, block.next.size))
-        self._free[small].remove(block)
+        self._free[pool].remove(block)
         return block
 
-    def _find_room(self, size: int, small: bool) -> Block:
-        for unmapped in self._unmapped[small]:
+    def _find_room(self, size: int, pool: Pool) -> Block:
+        for unmapped in self._unmapped[pool]:
             before = unmapped.previous
             first = before if before is not None and before.mapped and not before.in_use else unmapped
             room = 0
@@ -232,18 +244,18 @@ class ExpandableAllocator(CachingAllocator):
 
     def _map(self, block: Block, size: int) -> Block:
         """Back the first `size` bytes of an unmapped block, in whole pages, and merge with free neighbours."""
-        page = SMALL_SEGMENT if block.small else LARGE_SEGMENT
+        page = SMALL_SEGMENT if block.pool.small else LARGE_SEGMENT
         size = min(-(-size // page) * page, block.size)
         self._reserve(size)
-        self._unmapped[block.small].remove(block)
+        self._unmapped[block.pool].remove(block)
         if block.size > size:
-            bisect.insort(self._unmapped[block.small], _cut(block, size, mapped=False), key=lambda b: b.address)
+            bisect.insort(self._unmapped[block.pool], _cut(block, size, mapped=False), key=lambda b: b.address)
         block.mapped = True
         for neighbour in (block.previous, block.next):
             if neighbour is not None and neighbour.mapped and not neighbour.in_use:
-                self._free[block.small].remove(neighbour)
+                self._free[block.pool].remove(neighbour)
                 _merge(block, neighbour)
-        self._free[block.small].add(block)
+        self._free[block.pool].add(block)
         return block
 
     def _splits_finely(self, block: Block) -> bool:
@@ -252,7 +264,7 @@ class ExpandableAllocator(CachingAllocator):
 
 def _cut(block: Block, size: int, mapped: bool = True) -> Block:
     """Shorten a block to `size` bytes and return the rest as a new neighbour."""
-    rest = Block(block.address + size, block.size - size, block.small, mapped=mapped, previous=block, next=block.next)
+    rest = Block(block.address + size, block.size - size, block.pool, mapped=mapped, previous=block, next=block.next)
     if block.next is not None:
         block.next.previous = rest
     block.next, block.size = rest, size

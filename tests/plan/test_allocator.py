@@ -107,3 +107,18 @@ def test_an_expandable_segment_grows_in_place_where_fixed_segments_fragment() ->
             allocator.free(key)
     assert fixed.peak_reserved == 180 * MIB
     assert expandable.peak_reserved == 60 * MIB
+
+
+@pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])
+def test_a_block_freed_on_one_stream_is_not_given_to_another(kind: type[CachingAllocator]) -> None:
+    allocator = kind()
+    allocator.malloc(0, 20 * MIB)
+    allocator.free(0)
+    allocator.malloc(1, 20 * MIB, stream=1)
+    assert allocator.reserved == 40 * MIB
+    allocator.malloc(2, 20 * MIB)
+    assert allocator.reserved == 40 * MIB
+    allocator.free(1)
+    allocator.free(2)
+    allocator.empty_cache()
+    assert allocator.reserved == 0
