@@ -1,8 +1,9 @@
 """Doubling and halving of feature maps through the binomial filter [1, 3, 3, 1], in plain PyTorch.
 
-Each is one grouped convolution, for which PyTorch has the backward of the backward that gradient penalties need, on
-every device. `sample_affine` reads an image at transformed coordinates; PyTorch has no second derivative of
-`grid_sample`, but with respect to the image it is linear, so that its second derivative is `grid_sample` again.
+Each is one grouped convolution. It is linear in the image, so the backward of its backward, which gradient penalties
+need, is the convolution again. PyTorch's own loops over the channels there, thousands of kernels in a step, and keeps
+the image for a gradient of the filter that nobody asks for. `sample_affine` reads an image at transformed
+coordinates; PyTorch has no second derivative of `grid_sample`, which is linear in the image too.
 
 Source: Karras et al. 2020 (StyleGAN2), appendix B; Zhang 2019 for why to filter at all.
 """
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
 
 TAPS = (1.0, 3.0, 3.0, 1.0)
 
@@ -33,7 +35,8 @@ class Blur(nn.Module):
         """Return x padded by (left, right, top, bottom), filtered per channel and strided."""
         channels = x_bchw.shape[1]
         kernel = (self.kernel * gain).to(x_bchw.dtype).expand(channels, 1, 4, 4)
-        return F.conv2d(F.pad(x_bchw, pad), kernel, stride=stride, groups=channels)
+        filtered: Tensor = _Filter.apply(F.pad(x_bchw, pad), kernel, stride)  # type: ignore[no-untyped-call]
+        return filtered
 
     def upsample(self, x_bchw: Tensor) -> Tensor:
         """Return x at twice the resolution: zeros between the pixels, then the filter."""
@@ -49,6 +52,38 @@ class Blur(nn.Module):
             # In bfloat16 the backward of a strided grouped convolution has no fast kernel: 17 ms here against 1 ms.
             return self.filter(x_bchw, (1, 1, 1, 1))[:, :, ::2, ::2]
         return self.filter(x_bchw, (1, 1, 1, 1), stride=2)
+
+
+class _Filter(torch.autograd.Function):
+    """A convolution per channel, differentiable any number of times with respect to the image."""
+
+    @staticmethod
+    def forward(context: Any, image: Tensor, kernel: Tensor, stride: int) -> Tensor:
+        context.save_for_backward(kernel)
+        context.shape, context.stride = image.shape, stride
+        return F.conv2d(image, kernel.to(image.dtype), stride=stride, groups=len(kernel))
+
+    @staticmethod
+    def backward(context: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        (kernel,) = context.saved_tensors
+        return _FilterTransposed.apply(slope, kernel, context.shape, context.stride), None, None  # type: ignore[no-untyped-call]
+
+
+class _FilterTransposed(torch.autograd.Function):
+    """The adjoint of `_Filter`: spread each value over the pixels that it was made of."""
+
+    @staticmethod
+    def forward(context: Any, slope: Tensor, kernel: Tensor, shape: torch.Size, stride: int) -> Tensor:
+        context.save_for_backward(kernel)
+        context.stride = stride
+        # Under autocast the forward ran in half, and so does this.
+        image: Tensor = conv2d_input(shape, kernel.to(slope.dtype), slope, stride=stride, groups=len(kernel))  # type: ignore[no-untyped-call]
+        return image
+
+    @staticmethod
+    def backward(context: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
+        (kernel,) = context.saved_tensors
+        return _Filter.apply(slope, kernel, context.stride), None, None, None  # type: ignore[no-untyped-call]
 
 
 class _Sample(torch.autograd.Function):

@@ -1,7 +1,10 @@
 """Filtered resampling: constants stay constant, shapes halve and double, second derivatives exist."""
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from mpt.nn.resampling import Blur, sample_affine
 
@@ -30,6 +33,35 @@ def test_resampling_has_second_derivatives() -> None:
     image = torch.rand(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradgradcheck(lambda x: blur.upsample(x).square(), (image,))
     torch.autograd.gradgradcheck(lambda x: blur.downsample(x).square(), (image,))
+
+
+def test_a_penalty_on_gradients_equals_pytorchs_own_and_takes_no_kernel_per_channel() -> None:
+    blur = Blur()
+    image = torch.rand(2, 6, 8, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(F.pad(x, (1, 1, 1, 1)), blur.kernel.expand(6, 1, 4, 4), stride=2, groups=6)
+
+    def penalty(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        (slope,) = torch.autograd.grad(function(image).square().sum(), image, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), image)[0]
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        found = penalty(lambda x: blur.filter(x, (1, 1, 1, 1), stride=2))
+    assert torch.equal(found, penalty(plain))
+    assert sum(event.count for event in profiler.key_averages() if event.key == "aten::convolution") == 2
+
+
+def test_gradients_of_a_filter_under_autocast_are_those_of_pytorch() -> None:
+    blur = Blur()
+    image = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        own = blur.filter(image, (1, 1, 1, 1))
+        plain = F.conv2d(F.pad(image, (1, 1, 1, 1)), blur.kernel.expand(3, 1, 4, 4), groups=3)
+    assert own.dtype == torch.bfloat16
+    (slope,), (expected,) = (torch.autograd.grad(x.float().square().sum(), image) for x in (own, plain))
+    assert slope.dtype == torch.float32
+    assert torch.equal(slope, expected)
 
 
 def test_affine_sampling_equals_grid_sample() -> None:
