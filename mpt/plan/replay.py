@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from mpt.plan.allocator import CachingAllocator, ExpandableAllocator, OutOfMemory, round_request
 from mpt.plan.trace import CATEGORIES, Trace
+
+COPYING = 1
+"""The stream that batches are copied to the device on (`mpt.data.loader.prefetch`), beside the computing one, 0."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ def replay(
             if entry < 0:
                 allocator.free(~entry)
                 continue
-            allocator.malloc(entry, storages[entry].size if sizes is None else sizes[entry])
+            size = storages[entry].size if sizes is None else sizes[entry]
+            allocator.malloc(entry, size, COPYING if storages[entry].category == "batch" else 0)
             if allocator.allocated > peak:
                 peak, peak_event = allocator.allocated, event
     except OutOfMemory:
@@ -71,18 +76,33 @@ def split_at(trace: Trace, event: int, sizes: Sequence[int] | None = None, modul
     return Split(ordered, by_module.most_common(modules), str(trace.span_at(event)))
 
 
+def peak_live(
+    trace: Trace, sizes: Sequence[int] | None = None, categories: Container[str] = frozenset(CATEGORIES)
+) -> int:
+    """Return the most bytes alive at once, rounded as the allocator rounds them: no replay can do with less."""
+    rounded = [
+        round_request(size) if size and storage.category in categories else 0
+        for storage, size in zip(trace.storages, _sizes(trace, sizes), strict=True)
+    ]
+    return max(accumulate(rounded[entry] if entry >= 0 else -rounded[~entry] for entry in trace.events), default=0)
+
+
 def timeline(trace: Trace, sizes: Sequence[int] | None = None, points: int = 600) -> dict[str, list[int]]:
     """Return live bytes per category after every event, thinned to about `points` that keep each stretch's maximum."""
+    rounded = [round_request(size) for size in _sizes(trace, sizes)]
+    changes = [rounded[entry] if entry >= 0 else -rounded[~entry] for entry in trace.events]
+    totals = list(accumulate(changes))
+    stretch = max(1, len(totals) // points)
+    starts = range(0, len(totals), stretch)
+    chosen = {max(range(start, min(start + stretch, len(totals))), key=totals.__getitem__) for start in starts}
     live: Counter[str] = Counter()
-    rows: list[dict[str, int]] = []
-    for entry in trace.events:
-        index = entry if entry >= 0 else ~entry
-        storage = trace.storages[index]
-        size = round_request(storage.size if sizes is None else sizes[index])
-        live[storage.category] += size if entry >= 0 else -size
-        rows.append(dict(live))
-    stretch = max(1, len(rows) // points)
-    kept = [
-        max(rows[start : start + stretch], key=lambda row: sum(row.values())) for start in range(0, len(rows), stretch)
-    ]
+    kept: list[dict[str, int]] = []
+    for event, (entry, change) in enumerate(zip(trace.events, changes, strict=True)):
+        live[trace.storages[entry if entry >= 0 else ~entry].category] += change
+        if event in chosen:
+            kept.append(dict(live))
     return {name: [row.get(name, 0) for row in kept] for name in CATEGORIES if any(row.get(name) for row in kept)}
+
+
+def _sizes(trace: Trace, sizes: Sequence[int] | None) -> Sequence[int]:
+    return [storage.size for storage in trace.storages] if sizes is None else sizes

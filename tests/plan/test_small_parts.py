@@ -20,7 +20,7 @@ from mpt.plan.calibration import (
     save_calibration,
 )
 from mpt.plan.gpus import TABLE, find_gpu, installed_gpu
-from mpt.plan.replay import replay, split_at, timeline
+from mpt.plan.replay import peak_live, replay, split_at, timeline
 from mpt.plan.timeline import write_timeline
 from mpt.plan.trace import Span, Storage, Trace
 
@@ -104,6 +104,20 @@ def test_the_split_at_the_peak_names_categories_modules_and_the_moment() -> None
     assert split.moment == "phase net, forward (step 1)"
     curves = timeline(trace)
     assert max(curves["temporaries"]) == 16 * MIB
+
+
+def test_no_replay_does_with_less_than_what_is_alive_at_once() -> None:
+    trace = small_trace(8)
+    assert peak_live(trace) == 28 * MIB <= replay(trace).allocated
+    assert peak_live(trace, sizes=[0, 100, MIB]) == MIB + 512
+    assert peak_live(trace, categories={"parameters", "activations"}) == 12 * MIB
+
+
+def test_a_thinned_timeline_keeps_the_peak_of_every_stretch() -> None:
+    storages = [Storage(size * MIB, category, "net", "a") for size in (1, 7, 2) for category in ("batch", "gradients")]
+    events = [entry for index in range(len(storages)) for entry in (index, ~index)]
+    curves = timeline(Trace(storages, events, [Span(0, 0, "", "build")]), points=3)
+    assert curves == {"batch": [MIB, 7 * MIB, 2 * MIB]}
 
 
 def test_a_trace_beyond_the_limit_does_not_fit() -> None:
