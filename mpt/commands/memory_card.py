@@ -84,7 +84,8 @@ def find_budget(device: torch.device, message: str, earlier_peak: int = 0) -> Bu
     free, total = torch.cuda.mem_get_info(device)
     context = load_calibration(gpu.name).context_bytes
     own = torch.cuda.memory_reserved(device) + context
-    limit = min(free + own, total, int(torch.cuda.get_per_process_memory_fraction(device) * total) + context)
+    index = torch.cuda.current_device() if device.index is None else device.index  # this one getter wants a number
+    limit = min(free + own, total, int(torch.cuda.get_per_process_memory_fraction(index) * total) + context)
     peak = describe_bytes(max(earlier_peak, torch.cuda.max_memory_allocated(device)))
     text = f"{describe_bytes(limit)} for this process, of {describe_bytes(total)} on {properties.name}"
     return Budget(f"{text}; measured peak {peak}", gpu, limit)

@@ -1,8 +1,10 @@
 """The card that is printed when memory runs out for good, and the patch that it proposes."""
 
+import operator
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
 from mpt.errors import MemoryBudgetError
+from mpt.plan.calibration import Calibration
 from mpt.plan.gpus import find_gpu
 from mpt.plan.search import Recipe
 from mpt.plan.session import Answer
@@ -212,3 +215,28 @@ def test_memory_that_runs_out_elsewhere_says_where(config: Path, monkeypatch: py
 
     monkeypatch.setattr(mpt.engine.build, "build_run", full)
     assert "before the first step (no room): the weights alone" in fail(config)[0]
+
+
+def test_the_budget_on_a_gpu_is_what_others_leave_and_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 2**30
+    properties = SimpleNamespace(name="NVIDIA GeForce RTX 2060", total_memory=6 * gib, major=7, minor=5)
+    asked: list[int] = []
+
+    def fraction(index: int) -> float:
+        asked.append(operator.index(index))  # the true one takes no device without a number
+        return 0.5
+
+    for name, function in {
+        "get_device_properties": lambda device: properties,
+        "mem_get_info": lambda device: (4 * gib, 6 * gib),
+        "memory_reserved": lambda device: gib,
+        "max_memory_allocated": lambda device: gib,
+        "current_device": lambda: 0,
+        "get_per_process_memory_fraction": fraction,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(card, "load_calibration", lambda name: Calibration(context_bytes=gib // 2))
+    budget = card.find_budget(torch.device("cuda"), "", 2 * gib)
+    assert budget.limit_bytes == 3 * gib + gib // 2
+    assert asked == [0]
+    assert "measured peak 2,048 MiB" in budget.text
