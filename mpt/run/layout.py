@@ -198,11 +198,12 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
                 return open_run(path.parent.parent), path.resolve()
             if is_run(path):
                 return open_run(path), None
-            inner = [run.name for run in list_runs(path)] if path != runs_dir else []
-            if inner:
-                raise CheckpointError(f"{path} is no run but holds runs: name one of them, such as {path / inner[0]}.")
     except OSError as error:
         raise CheckpointError(f"{text[:100]!r} cannot be looked for: {error.strerror}.") from error
+    for path in (Path(text), runs_dir / text):
+        inner = list_runs(path)
+        if inner:
+            raise CheckpointError(f"{path} is no run but holds runs: name one of them, such as {inner[0].path}.")
     names = [run.name for run in list_runs(runs_dir)]
     nearest = get_close_matches(text, names, n=1)
     hint = f" Did you mean {nearest[0]}?" if nearest else f" Runs here: {', '.join(names[-5:]) or 'none'}."

@@ -220,6 +220,13 @@ def test_a_folder_of_runs_such_as_a_comparison_is_told_from_a_run(tmp_path) -> N
         find_run("compare-x", tmp_path)
 
 
+def test_a_run_is_found_although_a_folder_of_its_name_holds_runs(tmp_path, monkeypatch) -> None:
+    create_run(tmp_path / "demo", "inner")
+    run = create_run(tmp_path / "demo", "demo")
+    monkeypatch.chdir(tmp_path)
+    assert find_run("demo", Path("demo")) == (run, None)
+
+
 def test_a_checkpoint_that_is_gone_is_told_from_those_that_are_there(tmp_path) -> None:
     run = create_run(tmp_path, "demo")
     run.checkpoint_path(200).mkdir()
