@@ -92,6 +92,24 @@ class DataSpec:
             )
         return self.fields[name]
 
+    def to_record(self) -> dict[str, Any]:
+        """Return the layout as JSON can hold it."""
+        fields = {
+            name: {"shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch.")}
+            for name, spec in self.fields.items()
+        }
+        return {"fields": fields, "size": self.size, "classes": list(self.classes), "extra": dict(self.extra)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> DataSpec:
+        """Read what `to_record` wrote. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+        dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.int64, torch.uint8)}
+        fields = {
+            str(name): FieldSpec(tuple(int(side) for side in entry["shape"]), dtypes[entry["dtype"]])
+            for name, entry in record["fields"].items()
+        }
+        return cls(fields, int(record["size"]), tuple(map(str, record["classes"])), dict(record["extra"]))
+
     def zeros(self, batch_size: int, device: torch.device | str) -> Batch:
         """Return a batch of zeros with this layout, for planning and for dry runs."""
         return {

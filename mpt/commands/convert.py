@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 
 from mpt.commands.arguments import ConvertArguments
-from mpt.commands.infer_inputs import infer_one, read_inputs
+from mpt.commands.infer_inputs import Inputs, infer_one, needs_inputs, read_inputs
+from mpt.data.loader import to_device
+from mpt.engine.build import Run
 from mpt.engine.export import write_onnx, write_weights
 from mpt.engine.half import networks, rebuild, rebuild_half, watch_calls
 from mpt.engine.inference import stored_bytes
@@ -38,7 +40,7 @@ def run(arguments: ConvertArguments) -> None:
     trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow)
     path = output_path(arguments, trained)
     full = rebuild(trained, "fp32")
-    inputs = next(iter(read_inputs(trained, [], 2)))
+    inputs = drawn_inputs(full) if needs_inputs(trained) else next(iter(read_inputs(trained, [], 2)))
     trained.run = full
     with watch_calls(full.task.modules) as called:
         infer_one(trained, inputs)
@@ -64,6 +66,16 @@ def run(arguments: ConvertArguments) -> None:
         f"wrote {path}: {show_bytes(path.stat().st_size)}, against {show_bytes(whole)} in float32 "
         f"({', '.join(modules)}, step {trained.loaded.step}); it reads back as it was written"
     )
+
+
+def drawn_inputs(run: Run) -> Inputs:
+    """Return two random samples of the data's layout: which networks are called does not depend on what they show."""
+    generator = torch.Generator().manual_seed(0)
+    batch = run.data.zeros(2, "cpu")
+    for value in batch.values():
+        if value.is_floating_point():
+            value.uniform_(generator=generator)
+    return to_device(batch, run.device), 2
 
 
 def output_path(arguments: ConvertArguments, trained: Trained) -> Path:

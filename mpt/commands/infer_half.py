@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from mpt.commands.infer_inputs import infer_one, needs_inputs, read_inputs
+from mpt.data.absent import AbsentDataset
 from mpt.engine.evaluation import evaluate
 from mpt.engine.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls
 from mpt.engine.inference import (
@@ -95,7 +96,7 @@ def measure(
     peak = measure_peak(lambda: infer_one(trained, inputs[0]), run)
     latency = measure_latency(lambda: infer_one(trained, inputs[0]), run.device)
     metric = math.nan
-    if needs_inputs(trained):
+    if needs_inputs(trained) and not isinstance(trained.test_data, AbsentDataset):
         metric = evaluate(run, trained.test_data, trained.config.train.batch_size)[run.task.metric]
     return Measured(name, stored_bytes(used), peak, latency, metric), results, awkward_dimensions(used)
 

@@ -81,10 +81,13 @@ def never_saved(directory: RunDirectory) -> bool:
 
 def begin(training: Training) -> None:
     """Write what a run from step 0 is made of, over what a run that never saved has left. Call with the lock held."""
+    from mpt.run.data_layout import write_layout
+
     if not never_saved(training.directory):  # another process trained here since this one looked
         raise InputOutputError(f"{training.directory.path} has checkpoints by now; go on from them with --resume")
     training.recorder.truncate_after(-1)
     write_atomically(training.directory.config_path, training.run.config.to_yaml())
+    write_layout(training.directory.data_path, training.run.data)
     write_environment(training.directory, resumes=False)
     note = getattr(training.run.task, "metric_note", None)
     if note is not None:
@@ -100,6 +103,7 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
     """
     from mpt.engine.loop import conditions
     from mpt.run import checkpoint
+    from mpt.run.data_layout import write_layout
     from mpt.run.retention import set_aside_after
 
     directory, console = training.directory, training.console
@@ -123,6 +127,7 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
         console.message(note)
     training.recorder.truncate_after(training.step)
     replace_settings(directory, training.step, config.to_yaml())
+    write_layout(directory.data_path, training.run.data)
     write_environment(directory, resumes=True)
     training.event("resume", f"resumed at step {training.step} from {loaded.path.name}", notes=list(loaded.notes))
     console.message(f"resumed {directory.path} at step {training.step} of {training.total_steps}")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
+from mpt.data.absent import AbsentDataset
 from mpt.engine.build import Run, build_datasets, build_run, choose_device
 from mpt.engine.state import restore_modules
-from mpt.errors import CheckpointError
+from mpt.errors import CheckpointError, DataError
 from mpt.run import checkpoint
+from mpt.run.data_layout import read_layout
 from mpt.run.layout import RunDirectory, find_run, newest_run
 from mpt.seams import Dataset
 
@@ -27,6 +29,18 @@ class Trained:
     loaded: checkpoint.LoadedCheckpoint
 
 
+def open_datasets(config: Config, directory: RunDirectory) -> tuple[Dataset, Dataset]:
+    """Build the run's data sets, or stand-ins without samples where they are not here."""
+    try:
+        return build_datasets(config)
+    except DataError as error:
+        layout = read_layout(directory.data_path)
+        if layout is None:
+            raise
+        absent = AbsentDataset(layout, str(error))
+        return absent, absent
+
+
 def open_trained(
     wanted: str | None,
     runs: Path,
@@ -37,13 +51,14 @@ def open_trained(
     """Build the named run (a run's name or folder, or a checkpoint's folder; by default the newest run) with its
     weights.
 
+    A data set that is not here is no hindrance where the run remembers its layout: fetching from it is a DataError.
     Raises CheckpointError when there is none or its checkpoints are refused.
     """
     directory, chosen = find_run(wanted, runs) if wanted else (newest_run(runs), None)
     if not directory.config_path.is_file():
         raise CheckpointError(f"{directory.path}: no config.yaml in it; it is not a run's folder")
     config = load_config(directory.config_path, overrides, allow=allow)
-    train_data, test_data = build_datasets(config)
+    train_data, test_data = open_datasets(config, directory)
     run = build_run(config, choose_device(device_name), train_data.spec)
     loaded = checkpoint.load(chosen or directory, map_location=run.device)
     restore_modules(run, loaded.state)

@@ -47,6 +47,11 @@ class RunDirectory:
         return self.path / "env.json"
 
     @property
+    def data_path(self) -> Path:
+        """What the data set delivers, so that the run can infer where the data are not."""
+        return self.path / "data.json"
+
+    @property
     def metrics_path(self) -> Path:
         """One line per logged step and per evaluation."""
         return self.path / "metrics.jsonl"

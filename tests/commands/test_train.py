@@ -49,7 +49,7 @@ def state_of(path: Path) -> dict[str, torch.Tensor]:
 def test_a_run_writes_everything_its_directory_promises(config: Path) -> None:
     path = train(config)
     written = {file.name for file in path.iterdir()}
-    assert {"config.yaml", "env.json", "metrics.jsonl", "checkpoints", "summary.json"} <= written
+    assert {"config.yaml", "data.json", "env.json", "metrics.jsonl", "checkpoints", "summary.json"} <= written
     assert {"report.md", "report.html", "report.json"} <= written
     again = load_config(path / "config.yaml")
     assert again.to_yaml() == load_config(config).to_yaml()
