@@ -102,11 +102,12 @@ def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
     return train, test
 
 
-def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool = False) -> Run:
+def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool = False, trains: bool = True) -> Run:
     """Build everything between the data and the loop.
 
     `fake=True` is for a surrounding FakeTensorMode: weights get no values, and optimizers the foreach path that a
-    real GPU would choose.
+    real GPU would choose. `trains=False` leaves out what inference has no use for: optimizers and phases, and with them
+    the packages and seconds that they need.
     """
     seed_everything(config.seed)
     modules = {name: place(module, device, fake) for name, module in build_networks(config, data, fake).items()}
@@ -124,8 +125,8 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
         trick.apply(task, precision)
     precision.prepare(task)
     settings_by_module = {name: _optimizer_settings(config, name) for name in task.trainable}
-    optimizers = build_optimizers(config, settings_by_module, task, precision, fake)
-    phases = list(task.phases(optimizers))
+    optimizers = build_optimizers(config, settings_by_module, task, precision, fake) if trains else {}
+    phases = list(task.phases(optimizers)) if trains else []
     precision.bind(phases)
     run = Run(
         config=config,
@@ -143,7 +144,7 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
         buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
     )
-    for trick in tricks:
+    for trick in tricks if trains else ():
         attach = getattr(trick, "attach", None)
         if attach is not None:
             attach(run)

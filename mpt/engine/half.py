@@ -80,7 +80,7 @@ def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
 def rebuild(trained: Trained, mode: str, dtype: str | None = None) -> Run:
     """Build a trained run again in another precision mode, with its weights and its `keep_fp32`."""
     config = in_dtype(change_precision(trained.config, mode), dtype)
-    run = build_run(config, trained.run.device, trained.train_data.spec)
+    run = build_run(config, trained.run.device, trained.train_data.spec, trains=False)
     restore_modules(run, trained.loaded.state)
     return run
 

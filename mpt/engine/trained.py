@@ -59,7 +59,7 @@ def open_trained(
         raise CheckpointError(f"{directory.path}: no config.yaml in it; it is not a run's folder")
     config = load_config(directory.config_path, overrides, allow=allow)
     train_data, test_data = open_datasets(config, directory)
-    run = build_run(config, choose_device(device_name), train_data.spec)
+    run = build_run(config, choose_device(device_name), train_data.spec, trains=False)
     loaded = checkpoint.load(chosen or directory, map_location=run.device)
     restore_modules(run, loaded.state)
     return Trained(directory, config, run, train_data, test_data, loaded)

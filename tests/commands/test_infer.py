@@ -145,3 +145,12 @@ def test_torch_s_random_numbers_are_left_alone(generator, tmp_path):
     go(generator, tmp_path)
     torch.manual_seed(3)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_inference_needs_neither_the_optimizer_nor_its_packages(make_classifier, tmp_path, monkeypatch):
+    run = make_classifier("precision.mode=O2", "memory.channels_last=true")
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("channels_last: true", "low_bit_optimizer: {backend: bitsandbytes}"))
+    assert "low_bit_optimizer" in config.read_text()
+    monkeypatch.setattr(torch.optim.Adam, "__init__", None)
+    assert len(read_rows(go(run, tmp_path))) == infer_inputs.SAMPLES
