@@ -15,7 +15,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mpt.report.comparison import Comparison
-from mpt.report.plots import COLOURS, INK, STYLE, add_legend, draw_svg, label_steps, mark_bytes, memory_parts, thin
+from mpt.report.plots import (
+    COLOURS,
+    INK,
+    STYLE,
+    add_legend,
+    draw_svg,
+    label_steps,
+    mark_bytes,
+    memory_parts,
+    thin,
+    write_numbers_out,
+)
 from mpt.report.read_run import curves
 from mpt.report.units import show_bytes, show_seconds
 
@@ -111,6 +122,7 @@ def paint_finals(axes: Axes, comparison: Comparison) -> None:
     axes.set_xticks(range(len(labels)), labels)
     axes.set_xlim(-0.5, len(labels) - 0.5)
     axes.set_ylabel(comparison.metric)
+    write_numbers_out(axes)
     axes.grid(axis="x", visible=False)
 
 

@@ -34,7 +34,6 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "axes.unicode_minus": False,
-    "axes.formatter.useoffset": False,
     "font.size": 9.0,
     "font.family": ["DejaVu Sans"],
     "axes.spines.top": False,
@@ -148,7 +147,7 @@ def draw_curves(
             if smooth and len(steps) > 30:
                 axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.8)
                 values = running_mean(values, weight=min(0.98, 1 - 12 / len(steps)))
-            axes.plot(steps, values, color=colour, label=line)
+            axes.plot(steps, values, color=colour, label=line, marker=point_marker(steps))
         set_scale(axes, [value for _, values in found.values() for value in values], wanted=logarithmic)
         label_steps(axes, label)
         add_legend(axes, len(found))
@@ -208,7 +207,7 @@ def draw_throughput(record: RunRecord) -> str:
 
     def build(axes: Axes) -> None:
         steps, values = thin(series)
-        axes.plot(steps, values, color=COLOURS[2])
+        axes.plot(steps, values, color=COLOURS[2], marker=point_marker(steps))
         axes.set_ylim(bottom=0)
         label_steps(axes, "samples per second")
 
@@ -251,10 +250,25 @@ def memory_parts(memory: Mapping[str, Any]) -> dict[str, float]:
 
 
 def label_steps(axes: Axes, label: str) -> None:
-    """Label a plot over steps."""
+    """Label a plot over steps. Call when all is drawn and the scale is set."""
     axes.set_xlabel("step")
     axes.set_ylabel(label)
+    low, high = axes.get_xlim()
+    if high - low < 2:  # one step alone: no fractions of a step beside it
+        axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    write_numbers_out(axes)
+
+
+def write_numbers_out(axes: Axes) -> None:
+    """Let the numbers of a linear vertical axis stand whole: a common factor or offset would hide in the legend."""
+    if axes.get_yscale() == "linear":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.9g}"))
+
+
+def point_marker(steps: Sequence[int]) -> str:
+    """Return a marker for a curve of one point, which has no line."""
+    return "o" if len(steps) == 1 else ""
 
 
 def add_legend(axes: Axes, count: int) -> None:

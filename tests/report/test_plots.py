@@ -30,7 +30,13 @@ def test_ids_do_not_repeat_between_plots_of_one_page(make_run):
 def test_axes_have_numbers_to_read_and_none_is_an_offset(make_run):
     path = make_run()
     lines = [
-        {"step": step, "kind": "train", "lr": {"gen": 2.1e-4 if step else 9.4e-4}, "losses": {"x": 152.94 + step / 1e5}}
+        {
+            "step": step,
+            "kind": "train",
+            "lr": {"gen": 2.1e-4 if step else 9.4e-4},
+            "losses": {"x": 152.94 + step / 1e5},
+            "samples_per_second": 3e6,
+        }
         for step in range(5)
     ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -39,6 +45,17 @@ def test_axes_have_numbers_to_read_and_none_is_an_offset(make_run):
     assert "0.0005" in words["learning_rate"]
     assert not [word for word in words["losses"] if word.startswith("+")]
     assert any(word.startswith("152.94") for word in words["losses"])
+    assert not [word for curve in words.values() for word in curve if re.fullmatch(r"1e[-+]?[0-9]+", word)]
+
+
+def test_a_run_with_one_logged_line_is_drawn_as_points_at_whole_steps(make_run):
+    path = make_run()
+    (path / "metrics.jsonl").write_text('{"step": 50, "kind": "train", "losses": {"x": 1.5}, "lr": {"x": 1e-5}}\n')
+    for svg in (draw_run(read_run(path))[name] for name in ("losses", "learning_rate")):
+        assert "<use" in svg.partition("legend")[0]
+        steps = re.findall(r"<text[^>]*>((?:4|5)[^<]*)</text>", svg)
+        assert "50" in steps
+        assert all(step.isdigit() for step in steps)
 
 
 def test_markup_and_formulas_in_names_stay_words(make_run):
