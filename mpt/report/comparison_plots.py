@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mpt.report.comparison import Comparison
-from mpt.report.plots import (
+from mpt.report.drawing import (
     COLOURS,
     INK,
     STYLE,
@@ -23,10 +23,10 @@ from mpt.report.plots import (
     draw_svg,
     label_steps,
     mark_bytes,
-    memory_parts,
     thin,
     write_numbers_out,
 )
+from mpt.report.plots import memory_parts
 from mpt.report.read_run import curves
 from mpt.report.units import show_bytes, show_seconds
 

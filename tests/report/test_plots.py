@@ -5,7 +5,8 @@ import math
 import re
 from xml.etree import ElementTree
 
-from mpt.report.plots import INK, MOST_POINTS, draw_run, running_mean, skipped_steps, thin
+from mpt.report.drawing import INK, MOST_POINTS, running_mean, thin
+from mpt.report.plots import draw_run, skipped_steps
 from mpt.report.read_run import read_run
 
 

@@ -1,0 +1,167 @@
+"""Drawing for pages: SVG that can be read on light and on dark paper, and what all plots share.
+
+Everything that is not data (axes, ticks, words) is drawn in one stand-in colour that becomes `currentColor` in the SVG,
+so it takes the colour of the text around it; the data's colours have a middle lightness and stand out on both. Words
+stay words (`svg.fonttype: none`): they can be searched and take the page's font. Labels are never parsed as formulas,
+since a run's name may hold a dollar sign. `Figure` is used without pyplot: no global state, no display.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from mpt.report.read_run import Series
+
+INK = "#010203"
+"""Stand-in for the colour of the surrounding text."""
+COLOURS = ("#3f86d8", "#e07b26", "#2a9d74", "#c65b9b", "#8b7bd8", "#b3902c", "#d5524f", "#4aa7b5")
+RED = "#d5524f"
+MOST_POINTS = 1200
+"""More points than pixels only make the page heavy."""
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "axes.unicode_minus": False,
+    "font.size": 9.0,
+    "font.family": ["DejaVu Sans"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10.0,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK,
+    "grid.alpha": 0.13,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "lines.linewidth": 1.6,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.prop_cycle": cycler(color=COLOURS),
+}
+
+
+def draw_svg(build: Callable[[Axes], None], name: str, width: float = 6.4, height: float = 2.7) -> str:
+    """Draw one pair of axes and return it as an `<svg>` element for a page."""
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        build(figure.add_subplot())
+        return as_svg(figure, name)
+
+
+def as_svg(figure: Figure, name: str) -> str:
+    """Return a figure as an `<svg>` element whose ink is `currentColor`. `name` keeps its ids apart from other
+    plots'."""
+    target = io.StringIO()
+    figure.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = target.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text, count=1)
+    # Ids of groups repeat from plot to plot; ids that are referred to carry the salt already.
+    text = re.sub(r'<g id="[^"]*">', "<g>", text)
+    return text.replace("<svg", f'<svg role="img" aria-label="{escape_attribute(name)}"', 1)
+
+
+def escape_attribute(text: str) -> str:
+    """Escape text for an attribute's value."""
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def mark_bytes(axes: Axes, most: float) -> None:
+    """Mark an axis of bytes at round numbers of a binary unit, which are no round numbers of bytes."""
+    power = min(3, max(0, int(math.log(max(most, 1), 1024))))
+    unit, name = 1024.0**power, ("B", "KiB", "MiB", "GiB")[power]
+    axes.set_xticks([mark * unit for mark in MaxNLocator(5).tick_values(0, most / unit)])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}" if value else "0"))
+
+
+def label_steps(axes: Axes, label: str) -> None:
+    """Label a plot over steps. Call when all is drawn and the scale is set."""
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)
+    low, high = axes.get_xlim()
+    if high - low < 2:  # one step alone: no fractions of a step beside it
+        axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    write_numbers_out(axes)
+
+
+def write_numbers_out(axes: Axes) -> None:
+    """Let the numbers of a linear vertical axis stand whole: a common factor or offset would hide in the legend."""
+    if axes.get_yscale() == "linear":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.9g}"))
+
+
+def point_marker(steps: Sequence[int]) -> str:
+    """Return a marker for a curve of one point, which has no line."""
+    return "o" if len(steps) == 1 else ""
+
+
+def add_legend(axes: Axes, count: int) -> None:
+    """Put a legend above the plot, where it hides no data."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(count, 4), borderaxespad=0)
+
+
+def set_scale(axes: Axes, values: Sequence[float], *, wanted: bool) -> None:
+    """Use a logarithmic axis where values are positive and span so much that a linear one hides the small ones."""
+    finite = [value for value in values if math.isfinite(value)]
+    spans = min(finite) > 0 and max(finite) > (3 if wanted else 100) * min(finite)
+    if spans:
+        axes.set_yscale("log")
+        if max(finite) < 100 * min(finite):  # powers of ten alone could leave the axis with one number or none
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        # The usual formatter writes formulas, which are never parsed here.
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def cycle_colours() -> Iterable[str]:
+    """Yield the data's colours without end."""
+    while True:
+        yield from COLOURS
+
+
+def has_finite(values: Sequence[float]) -> bool:
+    """Is there anything to draw?"""
+    return any(math.isfinite(value) for value in values)
+
+
+def thin(series: Series) -> Series:
+    """Keep at most MOST_POINTS points, each the mean of its neighbours; what is not finite stays a gap."""
+    steps, values = series
+    size = math.ceil(len(steps) / MOST_POINTS)
+    if size <= 1:
+        return list(steps), [value if math.isfinite(value) else math.nan for value in values]
+    groups = [values[start : start + size] for start in range(0, len(values), size)]
+    means = [math.fsum(group) / len(group) if all(map(math.isfinite, group)) else math.nan for group in groups]
+    return [steps[min(start + size, len(steps)) - 1] for start in range(0, len(steps), size)], means
+
+
+def running_mean(values: Sequence[float], weight: float) -> list[float]:
+    """Return the exponential running mean, without the pull towards zero at its beginning."""
+    total, share, means = 0.0, 0.0, []
+    for value in values:
+        if math.isfinite(value):
+            total, share = weight * total + (1 - weight) * value, weight * share + (1 - weight)
+        means.append(total / share if math.isfinite(value) and share else math.nan)
+    return means
