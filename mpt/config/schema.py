@@ -44,7 +44,7 @@ class Train(Options):
     keep_last: int = Field(3, gt=0)
     """How many of the newest checkpoints stay on disk, beside the best one."""
     sample_every: int = Field(0, ge=0)
-    """Steps between sample grids; 0 writes one at the end only."""
+    """Steps between sample grids, the first before training; 0 writes one at the end only."""
     on_non_finite: Literal["stop", "skip", "rollback"] = "rollback"
     """At a loss or gradient that is NaN or infinite without a loss scaler to blame: stop, skip the step, or go back."""
     max_rollbacks: int = Field(3, ge=0)

@@ -89,6 +89,8 @@ class Training:
             self.save()
             self.peaks = CudaPeaks()  # what this save reserved is the steps' to use
         end = min(self.total_steps, stop_after or self.total_steps)
+        if self.step == 0 and self.train.sample_every:
+            self.write_preview()  # what all later ones are to be compared with
         stream = self.stream()
         window_started, window_steps = time.perf_counter(), 0
         while self.step < end:
@@ -111,8 +113,7 @@ class Training:
             if last or (self.train.evaluate_every and self.step % self.train.evaluate_every == 0):
                 self.evaluate()
             if last or (self.train.sample_every and self.step % self.train.sample_every == 0):
-                with self.peaks.beside_steps(self.run.device):
-                    write_preview(self.run, self.test_data, self.directory, self.step)
+                self.write_preview()
             due = self.train.checkpoint_every and self.step % self.train.checkpoint_every == 0
             if (due or self.step == end or stop.requested) and not self.save():
                 stream = self.stream()  # the state was poisoned and the run rolled back
@@ -236,6 +237,11 @@ class Training:
         if self.board:
             self.board.write(self.step, {"evaluate": self.last_metrics})
         self.advise(self.last_metrics)
+
+    def write_preview(self) -> None:
+        """Write the samples of this step, where the task makes any."""
+        with self.peaks.beside_steps(self.run.device):
+            write_preview(self.run, self.test_data, self.directory, self.step)
 
     def save(self) -> bool:
         """Write a checkpoint and return True; where something in it is not finite, roll back instead and return

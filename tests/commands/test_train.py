@@ -55,6 +55,20 @@ def test_a_run_writes_everything_its_directory_promises(config: Path) -> None:
     assert again.to_yaml() == load_config(config).to_yaml()
 
 
+def test_samples_begin_before_training_and_what_the_distance_is_measured_in_is_said(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = ("model: {name: vae, image_size: 8, hidden: 16}", "task: {metric_samples: 64}", "name: run")
+    config.write_text("\n".join([*sections, "train: {steps: 2, batch_size: 8}"]))
+    path = train(config, "train.sample_every=1", quiet=False)
+    assert [file.name for file in sorted((path / "samples").iterdir())] == [f"step-0000000{n}.png" for n in range(3)]
+    events = [json.loads(line) for line in (path / "events.jsonl").read_text("utf-8").splitlines()]
+    (note,) = [event["message"] for event in events if event["kind"] == "note"]
+    assert "digit-classifier-32" in note
+    captured = capsys.readouterr()
+    assert " ".join((captured.out + captured.err).split()).count(note) == 1
+
+
 def test_a_run_s_memory_is_planned_beside_it_when_asked(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = train(config, "train.plan_memory=true", quiet=False)
     told = json.loads((path / "report.json").read_text("utf-8"))["plan"]["compared"]
