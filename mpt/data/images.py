@@ -14,17 +14,20 @@ SMALLEST_TILE = 64
 
 
 def grid_of(tiles_bchw: Tensor, columns: int | None = None, padding: int = 2) -> Image.Image:
-    """Return tiles in [0, 1] side by side; tiny ones are enlarged without smoothing so that a person can see them."""
+    """Return tiles in [0, 1] with 1, 3 or 4 (alpha) channels side by side.
+
+    Tiny ones are enlarged without smoothing so that a person can see them.
+    """
     tiles = tiles_bchw.detach().float().cpu().clamp(0, 1)
     count, channels, height, width = tiles.shape
     if channels == 1:
-        tiles = tiles.expand(-1, 3, -1, -1)
+        channels, tiles = 3, tiles.expand(-1, 3, -1, -1)
     columns = columns or math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
     zoom = max(1, SMALLEST_TILE // max(height, width)) if count <= 100 else 1
     tiles = tiles.repeat_interleave(zoom, 2).repeat_interleave(zoom, 3)
     cell_h, cell_w = height * zoom + padding, width * zoom + padding
-    canvas = tiles.new_ones(3, rows * cell_h + padding, columns * cell_w + padding)
+    canvas = tiles.new_ones(channels, rows * cell_h + padding, columns * cell_w + padding)
     for index, tile in enumerate(tiles):
         top, left = (index // columns) * cell_h + padding, (index % columns) * cell_w + padding
         canvas[:, top : top + height * zoom, left : left + width * zoom] = tile

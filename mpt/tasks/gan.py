@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from mpt.config.options import GenerativeOptions, Options
+from mpt.errors import ConfigError
 from mpt.losses import adversarial
 from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.inception_distance import require_inception
@@ -29,6 +30,7 @@ from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.common import follow, make_twin
 from mpt.tasks.samples import ADVICE_AFTER_STEPS, Sampler, draw_latents, show_reconstructions
 
+ENERGY_OBJECTIVES = ("energy", "balanced")
 TEST_SAMPLES = 2
 """How small the test set may be: the distance between distributions needs a covariance."""
 
@@ -81,6 +83,7 @@ class Gan:
         self.gradient_penalty: float = rule("gradient_penalty", 0.0)
         self.weight_clip: float = rule("weight_clip", 0.0)
         self.objective_name: str = rule("objective", "nonsaturating")
+        check_critic(self.objective_name, rule("critic", "scorer"))
         self.labels: str = rule("labels", "ignore")
         self.judges: str = rule("judges", "image")
         self.gen, self.disc = modules["gen"], modules["disc"]
@@ -304,6 +307,21 @@ class Gan:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore BEGAN's balance."""
         self.balance = state["balance"].to(self.balance.device)
+
+
+def check_critic(objective: str, critic: str) -> None:
+    """Raise ConfigError for an objective on energies with a critic that gives logits, or the reverse."""
+    if (objective in ENERGY_OBJECTIVES) == (critic == "autoencoder"):
+        return
+    if critic == "autoencoder":
+        raise ConfigError(
+            f"task.objective: {objective} wants high scores for real images, and this model's critic gives energies, "
+            f"low for real ones; use {' or '.join(ENERGY_OBJECTIVES)}, or set model.critic=scorer"
+        )
+    raise ConfigError(
+        f"task.objective: {objective} wants the energies of a critic that is an autoencoder, and this model's gives "
+        "logits; use model.name began or ebgan, or another objective"
+    )
 
 
 def weighted_mean(pairs: Sequence[tuple[Tensor, int]]) -> Tensor:

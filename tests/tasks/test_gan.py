@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpt.engine.step import update
+from mpt.errors import ConfigError
 from mpt.seams import Batch
 from mpt.tasks.gan import Gan
 from mpt.tasks.samples import ADVICE_AFTER_STEPS, PATH_STEPS, PATHS, interpolate
@@ -114,6 +115,19 @@ def test_the_task_may_change_the_models_objective() -> None:
     score = torch.tensor([1.0, 1.0])
     assert least.task.parts.real(score) == 0 < plain.task.parts.real(score)
     assert all(done.finite for done in take_step(least).values())
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "way_out"),
+    [
+        ("dcgan", "balanced", "began or ebgan"),
+        ("lsgan", "energy", "began or ebgan"),
+        ("began", "nonsaturating", "energy or balanced, or set model.critic=scorer"),
+    ],
+)
+def test_an_objective_on_energies_wants_a_critic_that_gives_them(model: str, objective: str, way_out: str) -> None:
+    with pytest.raises(ConfigError, match=rf"task\.objective: {objective}.*{way_out}"):
+        build({"name": model, "image_size": 16}, task={"objective": objective})
 
 
 @pytest.mark.parametrize("name", ["cgan", "acgan", "infogan"])
