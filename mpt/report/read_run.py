@@ -8,7 +8,6 @@ happened in the end.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,16 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpt.config.yaml_text import read_text as parse_yaml
 from mpt.errors import DataError
+from mpt.report.run_files import parse_config, read_lines, read_object, read_text
 
 Series = tuple[list[int], list[float]]
 """Steps and the value at each."""
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")
 """A folder with one of these is a run."""
-LARGEST_TEXT_BYTES = 1 << 20
-"""A config beyond this is not one that was written here."""
 
 
 @dataclass(frozen=True)
@@ -271,64 +268,3 @@ def last_of_each_step(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     """Keep the last line of every step, in the order of steps."""
     kept = {int(number(line.get("step"), -1)): line for line in lines}
     return [kept[step] for step in sorted(kept) if step >= 0]
-
-
-def read_text(path: Path, problems: list[str]) -> str:
-    """Return a file's text, or an empty one and a problem."""
-    try:
-        if path.stat().st_size > LARGEST_TEXT_BYTES:
-            problems.append(f"{path.name} is larger than {LARGEST_TEXT_BYTES} bytes and was not read.")
-            return ""
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        problems.append(f"{path.name} could not be read: {error.strerror}.")
-        return ""
-
-
-def parse_config(text: str, problems: list[str]) -> Mapping[str, Any]:
-    """Parse a resolved config with the strict reader, which no hostile file can keep busy."""
-    node, mistakes = parse_yaml(text, "config.yaml")
-    if mistakes:
-        problems.append(f"config.yaml could not be interpreted: {mistakes[0]}")
-    value = node.plain()
-    return value if isinstance(value, dict) and not any(mistake.fatal for mistake in mistakes) else {}
-
-
-def read_object(path: Path, problems: list[str], *, needed: bool = True) -> Mapping[str, Any]:
-    """Return a JSON object, or an empty one and a problem."""
-    if not path.is_file():
-        if needed:
-            problems.append(f"{path.name} is missing.")
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path.name} could not be read: {error}.")
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
-    """Return the JSON objects of a file of lines; lines that are none become one problem."""
-    if not path.is_file():
-        problems.append(f"{path.name} is missing.")
-        return []
-    found: list[Mapping[str, Any]] = []
-    bad = 0
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for text in file:
-                try:
-                    value = json.loads(text)
-                except (ValueError, RecursionError):
-                    bad += bool(text.strip())
-                    continue
-                if isinstance(value, dict):
-                    found.append(value)
-                else:
-                    bad += 1
-    except OSError as error:
-        problems.append(f"{path.name} could not be read: {error.strerror}.")
-    if bad:
-        problems.append(f"{path.name}: {bad} line{'s' if bad > 1 else ''} could not be read and were left out.")
-    return found
