@@ -1,7 +1,7 @@
-"""Adam: Kingma & Ba, "Adam: A Method for Stochastic Optimization", 2015.
+"""Adam, and AdamW, whose weight decay does not pass through the gradient.
 
-`weight_decay` is the L2 kind; for the decoupled kind use `adamw`. GANs want `betas: [0.5, 0.999]` (Radford et al.,
-2016) or `[0.0, 0.99]` (Karras et al., 2018).
+GANs want `betas: [0.5, 0.999]` (Radford et al., 2016) or `[0.0, 0.99]` (Karras et al., 2018). Sources: Kingma & Ba,
+"Adam: A Method for Stochastic Optimization", 2015; Loshchilov & Hutter, "Decoupled Weight Decay Regularization", 2019.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from torch.optim import Optimizer
 from mpt.config.options import OptimizerOptions
 from mpt.optim.groups import Parameters
 
+NAMES = {"adam": {}, "adamw": {"decoupled": True, "weight_decay": 0.01}}
+
 
 class Settings(OptimizerOptions):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
+    decoupled: bool = False
+    """Take the decay from the weights (AdamW) instead of adding it to the gradient (L2)."""
     amsgrad: bool = False
     foreach: bool | None = None
     """One kernel over many tensors: faster, with a copy of the parameters' size at its peak. null lets torch choose."""
@@ -28,7 +32,8 @@ class Settings(OptimizerOptions):
 
 def build(settings: Settings, parameters: Parameters) -> Optimizer:
     """Return the optimizer over `parameters`, a list of parameters or of parameter groups."""
-    return torch.optim.Adam(
+    kind = torch.optim.AdamW if settings.decoupled else torch.optim.Adam
+    return kind(
         parameters,
         lr=settings.lr,
         betas=settings.betas,

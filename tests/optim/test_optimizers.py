@@ -1,21 +1,31 @@
-import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
 from pydantic import ValidationError
+
+from mpt.config.registry import find
 
 PLUGINS = {"adam": "Adam", "adamw": "AdamW", "adamax": "Adamax", "sgd": "SGD", "rmsprop": "RMSprop"}
 
 
 @pytest.fixture(params=sorted(PLUGINS))
 def plugin(request):
-    return importlib.import_module(f"mpt.optim.{request.param}")
+    """The optimizer of one YAML name: its file's `build`, and its `Settings` with what the name changes in them."""
+    found = find("optim", request.param)
+    module = found.load()
+    return SimpleNamespace(
+        name=request.param,
+        build=module.build,
+        fields=module.Settings.model_fields,
+        Settings=lambda **given: module.Settings(**{**found.defaults, **given}),
+    )
 
 
 def test_defaults_build_the_torch_optimizer_of_that_name_and_lower_a_loss(plugin):
     weight = torch.nn.Parameter(torch.full((4,), 3.0))
     optimizer = plugin.build(plugin.Settings(lr=0.01), [weight])
-    assert type(optimizer).__name__ == PLUGINS[plugin.__name__.rpartition(".")[2]]
+    assert type(optimizer).__name__ == PLUGINS[plugin.name]
     for _ in range(5):
         optimizer.zero_grad()
         weight.square().sum().backward()
@@ -26,7 +36,7 @@ def test_defaults_build_the_torch_optimizer_of_that_name_and_lower_a_loss(plugin
 def test_every_setting_reaches_the_optimizer(plugin):
     given = {"lr": 0.25, "weight_decay": 0.125, "eps": 1e-5, "betas": (0.5, 0.75), "alpha": 0.5, "momentum": 0.25}
     given |= {"nesterov": True, "centered": True, "amsgrad": True, "foreach": False}
-    given = {key: value for key, value in given.items() if key in plugin.Settings.model_fields}
+    given = {key: value for key, value in given.items() if key in plugin.fields}
     optimizer = plugin.build(plugin.Settings(**given), [torch.nn.Parameter(torch.zeros(2))])
     assert {key: optimizer.param_groups[0][key] for key in given} == given
 
@@ -62,6 +72,15 @@ def test_betas_outside_their_range_are_refused(betas):
 
     with pytest.raises(ValidationError):
         adam.Settings(betas=betas)
+
+
+def test_decoupled_decay_shrinks_a_weight_that_has_no_gradient_by_rate_times_decay():
+    module = find("optim", "adamw").load()
+    weight = torch.nn.Parameter(torch.full((2,), 2.0))
+    optimizer = module.build(module.Settings(lr=0.5, weight_decay=0.1, decoupled=True), [weight])
+    weight.grad = torch.zeros(2)
+    optimizer.step()
+    assert weight.tolist() == pytest.approx([1.9, 1.9])
 
 
 def test_nesterov_without_momentum_is_refused():
