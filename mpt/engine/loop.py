@@ -31,7 +31,7 @@ from mpt.optim.schedules import learning_rate
 from mpt.run import checkpoint
 from mpt.run.console import Console
 from mpt.run.layout import RunDirectory
-from mpt.run.memory_meter import MemoryMeter
+from mpt.run.memory_meter import MemoryMeter, MemorySplit
 from mpt.run.recorder import Recorder, tidy
 from mpt.run.signals import StopRequest
 from mpt.run.state_checks import first_non_finite
@@ -70,6 +70,8 @@ class Training:
     """Seconds per step of each logged window. Reading its losses waits for the device: on a GPU these are the truth."""
     scales_seen: dict[str, float] = field(default_factory=dict)
     non_finite_in_a_row: int = 0
+    whole_steps: int = 0
+    """Steps in this process in which no phase was skipped."""
     steps_begun: dict[Optimizer, list[int]] = field(default_factory=dict)
     """What `recovery.noted_steps` keeps."""
 
@@ -147,16 +149,21 @@ class Training:
             self.run.task.after_step(self.step, self.step * self.train.batch_size)
             return True
 
-        if self.run.device.type == "cpu" and len(self.step_seconds) == TRACKED_STEP and not self.memory:
+        split: MemorySplit | None = None
+        if self.run.device.type == "cpu" and self.whole_steps == TRACKED_STEP and not self.memory:
             with MemoryMeter(lambda: known_tensors(self.run), self.run.device) as meter:
                 went_on = perform()
-            self.memory = {"kind": "tracked", **meter.split.to_record()}
+            split = meter.split
         else:
             went_on = perform()
         if not went_on:
             return False
         if all(done.finite for done in updates.values()):
             self.non_finite_in_a_row = 0
+        if not any(done.stats.skipped for done in updates.values()):
+            self.whole_steps += 1
+            if split is not None:
+                self.memory = {"kind": "tracked", **split.to_record()}
         for name, done in updates.items():
             self.count(name, done)
         recovery.check_floor(self, batch)
@@ -177,7 +184,7 @@ class Training:
             return
         previous = self.scales_seen.get(phase)
         if previous is not None and scale != previous:
-            self.event("scale", f"{phase}: loss scale {previous:g} -> {scale:g}", phase=phase, scale=scale)
+            self.event("scale", f"{phase}: loss scale {previous:.10g} -> {scale:.10g}", phase=phase, scale=scale)
         self.scales_seen[phase] = scale
         warning = self.watches[phase].observe(self.step, scale, previous is not None and scale < previous)
         if warning:

@@ -17,7 +17,8 @@ from torch import Tensor
 from mpt.engine.build import Run
 
 TRACKED_STEP = 1
-"""Index, within this process, of the step that is tracked on a CPU: the first has no optimizer state yet."""
+"""How many whole steps (no phase skipped) go before the one that is tracked on a CPU: the first has no optimizer state
+yet."""
 
 
 def known_tensors(run: Run) -> dict[str, list[Tensor]]:

@@ -213,10 +213,14 @@ def stop(training: Training, phase: Phase, batch: Batch, why: str) -> None:
     """Raise NonFiniteError naming the first bad module and operator."""
     culprit = find_first_non_finite(training.run, phase, batch)
     training.event("stopped", f"{why}; first at {culprit}")
-    raise NonFiniteError(
-        f"{why}. First bad value: {culprit}. Try a lower optimizer.lr, optimizer.clip_grad_norm=1, "
-        "a lower precision.loss_scale where it is fixed, or precision=fp32"
-    )
+    remedies = ["a lower optimizer.lr", "optimizer.clip_grad_norm=1"]
+    precision = training.run.precision
+    if any(not scaler.dynamic for scaler in getattr(precision, "scalers", {}).values()):
+        remedies.append("a lower precision.loss_scale")
+    if precision.dtype != torch.float32:
+        remedies.append("precision=fp32")
+    tried = f"{', '.join(remedies[:-1])} or {remedies[-1]}"
+    raise NonFiniteError(f"{why}. First bad value: {culprit}. Try {tried}")
 
 
 def check_floor(training: Training, batch: Batch) -> None:
@@ -226,7 +230,7 @@ def check_floor(training: Training, batch: Batch) -> None:
         scaler = getattr(run.precision, "scalers", {}).get(phase.name)
         if scaler is None or scaler.overflows_at_floor < FLOOR_PATIENCE:
             continue
-        why = f"{phase.name}: gradients overflow at the smallest loss scale, {scaler.scale:g}"
+        why = f"{phase.name}: gradients overflow at the smallest loss scale, {scaler.scale:.10g}"
         if run.config.precision.settings.at_min_scale == "fall_back" and run.precision.fall_back(run.task):
             run.scaled_phases = frozenset()
             training.event("fall_back", f"{why}; going on in bfloat16 without scaling")

@@ -34,7 +34,7 @@ class ScaleWatch:
             self.said_low = False
         if self.low_for >= LOW_STEPS and not self.said_low:
             self.said_low = True
-            low = f"below {LOW_SCALE:g} for {LOW_STEPS} steps (now {scale:g})"
+            low = f"below {LOW_SCALE:g} for {LOW_STEPS} steps (now {scale:.10g})"
             return f"{self.phase}: the loss scale has stayed {low}; {ADVICE}"
         if fell:
             self.falls.append(step)
@@ -42,7 +42,9 @@ class ScaleWatch:
             if recent and not self.said_falling:
                 self.said_falling = True
                 span = step - self.falls[0] + 1
-                return f"{self.phase}: the loss scale fell {FALLS} times within {span} steps (now {scale:g}); {ADVICE}"
+                return (
+                    f"{self.phase}: the loss scale fell {FALLS} times within {span} steps (now {scale:.10g}); {ADVICE}"
+                )
         elif self.falls and step - self.falls[-1] > FALL_WINDOW:
             self.said_falling = False
         return None

@@ -32,7 +32,7 @@ def describe_row(row: Mapping[str, Any]) -> str:
         parts.append(f"peak {format_bytes(peak)}")
     scales = row.get("scale", {})
     if scales:
-        parts.append("scale " + " ".join(f"{name} {value:g}" for name, value in scales.items()))
+        parts.append("scale " + " ".join(f"{name} {value:.10g}" for name, value in scales.items()))
     skipped = {name: count for name, count in row.get("skipped", {}).items() if count}
     if skipped:
         parts.append("skipped " + " ".join(f"{name} {count}" for name, count in skipped.items()))

@@ -213,3 +213,21 @@ def test_a_signal_saves_and_exits(
         start(tmp_path)
     assert caught.value.exit_code == code
     assert checkpoint.load(open_run(tmp_path / "run")).step == 5
+
+
+def test_memory_is_tracked_in_a_step_that_was_not_skipped(tmp_path: Path) -> None:
+    """At 2^24 the first steps overflow; the optimizer has no state until one does not."""
+    precision = {"mode": "amp", "dtype": "float16", "init_scale": 2.0**24}
+    path = start(tmp_path, precision=precision, optimizer={"name": "adam", "lr": 1e-3}, train=settings(steps=24))
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["skipped"]["net"] > 1
+    parameter_bytes = 4 * summary["parameters"]
+    assert summary["peak_memory"]["optimizer_state"] >= 2 * parameter_bytes
+
+
+def test_a_float32_run_is_not_advised_to_use_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, lambda call: True)
+    with pytest.raises(NonFiniteError) as error:
+        start(tmp_path, train=settings(on_non_finite="stop"))
+    assert "optimizer.lr" in str(error.value)
+    assert "precision" not in str(error.value)
