@@ -19,7 +19,7 @@ from mpt.config.options import Options
 from mpt.errors import DataError
 from mpt.metrics.choice import find_metrics
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
-from mpt.tasks.common import follow, make_twin
+from mpt.tasks.average import follow, make_twin
 
 
 class Settings(Options):

@@ -27,8 +27,9 @@ from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.inception_distance import require_inception
 from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
-from mpt.tasks.common import follow, make_twin
-from mpt.tasks.samples import ADVICE_AFTER_STEPS, Sampler, draw_latents, show_reconstructions
+from mpt.tasks.advice import Advice
+from mpt.tasks.average import follow, make_twin
+from mpt.tasks.samples import Sampler, draw_latents, show_reconstructions
 
 ENERGY_OBJECTIVES = ("energy", "balanced")
 TEST_SAMPLES = 2
@@ -106,8 +107,7 @@ class Gan:
         self.pull_away = precision.loss(adversarial.pull_away)
         self.cross_entropy = precision.loss(functional.cross_entropy)
         self.reconstruction = precision.loss(functional.binary_cross_entropy_with_logits)
-        self.steps_done = 0
-        self.told: set[str] = set()
+        self.advice = Advice()
 
     def _generator_side(self) -> nn.Module:
         """Return what the generator's optimizer trains: the generator and the networks that work with it."""
@@ -220,7 +220,7 @@ class Gan:
     @torch.no_grad()
     def after_step(self, step: int, samples_seen: int) -> None:
         """Clip the critic's weights, move BEGAN's balance, let the EMA twin follow."""
-        self.steps_done = step
+        self.advice.steps_done = step
         if self.weight_clip:
             for parameter in {*self.precision.parameters(self.disc), *self.disc.parameters()}:
                 parameter.clamp_(-self.weight_clip, self.weight_clip)
@@ -281,8 +281,6 @@ class Gan:
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
         """Return warnings, each once, about what a log line or an evaluation shows to go wrong, the start apart."""
-        if self.steps_done < ADVICE_AFTER_STEPS:
-            return []
         found = {}
         bounded = self.objective_name in ("nonsaturating", "least_squares", "hinge")
         if bounded and "disc/real" in figures and figures["disc/real"] + figures.get("disc/fake", 1.0) < 0.01:
@@ -291,14 +289,15 @@ class Gan:
                 "optimizer.phases.disc.lr, task.objective=wasserstein with task.gradient_penalty=10, or more data"
             )
         if figures.get("diversity", 1.0) < 0.3:
+            first = {"balanced": "a task.balance nearer to 1", "energy": "task.pull_away=0.1"}.get(
+                self.objective_name,
+                "task.objective=wasserstein with task.gradient_penalty=10 and task.critic_steps=5",
+            )
             found["collapsed"] = (
                 f"the samples vary {figures['diversity']:.2f} times as much as the data: the generator may have "
-                "collapsed. Try task.objective=wasserstein with task.gradient_penalty=10 and task.critic_steps=5, a "
-                "lower optimizer.lr, or a larger train.batch_size"
+                f"collapsed. Try {first}, a lower optimizer.lr, or a larger train.batch_size"
             )
-        fresh = [message for key, message in found.items() if key not in self.told]
-        self.told.update(found)
-        return fresh
+        return self.advice.say(found)
 
     def state_dict(self) -> dict[str, Any]:
         """Return BEGAN's balance."""

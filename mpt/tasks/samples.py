@@ -17,8 +17,6 @@ from mpt.seams import Batch, DataSpec, Inference
 
 Prior = Literal["normal", "uniform"]
 PATH_STEPS, PATHS, METRIC_SEED = 8, 8, 1234  # as many paths as steps: a square grid has one per row
-ADVICE_AFTER_STEPS = 500
-"""Before this many steps samples are alike, codes empty and discriminators ahead in any run: no cause to warn."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from mpt.nn.generative_mlp import Judgement
 from mpt.nn.stylegan2 import Generator
 from mpt.seams import Batch, DataSpec, Loss, Phase, Precision
 from mpt.tasks import gan
-from mpt.tasks.common import follow, make_twin
+from mpt.tasks.average import follow, make_twin
 
 TEST_SAMPLES = gan.TEST_SAMPLES
 ADA_INTERVAL = 4
@@ -180,7 +180,7 @@ class StyleGan2(gan.Gan):
     def after_step(self, step: int, samples_seen: int) -> None:
         """Move the mean path length, the augmentation's probability and the averaged generator."""
         style = self.style
-        self.steps_done = step
+        self.advice.steps_done = step
         if self.lengths:
             self.path_mean, self.lengths = self._next_path_mean(), []
         if self.augment is not None and style.ada_target is not None and (step + 1) % ADA_INTERVAL == 0:

@@ -19,7 +19,8 @@ from mpt.losses import variational
 from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.inception_distance import require_inception
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
-from mpt.tasks.samples import ADVICE_AFTER_STEPS, Sampler, show_reconstructions
+from mpt.tasks.advice import Advice
+from mpt.tasks.samples import Sampler, show_reconstructions
 
 TEST_SAMPLES = 2
 """How small the test set may be: the distance between distributions needs a covariance."""
@@ -61,8 +62,7 @@ class Vae:
         device = next(self.decoder.parameters()).device
         self.sampler = Sampler(self.generate, self.latent_size, "normal", device)
         self.preview_columns = 8
-        self.steps_done = 0
-        self.told: set[str] = set()
+        self.advice = Advice()
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -99,7 +99,7 @@ class Vae:
 
     def after_step(self, step: int, samples_seen: int) -> None:
         """Count the steps; there is no average to move."""
-        self.steps_done = step
+        self.advice.steps_done = step
 
     @torch.no_grad()
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
@@ -164,13 +164,13 @@ class Vae:
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
         """Return a warning, once, when the code carries nothing, the start apart."""
-        if self.steps_done < ADVICE_AFTER_STEPS or figures.get("divergence", 1.0) >= 0.05 or "unused" in self.told:
+        if figures.get("divergence", 1.0) >= 0.05:
             return []
-        self.told.add("unused")
-        return [
+        message = (
             "the divergence is nearly 0: the decoder ignores the code. Try a lower task.divergence_weight, a smaller "
             "model.latent_size or more steps"
-        ]
+        )
+        return self.advice.say({"unused": message})
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing beyond the modules."""

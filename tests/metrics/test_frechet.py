@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpt.metrics.diversity import diversity_ratio
-from mpt.metrics.frechet import FrechetDistance, distance_of_moments, frechet_distance
+from mpt.metrics.frechet import distance_of_moments, frechet_distance
 
 
 def normal(count, size, seed):
@@ -51,21 +51,9 @@ def test_features_that_are_not_finite_are_infinitely_far():
     assert frechet_distance(normal(10, 3, 1), broken) == math.inf
 
 
-def test_batches_add_up_to_the_distance_of_the_whole():
-    real, fake = normal(40, 4, 0) + 1000, normal(30, 4, 1) + 1001
-    running = FrechetDistance()
-    for part in real.split(7):
-        running.update(part, real=True)
-    for part in (*fake.split(11), fake[:0]):
-        running.update(part, real=False)
-    assert running.compute() == pytest.approx(frechet_distance(real, fake), rel=1e-9)
-
-
 def test_one_sample_is_refused():
     with pytest.raises(ValueError, match="two samples at least, got 1"):
         frechet_distance(normal(5, 2, 0), normal(1, 2, 0))
-    with pytest.raises(ValueError, match="two samples at least, got 0"):
-        FrechetDistance().compute()
 
 
 def test_diversity_is_the_ratio_of_spreads():

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from mpt.engine.step import update
 from mpt.errors import ConfigError
 from mpt.seams import Batch
+from mpt.tasks.advice import FIRST_STEPS
 from mpt.tasks.gan import Gan
-from mpt.tasks.samples import ADVICE_AFTER_STEPS, PATH_STEPS, PATHS, interpolate
+from mpt.tasks.samples import PATH_STEPS, PATHS, interpolate
 from tests.tasks.generative import ADVERSARIAL, build, make_batch, take_step, weights
 
 
@@ -202,16 +203,21 @@ def test_a_won_discriminator_and_a_collapse_are_told_once() -> None:
     assert task.advise({"disc/real": 0.5, "disc/fake": 0.5, "gen/loss": 1.0}) == []
     assert task.advise({"disc/real": 0.002, "disc/fake": 0.003}) == []  # too early to say
     assert task.advise({"frechet_distance": 150.0, "diversity": 0.001}) == []
-    task.after_step(ADVICE_AFTER_STEPS, 64 * ADVICE_AFTER_STEPS)
+    task.after_step(FIRST_STEPS, 64 * FIRST_STEPS)
     (won,) = task.advise({"disc/real": 0.002, "disc/fake": 0.003})
     assert "it has won" in won
     assert "Try" in won
     assert task.advise({"disc/real": 0.002, "disc/fake": 0.003}) == []
     (collapsed,) = task.advise({"frechet_distance": 40.0, "diversity": 0.1})
     assert "collapsed" in collapsed
+    assert "task.objective=wasserstein" in collapsed
+    balanced = build("began").task
+    assert isinstance(balanced, Gan)
+    balanced.after_step(FIRST_STEPS, 0)
+    assert "task.balance nearer to 1" in balanced.advise({"diversity": 0.1})[0]  # its critic bars the other
     critic = build("wgan").task
     assert isinstance(critic, Gan)
-    critic.after_step(ADVICE_AFTER_STEPS, 64 * ADVICE_AFTER_STEPS)
+    critic.after_step(FIRST_STEPS, 64 * FIRST_STEPS)
     assert critic.advise({"disc/real": 0.0, "disc/fake": 0.0}) == []  # a critic's loss may be anything
 
 

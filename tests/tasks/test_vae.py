@@ -10,7 +10,7 @@ import torch
 from mpt.engine.step import update
 from mpt.errors import DataError
 from mpt.losses import variational
-from mpt.tasks.samples import ADVICE_AFTER_STEPS
+from mpt.tasks.advice import FIRST_STEPS
 from mpt.tasks.vae import Vae
 from tests.tasks.generative import build, make_batch, take_step
 
@@ -93,7 +93,7 @@ def test_the_preview_shows_inputs_reconstructions_and_samples_the_same_each_time
 def test_an_unused_code_is_told_once() -> None:
     task, _ = task_of("vae")
     assert task.advise({"divergence": 0.01}) == []  # too early to say
-    task.after_step(ADVICE_AFTER_STEPS, 16 * ADVICE_AFTER_STEPS)
+    task.after_step(FIRST_STEPS, 16 * FIRST_STEPS)
     assert task.advise({"divergence": 3.0}) == []
     assert "ignores the code" in task.advise({"divergence": 0.01})[0]
     assert task.advise({"divergence": 0.01}) == []

@@ -1,4 +1,4 @@
-"""What tasks share: EMA twins that follow without synchronising, and float32 images in the range a network wants."""
+"""Averages of networks (EMA): twins that follow without synchronising."""
 
 from __future__ import annotations
 
@@ -25,13 +25,3 @@ def follow(twin: nn.Module, module: nn.Module, decay: float) -> None:
     torch._foreach_lerp_(ours, theirs, 1.0 - decay)
     for mine, buffer in zip(twin.buffers(), module.buffers(), strict=True):
         mine.copy_(buffer)
-
-
-def to_signed(image_bchw: Tensor) -> Tensor:
-    """Map images from [0, 1] to [-1, 1]."""
-    return image_bchw * 2 - 1
-
-
-def to_unit(image_bchw: Tensor) -> Tensor:
-    """Map images from [-1, 1] to [0, 1], clamped."""
-    return (image_bchw.float() * 0.5 + 0.5).clamp(0, 1)

@@ -1,0 +1,25 @@
+"""What generative tasks warn of: each thing once, and nothing while a run is young."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+FIRST_STEPS = 500
+"""Before this many steps samples are alike, codes empty and discriminators ahead in any run: no cause to warn."""
+
+
+@dataclass
+class Advice:
+    """Remembers how far the run is and what was said."""
+
+    steps_done: int = 0
+    told: set[str] = field(default_factory=set)
+
+    def say(self, found: Mapping[str, str]) -> list[str]:
+        """Return the messages that are due, of kind -> message."""
+        if self.steps_done < FIRST_STEPS:
+            return []
+        fresh = [message for kind, message in found.items() if kind not in self.told]
+        self.told.update(found)
+        return fresh
