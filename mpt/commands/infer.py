@@ -27,6 +27,9 @@ from mpt.errors import ConfigError, InputOutputError
 from mpt.precision.choice import DTYPES
 from mpt.seams import Inference
 
+ROWS_SHOWN, LONGEST_SHOWN = 10, 40
+"""Rows of the table that are printed too, and the length in letters up to which a value is."""
+
 
 def run(arguments: InferArguments) -> None:
     """Infer with the named run, the newest by default, and write what it makes.
@@ -90,9 +93,15 @@ def write(results: Sequence[Inference], files: Sequence[Path], output: Path) -> 
         names = [str(file) for file in files] or [f"test sample {index}" for index in range(len(rows))]
         rows = [{"input": name, **row} for name, row in zip(names, rows, strict=True)]
         path = write_table(rows, output / "labels.csv")
-        said += [f"{row['input']}: " + "  ".join(str(v) for k, v in row.items() if k != "input") for row in rows[:10]]
+        said += [show_row(row) for row in rows[:ROWS_SHOWN]]
         said.append(f"wrote {len(rows)} row{'s' if len(rows) > 1 else ''} to {path}")
     return said
+
+
+def show_row(row: dict[str, Any]) -> str:
+    """Return a row of the table as a line, without values that only the table has room for (a VAE's code)."""
+    named = [f"{name} {value}" for name, value in row.items() if name != "input" and len(str(value)) <= LONGEST_SHOWN]
+    return f"{row['input']}: {'  '.join(named)}"
 
 
 def name_figures(results: Sequence[Inference], files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:

@@ -118,7 +118,7 @@ class Gan:
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """The networks; memory tricks find the blocks inside."""
-        return [module for module in (self.gen, self.encoder, self.disc) if module is not None]
+        return [module for module in (self.gen, self.encoder, self.recognition, self.disc) if module is not None]
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the discriminator's phase, then the generator's; an AAE reconstructs before both."""

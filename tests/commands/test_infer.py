@@ -44,6 +44,11 @@ def test_the_newest_run_is_taken_where_none_is_named(classifier, tmp_path):
     assert len(read_rows(tmp_path / "out")) == infer_inputs.SAMPLES
 
 
+def test_what_is_printed_of_a_table_is_short_and_named():
+    row = {"input": "a.png", "squared_error": 0.25, "code": "0.1 " * 20}
+    assert infer.show_row(row) == "a.png: squared_error 0.25"
+
+
 def test_a_generator_makes_the_same_samples_each_time(generator, tmp_path):
     first = (go(generator, tmp_path) / "samples.png").read_bytes()
     assert (go(generator, tmp_path) / "samples.png").read_bytes() == first
