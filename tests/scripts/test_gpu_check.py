@@ -1,26 +1,22 @@
 """The GPU check is rehearsed without a GPU: it measures, says what failed, and writes what there is."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from scripts import gpu_check, gpu_check_memory, gpu_check_modes, gpu_check_plan
+from scripts.gpu_check_workloads import BUDGETS, WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
-
-
-def load_script():
-    specification = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+MIB = 2**20
 
 
 def test_tables_show_ratios_to_fp32_and_what_failed():
-    script = load_script()
     row = {
         "mode": "fp32",
         "dtype": "float32",
@@ -45,26 +41,99 @@ def test_tables_show_ratios_to_fp32_and_what_failed():
         "configs": [{**entry, "modes": modes}, {"config": "b.yaml", "crash": "exit -11: "}],
         "seconds": 12.0,
     }
-    text = "\n".join(script.as_markdown(results))
+    text = "\n".join(gpu_check.as_markdown(results))
     assert "| amp | float32 | 1.0 MiB | 0.500× | – | 10 ms | 2.000× | 100 | 0 | – |" in text
     assert "| O1 | out of memory |" in text
     assert "the figure says nothing" in text
     assert "exit -11" in text
-    assert script.is_broken(results["configs"][1])
-    assert not script.is_broken(results["configs"][0])
-    json.dumps(script.tidy({"figure": float("nan")}), allow_nan=False)
+    assert gpu_check.is_broken(results)
+    assert not gpu_check.is_broken({**results, "configs": results["configs"][:1]})
+    json.dumps(gpu_check.tidy({"figure": float("nan")}), allow_nan=False)
+
+
+def planned(allocated, reserved, slope):
+    """Bytes per share of cuDNN's scratch, growing by `slope` per unit of share."""
+    return {str(s): [allocated + slope * s, reserved + slope * s] for s in gpu_check_memory.SHARES}
+
+
+def test_the_first_workload_calibrates_the_others_and_the_medians_say_whether_the_plans_hold():
+    rows = [
+        {"label": "a", "planned": planned(900, 1000, 1000), "allocated": 1000, "reserved": 1100, "step_seconds": 0.1},
+        {"label": "b", "planned": planned(450, 500, 500), "allocated": 500, "reserved": 550, "step_seconds": 0.1},
+        {"label": "c", "planned": planned(100, 100, 0), "allocated": 100, "reserved": 100, "step_seconds": 0.1},
+        {"label": "d", "planned": planned(1, 1, 0), "allocated": 9, "reserved": 9, "counted": False, "step_seconds": 1},
+        {"label": "e", "error": "not reached in time"},
+        {"label": "f", "budget": True, "outcome": "out of memory", "budget_bytes": 5 * MIB, "recipe": "amp"},
+    ]
+    results = {"rows": rows, "problem": "", **gpu_check_plan.sum_up(rows)}
+    assert results["share"] == pytest.approx(0.1)
+    errors = results["errors"]
+    assert errors["allocated"] == {"median": pytest.approx(0.1), "largest": pytest.approx(0.1), "count": 3}
+    assert errors["allocated, calibrated"] == {"median": pytest.approx(0), "largest": pytest.approx(0), "count": 2}
+    text = "\n".join(gpu_check_plan.as_markdown(results))
+    assert "allocated: median 10.0% off, largest 10.0%, 3 workloads; wanted is a median within 3%: NOT met" in text
+    assert "reserved, calibrated: median 0.0% off, largest 0.0%, 2 workloads; wanted is a median within 5%: met" in text
+    assert "| e | not reached in time |" in text
+    assert gpu_check_plan.is_broken(results)
+    assert not gpu_check_plan.is_broken({"rows": rows[:5]})
+
+
+def test_a_plan_above_its_measurement_teaches_no_share():
+    assert gpu_check_plan.learn_share(planned(1000, 1000, 100), 900) == 0
+    assert gpu_check_plan.learn_share(planned(1000, 1000, 100), 5000) == gpu_check_memory.SHARES[-1]
+
+
+def test_every_workload_is_a_configuration_of_its_own():
+    labels = [workload.label for workload in WORKLOADS]
+    assert len(set(labels)) == len(labels)
+    assert sum(workload.is_counted for workload in WORKLOADS) >= 30
+    for workload in [*WORKLOADS, *(workload for workload, _ in BUDGETS)]:
+        assert workload.config(rehearsal=False).train.batch_size > workload.config(rehearsal=True).train.batch_size
+
+
+def test_a_worker_that_breaks_is_followed_by_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check_plan, "WORKER", tmp_path / "worker.py")
+    (tmp_path / "worker.py").write_text(
+        "import json, sys\n"
+        "path, skip = sys.argv[2], int(sys.argv[sys.argv.index('--skip') + 1])\n"
+        "if skip == 1: sys.exit('CUDA error: an illegal memory access')\n"
+        "open(path, 'a').write(json.dumps({'label': f'{skip}', 'error': 'x'}) + '\\n')\n"
+        "sys.exit(0 if skip == 2 else 86)\n"
+    )
+    results = gpu_check_plan.check_planner(tmp_path, 100, True)
+    assert [row["label"] for row in results["rows"]] == ["0", "row 2", "2"]
+    assert "illegal memory access" in results["rows"][1]["crash"]
+
+
+def test_steps_are_taken_until_the_optimizers_have_stepped_often_enough(monkeypatch):
+    workload = WORKLOADS[3]
+    config, data = gpu_check_memory.prepare(workload, rehearsal=True)
+    figures = gpu_check_memory.measure(config, data, torch.device("cpu"))
+    assert figures["clean_steps"] == gpu_check_memory.CLEAN_STEPS
+    assert figures["allocated"] > 0
+    planned_bytes = gpu_check_memory.plan_elsewhere(config, data, torch.device("cpu"))["planned"]["0"][0]
+    assert planned_bytes == pytest.approx(figures["allocated"], rel=0.05)
+
+
+def test_the_fp32_flags_are_put_back_by_the_switches_that_the_modes_use():
+    flags = gpu_check_modes.precision_flags(torch)
+    try:
+        gpu_check_modes.set_flags(torch, (True, False))
+        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (True, False)
+    finally:
+        gpu_check_modes.set_flags(torch, flags)
 
 
 def test_without_a_gpu_it_says_how_to_rehearse(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", str(tmp_path / "out")])
-    assert load_script().main() == 2
+    assert gpu_check.main() == 2
     assert "--cpu-rehearsal" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_rehearsal_measures_every_mode(tmp_path):
-    command = [sys.executable, str(SCRIPT), str(tmp_path), "--cpu-rehearsal", "--minutes", "3"]
+    command = [sys.executable, str(SCRIPT), str(tmp_path), "--cpu-rehearsal", "--minutes", "3", "--only", "modes"]
     config = ROOT / "configs" / "classify_digits.yaml"
     done = subprocess.run([*command, "--config", str(config)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

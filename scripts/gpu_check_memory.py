@@ -1,0 +1,342 @@
+"""Workloads planned in processes of their own and measured in this one, a row of a file for each.
+
+Part of `gpu_check.py`. Every workload takes a few true steps, all in one process, with the allocator emptied between
+them: `max_memory_allocated` and `max_memory_reserved` beside what was planned without looking at the GPU. Then budgets:
+the process may have only a part of what a configuration would like, a recipe is searched for it, and the recipe must
+train within it. On a CPU (a rehearsal) live tensor bytes are compared instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0)
+"""Of a convolution's own tensors, which cuDNN may take beside them."""
+CLEAN_STEPS, MOST_STEPS = 3, 12
+PLAN_SECONDS = 120
+BUDGET_PART = 0.35
+"""Of the time, at least, for the budgets."""
+POISONED = 86
+"""Exit code of a worker whose CUDA context is broken: nothing more can be measured in that process."""
+REHEARSED_BUDGETS, REHEARSED_PART = 1, 0.9
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """Write one row, so that whatever happens next leaves it."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def work(path: Path, seconds: float, skip: int, rehearsal: bool) -> None:
+    """Measure the workloads after the first `skip`, then the budgets, and append a row for each."""
+    import torch
+
+    from scripts.gpu_check_workloads import BUDGETS, WORKLOADS
+
+    deadline = time.monotonic() + seconds
+    device = torch.device("cpu") if rehearsal else torch.device("cuda", 0)
+    rows = WORKLOADS[skip:]
+    with ThreadPoolExecutor(planners(rehearsal)) as pool:
+        prepared = {row.label: prepare(row, rehearsal) for row in rows}
+        plans = [pool.submit(plan_elsewhere, *prepared[row.label], device) for row in rows]
+        for index, row in enumerate(rows):
+            left = deadline - BUDGET_PART * seconds - time.monotonic()
+            entry = {"label": row.label, "counted": row.is_counted}
+            if left < 2:
+                plans[index].cancel()
+                append(path, {**entry, "error": "not reached in time"})
+                continue
+            append_measured(path, entry, lambda row=row: measure(*prepared[row.label], device), plans[index], left)
+    done = max(0, skip - len(WORKLOADS))
+    for workload, part in BUDGETS[done : REHEARSED_BUDGETS if rehearsal else len(BUDGETS)]:
+        entry = {"label": f"{workload.label}, {part:.0%}", "budget": True}
+        if deadline - time.monotonic() < 15:
+            append(path, {**entry, "error": "not reached in time"})
+            continue
+        append_measured(
+            path, entry, lambda workload=workload, part=part: try_budget(workload, part, device, rehearsal), None, 0
+        )
+
+
+def planners(rehearsal: bool) -> int:
+    """Return how many processes plan at once: enough to keep ahead, few enough to leave the measuring one a core."""
+    return max(1, min(12, (os.cpu_count() or 2) - (1 if rehearsal else 4)))
+
+
+def append_measured(path: Path, entry: dict[str, Any], measuring: Any, plan: Future[Any] | None, left: float) -> None:
+    """Measure, join the plan, and write the row whatever came of it. Ends the process where CUDA itself is broken."""
+    from mpt.engine.recovery import is_out_of_memory
+    from mpt.errors import MptError
+
+    poisoned = False
+    try:
+        entry |= measuring()
+        if plan is not None:
+            entry |= plan.result(max(left, 5))
+    except MptError as error:
+        entry["error"] = str(error).splitlines()[0]
+    except TimeoutError:
+        entry["error"] = "the plan was not done in time"
+    except Exception as error:
+        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        entry["error" if is_out_of_memory(error) else "crash"] = text
+        poisoned = "CUDA error" in str(error)
+    append(path, entry)
+    print(json.dumps(entry), file=sys.stderr, flush=True)
+    if poisoned:
+        sys.exit(POISONED)
+
+
+_specs: dict[int, Any] = {}
+
+
+def prepare(workload: Any, rehearsal: bool) -> tuple[Any, Any]:
+    """Return a workload's configuration and the layout of its data."""
+    from mpt.engine.build import build_datasets
+
+    config = workload.config(rehearsal)
+    key = id(workload.network)
+    if key not in _specs:
+        _specs[key] = build_datasets(config)[0].spec
+    return config, _specs[key]
+
+
+def measure(config: Any, data: Any, device: Any) -> dict[str, Any]:
+    """Take a few true steps and return the peaks in bytes: the CUDA allocator's, or the live tensors' on a CPU."""
+    import torch
+
+    from mpt.plan.check import live_peak
+    from mpt.plan.trace import Recorder
+
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = (
+        config.train.deterministic,
+        not config.train.deterministic,
+    )
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # as a process begins
+    if device.type == "cpu":
+        recorder = Recorder("cpu")
+        with torch.autograd.set_multithreading_enabled(False), recorder.recording():
+            taken = take_steps(config, data, device)
+        return {"allocated": live_peak(recorder.trace), **taken}
+    clear(device)
+    before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    try:
+        taken = take_steps(config, data, device)
+        peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    finally:
+        if "expandable_segments" in config.memory.tricks:
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:False")  # for the workloads after this
+        clear(device)
+    return {"allocated": peaks[0] - before[0], "reserved": peaks[1] - before[1], "left_over": before[0], **taken}
+
+
+def clear(device: Any) -> None:
+    """Give everything back to the driver, cuBLAS's workspaces too, and begin the peaks anew."""
+    import torch
+
+    gc.collect()
+    torch.cuda.synchronize(device)
+    clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear_workspaces is not None:
+        clear_workspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def take_steps(config: Any, data: Any, device: Any) -> dict[str, Any]:
+    """Build and step as the loop does, every phase in each step, until the optimizers have stepped often enough."""
+    import torch
+
+    from mpt.data.loader import pin, prefetch
+    from mpt.engine.build import build_run
+    from mpt.engine.step import update
+
+    def batches() -> Iterator[dict[str, Any]]:
+        numbers = torch.Generator().manual_seed(0)
+        while True:
+            batch = {name: draw(spec, config.train.batch_size, len(data.classes), numbers) for name, spec in fields}
+            yield pin(batch) if device.type == "cuda" else batch
+
+    fields = list(data.fields.items())
+    run = build_run(config, device, data)
+    updates: dict[str, Any] = {}
+    clean, seconds = 0, 0.0
+    stream = prefetch(batches(), device)
+    batch: dict[str, Any] = {}
+    for step in range(MOST_STEPS):
+        batch = next(stream)
+        started = time.perf_counter()
+        for phase in run.phases:
+            updates[phase.name] = update(run, phase, batch)
+        run.task.after_step(step, step * config.train.batch_size)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - started
+        clean += all(done.finite and not done.stats.skipped for done in updates.values())
+        if clean == CLEAN_STEPS:
+            break
+    return {"step_seconds": seconds, "clean_steps": clean}
+
+
+def draw(spec: Any, count: int, classes: int, numbers: Any) -> Any:
+    """Return random samples of one field: images and masks in [0, 1], labels below the number of classes."""
+    import torch
+
+    if spec.dtype.is_floating_point:
+        return torch.rand(count, *spec.shape, generator=numbers, dtype=spec.dtype)
+    return torch.randint(max(1, classes), (count, *spec.shape), generator=numbers, dtype=spec.dtype)
+
+
+def try_budget(workload: Any, part: float, device: Any, rehearsal: bool) -> dict[str, Any]:
+    """Allow the process a part of what a workload would reserve; find a recipe for that and train it there."""
+    import torch
+
+    from mpt.commands.memory_card import find_budget
+    from mpt.plan.calibration import Calibration
+    from mpt.plan.gpus import find_gpu
+    from mpt.plan.search import describe_patch, search
+    from mpt.plan.session import Session
+    from scripts.gpu_check_workloads import ALLOW
+
+    config, data = prepare(workload, rehearsal)
+    on_cuda = device.type == "cuda"
+    gpu = find_budget(torch.device("cuda"), "").gpu if on_cuda else find_gpu("rtx3060")
+    calibration = Calibration()
+    with Session(gpu, calibration, ALLOW, planners(rehearsal)) as session:
+        wanted = session.plan([config])[0].get()["reserved"]
+        limit = int((REHEARSED_PART if rehearsal else part) * wanted)
+        try:
+            if on_cuda:
+                clear(device)
+                total = torch.cuda.get_device_properties(device).total_memory
+                torch.cuda.set_per_process_memory_fraction(limit / total, device)
+                found = find_budget(torch.device("cuda"), "")  # as the card of a run that ran out would
+                limit = (found.limit_bytes or 0) - calibration.context_bytes
+            recipes = search(session, config, gpu, limit + calibration.context_bytes).recipes
+            installed = any(find_spec(name) for name in ("bitsandbytes", "torchao"))
+            fitting = [
+                r for r in recipes if r.fits and (installed or "low_bit_optimizer" not in r.config.memory.tricks)
+            ]
+            row: dict[str, Any] = {"budget_bytes": limit, "planned_bytes": wanted}
+            row["as_it_stands"] = attempt(config, data, device)[0]
+            if not fitting:
+                return {**row, "recipe": "none", "outcome": "nothing fits"}
+            outcome, figures = attempt(fitting[0].config, data, device)
+            planned = fitting[0].plan["reserved_in_budget"]
+            return {
+                **row,
+                "recipe": describe_patch(fitting[0].patch),
+                "recipe_bytes": planned,
+                "outcome": outcome,
+                **figures,
+            }
+        finally:
+            if on_cuda:
+                torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def attempt(config: Any, data: Any, device: Any) -> tuple[str, dict[str, Any]]:
+    """Return whether a configuration trains or runs out of memory, and its figures."""
+    from mpt.engine.recovery import is_out_of_memory
+
+    try:
+        return "trains", measure(config, data, device)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    return "out of memory", {}
+
+
+# The planning process.
+
+
+def plan_elsewhere(config: Any, data: Any, device: Any) -> dict[str, Any]:
+    """Plan in a process of its own; return the bytes per share of cuDNN's scratch. Raises MptError with the reason."""
+    from mpt.errors import MptError
+    from mpt.plan.beside import request
+    from scripts.gpu_check_workloads import ALLOW
+
+    wish = request(config, data, device, Path("unused"), ALLOW)
+    ended = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve()), "--plan"],
+        input=json.dumps(wish),
+        capture_output=True,
+        text=True,
+        timeout=PLAN_SECONDS,
+        check=False,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        answer: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise MptError(f"not planned: {' | '.join(ended.stderr.strip().splitlines()[-2:])}") from None
+    return answer
+
+
+def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
+    """Trace once with all of cuDNN's scratch, and replay with each share of it."""
+    import torch
+
+    from mpt.plan.beside import understand
+    from mpt.plan.check import live_peak
+    from mpt.plan.replay import replay
+    from mpt.plan.run_fake import trace_config
+    from mpt.plan.unseen import CONVOLUTIONS, Unseen
+
+    config, data, gpu = understand(wish)
+    started = time.perf_counter()
+    batch_size = config.train.batch_size
+    if wish["kind"] == "cpu":
+        trace = trace_config(config, data, batch_size, gpu, None, torch.device("cpu")).trace
+        return {"planned": {"0": [live_peak(trace), None]}, "planning_seconds": time.perf_counter() - started}
+    unseen = Unseen(gpu.capability, config.train.deterministic, 0, cudnn_share=1.0)
+    fake = trace_config(config, data, batch_size, gpu, unseen)
+    scratch = [s.category == "workspace" and s.operator in CONVOLUTIONS for s in fake.trace.storages]
+    planned = {}
+    for share in SHARES:
+        sizes = [
+            int(share * storage.size) if is_scratch else storage.size
+            for storage, is_scratch in zip(fake.trace.storages, scratch, strict=True)
+        ]
+        found = replay(fake.trace, sizes=sizes, expandable="expandable_segments" in config.memory.tricks)
+        planned[str(share)] = [found.allocated, found.reserved]
+    return {
+        "planned": planned,
+        "planned_step_seconds": fake.work.seconds(gpu),
+        "planning_seconds": time.perf_counter() - started,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plan", action="store_true", help="plan what standard input asks for")
+    parser.add_argument("--worker", type=Path, help="measure, and append rows to this file")
+    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--cpu-rehearsal", action="store_true")
+    options = parser.parse_args()
+    if options.plan:
+        print(json.dumps(plan_here(json.load(sys.stdin))))
+    elif options.worker is not None:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what `mpt train` sets for deterministic runs
+        work(options.worker, options.seconds, options.skip, options.cpu_rehearsal)
+    else:
+        parser.error("run scripts/gpu_check.py")
+
+
+if __name__ == "__main__":
+    main()

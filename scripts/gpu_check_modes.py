@@ -1,0 +1,233 @@
+"""One configuration in every precision mode: memory, seconds per step, samples per second, skipped steps, the figure.
+
+Part of `gpu_check.py`, which starts a process of this for each configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+MODES = ("fp32", "tf32", "amp", "bf16", "O1", "O2")
+MOST_STEPS, REHEARSAL_STEPS, REHEARSAL_BATCH = 300, 3, 4
+WARM_UP_STEPS = 3
+METRIC_SAMPLES = 256
+SUBSTITUTES: dict[str, dict[str, Any]] = {
+    "image_folder": {"name": "shapes", "size": 512},
+    "faceset": {"name": "procedural_faces", "count": 24, "test_count": 8},
+}
+LARGE_PARAMETERS = 30_000_000
+"""A rehearsal leaves out what a CPU would take minutes for."""
+
+
+def check_config(path: Path, seconds: float, rehearsal: bool) -> dict[str, Any]:
+    """Measure every mode of a config within about `seconds`."""
+    started = time.monotonic()
+    import torch
+
+    from mpt.errors import MptError
+
+    flags = precision_flags(torch)
+    entry: dict[str, Any] = {"config": path.name, "modes": [], "substitute": None}
+    try:
+        config, entry["substitute"] = read_config(path, rehearsal)
+    except MptError as error:
+        return {**entry, "error": str(error).splitlines()[0]}
+    entry |= {"model": config.model.name, "batch_size": config.train.batch_size}
+    steps = REHEARSAL_STEPS if rehearsal else None
+    for index, mode in enumerate(MODES):
+        left = seconds - (time.monotonic() - started)
+        if index and left < 2:
+            entry["modes"].append({"mode": mode, "error": "not reached in time"})
+            continue
+        set_flags(torch, flags)
+        row: dict[str, Any] = {"mode": mode}
+        try:
+            row |= measure(config, mode, steps, left / (len(MODES) - index), rehearsal)
+            steps = row["steps"]
+        except MptError as error:
+            row["error"] = str(error).splitlines()[0]
+        except Exception as error:
+            row["crash"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            traceback.print_exc()
+        entry["modes"].append(row)
+        if row.get("error") == "too large for a rehearsal":
+            break
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return entry
+
+
+def read_config(path: Path, rehearsal: bool) -> tuple[Any, str | None]:
+    """Return the config, its data replaced by drawn data where it is missing, and the name of the substitute."""
+    from mpt.config.load import load_config
+    from mpt.engine.build import build_datasets
+    from mpt.errors import DataError
+
+    overrides = ["train.epochs=null", f"train.steps={MOST_STEPS}", "train.evaluate_every=0", "train.sample_every=0"]
+    overrides += ["train.checkpoint_every=0", "train.on_non_finite=stop", "dataset.workers=0"]
+    if rehearsal:
+        overrides += [f"train.batch_size={REHEARSAL_BATCH}", "train.device=cpu"]
+    config = load_config(path, overrides)
+    data = config.to_data()
+    if data["task"].get("metric_samples"):  # thousands of samples in each mode would take the steps' time
+        data["task"]["metric_samples"] = min(METRIC_SAMPLES, data["task"]["metric_samples"])
+        config = load_config(data)
+    substitute = SUBSTITUTES.get(config.dataset.name)
+    if substitute is None:
+        return config, None
+    with contextlib.suppress(DataError):
+        build_datasets(config)
+        return config, None
+    data["dataset"] = {**substitute, "image_size": data["dataset"].get("image_size")}
+    if config.train.batch_size > 256:
+        data["train"]["batch_size"] = 256
+    return load_config(data), str(substitute["name"])
+
+
+def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal: bool) -> dict[str, Any]:
+    """Train a few steps in one mode and return its figures. `steps` None: find out how many the time allows."""
+    import torch
+
+    from mpt.config.load import change_precision
+    from mpt.data.loader import Loader
+    from mpt.engine.build import build_datasets, build_run, choose_device, parameter_count
+    from mpt.engine.loop import Training
+    from mpt.errors import ConfigError
+    from mpt.run.console import Console
+    from mpt.run.layout import create_run
+    from mpt.run.recorder import Recorder
+    from mpt.run.signals import StopRequest
+
+    began = time.monotonic()
+    device = choose_device("cpu" if rehearsal else "cuda")
+    config = change_precision(config, mode)
+    train_data, test_data = build_datasets(config)
+    loader = Loader(train_data, config.train.batch_size, config.seed, pin_memory=device.type == "cuda")
+    torch.backends.cudnn.benchmark = True
+
+    def train(count: int, evaluates: bool) -> dict[str, Any]:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        own = config.train.model_copy(update={"steps": count, "log_every": max(1, count // 8)})
+        built = build_run(type(config)(**{**vars(config), "train": own}), device, train_data.spec)
+        if rehearsal and parameter_count(list(built.task.trainable.values())) > LARGE_PARAMETERS:
+            raise ConfigError("too large for a rehearsal")
+        with tempfile.TemporaryDirectory() as folder, Console("quiet", count) as console:
+            directory = create_run(Path(folder), "check")
+            with Recorder(directory) as recorder:
+                training = Training(built, directory, recorder, console, loader, test_data, count)
+                training.save = lambda: True  # type: ignore[method-assign]
+                if not evaluates:
+                    training.evaluate = lambda: None  # type: ignore[method-assign]
+                training.go(StopRequest())
+            rows = [json.loads(line) for line in directory.metrics_path.read_text("utf-8").splitlines()]
+            summary = json.loads(directory.summary_path.read_text("utf-8"))
+        return {**summary, "windows": [row["step_seconds"] for row in rows if row["kind"] == "train"]}
+
+    if steps is None:  # a short try gives the step time; its set-up counts against the time as well
+        tried = train(WARM_UP_STEPS + 5, False)
+        spent = time.monotonic() - began
+        step_seconds = max(1e-4, statistics.median(tried["windows"][-4:]))
+        steps = int(max(10, min(MOST_STEPS, (seconds - 2 * spent) / step_seconds)))
+    summary = train(steps, True)
+    step_seconds = statistics.median(summary["windows"][1:] or summary["windows"])
+    memory = summary["peak_memory"]
+    return {
+        "steps": steps,
+        "dtype": summary["precision"]["dtype"],
+        "peak_bytes": memory.get("steps_peak_bytes") or memory.get("peak_bytes"),
+        "reserved_bytes": memory.get("steps_reserved_bytes") or memory.get("reserved_bytes"),
+        "outside_bytes": memory.get("outside_bytes"),
+        "step_seconds": step_seconds,
+        "samples_per_second": config.train.batch_size / step_seconds,
+        "skipped": sum(summary["skipped"].values()),
+        "metric": summary["metric"],
+        "figure": summary["final"],
+        "parameters": summary["parameters"],
+        "reason": summary["precision"]["reason"],
+    }
+
+
+def precision_flags(torch: Any) -> tuple[bool, bool]:
+    """Return what float32 products may use, as this process found it."""
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def set_flags(torch: Any, flags: tuple[bool, bool]) -> None:
+    """Put back what fp32 and tf32 change, so that the next mode starts as a process of its own would.
+
+    By the older switches, as `mpt.precision.fp32` does: a program that uses both kinds cannot read them any more.
+    """
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
+
+
+def as_markdown(entry: dict[str, Any]) -> list[str]:
+    """Return one configuration's table, ratios to the first mode that ran (fp32)."""
+    lines = [f"## {entry['config']}", ""]
+    wrong = entry.get("error") or entry.get("crash")
+    if wrong:
+        return [*lines, wrong, ""]
+    measured = [row for row in entry["modes"] if "steps" in row]
+    base = measured[0] if measured else {}
+    text = f"{entry['model']}, batch {entry['batch_size']}, {base.get('steps', 0)} steps"
+    if entry["substitute"]:
+        text += f", with drawn data ({entry['substitute']}) in place of its own: the figure says nothing"
+    metric = base.get("metric", "figure")
+    lines += [f"{text}.", ""]
+    lines += [f"| mode | dtype | peak | ratio | reserved | step | speed-up | samples/s | skipped | {metric} |"]
+    lines += ["|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
+    for row in entry["modes"]:
+        if "steps" not in row:
+            lines.append(f"| {row['mode']} | {row.get('error') or row.get('crash')} | | | | | | | | |")
+            continue
+        lines.append(f"| {' | '.join(cells(row, base))} |")
+    return [*lines, ""]
+
+
+def cells(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    """Return a table row's cells."""
+    from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds
+
+    peak, reserved = row["peak_bytes"] or math.nan, row["reserved_bytes"] or math.nan
+    return [
+        row["mode"],
+        row["dtype"],
+        show_bytes(peak),
+        show_ratio(peak / (base["peak_bytes"] or math.nan)),
+        show_bytes(reserved),
+        show_seconds(row["step_seconds"]),
+        show_ratio(base["step_seconds"] / row["step_seconds"]),
+        show_figure(row["samples_per_second"]),
+        str(row["skipped"]),
+        show_figure(math.nan if row["figure"] is None else row["figure"]),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--cpu-rehearsal", action="store_true")
+    options = parser.parse_args()
+    print(json.dumps(check_config(options.config, options.seconds, options.cpu_rehearsal)))
+
+
+if __name__ == "__main__":
+    main()

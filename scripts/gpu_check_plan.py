@@ -1,0 +1,158 @@
+"""The planner against the CUDA allocator: what was measured, how far off the plans were, and whether recipes held.
+
+Part of `gpu_check.py`. Workloads are planned and measured by `gpu_check_memory.py`, in processes of their own; this
+reads their rows and sums them up. What cuDNN takes inside its kernels no plan knows before one run has shown it
+(`mpt plan --calibrate`). So each workload is planned for several shares of it; the first workload's measurement chooses
+the share of the second column.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import statistics
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).resolve().parent / "gpu_check_memory.py"
+ALLOCATED_WITHIN, RESERVED_WITHIN = 0.03, 0.05
+"""The medians that are wanted."""
+
+
+def check_planner(folder: Path, seconds: float, rehearsal: bool) -> dict[str, Any]:
+    """Measure all workloads within `seconds`, in as many processes as break on the way; return rows and sums."""
+    deadline = time.monotonic() + seconds
+    path = folder / "gpu_check_plan.jsonl"
+    path.unlink(missing_ok=True)
+    problem = ""
+    while True:
+        done = len(read_rows(path))
+        left = deadline - time.monotonic()
+        command = [sys.executable, str(WORKER), "--worker", str(path), "--seconds", str(left)]
+        command += ["--skip", str(done), *(["--cpu-rehearsal"] if rehearsal else [])]
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=left + 20, check=False)
+        except subprocess.TimeoutExpired:
+            problem = "did not end in its time"
+            break
+        if ended.returncode == 0:
+            break
+        problem = f"exit {ended.returncode}: {' | '.join(ended.stderr.strip().splitlines()[-3:])}"
+        if len(read_rows(path)) == done:  # it broke before its first row: write the row for it, and go on after that
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"label": f"row {done + 1}", "crash": problem}) + "\n")
+        if deadline - time.monotonic() < 20 or ended.returncode == 2:
+            break
+    rows = read_rows(path)
+    return {"rows": rows, "problem": problem, **sum_up(rows)}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows written so far."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+
+
+def sum_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the share that the first workload teaches, the errors with and without it, and the verdicts."""
+    compared = [row for row in rows if row.get("planned") and row.get("allocated")]
+    if not compared:
+        return {"share": 0.0, "errors": {}}
+    first = compared[0]
+    share = learn_share(first["planned"], first["allocated"])
+    errors: dict[str, list[float]] = {}
+    for row in compared:
+        row["off"] = {}
+        for name, index in (("allocated", 0), ("reserved", 1)):
+            for kind, at in (("", 0.0), (", calibrated", share)):
+                planned = between(row["planned"], at)[index]
+                if not row.get(name) or planned is None:
+                    continue
+                row["off"][name + kind] = planned / row[name] - 1
+                if row.get("counted", True) and not (kind and row is first):
+                    errors.setdefault(name + kind, []).append(abs(row["off"][name + kind]))
+    figures = {
+        name: {"median": statistics.median(values), "largest": max(values), "count": len(values)}
+        for name, values in errors.items()
+    }
+    return {"share": share, "errors": figures}
+
+
+def between(planned: dict[str, list[Any]], share: float) -> list[Any]:
+    """Return the planned bytes at a share between those that were replayed."""
+    known = sorted((float(key), values) for key, values in planned.items())
+    if len(known) == 1:
+        return known[0][1]
+    index = min(max(1, bisect.bisect_left([at for at, _ in known], share)), len(known) - 1)
+    (low, below), (high, above) = known[index - 1], known[index]
+    weight = (share - low) / (high - low)
+    return [a + weight * (b - a) for a, b in zip(below, above, strict=True)]
+
+
+def learn_share(planned: dict[str, list[Any]], measured: float) -> float:
+    """Return the share at which the plan meets a measurement; 0 where the plan is not below it."""
+    known = sorted((float(key), float(values[0])) for key, values in planned.items())
+    for (low, below), (high, above) in pairwise(known):
+        if below < measured <= above:
+            return low + (high - low) * (measured - below) / (above - below)
+    return known[-1][0] if measured > known[-1][1] else 0.0
+
+
+def as_markdown(results: dict[str, Any]) -> list[str]:
+    """Return the rows as tables, and what they come to."""
+    from mpt.report.units import show_bytes
+
+    def size(value: Any) -> str:
+        return show_bytes(value) if value else ""
+
+    def off(row: dict[str, Any], name: str) -> str:
+        return f"{row['off'][name]:+.1%}" if name in row.get("off", {}) else ""
+
+    lines = ["## Planner: predicted and measured", ""]
+    if results["problem"]:
+        lines += [f"A process ended early: {results['problem']}", ""]
+    limits = {"allocated": ALLOCATED_WITHIN, "reserved": RESERVED_WITHIN}
+    for name, figures in results["errors"].items():
+        limit = limits[name.split(",")[0]]
+        met = "met" if figures["median"] <= limit else "NOT met"
+        lines.append(
+            f"- {name}: median {figures['median']:.1%} off, largest {figures['largest']:.1%}, {figures['count']} "
+            f"workloads; wanted is a median within {limit:.0%}: {met}"
+        )
+    lines += ["", f"Calibrated by the first row: cuDNN's share {results['share']:.3f}.", ""]
+    lines += ["| workload | planned | measured | off | reserved | measured | off | calibrated | step |"]
+    lines += ["|---|---:|---:|---:|---:|---:|---:|---|---:|"]
+    for row in results["rows"]:
+        if row.get("budget"):
+            continue
+        wrong = row.get("error") or row.get("crash")
+        if wrong:
+            lines.append(f"| {row['label']} | {wrong} | | | | | | | |")
+            continue
+        allocated, reserved = between(row["planned"], 0.0)
+        calibrated = " / ".join(filter(None, (off(row, f"{name}, calibrated") for name in ("allocated", "reserved"))))
+        cells = [row["label"], size(allocated), size(row["allocated"]), off(row, "allocated")]
+        cells += [size(reserved), size(row.get("reserved")), off(row, "reserved"), calibrated]
+        lines.append(f"| {' | '.join(cells)} | {1e3 * row['step_seconds']:.0f} ms |")
+    budgets = [row for row in results["rows"] if row.get("budget")]
+    if budgets:
+        lines += ["", "| workload under a budget | budget | as it stands | recipe | recipe's run | reserved |"]
+        lines += ["|---|---:|---|---|---|---:|"]
+    for row in budgets:
+        tail = [
+            row.get("as_it_stands", ""),
+            row.get("recipe", ""),
+            row.get("error") or row.get("crash") or row["outcome"],
+        ]
+        lines.append(
+            f"| {row['label']} | {size(row.get('budget_bytes'))} | {' | '.join(tail)} | {size(row.get('reserved'))} |"
+        )
+    return [*lines, ""]
+
+
+def is_broken(results: dict[str, Any]) -> bool:
+    """Did a workload crash, or a recipe run out of the memory it was chosen for?"""
+    return any("crash" in row or row.get("outcome") == "out of memory" for row in results["rows"])
