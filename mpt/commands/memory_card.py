@@ -25,7 +25,7 @@ from mpt.config.schema import Config
 from mpt.config.yaml_text import read_file, write_text
 from mpt.engine import ladder
 from mpt.engine.loop import Training
-from mpt.errors import MptError
+from mpt.errors import ConfigError, MptError
 from mpt.plan.budget import describe_bytes
 from mpt.plan.calibration import load_calibration
 from mpt.plan.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
@@ -101,8 +101,8 @@ def plan(config: Config, budget: Budget, allow: tuple[str, ...], device: torch.d
         answer = session.plan([config], budget_bytes=budget.limit_bytes)[0]
         findings.plan, findings.problem = answer.plan, answer.error
         if findings.plan and budget.limit_bytes:
-            recipes, _ = search(session, config, budget.gpu, budget.limit_bytes)
-            choose_recipe(findings, recipes, budget.limit_bytes)
+            found = search(session, config, budget.gpu, budget.limit_bytes)
+            choose_recipe(findings, found.recipes, budget.limit_bytes)
         if not findings.patch and not (findings.plan and budget.limit_bytes):
             choose_next_move(findings, config, session, device)
         if out_of_time.is_set():
@@ -157,8 +157,11 @@ def choose_next_move(findings: Findings, config: Config, session: Session, devic
     """Propose the ladder's next move, where there is one that can be planned to hold less."""
     for name, value in ladder.next_moves(config, whole_ladder=True):
         patch = {"memory": {name: value}}
-        changed = patched(config, patch, session.allow)
-        if changed is None or (name == "offload_activations" and device.type == "cpu"):
+        if name == "offload_activations" and device.type == "cpu":
+            continue
+        try:
+            changed = patched(config, patch, session.allow)
+        except ConfigError:
             continue
         words = describe_patch(patch)
         if findings.plan:

@@ -149,6 +149,16 @@ def main() -> None:
         write_atomically(path, json.dumps(answer, indent=1) + "\n")
 
 
+def understand(wish: dict[str, Any]) -> tuple[Config, DataSpec, Gpu]:
+    """Return the configuration, the layout of its data and the card of a request. Raises the configuration's errors."""
+    config = load_config(wish["config"], allow=wish["allow"])
+    fields = {
+        name: FieldSpec(tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in wish["data"]["fields"].items()
+    }
+    data = DataSpec(fields, wish["data"]["size"], tuple(wish["data"]["classes"]), wish["data"]["extra"])
+    return config, data, Gpu(**{**wish["gpu"], "capability": tuple(wish["gpu"]["capability"])})
+
+
 def predict(wish: dict[str, Any]) -> dict[str, Any]:
     """Return the plan's figures. Raises CannotPlan, or the configuration's own errors."""
     from mpt.plan.check import live_peak
@@ -156,12 +166,7 @@ def predict(wish: dict[str, Any]) -> dict[str, Any]:
     from mpt.plan.run_fake import trace_config
 
     started = time.perf_counter()
-    config = load_config(wish["config"], allow=wish["allow"])
-    fields = {
-        name: FieldSpec(tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in wish["data"]["fields"].items()
-    }
-    data = DataSpec(fields, wish["data"]["size"], tuple(wish["data"]["classes"]), wish["data"]["extra"])
-    gpu = Gpu(**{**wish["gpu"], "capability": tuple(wish["gpu"]["capability"])})
+    config, data, gpu = understand(wish)
     if wish["kind"] == "cpu":
         fake = trace_config(config, data, config.train.batch_size, gpu, None, torch.device("cpu"))
         found: dict[str, Any] = {"kind": "live tensors", "peak_bytes": live_peak(fake.trace), "notes": fake.notes}

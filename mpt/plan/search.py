@@ -1,43 +1,70 @@
 """Which recipe fits a budget and is fastest: precision, memory tricks and micro-batches, tried and not guessed.
 
 Every recipe is the user's configuration with a small patch, built and traced like any other. The search goes from
-cheap changes to costly ones: first each precision with each combination of tricks on the whole batch; then
-micro-batches, for those combinations that did not fit, since splitting a batch that fits only costs time. What a
-configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) is left out.
+cheap changes to costly ones: first each precision with each single trick; then pairs of a trick for activations and
+one for the optimizer; then micro-batches. From the second round on two kinds are left out:
 
-The ranking is by predicted time. What a recipe costs in exactness is said, not weighed: the tricks' own `exact`, the
-change of precision, and the warnings of the build.
+- What is needless: a trick costs time, so a recipe is not tried where a part of it fits already.
+- What is hopeless: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
+  smaller. Where a traced recipe holds too much in those alone, the ones that leave them as they are are not traced.
+
+What a configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) is left out too,
+with its reason. Growing segments need no trace of their own: each plan says what they would make of it.
+
+The ranking is by predicted time; what a recipe costs in exactness decides between recipes of about the same time, and
+is said: the tricks' own `exact`, the change of precision, and the warnings of the build.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from mpt.config.load import load_config
+from mpt.config.layers import write_override
+from mpt.config.load import change_precision, load_config
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
 from mpt.plan.gpus import Gpu
 from mpt.plan.session import Answer, Session
 
-TRICKS: tuple[dict[str, Any], ...] = (
-    {},
+Patch = dict[str, Any]
+FOR_ACTIVATIONS: tuple[Patch, ...] = (
     {"recompute": "sqrt"},
     {"recompute": "selective"},
     {"recompute": "all"},
     {"offload_activations": True},
+)
+FOR_OPTIMIZER: tuple[Patch, ...] = (
     {"optimizer_in_backward": True},
     {"cpu_optimizer": True},
     {"low_bit_optimizer": True},
-    {"recompute": "all", "cpu_optimizer": True},
-    {"recompute": "all", "optimizer_in_backward": True},
 )
-SPLIT_TRICKS: tuple[dict[str, Any], ...] = ({}, {"recompute": "all"}, {"recompute": "all", "cpu_optimizer": True})
+SINGLE: tuple[Patch, ...] = ({}, *FOR_ACTIVATIONS, *FOR_OPTIMIZER)
+PAIRS: tuple[Patch, ...] = (
+    *({**activations, **optimizer} for activations in FOR_ACTIVATIONS for optimizer in FOR_OPTIMIZER),
+    {"recompute": "all", "offload_activations": True},
+)
+SPLIT: tuple[Patch, ...] = (
+    {},
+    {"recompute": "all"},
+    {"cpu_optimizer": True},
+    {"low_bit_optimizer": True},
+    {"recompute": "all", "cpu_optimizer": True},
+    {"recompute": "all", "low_bit_optimizer": True},
+)
 """Combinations that are also tried with micro-batches."""
 PARTS = (2, 4, 8)
 LAST_RESORT_PARTS = (16, 32)
+LEAVE_WEIGHTS = frozenset({"recompute", "offload_activations", "micro_batch"})
+"""Tricks that change neither weights nor gradients nor the optimizer's state."""
 MASTERLESS = "bf16-pure"
+TIE = 0.06
+"""How far the time model was off when it ranked published runs of one model."""
+MARGIN = 0.03
+"""The planner's usual error (`scripts/check_plan.py`): what fits by less may not fit."""
 FULL_PRECISION = ("fp32", "tf32", "O0")
 
 
@@ -45,9 +72,11 @@ FULL_PRECISION = ("fp32", "tf32", "O0")
 class Recipe:
     """A patch over the user's configuration, and its plan."""
 
-    patch: dict[str, Any]
+    patch: Patch
     config: Config
     answer: Answer
+    traced: bool = True
+    """False where another recipe's trace was replayed."""
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -60,10 +89,69 @@ class Recipe:
         return bool(self.plan.get("fits"))
 
     @property
+    def is_close(self) -> bool:
+        """Whether it fits, but by less than the planner's usual error."""
+        return self.fits and self.total > (1 - MARGIN) * self.plan["budget_bytes"]
+
+    @property
+    def fits_well(self) -> bool:
+        """Whether it fits with room to spare and without emptying the cache in the middle of a step."""
+        return self.fits and not self.plan["tight"] and not self.is_close
+
+    @property
     def total(self) -> int:
         """Bytes that it takes from the card: held back by the budget where it fits, else what it would like."""
         reserved = self.plan["reserved_in_budget"] if self.fits else self.plan["reserved"]
         return int(reserved + self.plan["context_bytes"])
+
+    @property
+    def tricks(self) -> dict[str, Any]:
+        """The patch's memory tricks."""
+        return dict(self.patch.get("memory", {}))
+
+    @property
+    def harshness(self) -> tuple[bool, bool, bool, int]:
+        """How much a recipe changes, for comparing: arithmetic first, then exactness, then the number of tricks."""
+        mode = self.patch.get("precision", {}).get("mode")
+        return mode == MASTERLESS, mode is not None, not self.is_exact, len(self.tricks)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its memory tricks leave every gradient as it was, to the bit."""
+        return not any(name in self.tricks for name in self.plan["inexact"])
+
+    def fits_like(self, other: Recipe) -> bool:
+        """Whether two recipes fit equally well, or neither does."""
+        return (self.fits, self.fits_well) == (other.fits, other.fits_well)
+
+    def proves_hopeless(self, patch: Patch, budget_bytes: int) -> bool:
+        """Whether the weights, gradients and optimizer state that this recipe shares with a patch are too much."""
+        if self.plan["context_bytes"] + self.plan["held_throughout"] <= budget_bytes:
+            return False
+        own, other = (
+            {name: value for name, value in tricks.items() if name not in LEAVE_WEIGHTS}
+            for tricks in (self.tricks, patch.get("memory", {}))
+        )
+        return own == other and self.patch.get("precision") == patch.get("precision")
+
+    def is_part_of(self, patch: Patch) -> bool:
+        """Whether a patch has this precision and these tricks, in no larger a batch, and perhaps more."""
+        wanted = patch.get("memory", {})
+        return self.patch.get("precision") == patch.get("precision") and all(
+            wanted.get(name, 0) <= value if name == "micro_batch" and name in wanted else wanted.get(name) == value
+            for name, value in self.tricks.items()
+        )
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found. `recipes` is sorted: those that fit first, the fastest of them first."""
+
+    recipes: list[Recipe]
+    refused: list[tuple[Patch, str]]
+    """Patches that the configuration, or the planner, refuses, each with the reason."""
+    hopeless: list[Patch]
+    """Patches proven too large by the weights, gradients and optimizer state of another recipe."""
 
 
 def describe_patch(patch: Mapping[str, Any]) -> str:
@@ -75,84 +163,179 @@ def describe_patch(patch: Mapping[str, Any]) -> str:
 
 
 def describe_cost(recipe: Recipe) -> str:
-    """Return what a recipe costs in exactness."""
+    """Return what a recipe costs, in the words that EXPLANATIONS explains; "exact" for nothing."""
     costs = []
     if "precision" in recipe.patch:
-        costs.append(f"arithmetic of {recipe.patch['precision']['mode']}")
-    inexact = [name for name in recipe.plan["inexact"] if name in recipe.patch.get("memory", {})]
-    if inexact:
-        costs.append(f"not bit-equal: {', '.join(name.replace('_', ' ') for name in inexact)}")
+        costs.append(f"{recipe.patch['precision']['mode']} arithmetic")
+    if not recipe.is_exact:
+        costs.append("not bit-equal")
     if any("BatchNorm" in note for note in recipe.plan["notes"]):
-        costs.append("BatchNorm sees smaller batches")
+        costs.append("BatchNorm")
     if recipe.plan["tight"]:
-        costs.append("empties the cache within a step")
-    return "; ".join(costs) or "exact"
+        costs.append("tight")
+    elif recipe.is_close:
+        costs.append("close")
+    return ", ".join(costs) or "exact"
 
 
-def search(session: Session, config: Config, gpu: Gpu, budget_bytes: int) -> tuple[list[Recipe], int]:
-    """Return the recipes that could be planned, those that fit and the fastest first; and how many were refused."""
-    recipes: list[Recipe] = []
-    refused = 0
+EXPLANATIONS = {
+    "not bit-equal": "sums in another order, or states in fewer bits: close to the run without it, not the same",
+    "BatchNorm": "its statistics come from the smaller batches, so training differs",
+    "tight": "fits only by handing cached memory back in every step, which takes longer than the time shown",
+    "close": f"less than {MARGIN:.0%} of the budget is left, which is the planner's usual error",
+    "expandable segments": "a setting of the CUDA allocator on Linux; results and times are the same",
+}
 
-    def try_all(patches: Sequence[dict[str, Any]]) -> None:
-        nonlocal refused
-        candidates = [(patch, changed) for patch in patches if (changed := patched(config, patch, session.allow))]
-        refused += len(patches) - len(candidates)
-        answers = session.plan([changed for _, changed in candidates], budget_bytes=budget_bytes, timeline=True)
-        for (patch, changed), answer in zip(candidates, answers, strict=True):
-            if answer.error:
-                refused += 1
-            else:
-                recipes.append(Recipe(patch, changed, answer))
 
+def search(
+    session: Session,
+    config: Config,
+    gpu: Gpu,
+    budget_bytes: int,
+    *,
+    largest_batch: bool = False,
+    on_first: Callable[[dict[str, Any]], None] = lambda plan: None,
+) -> Search:
+    """Return what was found for a budget. `on_first` gets the plan of the configuration as it stands, and may raise.
+
+    Raises PlanError when the configuration itself cannot be planned. `largest_batch` is looked for in that one only.
+    """
+    found = _Search(session, config, budget_bytes)
     precisions = list(precision_patches(config, gpu))
-    try_all([_joined(precision, tricks) for precision in precisions for tricks in TRICKS])
-    splits_already = "micro_batch" in config.memory.tricks
-    for count in () if splits_already else (*PARTS, *LAST_RESORT_PARTS):
-        if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(r.fits for r in recipes)):
+    first = session.submit(config, budget_bytes=budget_bytes, timeline=True, largest_batch=largest_batch)
+    singles = [found.submit(_joined(precision, tricks)) for precision in precisions for tricks in SINGLE]
+    answer = first.result()
+    on_first(answer.get())
+    found.keep(({}, config, first))
+    for attempt in singles:
+        found.keep(attempt)
+    found.try_all(_joined(precision, tricks) for precision in precisions for tricks in PAIRS)
+    for count in () if "micro_batch" in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
+        if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(one.fits for one in found.recipes)):
             break
-        size = -(-config.train.batch_size // count)
-        try_all([_joined(p, {**tricks, "micro_batch": size}) for p, tricks in still_too_large(precisions, recipes)])
-    # A tight recipe waits for the driver in every step, which the time model does not know: it comes after the others.
-    recipes.sort(key=lambda recipe: (not recipe.fits, recipe.plan["tight"], recipe.plan["step_seconds"]))
-    return recipes, refused
+        size = {"micro_batch": -(-config.train.batch_size // count)}
+        found.try_all(_joined(precision, {**tricks, **size}) for precision in precisions for tricks in SPLIT)
+    return Search(rank(found.recipes), found.refused, found.hopeless)
 
 
-def still_too_large(
-    precisions: Sequence[dict[str, Any]], recipes: Sequence[Recipe]
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the pairs of precision and tricks that fitted neither whole nor split: more parts may help them."""
-    fitting = []
-    for recipe in recipes:
-        if recipe.fits:
-            tricks = {name: value for name, value in recipe.patch.get("memory", {}).items() if name != "micro_batch"}
-            fitting.append((recipe.patch.get("precision"), tricks))
-    return [(p, t) for p in precisions for t in SPLIT_TRICKS if (p.get("precision"), t) not in fitting]
+_Attempt = tuple[Patch, Config, "Future[Answer]"]
 
 
-def precision_patches(config: Config, gpu: Gpu) -> Iterator[dict[str, Any]]:
+class _Search:
+    """A search under way."""
+
+    def __init__(self, session: Session, config: Config, budget_bytes: int) -> None:
+        self.session, self.config, self.budget_bytes = session, config, budget_bytes
+        self.recipes: list[Recipe] = []
+        self.refused: list[tuple[Patch, str]] = []
+        self.hopeless: list[Patch] = []
+        self._seen = [config.to_data()]
+
+    def submit(self, patch: Patch) -> _Attempt | None:
+        """Have a patch planned; None where it is refused, or changes nothing."""
+        try:
+            changed = patched(self.config, patch, self.session.allow)
+        except ConfigError as error:
+            self.refused.append((patch, str(error)))
+            return None
+        if changed.to_data() in self._seen:
+            return None
+        self._seen.append(changed.to_data())
+        return patch, changed, self.session.submit(changed, budget_bytes=self.budget_bytes, timeline=True)
+
+    def keep(self, attempt: _Attempt | None) -> None:
+        """Wait for an answer and note it, and also what growing segments make of it."""
+        if attempt is None:
+            return
+        patch, changed, future = attempt
+        answer = future.result()
+        if answer.error:
+            self.refused.append((patch, answer.error))
+            return
+        self.recipes.append(Recipe(patch, changed, answer))
+        growing = answer.plan["growing"]
+        if growing.get("fits"):
+            patch = _joined(patch, {"expandable_segments": True})
+            grown = patched(self.config, patch, self.session.allow)
+            self.recipes.append(Recipe(patch, grown, Answer({**answer.plan, **growing}), traced=False))
+
+    def try_all(self, patches: Iterable[Patch]) -> None:
+        """Try what is worth it, as many at a time as there are workers; what is worth it follows from the answers."""
+        pending: deque[_Attempt | None] = deque()
+        for patch in patches:
+            if len(pending) == self.session.workers:
+                self.keep(pending.popleft())
+            if self.is_worth_trying(patch):
+                pending.append(self.submit(patch))
+        for attempt in pending:
+            self.keep(attempt)
+
+    def is_worth_trying(self, patch: Patch) -> bool:
+        """Return whether a patch is neither needless nor hopeless; note the hopeless."""
+        if any(one.fits_well and one.is_part_of(patch) for one in self.recipes):
+            return False
+        if any(one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes):
+            self.hopeless.append(patch)
+            return False
+        return True
+
+
+def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
+    """Return recipes in the order of recommendation: those that fit well, those that just fit, the rest.
+
+    Within each the fastest come first; among those within the time model's error of the fastest, the gentlest. A tight
+    recipe waits for the driver in every step, which the time model does not know.
+    """
+    left = sorted(recipes, key=lambda one: (not one.fits_well, not one.fits, one.plan["step_seconds"]))
+    ordered: list[Recipe] = []
+    while left:
+        head = left[0]
+        limit = head.plan["step_seconds"] * (1 + TIE)
+        equals = [one for one in left if one.fits_like(head) and one.plan["step_seconds"] <= limit]
+        ordered.append(min(equals, key=lambda one: one.harshness))
+        left.remove(ordered[-1])
+    return ordered
+
+
+def precision_patches(config: Config, gpu: Gpu) -> Iterator[Patch]:
     """Yield no change, then the modes that hold less than the configured one on this GPU."""
     yield {}
     mode = config.precision.mode
     if mode in FULL_PRECISION:
         # Both hold the same bytes; bfloat16 needs no loss scaling, which some tricks refuse.
-        yield {"precision": {"mode": "bf16" if gpu.has_bfloat16 else "amp"}}
+        yield {"precision": _mode_patch(config, "bf16" if gpu.has_bfloat16 else "amp")}
     if gpu.has_bfloat16 and mode != MASTERLESS:
-        yield {"precision": {"mode": MASTERLESS}}
+        yield {"precision": _mode_patch(config, MASTERLESS)}
 
 
-def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> Config | None:
-    """Return the configuration with a patch over it, or None where it is refused."""
-    data = config.to_data()
-    for section, changes in patch.items():
-        data[section] = {**data[section], **changes}
+def _mode_patch(config: Config, mode: str) -> Patch:
+    """Return what changes the mode, also over a file that names a dtype or a loss scale for its own."""
+    given, default = (one.to_data()["precision"] for one in (config, change_precision(config, config.precision.mode)))
+    patch: Patch = {"mode": mode}
+    if given != default:
+        new = change_precision(config, mode).to_data()["precision"]
+        patch.update({name: new[name] for name in ("dtype", "loss_scale") if name in new})
+    return patch
+
+
+def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> Config:
+    """Return the configuration as it is with a patch laid over its file. Raises ConfigError where it is refused."""
     if "precision" in patch:
-        data["precision"] = {**data["precision"], "dtype": "auto", "loss_scale": "auto"}
-    try:
-        return load_config(data, allow=allow)
-    except ConfigError:
-        return None
+        config = change_precision(config, patch["precision"]["mode"])
+    overrides = [write_override(f"memory.{name}", value) for name, value in patch.get("memory", {}).items()]
+    return load_config(config.to_data(), overrides, allow=allow)
 
 
-def _joined(precision: Mapping[str, Any], tricks: Mapping[str, Any]) -> dict[str, Any]:
-    return {**precision, **({"memory": dict(tricks)} if tricks else {})}
+def without_conflicts(overrides: Iterable[str], patch: Mapping[str, Any]) -> list[str]:
+    """Return the command line's overrides that leave a patch as it is; an override would win over a patch's file."""
+    leaves = [f"{section}.{name}." for section, values in patch.items() for name in values]
+    keys = {override: override.partition("=")[0].strip() + "." for override in overrides}
+    return [
+        override
+        for override, key in keys.items()
+        if not any(leaf.startswith(key) or key.startswith(leaf) for leaf in leaves)
+    ]
+
+
+def _joined(patch: Mapping[str, Any], tricks: Mapping[str, Any]) -> Patch:
+    return {**patch, "memory": {**patch.get("memory", {}), **tricks}} if tricks else dict(patch)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
@@ -82,11 +82,8 @@ class _Worker:
             if pipe is not None:
                 with suppress(OSError):  # what was not sent to a process that is gone
                     pipe.close()
-        try:
-            self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()  # it keeps nothing, and would take a while to unload torch
+        self.process.wait()
         self.errors.close()
 
 
@@ -98,6 +95,7 @@ class Session:
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         self._started: list[_Worker] = []
         self._is_killed = False
+        self._pool = ThreadPoolExecutor(workers)
 
     def __enter__(self) -> Self:
         self._started = [_Worker() for _ in range(self.workers)]
@@ -106,6 +104,8 @@ class Session:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.kill()  # a plan that nobody waits for any more is not finished
+        self._pool.shutdown(cancel_futures=True)
         for worker in self._started:
             worker.stop()
 
@@ -117,8 +117,11 @@ class Session:
 
     def plan(self, configs: Sequence[Config], **wish: Any) -> list[Answer]:
         """Plan configurations; `wish` holds the fields of `mpt.plan.plan.Wish`. Answers come in the order of asking."""
-        with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(lambda config: self._plan_one(config, wish), configs))
+        return [future.result() for future in [self.submit(config, **wish) for config in configs]]
+
+    def submit(self, config: Config, **wish: Any) -> Future[Answer]:
+        """Have one configuration planned as soon as a worker is free."""
+        return self._pool.submit(self._plan_one, config, wish)
 
     def _plan_one(self, config: Config, wish: dict[str, Any]) -> Answer:
         request = {
@@ -128,9 +131,11 @@ class Session:
             "calibration": asdict(self.calibration),
             "wish": wish,
         }
+        worker = self._idle.get()
         if self._is_killed:
+            self._idle.put(worker)
             return Answer(error="cannot plan: it took too long", exit_code=2)
-        worker = self._idle.get() or self._replacement()
+        worker = worker or self._replacement()
         answer = worker.ask(request)
         if answer is None:
             words = worker.last_words()

@@ -21,10 +21,18 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
+    preload()
     specs: dict[str, Any] = {}
     for line in sys.stdin:
         answers.write(json.dumps(answer(json.loads(line), specs)) + "\n")
         answers.flush()
+
+
+def preload() -> None:
+    """Import what every plan needs, while the command still reads its configuration."""
+    import torch._dynamo  # noqa: F401 - the first optimizer step would
+
+    import mpt.plan.plan  # noqa: F401
 
 
 def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
@@ -59,18 +67,19 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
     try:
         return build_datasets(config)[0].spec, []
     except DataError as error:
+        found = str(error).partition(". ")[0]  # what to do about it is for training
         plugin = config.sized_dataset.plugin
         assume = getattr(plugin.load(), "assume", None)
         assumed = assume(plugin.native_settings(config.sized_dataset.settings)) if assume else None
         if assumed is not None:
-            return assumed, [f"the data set is not here ({error}); its layout follows from the settings"]
+            return assumed, [f"the data set is not here ({found}): its layout follows from the settings"]
         size = getattr(config.sized_dataset.settings, "image_size", None)
         if config.task.name != "classify" or size is None:
             raise
         channels = getattr(config.sized_dataset.settings, "channels", None) or 3
         fields = {"image": FieldSpec((channels, size, size), torch.float32), "label": FieldSpec((), torch.int64)}
         classes = tuple(str(number) for number in range(ASSUMED_CLASSES))
-        note = f"the data set is not here ({error}); planned with {channels}x{size}x{size} images in 1000 classes"
+        note = f"the data set is not here ({found}): planned with {channels}x{size}x{size} images in 1000 classes"
         return DataSpec(fields, ASSUMED_CLASSES, classes), [note]
 
 

@@ -19,7 +19,7 @@ from mpt.config.load import load_config
 from mpt.errors import MemoryBudgetError
 from mpt.plan.calibration import Calibration
 from mpt.plan.gpus import find_gpu
-from mpt.plan.search import Recipe
+from mpt.plan.search import Recipe, Search
 from mpt.plan.session import Answer
 from mpt.seams import Loss
 from mpt.tasks.classify import Classify
@@ -174,7 +174,8 @@ def test_an_adapted_run_proposes_on_top_of_what_it_adapted(config: Path, monkeyp
 
 
 def recipe(patch: dict[str, Any], seconds: float, **changes: Any) -> Recipe:
-    plan = {**PEAK, "fits": True, "step_seconds": seconds, "reserved": 2**30, **changes}
+    sizes = {"reserved": 2**30, "reserved_in_budget": 2**30, "budget_bytes": 6 * 2**30}
+    plan = {**PEAK, "fits": True, "step_seconds": seconds, **sizes, **changes}
     return Recipe(patch, load_config(CONFIG), Answer(plan=plan))
 
 
@@ -193,7 +194,7 @@ def test_on_a_gpu_the_smallest_recipe_that_fits_is_proposed(config: Path, monkey
         recipe({"memory": {"optimizer_in_backward": True}}, 0.1, reserved=2**33),
         recipe({"memory": {"recompute": "sqrt"}}, 0.8, fits=False, reserved=2**33),
     ]
-    monkeypatch.setattr(card, "search", lambda *_: (found, 0))
+    monkeypatch.setattr(card, "search", lambda *_: Search(found, [], []))
     lines = fail(config)
     assert asked[0]["budget_bytes"] == 6 * 2**30
     assert any(line.startswith("  try recompute all: fits in 6,144 MiB, exact") for line in lines)

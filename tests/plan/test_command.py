@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.plan.search import TIE
 
 CONFIG = """
 model: {name: tests.plan.models:UNet, image_size: 64, channels: 1, options: {width: 24}}
@@ -27,7 +29,9 @@ FEW_TRICKS = ({}, {"recompute": "all"}, {"micro_batch": 4, "optimizer_in_backwar
 @pytest.fixture
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanArguments:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("mpt.plan.search.TRICKS", FEW_TRICKS)
+    monkeypatch.setattr("mpt.plan.search.SINGLE", FEW_TRICKS)
+    monkeypatch.setattr("mpt.plan.search.PAIRS", ())
+    monkeypatch.setattr("mpt.plan.search.SPLIT", ({},))
     path = tmp_path / "unet.yaml"
     path.write_text(CONFIG)
     return PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))
@@ -63,12 +67,13 @@ def test_a_budget_gives_a_patch_that_fits_and_a_picture(
     plan.run(with_vram(arguments, f"{budget}MiB", json=True))
     told = json.loads(capsys.readouterr().out)
     assert told["plan"]["fits"] is False
-    assert told["refused"] > 0
+    assert any("optimizer_in_backward" in one["reason"] for one in told["refused"])
     best = told["recipes"][0]
     assert best["fits"]
     assert best["total_bytes"] <= budget * 2**20
     seconds = [recipe["step_seconds"] for recipe in told["recipes"] if recipe["fits"] and not recipe["tight"]]
-    assert seconds == sorted(seconds)
+    # Within the time model's error of the fastest the gentlest comes first.
+    assert all(later * (1 + TIE) >= earlier for earlier, later in itertools.pairwise(seconds))
     assert all(recipe["cost"] for recipe in told["recipes"])
     patch, picture = (Path(path) for path in told["written"])
     assert yaml.safe_load(patch.read_text()) == best["patch"]

@@ -1,0 +1,167 @@
+"""What `mpt plan` says: tables for people, and the same as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mpt.config.schema import Config
+from mpt.plan.budget import describe_bytes
+from mpt.plan.calibration import Calibration
+from mpt.plan.gpus import Gpu
+from mpt.plan.search import EXPLANATIONS, Recipe, Search, describe_cost, describe_patch
+
+SHOWN = 6
+REASONS = 3
+NEAR = 1.06
+"""Times and sizes that differ by less than this factor are shown once."""
+
+
+def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibration, plan: dict[str, Any]) -> None:
+    """Print the configuration as it stands."""
+    console.print(f"{config.run_name} on {gpu.name}, batch {plan['batch_size']}, as it stands", style="bold")
+    table = columns("", ">", "")
+    table.show_header = False
+    table.add_row("allocated", describe_bytes(plan["allocated"]), "tensors and scratch at the peak")
+    table.add_row("reserved", describe_bytes(plan["reserved"]), "by the caching allocator, where there is room")
+    source = f"calibrated by {calibration.source}" if calibration.source else "typical"
+    table.add_row("context", describe_bytes(plan["context_bytes"]), source)
+    held_back = plan["reserved_in_budget" if plan["fits"] else "reserved"]
+    table.add_row("in all", describe_bytes(held_back + plan["context_bytes"]), verdict(plan))
+    table.add_row("peak", "", plan["moment"])
+    if plan["largest_batch"] is not None:
+        table.add_row("largest batch", *describe_largest(plan))
+    band = plan["step_seconds"] * plan["time_band"]
+    table.add_row("step", f"{plan['step_seconds'] * 1e3:.0f} ms", f"give or take {band * 1e3:.0f} ms")
+    console.print(table)
+    console.print()
+    held = columns("held at the peak", ">MiB")
+    for name, amount in plan["by_category"].items():
+        held.add_row(name, f"{amount / 2**20:,.1f}")
+    modules = columns("modules that hold most", ">MiB")
+    for name, amount in plan["by_module"]:
+        modules.add_row(name, f"{amount / 2**20:,.1f}")
+    sides = Table.grid(padding=(0, 4))
+    sides.add_row(held, modules)
+    console.print(sides)
+    for note in plan["notes"]:
+        console.print(f"note: {note}", markup=False)
+
+
+def columns(*titles: str) -> Table:
+    """Return a table without lines; a title that begins with > is that of a column of numbers."""
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left")
+    return table
+
+
+def verdict(plan: dict[str, Any]) -> str:
+    """Return whether the configuration fits, in words."""
+    if plan["fits"] is None:
+        return "no budget given (--vram or --gpu)"
+    budget = describe_bytes(plan["budget_bytes"])
+    if not plan["fits"]:
+        return f"does not fit in {budget}"
+    return (
+        f"fits in {budget} only by emptying the cache in every step (tight)" if plan["tight"] else f"fits in {budget}"
+    )
+
+
+def describe_largest(plan: dict[str, Any]) -> tuple[str, str]:
+    """Return the largest batch and what is known of it."""
+    largest, is_bound = plan["largest_batch"], plan["largest_is_bound"]
+    if not largest:
+        return "", f"none found below {plan['batch_size']}" if is_bound else "not even 1 fits"
+    return f"{largest}", "fits; larger ones were not tried" if is_bound else "that fits"
+
+
+def print_search(console: Console, found: Search, plan: dict[str, Any]) -> None:
+    """Print the best few recipes, what their costs mean, and how many there were."""
+    budget = describe_bytes(plan["budget_bytes"])
+    fitting = [recipe for recipe in found.recipes if recipe.fits]
+    if fitting:
+        shown = worth_showing(fitting)[:SHOWN]
+        console.print(f"\nfastest that fit in {budget}", style="bold")
+    else:
+        shown = sorted(found.recipes, key=lambda recipe: recipe.total)[:SHOWN]
+        console.print(f"\nnone fits in {budget}; the smallest", style="bold")
+    table = columns("recipe", ">memory", f">step ±{plan['time_band']:.0%}", "cost")
+    for recipe in shown:
+        milliseconds = recipe.plan["step_seconds"] * 1e3
+        cost = describe_cost(recipe)
+        table.add_row(describe_patch(recipe.patch), describe_bytes(recipe.total), f"{milliseconds:.0f} ms", cost)
+    console.print(table)
+    said = " ".join(f"{describe_cost(recipe)} {describe_patch(recipe.patch)}" for recipe in shown)
+    for words, meaning in EXPLANATIONS.items():
+        if words in said:
+            console.print(f"{words}: {meaning}", style="dim")
+    console.print(describe_counts(found), markup=False)
+    reasons = list(dict.fromkeys(reason for _, reason in found.refused))
+    for reason in reasons[:REASONS]:
+        console.print(f"refused: {reason}", markup=False, style="dim")
+    if len(reasons) > REASONS:
+        console.print(f"{len(reasons) - REASONS} more reasons with --json", style="dim")
+
+
+def worth_showing(ranked: list[Recipe]) -> list[Recipe]:
+    """Leave out what comes after a gentler recipe and saves next to nothing, neither time nor memory."""
+    shown: list[Recipe] = []
+    for recipe in ranked:
+        if not any(is_better(one, recipe) for one in shown):
+            shown.append(recipe)
+    return shown
+
+
+def is_better(one: Recipe, other: Recipe) -> bool:
+    """Return whether a recipe is no harsher than another, and hardly slower or larger."""
+    return (
+        one.harshness <= other.harshness
+        and one.plan["step_seconds"] <= NEAR * other.plan["step_seconds"]
+        and one.total <= NEAR * other.total
+    )
+
+
+def describe_counts(found: Search) -> str:
+    """Return how many recipes there were, and what became of them."""
+    traced = sum(recipe.traced for recipe in found.recipes)
+    parts = [f"{traced} recipes traced"]
+    if traced < len(found.recipes):
+        parts.append(f"{len(found.recipes) - traced} more replayed with expandable segments")
+    parts.append(f"{sum(recipe.fits for recipe in found.recipes)} fit")
+    if found.hopeless:
+        parts.append(f"{len(found.hopeless)} ruled out by what weights, gradients and optimizer state take")
+    if found.refused:
+        parts.append(f"{len(found.refused)} refused")
+    return "; ".join(parts)
+
+
+def as_data(
+    gpu: Gpu, calibration: Calibration, plan: dict[str, Any], found: Search, written: list[str]
+) -> dict[str, Any]:
+    """Return everything as JSON can hold it, pictures' curves aside."""
+
+    def without_curves(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name != "timeline"}
+
+    return {
+        "gpu": asdict(gpu),
+        "calibration": asdict(calibration),
+        "plan": without_curves(plan),
+        "recipes": [
+            {
+                "patch": recipe.patch,
+                "cost": describe_cost(recipe),
+                "total_bytes": recipe.total,
+                "traced": recipe.traced,
+                **without_curves(recipe.plan),
+            }
+            for recipe in found.recipes
+        ],
+        "refused": [{"patch": patch, "reason": reason} for patch, reason in found.refused],
+        "hopeless": found.hopeless,
+        "written": written,
+    }
