@@ -132,6 +132,10 @@ def infer(
     input: Annotated[str | None, typer.Option(metavar="PATH", help="An image or a folder of images.")] = None,
     output: Output = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at once.")] = None,
+    truncation: Annotated[
+        float | None, typer.Option(min=0, max=1, help="How far truncated samples go from the mean; 1 is all the way.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The seed of the samples.")] = None,
     device: Device = None,
     runs: Runs = "runs",
     allow: Allow = None,
@@ -144,6 +148,8 @@ def infer(
         input=input,
         output=output,
         batch_size=batch_size,
+        truncation=truncation,
+        seed=seed,
         device=device,
         runs=runs,
         allow=tuple(allow or ()),

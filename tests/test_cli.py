@@ -122,8 +122,9 @@ def test_resume_may_be_given_without_a_value(called, words, resume):
         (
             "infer r --half --dtype float16 --input i --output o --batch-size 2 --device cpu --runs d --allow p",
             "infer",
-            InferArguments("r", True, "float16", "i", "o", 2, "cpu", "d", ("p",)),
+            InferArguments("r", True, "float16", "i", "o", 2, device="cpu", runs="d", allow=("p",)),
         ),
+        ("infer --truncation 0.5 --seed 3", "infer", InferArguments(truncation=0.5, seed=3)),
         ("compare fp32 amp seed=1", "compare", CompareArguments(what=("fp32", "amp", "seed=1"))),
         (
             "compare a --config c --seeds 5 --margin 0.5 --gate --json --quiet --name n",

@@ -38,6 +38,8 @@ class InferArguments:
     input: str | None = None
     output: str | None = None
     batch_size: int | None = None
+    truncation: float | None = None
+    seed: int | None = None
     device: str | None = None
     runs: str = "runs"
     allow: tuple[str, ...] = ()

@@ -39,7 +39,11 @@ def run(arguments: InferArguments) -> None:
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
     files = input_files(arguments.input) if arguments.input else []
-    trained = open_trained(arguments.run, Path(arguments.runs), arguments.device or "auto", allow=arguments.allow)
+    wishes = {"task.truncation": arguments.truncation, "seed": arguments.seed}
+    overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
+    trained = open_trained(
+        arguments.run, Path(arguments.runs), arguments.device or "auto", overrides, allow=arguments.allow
+    )
     if files and not getattr(trained.run.task, "takes_inputs", True):
         raise ConfigError(f"--input: {trained.config.model.name} makes images from noise and takes none; leave it out")
     output = Path(arguments.output) if arguments.output else Path(trained.directory.path) / "inference"

@@ -54,6 +54,19 @@ def test_a_generator_makes_the_same_samples_each_time(generator, tmp_path):
     assert (go(generator, tmp_path) / "samples.png").read_bytes() == first
 
 
+def test_seed_and_truncation_are_the_users(generator, classifier, tmp_path):
+    def pictures(**changes):
+        output = go(generator, tmp_path, **changes)
+        return [(output / f"{name}.png").read_bytes() for name in ("samples", "truncated")]
+
+    samples, truncated = pictures()
+    assert samples != truncated
+    assert pictures(truncation=1.0) == [samples, samples]
+    assert pictures(seed=5)[0] != samples
+    with pytest.raises(ConfigError, match=r"task\.truncation: unknown key"):
+        go(classifier, tmp_path, truncation=0.5)
+
+
 def test_a_generator_that_makes_images_from_noise_refuses_inputs(generator, pictures, tmp_path):
     with pytest.raises(ConfigError, match="makes images from noise and takes none"):
         go(generator, tmp_path, input=str(pictures))
