@@ -59,7 +59,7 @@ PLAN = (
     Entry("acgan", "lsgan", changes=("model.name=acgan", *SHORT)),
     Entry("infogan", "lsgan", changes=("model.name=infogan", *SHORT)),
     Entry("began", "began"),
-    Entry("ebgan", "lsgan", changes=("model.name=ebgan", *SHORT)),
+    Entry("ebgan", "lsgan", changes=("model.name=ebgan", "optimizer.betas=[0.5, 0.9]", *SHORT)),
     Entry("aae", "lsgan", changes=("model.name=aae", *SHORT)),
     Entry(
         "bigan",
