@@ -30,6 +30,7 @@ from mpt.seams import Batch, DataSpec, FieldSpec
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 MOST_BAD_IN_A_ROW = 100
+ASSUMED_COUNT = 1000
 
 
 class Settings(DatasetOptions):
@@ -137,6 +138,14 @@ def build(settings: Settings, split: str, seed: int) -> ImageFolder:
     if not paths:
         raise DataError(f"{folder}: no images in it (looked for {', '.join(EXTENSIONS)})")
     return ImageFolder(paths, None if settings.flat else labels, classes, settings, split, seed)
+
+
+def assume(settings: Settings) -> DataSpec | None:
+    """Return the layout of unlabelled images that are not on this machine, so that a plan needs no data."""
+    if settings.image_size is None or not settings.flat:
+        return None
+    shape = (settings.channels or 3, settings.image_size, settings.image_size)
+    return DataSpec({"image": FieldSpec(shape, torch.float32)}, ASSUMED_COUNT, ())
 
 
 def find_classes(folder: Path) -> tuple[str, ...]:
