@@ -208,7 +208,8 @@ def try_budget(workload: Any, part: float, device: Any, rehearsal: bool) -> dict
     from mpt.commands.memory_card import find_budget
     from mpt.plan.calibration import Calibration
     from mpt.plan.gpus import find_gpu
-    from mpt.plan.search import describe_patch, search
+    from mpt.plan.recipe import describe_patch
+    from mpt.plan.search import search
     from mpt.plan.session import Session
     from scripts.gpu_check_workloads import ALLOW
 

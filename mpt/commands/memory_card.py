@@ -29,7 +29,8 @@ from mpt.errors import ConfigError, MptError
 from mpt.plan.budget import describe_bytes
 from mpt.plan.calibration import load_calibration
 from mpt.plan.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
-from mpt.plan.search import Recipe, describe_cost, describe_patch, patched, search
+from mpt.plan.recipe import Recipe, describe_cost, describe_patch
+from mpt.plan.search import patched, search
 from mpt.plan.session import Session
 
 SECONDS = 90.0

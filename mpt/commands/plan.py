@@ -22,7 +22,8 @@ from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
 from mpt.plan.budget import describe_bytes, parse_budget
 from mpt.plan.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
 from mpt.plan.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
-from mpt.plan.search import Recipe, Search, describe_cost, describe_patch, search, without_conflicts
+from mpt.plan.recipe import Recipe, describe_cost, describe_patch, without_conflicts
+from mpt.plan.search import Search, search
 from mpt.plan.session import Session
 from mpt.plan.timeline import write_timeline
 from mpt.run.layout import find_run

@@ -12,7 +12,8 @@ from mpt.config.schema import Config
 from mpt.plan.budget import describe_bytes
 from mpt.plan.calibration import Calibration
 from mpt.plan.gpus import Gpu
-from mpt.plan.search import EXPLANATIONS, Recipe, Search, describe_cost, describe_patch
+from mpt.plan.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch
+from mpt.plan.search import Search
 
 SHOWN = 6
 REASONS = 3

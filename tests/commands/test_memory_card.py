@@ -19,7 +19,8 @@ from mpt.config.load import load_config
 from mpt.errors import MemoryBudgetError
 from mpt.plan.calibration import Calibration
 from mpt.plan.gpus import find_gpu
-from mpt.plan.search import Recipe, Search
+from mpt.plan.recipe import Recipe
+from mpt.plan.search import Search
 from mpt.plan.session import Answer
 from mpt.seams import Loss
 from mpt.tasks.classify import Classify

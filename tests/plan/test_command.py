@@ -13,7 +13,7 @@ from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, MemoryBudgetError
-from mpt.plan.search import TIE
+from mpt.plan.recipe import TIE
 
 CONFIG = """
 model: {name: tests.plan.models:UNet, image_size: 64, channels: 1, options: {width: 24}}

@@ -14,18 +14,8 @@ from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import MemoryBudgetError
 from mpt.plan.gpus import find_gpu
-from mpt.plan.search import (
-    FOR_ACTIVATIONS,
-    FOR_OPTIMIZER,
-    Patch,
-    Recipe,
-    describe_cost,
-    patched,
-    precision_patches,
-    rank,
-    search,
-    without_conflicts,
-)
+from mpt.plan.recipe import Patch, Recipe, describe_cost, rank, without_conflicts
+from mpt.plan.search import FOR_ACTIVATIONS, FOR_OPTIMIZER, patched, precision_patches, search
 from mpt.plan.session import Answer, PlanError
 
 GIB, MIB = 2**30, 2**20
