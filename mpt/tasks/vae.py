@@ -127,18 +127,21 @@ class Vae:
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the bound per test image and its terms, and the quality of samples from the prior."""
         sums = {"reconstruction": 0.0, "divergence": 0.0}
-        seen: list[Batch] = []
-        with torch.no_grad():
+        count = 0
+
+        def measured() -> Iterator[Batch]:
+            nonlocal count
             for batch in batches:
-                seen.append({"image": batch["image"]})
-                with self.precision.forward():
+                with torch.no_grad(), self.precision.forward():
                     terms = self.bound({**batch, **self._noise(batch["image"])})
                 for name, term in zip(sums, terms, strict=True):
                     sums[name] += float(term) * len(batch["image"])
-        total = sum(len(batch["image"]) for batch in seen)
-        means = {name: value / total for name, value in sums.items()}
+                count += len(batch["image"])
+                yield batch
+
         settings = self.settings
-        quality = self.sampler.quality(self.data, seen, settings.metric_samples, settings.inception_weights)
+        quality = self.sampler.quality(self.data, measured(), settings.metric_samples, settings.inception_weights)
+        means = {name: value / count for name, value in sums.items()}
         return {"negative_elbo": sum(means.values()), **means, **quality}
 
     def preview(self, batch: Batch) -> Tensor | None:
