@@ -27,9 +27,7 @@ class ExpandableSegments(Trick):
     def attach(self, run: Any) -> None:
         """Tell the allocator; memory reserved before keeps its old segments."""
         if run.device.type == "cuda":
-            # The function of before is deprecated where there is this one.
-            settings: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-            (settings or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         else:
             run.notes.append(
                 f"memory.expandable_segments: only CUDA's allocator has them; nothing to do on {run.device}"

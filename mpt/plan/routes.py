@@ -7,8 +7,9 @@ else.
 
 The list was made by asking torch 2.13 which operators have both a composite kernel and one for a device
 (`find_split_operators`), and by reading its device checks. `unknown_routes` asks the installed torch again: what it
-finds beyond the list is reported with the plan. Attention follows `sdp_utils.cpp`; what cuDNN keeps for a recurrent
-layer's backward pass is not documented, and is taken to be the gates and states.
+finds beyond the list is reported with the plan. Attention follows `sdp_utils.cpp`, except that cuDNN's own, which
+torch prefers on compute capabilities 9.0 and 10.0, is taken to hold what flash attention holds. What cuDNN keeps for a
+recurrent layer's backward pass is not documented, and is taken to be the gates and states.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The trace sees tensors. cuBLAS, cuDNN and attention kernels also ask the caching
 CUDA context takes memory outside it. Each such part is here, with where its size comes from, and nowhere else; the
 calibration of one real run (`mpt.plan.calibration`) replaces the parts that cannot be known beforehand.
 
-- cuBLAS: one workspace per handle and stream, 8 MiB + 128 KiB by default, 32 MiB on compute capability 9.0 and later
+- cuBLAS: one workspace per handle and stream, 8 MiB + 128 KiB by default, 32 MiB on compute capability 9.0
   (`CUDABlas.cpp`, `parseChosenWorkspaceSize`). Autograd's thread has a handle of its own, so backward adds a second
   one.
 - Flash attention's backward: a float32 accumulator of the queries' gradient and one float32 per query, rows rounded
@@ -50,7 +50,7 @@ class Unseen:
         """Bytes of one cuBLAS workspace."""
         if self.deterministic:
             return CUBLAS_BYTES_DETERMINISTIC
-        return CUBLAS_BYTES_SM90 if self.capability >= (9, 0) else CUBLAS_BYTES
+        return CUBLAS_BYTES_SM90 if self.capability == (9, 0) else CUBLAS_BYTES
 
     def opens_handle(self, operator: str, in_backward: bool) -> bool:
         """Return whether this operator is the first of its thread to need a cuBLAS workspace, which then stays."""
