@@ -125,7 +125,8 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
         trick.apply(task, precision)
     precision.prepare(task)
     settings_by_module = {name: _optimizer_settings(config, name) for name in task.trainable}
-    optimizers = build_optimizers(config, settings_by_module, task, precision, fake) if trains else {}
+    fake_gpu = fake and device.type != "cpu"
+    optimizers = build_optimizers(config, settings_by_module, task, precision, fake_gpu) if trains else {}
     phases = list(task.phases(optimizers)) if trains else []
     precision.bind(phases)
     run = Run(
@@ -182,7 +183,7 @@ def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
 
 
 def build_optimizers(
-    config: Config, settings: Mapping[str, OptimizerOptions], task: Task, precision: Precision, fake: bool
+    config: Config, settings: Mapping[str, OptimizerOptions], task: Task, precision: Precision, fake_gpu: bool
 ) -> dict[str, Optimizer]:
     """Build an optimizer per trained module, over the parameters that the precision mode says."""
     unknown = sorted(set(config.optimizer.settings.phases) - set(task.trainable))
@@ -201,7 +202,7 @@ def build_optimizers(
     for name, module in task.trainable.items():
         own: Any = config.optimizer.plugin.native_settings(settings[name])
         # Optimizers choose the foreach path by looking at the device, which fakes hide: say what a GPU would get.
-        if fake and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
+        if fake_gpu and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
             own = own.model_copy(update={"foreach": True})
         optimizers[name] = config.optimizer.load().build(own, precision.parameters(module))
     return optimizers

@@ -49,7 +49,7 @@ def test_pictures_are_labelled_with_the_classes_of_the_data_that_are_not_here(
     for half in (False, True):
         infer.run(InferArguments(run="classifier", runs=str(moved), input=str(picture), half=half, device="cpu"))
         said = capsys.readouterr().out
-        assert f"{picture}: cat" in said or f"{picture}: dog" in said
+        assert f"{picture}: label cat" in said or f"{picture}: label dog" in said
 
 
 def test_samples_need_no_data_and_without_input_the_missing_data_set_is_named(moved: Path) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from mpt.config.load import load_config
 from mpt.engine.memory import CudaPeaks
 from mpt.plan.beside import PlanBeside, launch, plan_beside, request
 from mpt.plan.calibration import Calibration, save_calibration
+from mpt.plan.check import live_peak, trace_real
 from mpt.report.page import write_report
 from mpt.report.read_run import read_run
 from tests.plan.configs import DIGITS, make
@@ -48,6 +50,15 @@ def test_a_run_on_a_gpu_is_planned_for_that_card_as_it_was_calibrated(tmp_path: 
     assert (answer["kind"], answer["gpu"], answer["calibrated_by"]) == ("cuda", "rtx2060", "runs/before")
     assert answer["context_bytes"] == 123 * MIB
     assert 0 < sum(answer["by_category"].values()) <= answer["peak_bytes"] <= answer["reserved_bytes"]
+
+
+def test_a_run_on_a_cpu_is_planned_with_the_optimizer_that_a_cpu_gets(tmp_path: Path) -> None:
+    data = make("dcgan").to_data()
+    config = load_config({**data, "optimizer": {"name": "adam"}, "precision": {"mode": "fp32"}})  # foreach is left open
+    path = tmp_path / "plan.json"
+    answer = planned(request(config, DIGITS, torch.device("cpu"), path), path)
+    assert answer["kind"] == "live tensors"
+    assert answer["peak_bytes"] == live_peak(trace_real(config, DIGITS, config.train.batch_size))
 
 
 @pytest.mark.usefixtures("card")

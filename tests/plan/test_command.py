@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import pytest
 import yaml
@@ -13,28 +14,50 @@ from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, MemoryBudgetError
-from mpt.plan.recipe import TIE
+from mpt.plan.calibration import Calibration
+from mpt.plan.gpus import Gpu
+from mpt.plan.session import Session
 
 CONFIG = """
-model: {name: tests.plan.models:UNet, image_size: 64, channels: 1, options: {width: 24}}
-dataset: {name: digits, image_size: 64}
+model: {name: tests.plan.models:UNet, image_size: 16, channels: 1}
+dataset: {name: digits, image_size: 16}
 precision: fp32
 optimizer: {name: adam}
-train: {batch_size: 16}
+train: {batch_size: 256}
 """
-FEW_TRICKS = ({}, {"recompute": "all"}, {"micro_batch": 4, "optimizer_in_backward": True})
+FEW_TRICKS = ({}, {"recompute": "all"}, {"micro_batch": 64, "optimizer_in_backward": True})
 """The last clashes: it must be left out and counted."""
 
 
+class Shared:
+    """Stands for the command's session: one planning process serves all tests, since importing torch is most of it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __call__(self, gpu: Gpu, calibration: Calibration, allow: Sequence[str] = (), workers: int = 1) -> Self:
+        self.session.gpu, self.session.calibration, self.session.allow = gpu, calibration, list(allow)
+        return self
+
+    def __enter__(self) -> Session:
+        return self.session
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
 @pytest.fixture
-def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanArguments:
+def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanArguments]:
+    before = session.gpu, session.calibration, session.allow
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(plan, "Session", Shared(session))
     monkeypatch.setattr("mpt.plan.search.SINGLE", FEW_TRICKS)
     monkeypatch.setattr("mpt.plan.search.PAIRS", ())
     monkeypatch.setattr("mpt.plan.search.SPLIT", ({},))
     path = tmp_path / "unet.yaml"
     path.write_text(CONFIG)
-    return PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))
+    yield PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))
+    session.gpu, session.calibration, session.allow = before
 
 
 def with_vram(arguments: PlanArguments, vram: str | None, **more: object) -> PlanArguments:
@@ -71,9 +94,6 @@ def test_a_budget_gives_a_patch_that_fits_and_a_picture(
     best = told["recipes"][0]
     assert best["fits"]
     assert best["total_bytes"] <= budget * 2**20
-    seconds = [recipe["step_seconds"] for recipe in told["recipes"] if recipe["fits"] and not recipe["tight"]]
-    # Within the time model's error of the fastest the gentlest comes first.
-    assert all(later * (1 + TIE) >= earlier for earlier, later in itertools.pairwise(seconds))
     assert all(recipe["cost"] for recipe in told["recipes"])
     patch, picture = (Path(path) for path in told["written"])
     assert yaml.safe_load(patch.read_text()) == best["patch"]
@@ -83,6 +103,21 @@ def test_a_budget_gives_a_patch_that_fits_and_a_picture(
     plan.run(with_vram(arguments, None, patches=(patch,), json=True))
     again = json.loads(capsys.readouterr().out)["plan"]
     assert again["reserved"] == best["reserved"]
+
+
+def test_recipes_are_told_with_their_costs_and_the_command_that_trains_the_first(
+    arguments: PlanArguments, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    plan.run(with_vram(arguments, "500MiB", overrides=("train.batch_size=512", "memory.micro_batch=256")))
+    printed = capsys.readouterr().out
+    assert "fastest that fit in 500 MiB" in printed
+    assert "recompute all" in printed
+    assert "refused: " in printed
+    command = f"  mpt train {arguments.config} train.batch_size=512 memory.micro_batch=256 --allow tests --with"
+    assert any(line.startswith(command) for line in printed.splitlines())
+    assert all(len(line) <= 80 for line in printed.splitlines() if "mpt train" not in line)
+    assert Path(arguments.output or "").read_text().startswith(f"# {command.strip()}")
 
 
 def test_when_nothing_fits_the_smallest_is_named_and_the_exit_code_is_7(arguments: PlanArguments) -> None:
