@@ -103,11 +103,12 @@ class DataSpec:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> DataSpec:
         """Read what `to_record` wrote. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
-        dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.int64, torch.uint8)}
-        fields = {
-            str(name): FieldSpec(tuple(int(side) for side in entry["shape"]), dtypes[entry["dtype"]])
-            for name, entry in record["fields"].items()
-        }
+        fields = {}
+        for name, entry in record["fields"].items():
+            dtype = getattr(torch, entry["dtype"])
+            if not isinstance(dtype, torch.dtype):
+                raise TypeError(f"{entry['dtype']!r} is not a dtype")
+            fields[str(name)] = FieldSpec(tuple(int(side) for side in entry["shape"]), dtype)
         return cls(fields, int(record["size"]), tuple(map(str, record["classes"])), dict(record["extra"]))
 
     def zeros(self, batch_size: int, device: torch.device | str) -> Batch:

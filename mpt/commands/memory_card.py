@@ -75,11 +75,19 @@ def add_card(message: str, training: Training, arguments: TrainArguments) -> str
     return "\n".join([message, *(f"  {line}" for line in lines)])
 
 
+def refused_size(text: str) -> str:
+    """Return the size of a request as torch's message names it, large numbers of bytes in MiB."""
+    amount = int(text.removesuffix(" bytes")) if text.endswith(" bytes") else 0
+    return describe_bytes(amount) if amount >= 2**20 else text
+
+
 def find_budget(device: torch.device, message: str, earlier_peak: int = 0) -> Budget:
     """Return what a process may have on a device: on a GPU all that others leave, elsewhere what was refused."""
     if device.type != "cuda":
         found = REFUSED_SIZE.search(message)
-        return Budget(f"{found[1]} were refused" if found else "unknown on this device", find_gpu(DEFAULT))
+        return Budget(
+            f"{refused_size(found[1])} were refused" if found else "unknown on this device", find_gpu(DEFAULT)
+        )
     properties = torch.cuda.get_device_properties(device)
     gpu = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
     free, total = torch.cuda.mem_get_info(device)

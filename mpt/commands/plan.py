@@ -41,6 +41,8 @@ def run(arguments: PlanArguments) -> None:
         calibrate(arguments, arguments.calibrate)
         return
     assert arguments.config is not None
+    if arguments.output is not None and arguments.vram is None:
+        raise ConfigError("--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB")
     config = load_config(arguments.config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
     gpu = choose_gpu(arguments.gpu)
     calibration = load_calibration(gpu.name)

@@ -31,7 +31,7 @@ from mpt.errors import MptError
 from mpt.plan.calibration import Calibration, load_calibration
 from mpt.plan.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
 from mpt.run.files import write_atomically
-from mpt.seams import DataSpec, FieldSpec
+from mpt.seams import DataSpec
 
 LIFE_SECONDS = 600
 """A planning process ends itself after this, also where its run was killed."""
@@ -98,11 +98,10 @@ def request(
         properties = torch.cuda.get_device_properties(device)
         gpu = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
         calibration = load_calibration(gpu.name)
-    fields = {name: (spec.shape, str(spec.dtype).removeprefix("torch.")) for name, spec in data.fields.items()}
     return {
         "config": config.to_yaml(),
         "allow": list(allow),
-        "data": {"fields": fields, "size": data.size, "classes": data.classes, "extra": dict(data.extra)},
+        "data": data.to_record(),
         "kind": device.type,
         "gpu": asdict(gpu),
         "calibration": asdict(calibration),
@@ -151,12 +150,8 @@ def main() -> None:
 
 def understand(wish: dict[str, Any]) -> tuple[Config, DataSpec, Gpu]:
     """Return the configuration, the layout of its data and the card of a request. Raises the configuration's errors."""
-    config = load_config(wish["config"], allow=wish["allow"])
-    fields = {
-        name: FieldSpec(tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in wish["data"]["fields"].items()
-    }
-    data = DataSpec(fields, wish["data"]["size"], tuple(wish["data"]["classes"]), wish["data"]["extra"])
-    return config, data, Gpu(**{**wish["gpu"], "capability": tuple(wish["gpu"]["capability"])})
+    gpu = Gpu(**{**wish["gpu"], "capability": tuple(wish["gpu"]["capability"])})
+    return load_config(wish["config"], allow=wish["allow"]), DataSpec.from_record(wish["data"]), gpu
 
 
 def predict(wish: dict[str, Any]) -> dict[str, Any]:

@@ -88,18 +88,18 @@ def search(
     found = _Search(session, config, budget_bytes)
     precisions = list(precision_patches(config, gpu))
     first = session.submit(config, budget_bytes=budget_bytes, timeline=True, largest_batch=largest_batch)
-    singles = [found.submit(_joined(precision, tricks)) for precision in precisions for tricks in SINGLE]
+    singles = [found.submit(joined(precision, tricks)) for precision in precisions for tricks in SINGLE]
     answer = first.result()
     on_first(answer.get())
     found.keep(({}, config, first))
     for attempt in singles:
         found.keep(attempt)
-    found.try_all(_joined(precision, tricks) for precision in precisions for tricks in PAIRS)
+    found.try_all(joined(precision, tricks) for precision in precisions for tricks in PAIRS)
     for count in () if "micro_batch" in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
         if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(one.fits for one in found.recipes)):
             break
         size = {"micro_batch": -(-config.train.batch_size // count)}
-        found.try_all(_joined(precision, {**tricks, **size}) for precision in precisions for tricks in SPLIT)
+        found.try_all(joined(precision, {**tricks, **size}) for precision in precisions for tricks in SPLIT)
     return Search(rank(found.recipes), found.refused, found.hopeless)
 
 
@@ -140,7 +140,7 @@ class _Search:
         self.recipes.append(Recipe(patch, changed, answer))
         growing = answer.plan["growing"]
         if growing.get("fits"):
-            patch = _joined(patch, {"expandable_segments": True})
+            patch = joined(patch, {"expandable_segments": True})
             grown = patched(self.config, patch, self.session.allow)
             self.recipes.append(Recipe(patch, grown, Answer({**answer.plan, **growing}), traced=False))
 
@@ -194,5 +194,6 @@ def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> C
     return load_config(config.to_data(), overrides, allow=allow)
 
 
-def _joined(patch: Mapping[str, Any], tricks: Mapping[str, Any]) -> Patch:
+def joined(patch: Mapping[str, Any], tricks: Mapping[str, Any]) -> Patch:
+    """Return a patch with more memory tricks in it."""
     return {**patch, "memory": {**patch.get("memory", {}), **tricks}} if tricks else dict(patch)

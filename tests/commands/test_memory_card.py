@@ -206,6 +206,19 @@ def test_on_a_gpu_the_smallest_recipe_that_fits_is_proposed(config: Path, monkey
     assert not (config.parent / "runs/run-2/plan.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("Tried to allocate 2.00 GiB. GPU 0", "2.00 GiB were refused"),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes.", "1,024 MiB were refused"),
+        ("you tried to allocate 512 bytes", "512 bytes were refused"),
+        ("no room", "unknown on this device"),
+    ],
+)
+def test_on_a_cpu_the_budget_is_what_was_refused(message: str, words: str) -> None:
+    assert card.find_budget(torch.device("cpu"), message).text == words
+
+
 def test_memory_that_runs_out_elsewhere_says_where(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no room")

@@ -61,13 +61,14 @@ def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def with_vram(arguments: PlanArguments, vram: str | None, **more: object) -> PlanArguments:
-    return PlanArguments(**{**vars(arguments), "vram": vram, **more})  # type: ignore[arg-type]
+    output = arguments.output if vram else None
+    return PlanArguments(**{**vars(arguments), "vram": vram, "output": output, **more})  # type: ignore[arg-type]
 
 
 def test_without_a_budget_the_plan_is_printed_against_the_whole_card(
     arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan.run(arguments)
+    plan.run(with_vram(arguments, None))
     printed = capsys.readouterr().out
     for words in (
         "allocated",
@@ -132,7 +133,14 @@ def test_a_budget_below_the_weights_is_refused_at_once(arguments: PlanArguments)
         plan.run(with_vram(arguments, "300MiB"))
 
 
-@pytest.mark.parametrize(("changes", "words"), [({"gpu": "rtx2061"}, "nearest: "), ({"vram": "six"}, "6GiB")])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": "rtx2061", "output": None}, "nearest: "),
+        ({"vram": "six"}, "6GiB"),
+        ({}, "--output: .* add --vram"),
+    ],
+)
 def test_bad_arguments_are_answered_before_any_planning(
     arguments: PlanArguments, changes: dict[str, str], words: str
 ) -> None:
@@ -143,7 +151,7 @@ def test_bad_arguments_are_answered_before_any_planning(
 def test_auto_needs_a_gpu_in_this_machine(arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="no CUDA device"):
-        plan.run(PlanArguments(**{**vars(arguments), "gpu": "auto"}))  # type: ignore[arg-type]
+        plan.run(with_vram(arguments, None, gpu="auto"))
 
 
 def test_calibrating_with_a_run_on_a_cpu_is_refused(arguments: PlanArguments, tmp_path: Path) -> None:
