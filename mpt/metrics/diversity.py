@@ -10,9 +10,13 @@ import math
 
 from torch import Tensor
 
+ROUNDING = 1e-6
+"""Features are float32: a spread below this part of their length is their rounding."""
+
 
 def diversity_ratio(real_features: Tensor, fake_features: Tensor) -> float:
     """Return the root of total feature variance of fake (m, d) over real (n, d). NaN when the real do not vary."""
-    real = real_features.double().var(0).sum().item()
-    fake = fake_features.double().var(0).sum().item()
-    return math.sqrt(fake / real) if real > 0 else math.nan
+    real_nd, fake_nd = real_features.double(), fake_features.double()
+    real, fake = (features.var(0).sum().item() for features in (real_nd, fake_nd))
+    noise = ROUNDING**2 * real_nd.square().sum(1).mean().item()
+    return math.sqrt(fake / real) if real > noise else math.nan

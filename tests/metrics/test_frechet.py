@@ -61,3 +61,5 @@ def test_diversity_is_the_ratio_of_spreads():
     assert diversity_ratio(real, real * 0.5 + 7) == pytest.approx(0.5)
     assert diversity_ratio(real, real[:1].expand(9, -1)) == 0
     assert math.isnan(diversity_ratio(real[:1].expand(9, -1), real))
+    rounded = real[:1] * (1 + 1e-7 * torch.rand(9, 1))  # one image, computed in batches of several sizes
+    assert math.isnan(diversity_ratio(rounded, real))
