@@ -107,7 +107,7 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
     from mpt.run.retention import set_aside_after
 
     directory, console = training.directory, training.console
-    loaded = checkpoint.load(source, map_location=training.run.device)
+    loaded = checkpoint.load(source)
     for note in loaded.notes:
         console.warning(note)
     before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)

@@ -195,7 +195,7 @@ def handle_non_finite(training: Training, phase: Phase, batch: Batch) -> bool:
 def roll_back(training: Training, why: str) -> bool:
     """Return to the newest whole checkpoint. The metrics written since then are dropped, the events stay."""
     try:
-        loaded = checkpoint.load(training.directory, map_location=training.run.device)
+        loaded = checkpoint.load(training.directory)
     except CheckpointError as error:
         raise NonFiniteError(f"{why}, and there is no checkpoint to return to") from error
     rollbacks, step = training.rollbacks + 1, training.step

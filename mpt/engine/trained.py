@@ -60,6 +60,6 @@ def open_trained(
     config = load_config(directory.config_path, overrides, allow=allow)
     train_data, test_data = open_datasets(config, directory)
     run = build_run(config, choose_device(device_name), train_data.spec, trains=False)
-    loaded = checkpoint.load(chosen or directory, map_location=run.device)
+    loaded = checkpoint.load(chosen or directory)
     restore_modules(run, loaded.state)
     return Trained(directory, config, run, train_data, test_data, loaded)

@@ -152,30 +152,33 @@ def put_in_place(run: RunDirectory, temporary: Path, path: Path) -> None:
         remove(replaced)
 
 
-def load(source: RunDirectory | Path, map_location: torch.device | str = "cpu") -> LoadedCheckpoint:
-    """Read a checkpoint by its path, or the newest whole one of a run.
+def load(source: RunDirectory | Path) -> LoadedCheckpoint:
+    """Read a checkpoint by its path, or the newest whole one of a run. Its tensors are on the CPU.
+
+    They are for copying from: random states and optimizers' step counts belong on the CPU, and a GPU that is nearly
+    full has no room for the weights twice.
 
     A run's damaged checkpoints are passed over, and `notes` names them and the one used. Raises CheckpointError if
     the one that was named is damaged, if all are, or if there is none.
     """
     if isinstance(source, RunDirectory):
-        return load_newest(source, map_location)
+        return load_newest(source)
     source = source.resolve()  # a link that the user names is meant; one that stands inside a run is not
     if not source.is_dir():
         what = "is a file; checkpoints are directories" if source.exists() else "does not exist"
         raise CheckpointError(f"{source} {what}. Name a run, or a directory like RUN/checkpoints/step-00000100.")
     if CHECKPOINT_NAME.fullmatch(source.name) or (source / MANIFEST).exists():
         try:
-            return read_checkpoint(source, map_location)
+            return read_checkpoint(source)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{source} is refused: {reason_of(error)}. Name another checkpoint, or its run to use "
                 "the newest whole one."
             ) from error
-    return load_newest(open_run(source), map_location)
+    return load_newest(open_run(source))
 
 
-def load_newest(run: RunDirectory, map_location: torch.device | str = "cpu") -> LoadedCheckpoint:
+def load_newest(run: RunDirectory) -> LoadedCheckpoint:
     """Read the newest checkpoint that is whole; see `load`."""
     steps = list_steps(run)
     notes = []
@@ -185,7 +188,7 @@ def load_newest(run: RunDirectory, map_location: torch.device | str = "cpu") -> 
     for step in reversed(steps):
         path = run.checkpoint_path(step)
         try:
-            found = read_checkpoint(path, map_location)
+            found = read_checkpoint(path)
         except (OSError, ValueError) as error:
             notes.append(f"{path.name} is refused: {reason_of(error)}")
             continue
@@ -206,7 +209,7 @@ def reason_of(error: OSError | ValueError) -> str:
     return str(error)
 
 
-def read_checkpoint(path: Path, map_location: torch.device | str = "cpu") -> LoadedCheckpoint:
+def read_checkpoint(path: Path) -> LoadedCheckpoint:
     """Read one checkpoint. Raises OSError or ValueError with the reason if it is damaged."""
     manifest = read_manifest(path)
     step, files = manifest.get("step"), manifest.get("files")
@@ -232,8 +235,6 @@ def read_checkpoint(path: Path, map_location: torch.device | str = "cpu") -> Loa
         structure = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{STRUCTURE} is nested too deeply") from error
-    if torch.device(map_location).type != "cpu":
-        tensors = {name: tensor.to(map_location) for name, tensor in tensors.items()}
     state = unpack(structure, tensors)
     if not isinstance(state, dict):
         raise ValueError("its state is not a mapping")

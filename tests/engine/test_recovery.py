@@ -14,6 +14,8 @@ from torch import Tensor
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
+from mpt.engine import recovery
+from mpt.engine.loop import Training
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
@@ -180,6 +182,26 @@ def test_out_of_memory_without_adapting_names_the_remedy(tmp_path: Path, monkeyp
     refuse_above(monkeypatch, 16)
     with pytest.raises(MemoryBudgetError, match=r"memory\.micro_batch=32"):
         start(tmp_path)
+
+
+def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numpy's random state and Adam's step counts belong on the CPU. `meta` stands for a GPU: no value comes back."""
+    calls = poison(monkeypatch, lambda call: call == 5)
+    original = recovery.roll_back
+
+    def roll_back(training: Training, why: str) -> bool:
+        monkeypatch.setattr(training.run, "device", torch.device("meta"))
+        done = original(training, why)
+        steps = [state["step"].device.type for state in training.run.optimizers["net"].state.values()]
+        assert steps
+        assert set(steps) == {"cpu"}
+        monkeypatch.setattr(training.run, "device", torch.device("cpu"))
+        return done
+
+    monkeypatch.setattr(recovery, "roll_back", roll_back)
+    path = start(tmp_path, optimizer="adam", train=settings(on_non_finite="rollback"))
+    assert len(calls) == 10
+    assert [event["kind"] for event in events(path)].count("rollback") == 1
 
 
 def test_a_poisoned_buffer_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

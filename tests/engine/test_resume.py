@@ -116,3 +116,11 @@ def test_log_lines_that_span_a_resume_hold_the_same_means(tmp_path: Path) -> Non
     _, whole = run_training(data, tmp_path / "whole")
     _, parts = run_training(data, tmp_path / "parts", (3,))
     assert whole == parts
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("base", [CLASSIFIER, GAN], ids=["classifier", "gan"])
+def test_resume_on_a_gpu_is_bit_exact(base: dict[str, Any], tmp_path: Path) -> None:
+    data = settings(base, {"mode": "amp", "dtype": "float16", "growth_interval": 3}, device="cuda", plan_memory=False)
+    check(data, tmp_path, (4,))
