@@ -60,9 +60,13 @@ class LossScaler:
                     gradient.coalesce().values() if gradient.is_sparse else gradient
                 )
         found: dict[torch.device, Tensor] = {}
-        for (device, _), gradients in groups.items():
+        for (device, dtype), gradients in groups.items():
             if device not in found:
                 found[device] = torch.zeros((), device=device)
+            if dtype == torch.bfloat16:  # GradScaler's kernel does not exist for it on CUDA
+                found[device] += ~torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
+                torch._foreach_mul_(gradients, 1.0 / self.scale)
+                continue
             inverse = torch.full((), 1.0 / self.scale, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found[device], inverse)
         return any(not isinstance(flag, FakeTensor) and bool(flag) for flag in found.values())

@@ -70,6 +70,30 @@ def test_unscaling_divides_gradients_of_every_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(module.weight.grad, torch.full_like(module.weight, 2.0))
 
 
+def test_bfloat16_gradients_do_without_the_kernel_that_cuda_has_not_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(gradients: list[torch.Tensor], *_: torch.Tensor) -> None:
+        raise NotImplementedError("not implemented for 'BFloat16'")
+
+    monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", kernel)
+    scaler = LossScaler(256.0, dynamic=False)
+    for value, is_bad in ((512.0, False), (math.inf, True), (math.nan, True)):
+        module = linear_with_gradient(value, torch.bfloat16)
+        assert scaler.unscale(module.parameters()) is is_bad
+        assert is_bad or torch.equal(module.weight.grad, torch.full_like(module.weight, 2.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_unscaling_on_a_gpu_finds_what_is_not_finite_in_every_dtype(dtype: torch.dtype) -> None:
+    scaler = LossScaler(256.0)
+    for value, is_bad in ((512.0, False), (math.inf, True)):
+        module = linear_with_gradient(value, dtype).cuda()
+        module.weight.grad = torch.full_like(module.weight, value)
+        assert scaler.unscale(module.parameters()) is is_bad
+        assert is_bad or torch.equal(module.weight.grad, torch.full_like(module.weight, 2.0))
+
+
 def test_state_returns_half_grown_counters() -> None:
     scaler = LossScaler(growth_interval=5)
     scaler.update(True)
