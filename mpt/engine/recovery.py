@@ -28,14 +28,20 @@ if TYPE_CHECKING:
     from mpt.engine.build import Run
     from mpt.engine.loop import Training
 
-CPU_ALLOCATION_FAILED = "DefaultCPUAllocator: can't allocate memory"
+REFUSALS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",  # the driver's, for pinned memory, kernels and handles
+    "_STATUS_ALLOC_FAILED",  # cuBLAS, cuDNN and cuSOLVER
+    "was unable to find an engine to execute this computation",  # cuDNN: no kernel's workspace had room
+)
+"""What a refusal says that is no torch.OutOfMemoryError."""
 FLOOR_PATIENCE = 3
 SKIP_PATIENCE = 10
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception is an allocator's refusal, on a GPU or on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATION_FAILED in str(error)
+    """Return whether an exception is a refusal of memory: by torch's allocators, the driver or CUDA's libraries."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in REFUSALS)
 
 
 def out_of_memory_reason(error: BaseException) -> str:

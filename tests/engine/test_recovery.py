@@ -204,6 +204,23 @@ def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeyp
     assert [event["kind"] for event in events(path)].count("rollback") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be ..."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("FIND was unable to find an engine to execute this computation"), True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"), False),
+    ],
+    ids=str,
+)
+def test_memory_runs_out_in_many_words(error: RuntimeError, is_one: bool) -> None:
+    assert recovery.is_out_of_memory(error) is is_one
+
+
 def test_a_poisoned_buffer_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Classify.after_step
 
