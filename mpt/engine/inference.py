@@ -1,7 +1,8 @@
 """What inference costs and how far two precisions lie apart: latency, memory, size, distance.
 
 Latency is the median and the 95th percentile over calls after a warm-up, each call synchronised on its own. Memory is
-the allocator's peak on CUDA and the peak of live tensor bytes on a CPU. Both are taken of one batch.
+the allocator's peak on CUDA, without what other runs hold, and the peak of live tensor bytes on a CPU. Both are taken
+of one batch.
 """
 
 from __future__ import annotations
@@ -71,13 +72,15 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_peak(call: Callable[[], object], run: Run) -> int:
-    """Return the peak bytes of one call, weights included."""
+    """Return the peak bytes of one call, this run's weights included and those of other runs not."""
+    held = [tensor for module in run.task.modules.values() for tensor in (*module.parameters(), *module.buffers())]
     if run.device.type == "cuda":
+        own = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}.values())
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(run.device)
+        before = torch.cuda.memory_allocated(run.device)
         call()
-        return int(torch.cuda.max_memory_allocated(run.device))
-    held = [tensor for module in run.task.modules.values() for tensor in (*module.parameters(), *module.buffers())]
+        return own + int(torch.cuda.max_memory_allocated(run.device)) - before
     return measure_step(call, lambda: {"parameters": held}, run.device).peak_bytes
 
 
