@@ -18,6 +18,11 @@ from mpt.engine.step import only, split
 from mpt.seams import Batch, Phase
 
 
+aten = torch.ops.aten
+WITHOUT_VALUES = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided))
+"""What they return is not computed: it may be the memory of a NaN that was freed just now."""
+
+
 class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Remembers the first operator whose inputs are finite and whose output is not, and the module it ran in."""
 
@@ -28,7 +33,8 @@ class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.finding is None and _has_non_finite(result) and not _has_non_finite((args, kwargs)):
+        is_computed = func._overloadpacket not in WITHOUT_VALUES
+        if self.finding is None and is_computed and _has_non_finite(result) and not _has_non_finite((args, kwargs)):
             where = self.modules[-1] if self.modules else "the loss"
             dtypes = {str(t.dtype).removeprefix("torch.") for t in tree_leaves(result) if isinstance(t, Tensor)}
             self.finding = f"{where}: {func._schema.name} in {', '.join(sorted(dtypes))}"

@@ -15,6 +15,7 @@ from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
 from mpt.engine import recovery
+from mpt.engine.diagnosis import FirstNonFinite
 from mpt.engine.loop import Training
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
 from mpt.run import checkpoint
@@ -107,6 +108,19 @@ def test_the_first_bad_module_and_operator_are_named(tmp_path: Path, monkeypatch
     monkeypatch.setattr(SmallCnn, "forward", forward)
     with pytest.raises(NonFiniteError, match=r"First bad value: net: aten::log"):
         start(tmp_path, train=settings(on_non_finite="stop"))
+
+
+def test_memory_that_was_not_written_yet_is_no_first_bad_value() -> None:
+    """A GPU's allocator hands out what was freed last: after a NaN, blocks full of it."""
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        with FirstNonFinite() as watch:
+            torch.log(torch.empty(4).fill_(2.0)) + torch.empty_like(torch.ones(4)).zero_()
+            assert watch.finding is None
+            torch.log(torch.full((4,), -2.0))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert watch.finding == "the loss: aten::log in float32"
 
 
 @pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
