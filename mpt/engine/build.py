@@ -69,7 +69,9 @@ def choose_device(wanted: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda is asked for, but torch sees no CUDA device; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device: found {wanted!r}; torch sees {torch.cuda.device_count()} CUDA device(s), from cuda:0")
+        raise ConfigError(
+            f"device: found {wanted!r}; torch sees {torch.cuda.device_count()} CUDA device(s), from cuda:0"
+        )
     return device
 
 

@@ -17,7 +17,6 @@ from mpt.engine.build import Run
 from mpt.engine.step import only, split
 from mpt.seams import Batch, Phase
 
-
 aten = torch.ops.aten
 WITHOUT_VALUES = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided))
 """What they return is not computed: it may be the memory of a NaN that was freed just now."""
