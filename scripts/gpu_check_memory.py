@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Of a convolution's own tensors, which cuDNN may take beside them."""
 CLEAN_STEPS, MOST_STEPS = 3, 12
-PLAN_SECONDS = 120
+PLAN_SECONDS, LAST_PLAN_SECONDS = 120, 5
+"""The most that a plan may take, and how long one is waited for when the time of the measurements is over."""
 BUDGET_PART = 0.35
 """Of the time, at least, for the budgets."""
 POISONED = 86
@@ -50,17 +52,21 @@ def work(path: Path, seconds: float, skip: int, rehearsal: bool) -> None:
     deadline = time.monotonic() + seconds
     device = torch.device("cpu") if rehearsal else torch.device("cuda", 0)
     rows = WORKLOADS[skip:]
-    with ThreadPoolExecutor(planners(rehearsal)) as pool:
+    end = deadline - BUDGET_PART * seconds
+    pool = ThreadPoolExecutor(planners(rehearsal))
+    try:
         prepared = {row.label: prepare(row, rehearsal) for row in rows}
-        plans = [pool.submit(plan_elsewhere, *prepared[row.label], device) for row in rows]
+        plans = [pool.submit(plan_elsewhere, *prepared[row.label], device, end + LAST_PLAN_SECONDS) for row in rows]
         for index, row in enumerate(rows):
-            left = deadline - BUDGET_PART * seconds - time.monotonic()
+            left = end - time.monotonic()
             entry = {"label": row.label, "counted": row.is_counted}
             if left < 2:
                 plans[index].cancel()
                 append(path, {**entry, "error": "not reached in time"})
                 continue
             append_measured(path, entry, lambda row=row: measure(*prepared[row.label], device), plans[index], left)
+    finally:
+        pool.shutdown(cancel_futures=True)  # where the context broke, the next process plans anew
     done = max(0, skip - len(WORKLOADS))
     for workload, part in BUDGETS[done : REHEARSED_BUDGETS if rehearsal else len(BUDGETS)]:
         entry = {"label": f"{workload.label}, {part:.0%}", "budget": True}
@@ -86,7 +92,7 @@ def append_measured(path: Path, entry: dict[str, Any], measuring: Any, plan: Fut
     try:
         entry |= measuring()
         if plan is not None:
-            entry |= plan.result(max(left, 5))
+            entry |= plan.result(max(left, LAST_PLAN_SECONDS))
     except MptError as error:
         entry["error"] = str(error).splitlines()[0]
     except TimeoutError:
@@ -265,22 +271,28 @@ def attempt(config: Any, data: Any, device: Any) -> tuple[str, dict[str, Any]]:
 # The planning process.
 
 
-def plan_elsewhere(config: Any, data: Any, device: Any) -> dict[str, Any]:
-    """Plan in a process of its own; return the bytes per share of cuDNN's scratch. Raises MptError with the reason."""
+def plan_elsewhere(config: Any, data: Any, device: Any, until: float = math.inf) -> dict[str, Any]:
+    """Plan in a process of its own; return the bytes per share of cuDNN's scratch.
+
+    Raises MptError with the reason, TimeoutError where it takes too long or beyond `until` on the monotonic clock.
+    """
     from mpt.errors import MptError
     from mpt.plan.beside import request
     from scripts.gpu_check_workloads import ALLOW
 
     wish = request(config, data, device, Path("unused"), ALLOW)
-    ended = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve()), "--plan"],
-        input=json.dumps(wish),
-        capture_output=True,
-        text=True,
-        timeout=PLAN_SECONDS,
-        check=False,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-    )
+    try:
+        ended = subprocess.run(
+            [sys.executable, str(Path(__file__).resolve()), "--plan"],
+            input=json.dumps(wish),
+            capture_output=True,
+            text=True,
+            timeout=max(1.0, min(PLAN_SECONDS, until - time.monotonic())),
+            check=False,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(str(error)) from error
     try:
         answer: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):

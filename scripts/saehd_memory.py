@@ -40,6 +40,7 @@ RECIPES: list[tuple[str, list[str]]] = [
     ("the plan, fp32", ["precision.mode=fp32", DENSE_IN_HALF, "memory.micro_batch=4"]),
     ("stages recomputed, optimizer on the host", ["memory.recompute=all", "memory.cpu_optimizer=true"]),
 ]
+CLEAN_STEPS, MOST_STEPS = 3, 20
 COLUMNS = ("parameters", "gradients", "optimizer state", "activations", "cast cache")
 
 
@@ -82,13 +83,15 @@ def measured_cells(index: int, cap: float) -> list[str]:
     command = [sys.executable, __file__, "--one", str(index), "--cap", str(cap)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return ["out of memory" if "OutOfMemory" in done.stderr else "failed", ""]
+        from mpt.engine.recovery import REFUSALS
+
+        return ["out of memory" if any(words in done.stderr for words in ("OutOfMemory", *REFUSALS)) else "failed", ""]
     found = json.loads(done.stdout.splitlines()[-1])
     return [f"{found['allocated'] / GIB:.2f}", f"{found['reserved'] / GIB:.2f}"]
 
 
 def measure(config: Config, cap_bytes: int) -> dict[str, int]:
-    """Run three steps on this machine's GPU under the cap and return the peaks."""
+    """Run some steps on this machine's GPU under the cap and return the peaks."""
     from mpt.commands.train import prepare_torch
 
     prepare_torch(config)
@@ -103,11 +106,16 @@ def measure(config: Config, cap_bytes: int) -> dict[str, int]:
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), device)
     data = describe_pairs(config.model.settings.image_size, 1000)
     run = build_run(config, device, data)
-    for _ in range(3):
+    clean = 0
+    for _ in range(MOST_STEPS):  # where the loss scale is still too large, the optimizer has no state yet
         torch.cuda.reset_peak_memory_stats(device)
         batch = data.zeros(config.train.batch_size, device)
-        for phase in run.phases:
-            update(run, phase, batch)
+        updates = [update(run, phase, batch) for phase in run.phases]
+        clean += not any(done.stats.skipped for done in updates)
+        if clean == CLEAN_STEPS:
+            break
+    else:
+        raise RuntimeError(f"{clean} steps of {MOST_STEPS} were taken, the others skipped")
     torch.cuda.synchronize(device)
     return {"allocated": torch.cuda.max_memory_allocated(device), "reserved": torch.cuda.max_memory_reserved(device)}
 

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,25 @@ def test_steps_are_taken_until_the_optimizers_have_stepped_often_enough(monkeypa
     assert figures["allocated"] > 0
     planned_bytes = gpu_check_memory.plan_elsewhere(config, data, torch.device("cpu"))["planned"]["0"][0]
     assert planned_bytes == pytest.approx(figures["allocated"], rel=0.05)
+
+
+def test_a_plan_that_takes_too_long_is_no_crash(tmp_path, monkeypatch):
+    config, data = gpu_check_memory.prepare(WORKLOADS[3], rehearsal=True)
+    limits = []
+
+    def run(command, timeout, **options):
+        limits.append(timeout)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with ThreadPoolExecutor(1) as pool:
+        until = time.monotonic() + 20
+        plan = pool.submit(gpu_check_memory.plan_elsewhere, config, data, torch.device("cpu"), until)
+        gpu_check_memory.append_measured(tmp_path / "rows", {"label": "a"}, lambda: {"allocated": 1}, plan, 10)
+    (row,) = gpu_check_plan.read_rows(tmp_path / "rows")
+    assert row["error"] == "the plan was not done in time"
+    assert not gpu_check_plan.is_broken({"rows": [row]})
+    assert 15 < limits[0] <= 20
 
 
 def test_the_fp32_flags_are_put_back_by_the_switches_that_the_modes_use():
