@@ -8,7 +8,8 @@ Three things, each beside a baseline of the same run:
 - `mpt plan CONFIG` with its largest batch, as a whole process, in turns with a process that only imports torch.
 - The search's own recipes on its own two workers, every one of them traced: a real search leaves out those that an
   earlier answer made needless or hopeless, and so needs less.
-- One trace under mpt.plan.fake_mode.LeanFakeMode and under torch's FakeTensorMode, in turns in one process.
+- Tracing the first recipes, once each, under mpt.plan.fake_mode.LeanFakeMode and under torch's FakeTensorMode, in
+  processes that take turns.
 
 Wall time needs quiet cores; processor time, children included, stands beside it.
 """
@@ -16,6 +17,7 @@ Wall time needs quiet cores; processor time, children included, stands beside it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -24,22 +26,27 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mpt.commands.plan import WORKERS
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.errors import ConfigError
+from mpt.errors import ConfigError, MptError
 from mpt.plan.calibration import Calibration
 from mpt.plan.gpus import Gpu, find_gpu
 from mpt.plan.search import PAIRS, PARTS, SINGLE, SPLIT, joined, patched, precision_patches
-from mpt.plan.session import Session
+from mpt.plan.session import Answer, Session
 from mpt.run.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
+TRACED = 8
+"""Recipes that are traced to compare the fake modes."""
 COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 
 
@@ -61,11 +68,11 @@ def main() -> None:
     parser.add_argument("--recipes", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="folder for planning.md and planning.json")
-    parser.add_argument("--traces", action="store_true", help=argparse.SUPPRESS)  # the part that needs its own process
+    parser.add_argument("--traces", help=argparse.SUPPRESS)  # a process that traces under this mode
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.traces:
-        print(json.dumps(time_traces(options)))
+        print(json.dumps(vars(trace_recipes(options))))
         return
     config, gpu = load_config(options.config, options.overrides), find_gpu(options.gpu)
     found = {
@@ -73,9 +80,10 @@ def main() -> None:
         "overrides": options.overrides,
         "gpu": gpu.name,
         "cores": len(os.sched_getaffinity(0)),
+        "load_before": os.getloadavg()[0],
         **time_command(options),
         **time_recipes(config, gpu, options.recipes),
-        **json.loads(last_line([sys.executable, __file__, *sys.argv[1:], "--traces"])),
+        **time_modes(options),
     }
     text = as_markdown(found)
     print(text, end="")
@@ -96,16 +104,23 @@ def time_command(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def time_recipes(config: Config, gpu: Gpu, count: int) -> dict[str, Any]:
-    """Return the seconds of planning `count` of the search's recipes, starting the workers included."""
-    recipes = list(itertools.islice(all_recipes(config, gpu), count))
-    answers: list[Any] = []
+    """Return the seconds in which `count` of the search's recipes are traced, starting the workers included.
+
+    What the planner refuses is asked for on the way and not counted; fewer are traced where there are no more.
+    """
+    recipes, counts = all_recipes(config, gpu), {"traced": 0, "refused": 0}
 
     def plan() -> None:
         with Session(gpu, Calibration(), workers=WORKERS) as session:
-            answers.extend(session.plan(recipes, budget_bytes=int(gpu.memory_gib * 2**30), timeline=True))
+            pending: deque[Future[Answer]] = deque()
+            while counts["traced"] < count:
+                for recipe in itertools.islice(recipes, WORKERS - len(pending)):
+                    pending.append(session.submit(recipe, budget_bytes=int(gpu.memory_gib * 2**30), timeline=True))
+                if not pending:
+                    break
+                counts["refused" if pending.popleft().result().error else "traced"] += 1
 
-    took = timed(plan)
-    return {"recipes": vars(took), "traced": sum(not one.error for one in answers), "workers": WORKERS}
+    return {"recipes": vars(timed(plan)), "workers": WORKERS, **counts}
 
 
 def all_recipes(config: Config, gpu: Gpu) -> Iterator[Config]:
@@ -124,24 +139,37 @@ def all_recipes(config: Config, gpu: Gpu) -> Iterator[Config]:
                 yield changed
 
 
-def time_traces(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the seconds of a trace under each fake mode, medians over rounds in turns."""
+def time_modes(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the seconds of a trace under each fake mode, medians over rounds in turns, each in a fresh process."""
+    seconds: dict[str, list[Seconds]] = {"lean": [], "torch": []}
+    for _ in range(options.rounds):
+        for mode, times in seconds.items():
+            told = last_line([sys.executable, __file__, *sys.argv[1:], "--traces", mode])
+            times.append(Seconds(**json.loads(told)))
+    return {mode: medians(times) for mode, times in seconds.items()}
+
+
+def trace_recipes(options: argparse.Namespace) -> Seconds:
+    """Return the mean seconds of a recipe's one trace under a fake mode. The first also fills torch's caches."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from mpt.plan import run_fake, worker
-    from mpt.plan.fake_mode import LeanFakeMode
     from mpt.plan.unseen import Unseen
 
     worker.preload()
     config, gpu = load_config(options.config, options.overrides), find_gpu(options.gpu)
     data, _ = worker.find_data_spec(config)
-    unseen = Unseen(gpu.capability, False, Calibration().context_bytes, None)
-    seconds: dict[type[FakeTensorMode], list[Seconds]] = {LeanFakeMode: [], FakeTensorMode: []}
-    for _ in range(options.rounds + 1):  # the first fills the caches
-        for mode, times in seconds.items():
-            run_fake.LeanFakeMode = mode  # type: ignore[misc,assignment]
-            times.append(timed(lambda: run_fake.trace_config(config, data, config.train.batch_size, gpu, unseen)))
-    return {"lean": medians(seconds[LeanFakeMode][1:]), "torch": medians(seconds[FakeTensorMode][1:])}
+    if options.traces == "torch":
+        vars(run_fake)["LeanFakeMode"] = FakeTensorMode
+    took = []
+    for recipe in all_recipes(config, gpu):
+        unseen = Unseen(gpu.capability, False, Calibration().context_bytes, 0.0)
+        with contextlib.suppress(MptError):  # what the planner refuses
+            trace = partial(run_fake.trace_config, recipe, data, recipe.train.batch_size, gpu, unseen)
+            took.append(timed(trace))
+        if len(took) == TRACED:
+            break
+    return Seconds(*(statistics.mean(getattr(one, clock) for one in took) for clock in ("wall", "processor")))
 
 
 def timed(work: Callable[[], object]) -> Seconds:
@@ -174,16 +202,18 @@ def as_markdown(found: dict[str, Any]) -> str:
     """Return the measurements as a table."""
     name = " ".join([found["config"], *found["overrides"]])
     traced = found["traced"]
+    refused = f" ({found['refused']} more refused)" if found["refused"] else ""
     each = {clock: seconds / max(1, traced) for clock, seconds in found["recipes"].items()}
     rows = [
         ("import torch", found["import"], None),
         ("`mpt plan`, whole process", found["plan"], found["import"]),
-        (f"{traced} recipes traced, {found['workers']} workers", found["recipes"], found["plan"]),
+        (f"{traced} recipes traced by {found['workers']} workers{refused}", found["recipes"], found["plan"]),
         ("a recipe of these", each, None),
-        ("one trace, torch's fake mode", found["torch"], None),
-        ("one trace, the shorter fake mode", found["lean"], found["torch"]),
+        ("a trace, torch's fake mode", found["torch"], None),
+        ("a trace, the shorter fake mode", found["lean"], found["torch"]),
     ]
-    lines = [f"{name} for {found['gpu']}, on {found['cores']} cores", ""]
+    load = f"a load of {found['load_before']:.1f} before"
+    lines = [f"{name} for {found['gpu']}, on {found['cores']} cores with {load}", ""]
     lines += ["| What | Wall, s | Processor, s | Processor time against |", "|---|---:|---:|---|"]
     against = {id(found["import"]): "importing torch", id(found["plan"]): "one plan", id(found["torch"]): "torch's"}
     for title, took, baseline in rows:
