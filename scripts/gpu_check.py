@@ -145,18 +145,25 @@ def run_worker(path: Path, share: float, left: float, rehearsal: bool) -> dict[s
     command = [sys.executable, str(Path(gpu_check_modes.__file__).resolve()), str(path), "--seconds", str(share)]
     command += ["--cpu-rehearsal"] if rehearsal else []
     print(f"{path.name}: {share:.0f} s", file=sys.stderr, flush=True)
+    wrong = {}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=max(5.0, min(2 * share, left)), check=False
         )
-    except subprocess.TimeoutExpired:
-        return {"config": path.name, "error": "did not end in its time"}
+        said = done.stdout
+        if done.returncode:
+            wrong["crash"] = f"exit {done.returncode}: {' | '.join(done.stderr.strip().splitlines()[-3:])}"
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or ""  # bytes, whatever was asked for
+        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+        wrong["error"] = "did not end in its time"
     try:
-        entry: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        return entry
-    except (ValueError, IndexError):
-        said = " | ".join(done.stderr.strip().splitlines()[-3:])
-        return {"config": path.name, "crash": f"exit {done.returncode}: {said}"}
+        entry: dict[str, Any] = json.loads(said[: said.rindex("\n")].splitlines()[-1])  # the last whole line
+    except ValueError:
+        return {"config": path.name, **(wrong or {"crash": "it said nothing"})}
+    if wrong:
+        entry["modes"] += [{"mode": gpu_check_modes.MODES[len(entry["modes"])], **wrong}]
+    return entry
 
 
 def write(folder: Path, results: dict[str, Any], started: float) -> None:

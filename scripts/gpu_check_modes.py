@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ LARGE_PARAMETERS = 30_000_000
 """A rehearsal leaves out what a CPU would take minutes for."""
 
 
-def check_config(path: Path, seconds: float, rehearsal: bool) -> dict[str, Any]:
-    """Measure every mode of a config within about `seconds`."""
+def check_config(path: Path, seconds: float, rehearsal: bool, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Measure every mode of a config within about `seconds`; tell what there is after each, should the end be early."""
     started = time.monotonic()
     import torch
 
@@ -64,6 +65,7 @@ def check_config(path: Path, seconds: float, rehearsal: bool) -> dict[str, Any]:
             row["crash"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             traceback.print_exc()
         entry["modes"].append(row)
+        tell(entry)
         if row.get("error") == "too large for a rehearsal":
             break
         gc.collect()
@@ -226,7 +228,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--cpu-rehearsal", action="store_true")
     options = parser.parse_args()
-    print(json.dumps(check_config(options.config, options.seconds, options.cpu_rehearsal)))
+
+    def tell(entry: dict[str, Any]) -> None:
+        print(json.dumps(entry), flush=True)
+
+    tell(check_config(options.config, options.seconds, options.cpu_rehearsal, tell))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
-from mpt.commands.plan_tables import as_data, print_plan, print_search
+from mpt.commands.plan_tables import as_data, print_plan, print_search, worth_showing
 from mpt.config.load import load_config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
@@ -132,7 +132,8 @@ def write_results(
     except OSError as error:
         raise InputOutputError(f"{path}: cannot be written: {error}") from error
     panels = [("as it stands", plan["timeline"])]
-    panels += [(describe_patch(one.patch), one.plan["timeline"]) for one in recipes[:PICTURED] if one.patch]
+    shown = [one for one in worth_showing(recipes)[:PICTURED] if one.patch]
+    panels += [(describe_patch(one.patch), one.plan["timeline"]) for one in shown]
     picture = path.with_suffix(".png")
     write_timeline(picture, panels, budget - plan["context_bytes"])
     return [str(path), str(picture)]
