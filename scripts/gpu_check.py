@@ -141,11 +141,11 @@ def run_tests(seconds: float) -> dict[str, Any]:
 
 
 def run_worker(path: Path, share: float, left: float, rehearsal: bool) -> dict[str, Any]:
-    """Measure one config in a process of its own, so that a crash there costs that config alone."""
+    """Measure one config in a process of its own, so that a crash there costs one mode alone."""
     command = [sys.executable, str(Path(gpu_check_modes.__file__).resolve()), str(path), "--seconds", str(share)]
     command += ["--cpu-rehearsal"] if rehearsal else []
     print(f"{path.name}: {share:.0f} s", file=sys.stderr, flush=True)
-    wrong = {}
+    wrong: dict[str, str] = {}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=max(5.0, min(2 * share, left)), check=False
@@ -159,10 +159,10 @@ def run_worker(path: Path, share: float, left: float, rehearsal: bool) -> dict[s
         wrong["error"] = "did not end in its time"
     try:
         entry: dict[str, Any] = json.loads(said[: said.rindex("\n")].splitlines()[-1])  # the last whole line
-    except ValueError:
+    except (ValueError, IndexError):
         return {"config": path.name, **(wrong or {"crash": "it said nothing"})}
-    if wrong:
-        entry["modes"] += [{"mode": gpu_check_modes.MODES[len(entry["modes"])], **wrong}]
+    under_way = gpu_check_modes.MODES[len(entry["modes"]) :][:1]
+    entry["modes"] += [{"mode": mode, **wrong} for mode in under_way if wrong]
     return entry
 
 

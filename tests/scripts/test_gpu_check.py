@@ -117,6 +117,24 @@ def test_steps_are_taken_until_the_optimizers_have_stepped_often_enough(monkeypa
     assert planned_bytes == pytest.approx(figures["allocated"], rel=0.05)
 
 
+@pytest.mark.parametrize("ends", ["late", "broken"])
+def test_a_config_that_does_not_end_keeps_the_modes_that_were_measured(monkeypatch, ends):
+    modes = [{"mode": "fp32", "steps": 3}, {"mode": "tf32", "steps": 3}]
+    said = "".join(json.dumps({"config": "a.yaml", "modes": modes[:count]}) + "\n" for count in (1, 2)) + '{"conf'
+
+    def run(command, timeout, **options):
+        if ends == "late":
+            raise subprocess.TimeoutExpired(command, timeout, output=said.encode())
+        return subprocess.CompletedProcess(command, -11, said, "Segmentation fault\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    entry = gpu_check.run_worker(Path("a.yaml"), 10, 10, rehearsal=True)
+    assert entry["modes"][:2] == modes
+    wrong = {"error": "did not end in its time"} if ends == "late" else {"crash": "exit -11: Segmentation fault"}
+    assert entry["modes"][2:] == [{"mode": "amp", **wrong}]
+    assert gpu_check.is_broken_config(entry) is (ends == "broken")
+
+
 def test_a_plan_that_takes_too_long_is_no_crash(tmp_path, monkeypatch):
     config, data = gpu_check_memory.prepare(WORKLOADS[3], rehearsal=True)
     limits = []
