@@ -16,7 +16,7 @@ def test_recipes_are_those_of_the_search_each_once() -> None:
     assert recipes[0] == config.to_data()
     assert all(one not in recipes[:index] for index, one in enumerate(recipes))
     assert {one["precision"]["mode"] for one in recipes} == {"fp32", "amp"}
-    assert [one["memory"].get("micro_batch") for one in recipes][-1] == 8
+    assert [one["memory"].get("micro_batch") for one in recipes][-1] == {"size": 8}
 
 
 def test_the_table_puts_processor_time_against_its_baseline() -> None:
