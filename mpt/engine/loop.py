@@ -356,6 +356,7 @@ def conditions(run: Run) -> dict[str, Any]:
         "precision": run.config.precision.mode,
         "dtype": str(run.precision.dtype).removeprefix("torch."),
         "device": run.device.type,
+        **({"gpu": torch.cuda.get_device_name(run.device)} if run.device.type == "cuda" else {}),
         "batch_size": run.config.train.batch_size,
         "seed": run.config.seed,
     }

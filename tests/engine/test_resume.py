@@ -10,8 +10,10 @@ import torch
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
+from mpt.engine.loop import conditions
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
+from tests.engine import parts
 
 CLASSIFIER = {
     "model": {"name": "small_cnn", "features": 4, "image_size": 8, "dropout": 0.2},
@@ -116,6 +118,14 @@ def test_log_lines_that_span_a_resume_hold_the_same_means(tmp_path: Path) -> Non
     _, whole = run_training(data, tmp_path / "whole")
     _, parts = run_training(data, tmp_path / "parts", (3,))
     assert whole == parts
+
+
+def test_another_gpu_is_another_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = parts.classifier()
+    assert "gpu" not in conditions(run)
+    run.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    assert conditions(run)["gpu"] == "NVIDIA H200"
 
 
 @pytest.mark.gpu
