@@ -95,7 +95,8 @@ def colour(image_bchw: Tensor, draws: Draws) -> Tensor:
     flip = draws.gate((draws.uniform() * 2).floor(), 0.0)[:, None, None]
     matrix = identity - 2 * flip * along
     angle = draws.gate((draws.uniform() * 2 - 1) * math.pi, 0.0)[:, None, None]
-    cross = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]], device=image.device) / math.sqrt(3)
+    # [[0, -1, 1], [1, 0, -1], [-1, 1, 0]], without the blocking copy to the GPU that a list would be
+    cross = (identity.roll(1, 0) - identity.roll(2, 0)) / math.sqrt(3)
     hue = along + (identity - along) * angle.cos() + cross * angle.sin()
     saturation = draws.gate(torch.exp2(draws.normal()), 1.0)[:, None, None]
     matrix = (along + (identity - along) * saturation) @ hue @ matrix
