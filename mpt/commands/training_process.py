@@ -1,11 +1,19 @@
-"""`mpt train` in a process of its own, as a comparison starts it: signals are passed on, last words brought back."""
+"""`mpt train` in a process of its own, as a comparison starts it: signals are passed on, last words brought back.
+
+The process reads a pipe whose other end is held here. When that ends without a word, as after `kill -9`, the run is
+told to stop: it saves, and neither the card nor the run's folder stays taken.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mpt.run.signals import StopRequest
@@ -33,12 +41,12 @@ def check_in_process(allow: Sequence[str]) -> Check:
 
 def run_train(file: Path, options: Sequence[str], allow: Sequence[str]) -> tuple[int, str]:
     """Run `mpt train`; return its exit code, 128 and the signal's number if one arrived here, and its last words."""
-    command = [sys.executable, "-m", "mpt", "train", str(file), "--quiet", *options]
+    command = [sys.executable, "-m", __name__, "train", str(file), "--quiet", *options]
     command += [word for package in allow for word in ("--allow", package)]
-    with StopRequest() as stop:
+    with StopRequest() as stop, held_pipe() as held:
         # A session of its own: Ctrl-C then reaches this process alone, which passes it on once.
         process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command, stdin=held, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         passed_on = False
         while True:
@@ -55,9 +63,35 @@ def run_train(file: Path, options: Sequence[str], allow: Sequence[str]) -> tuple
     return code, last_words(words)
 
 
+@contextlib.contextmanager
+def held_pipe() -> Iterator[int]:
+    """Give the reading end of a pipe that ends when the block, or this process, does."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+def main() -> None:
+    """Run `mpt` with this process's arguments, and stop it once standard input has ended."""
+
+    def watch() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    runpy.run_module("mpt", run_name="__main__", alter_sys=True)
+
+
 def last_words(text: str) -> str:
     """Return a failed process's error, or whatever it said at its end, in one line."""
     lines = text.strip().splitlines()
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     said = lines[errors[-1] :] if errors else lines[-4:]
     return " ".join(" ".join(said).split()).removeprefix("error: ")
+
+
+if __name__ == "__main__":
+    main()
