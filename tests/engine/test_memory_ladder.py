@@ -1,5 +1,6 @@
 """Memory that runs out in a running training: what is done, and that the result is as if done from the start."""
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -270,3 +271,24 @@ def test_sizes_leave_no_last_sample_alone_where_one_is_too_few() -> None:
     assert ladder.smaller_size(33, 33, least=1) == 16
     assert ladder.smaller_size(3, 33, least=2) is None
     assert ladder.smaller_size(1, 8, least=1) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_that_is_too_small_for_the_batch_gets_smaller_micro_batches(tmp_path: Path) -> None:
+    model = {"name": "small_cnn", "features": 256, "image_size": 8}
+    settings = {**CLASSIFIER["train"], "batch_size": 1400, "device": "cuda", "plan_memory": False}
+    torch.cuda.empty_cache()
+    start(tmp_path / "whole", model=model, train=settings)
+    wanted = torch.cuda.memory_reserved()
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + wanted) * 0.6 / total)
+    try:
+        path = start(tmp_path / "small", model=model, train=settings)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    found = checkpoint.load(open_run(path))
+    assert found.step == settings["steps"]
+    assert found.state["loop"]["adapted"]["micro_batch"] < 1400
