@@ -149,7 +149,7 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
         buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
     )
-    for trick in tricks if trains else ():
+    for trick in sorted(tricks, key=lambda one: not getattr(one, "replaces_optimizers", False)) if trains else ():
         attach = getattr(trick, "attach", None)
         if attach is not None:
             attach(run)

@@ -94,7 +94,7 @@ def _pins(parameter: Tensor) -> bool:
 class CpuOptimizer(Trick):
     """Replaces each optimizer by one that works in host memory."""
 
-    name, exact = "cpu_optimizer", False
+    name, exact, replaces_optimizers = "cpu_optimizer", False, True
 
     def attach(self, run: Any) -> None:
         """Put host optimizers in place, in the run and in its phases."""

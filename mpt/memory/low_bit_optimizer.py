@@ -41,7 +41,7 @@ class Settings(Options):
 class LowBitOptimizer(Trick):
     """Replaces each Adam or AdamW by its 8-bit form."""
 
-    name, exact = "low_bit_optimizer", False
+    name, exact, replaces_optimizers = "low_bit_optimizer", False, True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -17,6 +17,8 @@ class Trick:
 
     name: str
     exact = True
+    replaces_optimizers = False
+    """Such tricks are attached first: what others hang on an optimizer would be lost with it."""
 
     def apply(self, task: Task, precision: Precision) -> None:
         """Change the built task, before optimizers exist."""
