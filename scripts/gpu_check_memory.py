@@ -9,6 +9,7 @@ train within it. On a CPU (a rehearsal) live tensor bytes are compared instead.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import math
@@ -47,7 +48,9 @@ def work(path: Path, seconds: float, skip: int, rehearsal: bool) -> None:
     """Measure the workloads after the first `skip`, then the budgets, and append a row for each."""
     import torch
 
-    from scripts.gpu_check_workloads import BUDGETS, WORKLOADS
+    from mpt.plan.calibration import Calibration
+    from mpt.plan.session import Session
+    from scripts.gpu_check_workloads import ALLOW, BUDGETS, WORKLOADS
 
     deadline = time.monotonic() + seconds
     device = torch.device("cpu") if rehearsal else torch.device("cuda", 0)
@@ -68,14 +71,22 @@ def work(path: Path, seconds: float, skip: int, rehearsal: bool) -> None:
     finally:
         pool.shutdown(cancel_futures=True)  # where the context broke, the next process plans anew
     done = max(0, skip - len(WORKLOADS))
-    for workload, part in BUDGETS[done : REHEARSED_BUDGETS if rehearsal else len(BUDGETS)]:
-        entry = {"label": f"{workload.label}, {part:.0%}", "budget": True}
-        if deadline - time.monotonic() < 15:
-            append(path, {**entry, "error": "not reached in time"})
-            continue
-        append_measured(
-            path, entry, lambda workload=workload, part=part: try_budget(workload, part, device, rehearsal), None, 0
-        )
+    with Session(card(device), Calibration(), ALLOW, planners(rehearsal)) as session:
+        for workload, part in BUDGETS[done : REHEARSED_BUDGETS if rehearsal else len(BUDGETS)]:
+            entry = {"label": f"{workload.label}, {part:.0%}", "budget": True}
+            if deadline - time.monotonic() < 15:
+                append(path, {**entry, "error": "not reached in time"})
+                continue
+            trial = functools.partial(try_budget, session, workload, part, device, rehearsal)
+            append_measured(path, entry, trial, None, 0)
+
+
+def card(device: Any) -> Any:
+    """Return the GPU to plan for: the installed one, or in a rehearsal a common one."""
+    from mpt.commands.memory_card import find_budget
+    from mpt.plan.gpus import find_gpu
+
+    return find_budget(device, "").gpu if device.type == "cuda" else find_gpu("rtx3060")
 
 
 def planners(rehearsal: bool) -> int:
@@ -207,53 +218,39 @@ def draw(spec: Any, count: int, classes: int, numbers: Any) -> Any:
     return torch.randint(max(1, classes), (count, *spec.shape), generator=numbers, dtype=spec.dtype)
 
 
-def try_budget(workload: Any, part: float, device: Any, rehearsal: bool) -> dict[str, Any]:
+def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal: bool) -> dict[str, Any]:
     """Allow the process a part of what a workload would reserve; find a recipe for that and train it there."""
     import torch
 
     from mpt.commands.memory_card import find_budget
-    from mpt.plan.calibration import Calibration
-    from mpt.plan.gpus import find_gpu
     from mpt.plan.recipe import describe_patch
     from mpt.plan.search import search
-    from mpt.plan.session import Session
-    from scripts.gpu_check_workloads import ALLOW
 
     config, data = prepare(workload, rehearsal)
-    on_cuda = device.type == "cuda"
-    gpu = find_budget(torch.device("cuda"), "").gpu if on_cuda else find_gpu("rtx3060")
-    calibration = Calibration()
-    with Session(gpu, calibration, ALLOW, planners(rehearsal)) as session:
-        wanted = session.plan([config])[0].get()["reserved"]
-        limit = int((REHEARSED_PART if rehearsal else part) * wanted)
-        try:
-            if on_cuda:
-                clear(device)
-                total = torch.cuda.get_device_properties(device).total_memory
-                torch.cuda.set_per_process_memory_fraction(limit / total, device)
-                found = find_budget(torch.device("cuda"), "")  # as the card of a run that ran out would
-                limit = (found.limit_bytes or 0) - calibration.context_bytes
-            recipes = search(session, config, gpu, limit + calibration.context_bytes).recipes
-            installed = any(find_spec(name) for name in ("bitsandbytes", "torchao"))
-            fitting = [
-                r for r in recipes if r.fits and (installed or "low_bit_optimizer" not in r.config.memory.tricks)
-            ]
-            row: dict[str, Any] = {"budget_bytes": limit, "planned_bytes": wanted}
-            row["as_it_stands"] = attempt(config, data, device)[0]
-            if not fitting:
-                return {**row, "recipe": "none", "outcome": "nothing fits"}
-            outcome, figures = attempt(fitting[0].config, data, device)
-            planned = fitting[0].plan["reserved_in_budget"]
-            return {
-                **row,
-                "recipe": describe_patch(fitting[0].patch),
-                "recipe_bytes": planned,
-                "outcome": outcome,
-                **figures,
-            }
-        finally:
-            if on_cuda:
-                torch.cuda.set_per_process_memory_fraction(1.0, device)
+    on_cuda, context = device.type == "cuda", session.calibration.context_bytes
+    wanted = session.plan([config])[0].get()["reserved"]
+    limit = int((REHEARSED_PART if rehearsal else part) * wanted)
+    try:
+        if on_cuda:
+            clear(device)
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(limit / total, device)
+            found = find_budget(torch.device("cuda"), "")  # as the card of a run that ran out would
+            limit = (found.limit_bytes or 0) - context
+        recipes = search(session, config, session.gpu, limit + context).recipes
+        installed = any(find_spec(name) for name in ("bitsandbytes", "torchao"))
+        fitting = [r for r in recipes if r.fits and (installed or "low_bit_optimizer" not in r.config.memory.tricks)]
+        row: dict[str, Any] = {"budget_bytes": limit, "planned_bytes": wanted}
+        row["as_it_stands"] = attempt(config, data, device)[0]
+        if not fitting:
+            return {**row, "recipe": "none", "outcome": "nothing fits"}
+        outcome, figures = attempt(fitting[0].config, data, device)
+        planned = fitting[0].plan["reserved_in_budget"]
+        names = {"recipe": describe_patch(fitting[0].patch), "recipe_bytes": planned, "outcome": outcome}
+        return {**row, **names, **figures}
+    finally:
+        if on_cuda:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 def attempt(config: Any, data: Any, device: Any) -> tuple[str, dict[str, Any]]:
