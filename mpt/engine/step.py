@@ -96,15 +96,21 @@ def remember_buffers(run: Run) -> None:
     """
     if run.buffers and not run.shadows:
         run.shadows = [torch.empty_like(buffer) for buffer in run.buffers]
-    if run.buffers:
-        torch._foreach_copy_(run.shadows, run.buffers)
+    copy_all(run.shadows, run.buffers)
 
 
 @torch.no_grad()
 def restore_buffers(run: Run) -> None:
     """Put the buffers back as they were before this update."""
     if run.shadows:
-        torch._foreach_copy_(run.buffers, run.shadows)
+        copy_all(run.buffers, run.shadows)
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors onto others, all of one dtype at once: where dtypes are mixed CUDA launches a kernel for each."""
+    for dtype in dict.fromkeys(source.dtype for source in sources):
+        pairs = [(target, source) for target, source in zip(targets, sources) if source.dtype == dtype]
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 @contextlib.contextmanager

@@ -17,10 +17,12 @@ from mpt.config.load import load_config
 from mpt.engine import recovery
 from mpt.engine.diagnosis import FirstNonFinite
 from mpt.engine.loop import Training
+from mpt.engine.step import remember_buffers, restore_buffers
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
 from mpt.tasks.classify import Classify
+from tests.engine import parts
 
 DATA: dict[str, Any] = {
     "model": {"name": "small_cnn", "features": 4, "image_size": 8},
@@ -284,3 +286,23 @@ def test_a_float32_run_is_not_advised_to_use_float32(tmp_path: Path, monkeypatch
         start(tmp_path, train=settings(on_non_finite="stop"))
     assert "optimizer.lr" in str(error.value)
     assert "precision" not in str(error.value)
+
+
+def test_buffers_of_one_dtype_are_kept_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's kernel for many tensors takes no mixed dtypes, and BatchNorm has two."""
+    run = parts.classifier()
+    calls: list[set[torch.dtype]] = []
+    original = torch._foreach_copy_
+
+    def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+        calls.append({tensor.dtype for tensor in (*targets, *sources)})
+        original(targets, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy)
+    before = [buffer.clone() for buffer in run.buffers]
+    remember_buffers(run)
+    for buffer in run.buffers:
+        buffer.add_(1)
+    restore_buffers(run)
+    assert all(map(torch.equal, run.buffers, before))
+    assert sorted(map(str, calls[:2])) == ["{torch.float32}", "{torch.int64}"]
