@@ -50,7 +50,9 @@ class Train(Options):
     max_rollbacks: int = Field(3, ge=0)
     """After so many returns to a checkpoint the run stops with exit 6."""
     deterministic: bool = True
-    """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs."""
+    """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs, where
+    torch has none for the backward of bilinear resizing and sampling (StyleGAN2's augmentation): they add in any
+    order."""
     threads: int | None = Field(None, gt=0)
     """CPU threads; null leaves torch's choice. Results are bit-equal only at a fixed count."""
     tensorboard: bool = False
