@@ -48,7 +48,8 @@ class Run:
     scaled_phases: frozenset[str]
     buffers: list[Tensor] = field(default_factory=list)
     """Buffers of the trained networks, which a skipped step must leave as they were."""
-    shadows: list[Tensor] = field(default_factory=list)
+    shadows: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+    """The buffers of each dtype and their copies, made at the first update."""
     micro_batch_size: int | None = None
     micro_batch_auto: bool = False
     adapted: dict[str, Any] = field(default_factory=dict)

@@ -95,22 +95,19 @@ def remember_buffers(run: Run) -> None:
     finite.
     """
     if run.buffers and not run.shadows:
-        run.shadows = [torch.empty_like(buffer) for buffer in run.buffers]
-    copy_all(run.shadows, run.buffers)
+        # By dtype: where they are mixed, CUDA launches a kernel for each buffer.
+        for dtype in dict.fromkeys(buffer.dtype for buffer in run.buffers):
+            buffers = [buffer for buffer in run.buffers if buffer.dtype == dtype]
+            run.shadows.append((buffers, [torch.empty_like(buffer) for buffer in buffers]))
+    for buffers, copies in run.shadows:
+        torch._foreach_copy_(copies, buffers)
 
 
 @torch.no_grad()
 def restore_buffers(run: Run) -> None:
     """Put the buffers back as they were before this update."""
-    if run.shadows:
-        copy_all(run.buffers, run.shadows)
-
-
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy tensors onto others, all of one dtype at once: where dtypes are mixed CUDA launches a kernel for each."""
-    for dtype in dict.fromkeys(source.dtype for source in sources):
-        pairs = [(target, source) for target, source in zip(targets, sources) if source.dtype == dtype]
-        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+    for buffers, copies in run.shadows:
+        torch._foreach_copy_(buffers, copies)
 
 
 @contextlib.contextmanager
