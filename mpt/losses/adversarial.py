@@ -86,7 +86,15 @@ def make_objective(name: str, margin: float = 5.0) -> Objective:
 
 def next_balance(balance: Tensor, real: Tensor, fake: Tensor, diversity: float, rate: float) -> Tensor:
     """Return BEGAN's k_{t+1}: raised while the fakes' energy is below `diversity` times the reals'."""
-    return (balance + rate * (diversity * real.mean() - fake.mean())).clamp(0, 1)
+    return keep_finite(balance + rate * (diversity * real.mean() - fake.mean()), balance).clamp(0, 1)
+
+
+def keep_finite(value: Tensor, otherwise: Tensor) -> Tensor:
+    """Return the value where it is finite, else the other.
+
+    What a controller learns from a forward that overflowed would stay with it after that step was skipped.
+    """
+    return torch.where(value.isfinite(), value, otherwise)
 
 
 def pull_away(codes: Tensor) -> Tensor:

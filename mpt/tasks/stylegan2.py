@@ -11,7 +11,7 @@ Source: Karras et al. 2020 (StyleGAN2), section 3 and appendix B; Karras et al. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -168,7 +168,7 @@ class StyleGan2(gan.Gan):
 
     def _next_path_mean(self) -> Tensor:
         mean: Tensor = gan.weighted_mean(self.lengths)
-        return self.path_mean.lerp(mean, self.style.path_decay)
+        return adversarial.keep_finite(self.path_mean.lerp(mean, self.style.path_decay), self.path_mean)
 
     def r1_losses(self, batch: Batch) -> Iterator[Loss]:
         """Yield R1 at real images, weighted for how seldom it comes."""
@@ -189,6 +189,21 @@ class StyleGan2(gan.Gan):
             self.signs = torch.zeros_like(self.signs)
         half_life = min(style.ema_kimg * 1000, samples_seen * style.ema_rampup)
         follow(self.modules["gen_ema"], self.gen, 0.5 ** (self.batch_size / max(half_life, 1e-8)))
+
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return the figures of quality, the mean path length and the probability of augmentation."""
+        figures = super().evaluate(batches)
+        if self.style.path_weight:
+            figures["path_length"] = float(self.path_mean)
+        if self.augment is not None:
+            figures["augment_probability"] = float(self.augment.probability)
+        return figures
+
+    def remedy(self, trouble: Literal["won", "collapsed"]) -> str:
+        """Return the setting to try first that this game has and does not use yet."""
+        if self.augment is None:
+            return "task.ada_target=0.6"
+        return f"task.r1_gamma={10 * self.style.r1_gamma or 1:g}"
 
     @torch.no_grad()
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:

@@ -66,6 +66,13 @@ def test_balance_rises_while_fakes_are_too_easy_and_stays_in_its_range() -> None
     assert down.item() == 0.0
 
 
+@pytest.mark.parametrize("energy", [math.inf, math.nan])
+def test_energies_that_overflowed_leave_the_balance_alone(energy: float) -> None:
+    balance, bad, good = torch.tensor(0.1), torch.tensor(energy), torch.tensor(2.0)
+    assert adversarial.next_balance(balance, bad, good, diversity=0.5, rate=0.1) == balance
+    assert adversarial.next_balance(balance, good, bad, diversity=0.5, rate=0.1) == balance
+
+
 def test_pull_away_is_one_for_equal_codes_and_zero_for_orthogonal_ones() -> None:
     assert adversarial.pull_away(torch.ones(3, 4)).item() == pytest.approx(1.0)
     assert adversarial.pull_away(torch.eye(4)).item() == pytest.approx(0.0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
+from typing import Literal
 
 import pytest
 import torch
 
 from mpt.engine.state import capture, restore
 from mpt.engine.step import update
-from mpt.tasks.stylegan2 import StyleGan2
+from mpt.tasks.stylegan2 import Settings, StyleGan2
 from tests.tasks.generative import build, make_batch, take_step, weights
 
 ADAPTIVE = {"metric_samples": 8, "preview_count": 4, "ada_target": 0.6, "ada_kimg": 1.0}
@@ -84,6 +86,49 @@ def test_the_mean_path_length_moves_after_the_step_and_not_with_the_split(micro_
     task.after_step(0, 0)
     assert float(task.path_mean) == pytest.approx(0.01 * mean, rel=1e-5)
     assert task.lengths == []
+
+
+def test_a_path_phase_that_is_not_finite_leaves_the_mean_alone() -> None:
+    run = build("stylegan2")
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    take_step(run)
+    before = task.path_mean.clone()
+    strength = task.gen.synthesis.blocks[0].second.noise_strength
+    was = strength.detach().clone()
+    with torch.no_grad():
+        strength.fill_(math.nan)
+    assert not update(run, run.phases[1], make_batch(run)).finite
+    task.after_step(4, 32)
+    assert torch.equal(task.path_mean, before)
+    with torch.no_grad():
+        strength.copy_(was)
+    assert update(run, run.phases[1], make_batch(run)).finite
+
+
+def test_evaluation_tells_what_the_controllers_do() -> None:
+    run = build("stylegan2", task=ADAPTIVE)
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    assert task.augment is not None
+    task.path_mean.fill_(2.5)
+    task.augment.probability.fill_(0.25)
+    figures = task.evaluate([make_batch(run)])
+    assert (figures["path_length"], figures["augment_probability"]) == (2.5, 0.25)
+    plain = build("stylegan2", task={"path_weight": 0.0, "metric_samples": 8}).task
+    assert isinstance(plain, StyleGan2)
+    assert not {"path_length", "augment_probability"} & set(plain.evaluate([make_batch(run)]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"ada_target": 0.6}, {"ada_target": 0.6, "r1_gamma": 0.0}])
+@pytest.mark.parametrize("trouble", ["won", "collapsed"])
+def test_advice_names_settings_that_this_task_has_and_changes_them(
+    settings: dict[str, float], trouble: Literal["won", "collapsed"]
+) -> None:
+    task = build("stylegan2", task=settings).task
+    assert isinstance(task, StyleGan2)
+    key, value = task.remedy(trouble).removeprefix("task.").split("=")
+    assert Settings.model_validate({**settings, key: float(value)}) != task.style
 
 
 def test_adaptive_augmentation_follows_the_sign_of_real_scores_every_fourth_step() -> None:
