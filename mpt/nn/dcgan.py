@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mpt.config.options import Options
+from mpt.nn.generative_bodies import check_image
 from mpt.seams import DataSpec
 
 TASK = "gan"
@@ -102,6 +103,7 @@ def initialize(module: nn.Module) -> None:
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """Build `gen` and `disc` for images of the data's channel count."""
     channels = data.require("image", "model dcgan").shape[0]
+    check_image(data, settings.image_size, channels, "dcgan")
     return {
         "gen": Generator(settings.image_size, channels, settings.latent_size, settings.features),
         "disc": Discriminator(settings.image_size, channels, settings.features),

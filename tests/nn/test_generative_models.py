@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mpt.errors import ConfigError, DataError, MptError
+from mpt.nn import dcgan
 from mpt.nn.generative_bodies import conv_plan, one_hot
 from mpt.seams import DataSpec, FieldSpec
 
@@ -102,6 +103,11 @@ def test_a_size_that_convolutions_cannot_make_names_those_they_can(size: int) ->
 def test_class_conditional_models_refuse_data_without_labels(name: str) -> None:
     with pytest.raises(DataError, match="no labels"):
         build(name, spec(classes=0))
+
+
+def test_dcgan_refuses_images_of_another_size() -> None:
+    with pytest.raises(DataError, match=r"32x32.*1x20x20"):
+        dcgan.build(dcgan.Settings(image_size=32), spec(20))
 
 
 @pytest.mark.parametrize("name", ["vanilla_gan", "vae", "aae"])
