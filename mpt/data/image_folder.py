@@ -125,6 +125,12 @@ def build(settings: Settings, split: str, seed: int) -> ImageFolder:
         if unknown:
             raise DataError(f"{folder / unknown[0]}: there is no class {unknown[0]!r} in {train_folder}")
     paths, labels = list_images(folder, classes)
+    empty = sorted(set(range(len(classes))) - set(labels)) if labels and folder is not test_folder else []
+    if empty:
+        raise DataError(
+            f"{folder / classes[empty[0]]}: no images in this class (looked for {', '.join(EXTENSIONS)}). Put some in, "
+            "or remove the folder"
+        )
     if test_folder is None:
         kept = [
             n for n, path in enumerate(paths) if is_held_out(path, root, settings.test_fraction) == (split == "test")

@@ -183,6 +183,16 @@ def test_what_is_missing_or_empty_is_a_data_error_with_what_to_do(tmp_path):
         build(tmp_path, "train" if empty_split == "test" else "test", image_size=None)
 
 
+@pytest.mark.parametrize("root", ["train", "."])
+def test_a_class_without_images_is_refused_for_nothing_could_be_learnt_of_it(tmp_path, root):
+    classes_folder(tmp_path / root)
+    os.makedirs(tmp_path / root / "emu")
+    (tmp_path / root / "emu" / "notes.txt").write_text("no image")
+    with pytest.raises(DataError, match="emu: no images in this class"):
+        build(tmp_path)
+    assert not build(tmp_path, flat=True).spec.classes
+
+
 def build_or_none(root, split):
     try:
         return build(root, split)
