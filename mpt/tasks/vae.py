@@ -7,6 +7,7 @@ The Frechet distance of samples from the prior is given beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -119,6 +120,16 @@ class Vae:
         """Return images decoded from the posterior means."""
         return self._decode(self.encode(image_bchw, label_b), label_b if self.classes else None)
 
+    @torch.no_grad()
+    def likeliest_label(self, image_bchw: Tensor) -> Tensor:
+        """Return the labels (b,) under which images are reconstructed with the least squared error."""
+        errors = []
+        for number in range(self.classes):
+            label = torch.full((len(image_bchw),), number, device=image_bchw.device)
+            errors.append((self.reconstruct(image_bchw, label) - image_bchw).square().mean((1, 2, 3)))
+        return torch.stack(errors).argmin(0)
+
+    @torch.no_grad()
     def _decode(self, latent_bz: Tensor, label_b: Tensor | None) -> Tensor:
         with self.precision.forward():
             logits: Tensor = self.decoder(latent_bz, label_b)
@@ -156,14 +167,20 @@ class Vae:
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return reconstructions beside the inputs and their codes, or without inputs samples and paths between them.
 
-        Images given to a class-conditional model without labels are taken for its first class.
+        For a class-conditional model images without labels are taken for the class that reconstructs them best, and
+        the table names it.
         """
         if batch is None:
             return self.sampler.infer(count, seed, self.settings.truncation)
-        image = batch["image"]
-        label = batch.get("label", torch.zeros(len(image), dtype=torch.int64, device=image.device))
+        image, label = batch["image"], None
+        if self.classes:
+            label = batch["label"] if "label" in batch else self.likeliest_label(image)
         code = self.encode(image, label)
-        return show_reconstructions(image, self._decode(code, label if self.classes else None), code)
+        shown = show_reconstructions(image, self._decode(code, label), code)
+        if label is None:
+            return shown
+        classes = [self.data.classes[number] for number in label.tolist()]
+        return replace(shown, rows=[{"class": name, **row} for name, row in zip(classes, shown.rows, strict=True)])
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
         """Return a warning, once, when the code carries nothing, the start apart."""

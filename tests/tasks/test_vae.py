@@ -80,6 +80,26 @@ def test_inference_encodes_and_reconstructs_inputs_and_samples_without_them() ->
     assert "interpolation" in sampled.figures
 
 
+def test_images_without_labels_are_taken_for_the_class_that_suits_them_best() -> None:
+    task, _ = task_of("cvae")
+    with torch.no_grad():  # class n is drawn as n tenths of grey, whatever the code
+        for parameter in task.decoder.parameters():
+            parameter.zero_()
+        first, last = task.decoder.decode.layers[0], task.decoder.decode.layers[2]
+        first.weight[0, task.latent_size :] = torch.arange(10) / 10
+        last.weight[:, 0] = 4.0
+        last.bias.fill_(-2.0)
+    grey = (torch.tensor([0.3, 0.7]) * 4 - 2).sigmoid().reshape(2, 1, 1, 1).expand(2, 1, 8, 8)
+    shown = task.infer({"image": grey}, 2, 0)
+    assert [row["class"] for row in shown.rows] == ["3", "7"]
+    assert shown.outputs is not None
+    assert torch.allclose(shown.outputs, grey, atol=1e-6)
+    assert not shown.outputs.requires_grad
+    named = task.infer({"image": grey, "label": torch.tensor([1, 2])}, 2, 0)
+    assert [row["class"] for row in named.rows] == ["1", "2"]
+    assert "class" not in task_of("vae")[0].infer({"image": grey}, 2, 0).rows[0]
+
+
 def test_the_preview_shows_inputs_reconstructions_and_samples_the_same_each_time() -> None:
     task, batch = task_of("vae")
     first, again = task.preview(batch), task.preview(batch)
