@@ -85,6 +85,11 @@ class Gan:
         self.weight_clip: float = rule("weight_clip", 0.0)
         self.objective_name: str = rule("objective", "nonsaturating")
         check_critic(self.objective_name, rule("critic", "scorer"))
+        if settings.pull_away and self.objective_name not in ENERGY_OBJECTIVES:
+            raise ConfigError(
+                f"task.pull_away: {settings.pull_away:g} keeps the codes of a critic that is an autoencoder apart, and "
+                "this model's has none; leave it out, or use model.name ebgan"
+            )
         self.labels: str = rule("labels", "ignore")
         self.judges: str = rule("judges", "image")
         self.gen, self.disc = modules["gen"], modules["disc"]
@@ -286,18 +291,27 @@ class Gan:
         if bounded and "disc/real" in figures and figures["disc/real"] + figures.get("disc/fake", 1.0) < 0.01:
             found["won"] = (
                 "the discriminator's loss is nearly 0: it has won, and the generator's gradients vanish. Try a lower "
-                "optimizer.phases.disc.lr, task.objective=wasserstein with task.gradient_penalty=10, or more data"
+                f"optimizer.phases.disc.lr, {self.remedy('won')}, or more data"
             )
         if figures.get("diversity", 1.0) < 0.3:
-            first = {"balanced": "a task.balance nearer to 1", "energy": "task.pull_away=0.1"}.get(
-                self.objective_name,
-                "task.objective=wasserstein with task.gradient_penalty=10 and task.critic_steps=5",
-            )
             found["collapsed"] = (
                 f"the samples vary {figures['diversity']:.2f} times as much as the data: the generator may have "
-                f"collapsed. Try {first}, a lower optimizer.lr, or a larger train.batch_size"
+                f"collapsed. Try {self.remedy('collapsed')}, a lower optimizer.lr, or a larger train.batch_size"
             )
         return self.advice.say(found)
+
+    def remedy(self, trouble: Literal["won", "collapsed"]) -> str:
+        """Return the setting to try first that this game has and does not use yet."""
+        if self.objective_name == "balanced":
+            return "a task.balance nearer to 1"
+        if self.objective_name == "energy":
+            return "a larger task.pull_away" if self.settings.pull_away else "task.pull_away=0.1"
+        if self.objective_name != "wasserstein":
+            steps = " and task.critic_steps=5" if trouble == "collapsed" else ""
+            return f"task.objective=wasserstein with task.gradient_penalty=10{steps}"
+        if not self.gradient_penalty:
+            return "task.gradient_penalty=10 with task.weight_clip=0"
+        return f"task.critic_steps={2 * self.critic_steps}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return BEGAN's balance."""

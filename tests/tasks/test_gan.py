@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 from mpt.engine.step import update
@@ -219,6 +221,28 @@ def test_a_won_discriminator_and_a_collapse_are_told_once() -> None:
     assert isinstance(critic, Gan)
     critic.after_step(FIRST_STEPS, 64 * FIRST_STEPS)
     assert critic.advise({"disc/real": 0.0, "disc/fake": 0.0}) == []  # a critic's loss may be anything
+
+
+@pytest.mark.parametrize("name", [*ADVERSARIAL, "dcgan"])
+@pytest.mark.parametrize("trouble", ["won", "collapsed"])
+def test_advice_can_be_followed_and_then_says_something_else(name: str, trouble: Literal["won", "collapsed"]) -> None:
+    small = {"name": name, "image_size": 16, **({"features": 4} if name == "dcgan" else {"hidden": 16})}
+    task = build(small).task
+    assert isinstance(task, Gan)
+    advice = task.remedy(trouble)
+    if name == "began":
+        assert advice == "a task.balance nearer to 1"
+        return
+    wishes = {key: yaml.safe_load(value) for key, value in re.findall(r"task\.(\w+)=([\w.]+)", advice)}
+    assert wishes
+    followed = build(small, task=wishes).task
+    assert isinstance(followed, Gan)
+    assert followed.remedy(trouble) != advice
+
+
+def test_pulling_codes_apart_is_refused_where_there_are_none() -> None:
+    with pytest.raises(ConfigError, match=r"task\.pull_away: 0\.1 .*ebgan"):
+        build("lsgan", task={"pull_away": 0.1})
 
 
 def test_the_average_is_what_is_sampled() -> None:
