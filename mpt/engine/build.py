@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,11 +159,18 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
 def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.Module]:
     """Build the model's networks on the CPU, or on `meta` when fake."""
     build, settings = config.model.load().build, config.model.native_settings()
-    # A fake mode would mistake meta tensors for its own, so the networks are built outside it.
-    with unset_fake_temporarily() if fake else nullcontext(), torch.device("meta" if fake else "cpu"):
-        if ":" in config.model.name:
-            return dict(build(settings, data, config.model.name))
-        return dict(build(settings, data))
+
+    def on(device: str) -> dict[str, nn.Module]:
+        with torch.device(device):
+            return dict(build(settings, data, config.model.name) if ":" in config.model.name else build(settings, data))
+
+    if not fake:
+        return on("cpu")
+    with unset_fake_temporarily():  # a fake mode would mistake meta tensors for its own
+        try:
+            return on("meta")
+        except (RuntimeError, NotImplementedError):
+            return on("cpu")  # a builder that needs values, such as `torch.linspace(...).tolist()` for its rates
 
 
 def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
@@ -184,6 +190,9 @@ def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
             for name, tensor in store.items():
                 if tensor is not None:
                     store[name] = twin(tensor)  # type: ignore[assignment]
+        for name, value in vars(child).items():
+            if type(value) is Tensor and value.is_meta:  # plain attributes are where the builder made them: on the CPU
+                vars(child)[name] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
     return module
 
 

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from mpt.plan.device_guard import DeviceGuard
+
 DEVICE = "fgpu"
 POLICIES = ("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE", "PROMOTE")
 APPEND_DTYPE = (("norm", "Scalar"), ("norm", "ScalarOpt_dim"))
@@ -64,7 +66,9 @@ def register() -> int:
     """Register the device and its autocast kernels once; return the number of operators with an autocast rule."""
     if _libraries:
         return 0
-    torch.utils.backend_registration._setup_privateuseone_for_python_backend(DEVICE, backend_module=_device_module())
+    torch.utils.backend_registration._setup_privateuseone_for_python_backend(
+        DEVICE, backend_module=_device_module(), device_guard=DeviceGuard()
+    )
     fallback: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     kernels: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

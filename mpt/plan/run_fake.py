@@ -5,8 +5,7 @@ would build, `mpt.engine.step.update` performs what it would perform, and only t
 traced, since the first has no optimizer state yet; every phase runs in both, so that a phase that comes rarely is
 planned for. As in the loop, the next batch is on the device already while one is used.
 
-Must run in a process of its own: the fake device cannot be unregistered, and an error inside a fake backward may
-abort.
+Must run in a process of its own: the fake device cannot be unregistered.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensorDeviceMismatchError,
     UnsupportedOperatorException,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -31,6 +32,7 @@ from mpt.engine.build import Run, build_run
 from mpt.engine.step import update
 from mpt.errors import MptError
 from mpt.plan import fake_device, routes
+from mpt.plan.device_guard import lost_error
 from mpt.plan.fake_mode import LeanFakeMode
 from mpt.plan.gpus import Gpu
 from mpt.plan.time_model import Work
@@ -39,6 +41,7 @@ from mpt.plan.unseen import Unseen
 from mpt.seams import DataSpec, Phase
 
 STEPS = 2
+LOOKS_AT_VALUES = "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
 
 
 class CannotPlan(MptError):
@@ -81,7 +84,7 @@ def trace_config(
     fake_device.clear_weight_casts()
     with (
         _explained(recorder),
-        LeanFakeMode(),
+        LeanFakeMode(allow_non_fake_inputs=True),  # such as a constant that the model's file makes on import
         torch.autograd.set_multithreading_enabled(False),
         recorder.recording(),
         fake_device.listen_to_casts(lambda cast: recorder.mark([cast], "cast cache")),
@@ -173,35 +176,45 @@ def _watch_gradient(parameter: nn.Parameter, owner: str, recorder: Recorder) -> 
 @contextmanager
 def _explained(recorder: Recorder) -> Iterator[None]:
     """Turn whatever goes wrong inside into one line that says what, in which module, on which line."""
+    lost_error()
     try:
         yield
-    except MptError:
-        raise
-    except Exception as error:
-        reason = _reason(error)
-        raise CannotPlan(f"cannot plan: {reason}, at {_place(error, recorder)}") from error
+    except Exception as seen:
+        error = lost_error() or seen
+        if isinstance(error, MptError):
+            raise error from None
+        raise CannotPlan(f"cannot plan: {_reason(error)}, at {_place([seen, error], recorder)}") from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     text = str(error).strip().split("\n")[0][:200]
     if isinstance(error, DataDependentOutputException):
         operator = str(error.func)
         if "_local_scalar_dense" in operator or "is_nonzero" in operator or "equal" in operator:
-            return "the step looks at a tensor's value (.item(), float(tensor) or `if tensor:`)"
+            return LOOKS_AT_VALUES
         return f"{operator} depends on tensor values"
+    if ".numpy()" in text or "FakeTensor.__format__" in text:
+        return LOOKS_AT_VALUES
     if isinstance(error, DynamicOutputShapeException):
         return f"the shape of {error.func}'s result depends on tensor values"
     if isinstance(error, UnsupportedOperatorException):
         return f"{error.func} has no shape rule"
+    if isinstance(error, FakeTensorDeviceMismatchError):
+        return (
+            "tensors of the CPU and of the GPU meet: the model makes one on a device of its own choice "
+            "(torch.cuda.is_available() is False here) instead of its input's (device=x.device)"
+        )
+    if fake_device.DEVICE in text:
+        return f"{type(error).__name__}: {text.replace(fake_device.DEVICE, 'the stand-in for a GPU')}"
     if "cuda" in text.lower() or "NVIDIA" in text:
         return f"the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs ({text})"
     return f"{type(error).__name__}: {text}"
 
 
-def _place(error: Exception, recorder: Recorder) -> str:
-    """Return the innermost module of the traceback, and the innermost line outside torch."""
+def _place(errors: list[BaseException], recorder: Recorder) -> str:
+    """Return the innermost module of the tracebacks, outer ones first, and the innermost line outside torch."""
     module, line = "", "an unknown line"
-    for frame, number in traceback.walk_tb(error.__traceback__):
+    for frame, number in chain.from_iterable(traceback.walk_tb(error.__traceback__) for error in errors):
         path = frame.f_code.co_filename
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):

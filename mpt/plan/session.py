@@ -1,7 +1,7 @@
 """Worker processes that plan, seen from the command: requests in, plans out, in order.
 
 Workers live as long as the session, so that torch is imported once per worker and not once per recipe. A worker that
-dies (a fake backward can abort the process) costs the one plan it was at.
+dies (for want of memory, say) costs the one plan it was at.
 """
 
 from __future__ import annotations

@@ -183,8 +183,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, tensor: Tensor, operator: str) -> None:
-        if tensor.device.type != self.device_type or tensor.layout != torch.strided:
+        if tensor.device.type != self.device_type or tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
             return
+        if tensor.layout != torch.strided:
+            raise NotImplementedError(
+                f"sparse tensors are not followed ({operator}; nn.Embedding(sparse=True) and such)"
+            )
         storage = _storage_of(tensor)
         key = storage._cdata
         if key in self._live:

@@ -1,7 +1,7 @@
 """The process in which plans are made: one request per line on standard input, one answer per line on standard output.
 
-A process of its own, because the fake device is registered for good, because an error inside a fake backward may abort,
-and because real GPUs must be hidden. Models may print: their output goes to standard error.
+A process of its own, because the fake device is registered for good and because real GPUs must be
+hidden. Models may print: their output goes to standard error.
 """
 
 from __future__ import annotations

@@ -117,3 +117,59 @@ class MovesItself(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return self.head(image.cuda().flatten(1))
+
+
+class LooksInHook(nn.Module):
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.head = nn.Linear(256, num_classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.head(image.flatten(1))
+        x.register_hook(lambda gradient: gradient / gradient.norm().item())
+        return x
+
+
+class StaysOnCpu(nn.Module):
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.head, self.scale = nn.Linear(256, num_classes), torch.ones(256)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(image.flatten(1) * self.scale)
+
+
+class Prints(nn.Module):
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.head = nn.Linear(256, num_classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.head(image.flatten(1))
+        print(f"{x.mean():.3f}", x.detach().cpu().numpy().shape)
+        return x
+
+
+class SparseEmbedding(nn.Module):
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.table = nn.Embedding(256, num_classes, sparse=True)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.table((image.flatten(1).abs() * 255).long()).mean(1)
+
+
+MEAN = torch.full((256,), 0.5)
+
+
+class Constants(nn.Module):
+    """Constants of every kind that a GPU's user would move in the forward, and a builder that needs values."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.head, self.scale, self.more = nn.Linear(256, num_classes), torch.ones(256), [torch.ones(256)]
+        self.rates = torch.linspace(0, 1, 3).tolist()
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = (image.flatten(1) - MEAN.to(image)) * self.scale.to(image.device) * self.more[0].to(image.device)
+        return self.head(x) * self.rates[1]
