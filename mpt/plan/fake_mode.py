@@ -10,6 +10,8 @@ takes longer than making the result. Three things are shorter here, and a trace 
 - Views are taken by torch's own code for meta tensors and not by its decompositions in Python.
 - Calls are not guarded against `torch.compile`, which planning never uses.
 
+Where torch's rules say otherwise than the CPU's kernels do, `mpt.plan.cpu_routes` is asked first.
+
 What is not plain (symbolic sizes, sparse tensors, constants, tensors of another mode) goes torch's way.
 """
 
@@ -23,6 +25,8 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from mpt.plan import cpu_routes
 
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments that are compared by value."""
@@ -59,6 +63,11 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 view = func(*args)
             return FakeTensor(self, view, args[0].fake_device)
         return self._cached_dispatch_impl(func, types, args, kwargs)
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        route = cpu_routes.ROUTES.get(func)
+        result = NotImplemented if route is None else route(func, *args, **kwargs)
+        return super()._dispatch_impl(func, types, args, kwargs) if result is NotImplemented else result
 
     def _is_plain(self, value: Any) -> bool:
         return (

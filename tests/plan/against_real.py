@@ -37,6 +37,8 @@ FEW_SMALL: list[Settings] = [
     (UNET, O1, {"recompute": "all"}),
     (UNET, "fp32", {"micro_batch": 3}),
     (VIT, "fp32", {"optimizer_in_backward": True}),
+    ("tests.plan.models:Recurrent", "amp", {}),
+    ("tests.plan.models:Normed", "amp", {}),
 ]
 SMALL: list[Settings] = [
     *FEW_SMALL,

@@ -1,0 +1,65 @@
+"""What kernels of the CPU return where torch's rules for fake tensors say otherwise, for plans beside a run on a CPU.
+
+Found by comparing traces on fake and on real tensors, with torch 2.13:
+
+- A recurrent layer of oneDNN returns a workspace that its backward needs. Only the library knows its size, and torch's
+  rule says 0 bytes: the real layer is run once for each set of shapes.
+- A norm of half inputs with float32 weights, as under autocast, keeps its statistics in float32 and not in half, and
+  the group norm's backward returns the input's gradient in half and not in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+_aten = torch.ops.aten
+_layers: dict[Any, list[tuple[torch.Size, tuple[int, ...], torch.dtype]]] = {}
+
+
+def _recurrent_layer(operator: Any, *args: Any) -> Any:
+    if args[0].device.type != "cpu":
+        return NotImplemented
+    key = tuple((arg.shape, arg.dtype) if isinstance(arg, Tensor) else str(arg) for arg in args)
+    if key not in _layers:
+        with unset_fake_temporarily():
+            real = operator(*(torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args))
+        _layers[key] = [(result.shape, result.stride(), result.dtype) for result in real]
+    return tuple(args[0].new_empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in _layers[key])
+
+
+def _is_mixed(values: Tensor, weight: Tensor | None) -> bool:
+    return values.device.type == "cpu" and weight is not None and weight.dtype != values.dtype
+
+
+def _norm(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    position = [argument.name for argument in operator._schema.arguments].index("weight")
+    if not _is_mixed(args[0], args[position]):
+        return NotImplemented
+    like = args[0].to(args[position].dtype)
+    result, *statistics = operator(like, *args[1:], **kwargs)
+    return (result.to(args[0].dtype), *statistics)
+
+
+def _group_norm_backward(operator: Any, *args: Any) -> Any:
+    _, values, _, _, weight, _, channels, _, _, wanted = args
+    if not _is_mixed(values, weight):
+        return NotImplemented
+    shapes = (values.shape, (channels,), (channels,))
+    return tuple(
+        like.new_empty(shape) if is_wanted else None
+        for shape, like, is_wanted in zip(shapes, (values, weight, weight), wanted, strict=True)
+    )
+
+
+ROUTES = {
+    _aten.mkldnn_rnn_layer.default: _recurrent_layer,
+    _aten.native_layer_norm.default: _norm,
+    _aten.native_group_norm.default: _norm,
+    _aten.native_batch_norm.default: _norm,
+    _aten.native_group_norm_backward.default: _group_norm_backward,
+}
+"""Operator -> what it returns for its arguments; NotImplemented where torch's own rule is right."""
