@@ -31,6 +31,8 @@ from mpt.seams import DataSpec
 
 TASK = "stylegan2"
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
+MEAN_STYLE_SEED = 0x7374796C65
+"""No run's seed: with that, the first latents would equal the weights of the mapping's first layer."""
 
 
 class Settings(Options):
@@ -181,7 +183,7 @@ class Generator(nn.Module):
         return image
 
     @torch.no_grad()
-    def mean_style(self, samples: int = 4096, seed: int = 0) -> Tensor:
+    def mean_style(self, samples: int = 4096, seed: int = MEAN_STYLE_SEED) -> Tensor:
         """Return the mean style (d,), towards which truncation moves, from a fixed draw of latents."""
         numbers = torch.Generator().manual_seed(seed)
         device = self.synthesis.constant.device

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mpt.data.seeds import mix
 from mpt.metrics.diversity import diversity_ratio
 from mpt.metrics.feature_space import choose_feature_space
 from mpt.metrics.frechet import frechet_distance
@@ -16,7 +17,10 @@ from mpt.metrics.inception_distance import InceptionDistance
 from mpt.seams import Batch, DataSpec, Inference
 
 Prior = Literal["normal", "uniform"]
-PATH_STEPS, PATHS, METRIC_SEED = 8, 8, 1234  # as many paths as steps: a square grid has one per row
+PATH_STEPS, PATHS, METRIC_SEED = 8, 8, 1234
+LATENTS = 1
+"""Told apart from the seeds of runs: a network's first weights are the first numbers of its run's generator, and
+latents that equal them have styles that no other latents have."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Sampler:
 
     def latents(self, count: int, seed: int) -> Tensor:
         """Return latents that depend on the seed alone, the same on every device."""
-        numbers = torch.Generator().manual_seed(seed)
+        numbers = torch.Generator().manual_seed(mix(LATENTS, seed))
         return draw_latents(count, self.latent_size, self.prior, torch.device("cpu"), numbers).to(self.device)
 
     def sample(self, count: int, seed: int, truncation: float = 1.0) -> Tensor:

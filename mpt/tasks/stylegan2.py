@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import GenerativeOptions, Options
+from mpt.data.seeds import mix
 from mpt.losses import adversarial
 from mpt.nn.adaptive_augment import DRAWS, AdaptiveAugment
 from mpt.nn.generative_mlp import Judgement
@@ -31,6 +32,8 @@ from mpt.tasks.average import follow, make_twin
 TEST_SAMPLES = gan.TEST_SAMPLES
 ADA_INTERVAL = 4
 SAMPLE_CHUNK = 32
+NOISE = 2
+"""Told apart from the seeds of latents and runs."""
 
 
 class Settings(GenerativeOptions):
@@ -233,7 +236,7 @@ class StyleGan2(gan.Gan):
 
 def draw_noise(size: int, seed: int) -> Tensor:
     """Return (size,) normal numbers that depend on the seed alone."""
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(size, generator=torch.Generator().manual_seed(mix(NOISE, seed)))
 
 
 def make_lazy(optimizer: Optimizer, every: int) -> None:

@@ -11,7 +11,8 @@ import torch
 
 from mpt.engine.state import capture, restore
 from mpt.engine.step import update
-from mpt.tasks.stylegan2 import Settings, StyleGan2
+from mpt.tasks.samples import METRIC_SEED
+from mpt.tasks.stylegan2 import Settings, StyleGan2, draw_noise
 from tests.tasks.generative import build, make_batch, take_step, weights
 
 ADAPTIVE = {"metric_samples": 8, "preview_count": 4, "ada_target": 0.6, "ada_kimg": 1.0}
@@ -194,6 +195,22 @@ def test_a_samples_noise_depends_on_its_number_alone() -> None:
     together, alone = task.generate(latent, first=7), task.generate(latent[35:36], first=42)
     assert torch.allclose(together[35], alone[0], atol=1e-5)
     assert not torch.allclose(together[35], task.generate(latent[35:36], first=43)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, METRIC_SEED])
+def test_no_sample_is_drawn_from_the_weights_own_random_numbers(seed: int) -> None:
+    torch.manual_seed(seed)
+    run = build("stylegan2", seed=seed)
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    weights_dd = task.gen.mapping.layers[0].weight.detach() / 100  # the first that are drawn
+    torch.manual_seed(seed)
+    assert torch.allclose(weights_dd, torch.randn(8, 8), atol=1e-6)
+    met = []
+    task.gen.mapping.register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
+    task.gen.mean_style()
+    for drawn_bd in (task.sampler.latents(8, seed), met[0], draw_noise(64, seed).reshape(8, 8)):
+        assert torch.cosine_similarity(weights_dd.flatten(), drawn_bd[:8].flatten(), dim=0).abs() < 0.5
 
 
 def test_the_average_starts_as_a_copy_and_then_lags() -> None:
