@@ -80,6 +80,18 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(image.flatten(0, 1).flatten(0, 0))[0][:, -1])
 
 
+class Compares(nn.Module):
+    """Each sample with each other one, as contrastive losses do: bytes grow with the square of the batch."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.head = nn.Linear(256, num_classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image.flatten(1)
+        return self.head(x) + (x[:, None] - x[None]).square().mean()
+
+
 class Normed(nn.Module):
     """Every norm whose statistics a half input and float32 weights leave to the kernel."""
 

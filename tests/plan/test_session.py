@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from mpt.plan.session import PlanError, Session
@@ -47,11 +49,12 @@ def test_lower_precision_recomputation_and_small_batches_each_hold_less(session:
     assert split < 0.6 * plain
 
 
-def test_the_largest_batch_fits_and_the_next_does_not(session: Session) -> None:
-    budget = 700 * MIB
-    largest = session.plan([make(UNET, "amp", 16)], budget_bytes=budget, largest_batch=True)[0].get()["largest_batch"]
-    assert largest > 16
-    fitting, beyond = session.plan([make(UNET, "amp", b) for b in (largest, largest + 1)], budget_bytes=budget)
+@pytest.mark.parametrize(("model", "batch_size"), [(UNET, 16), ("tests.plan.models:Compares", 128)])
+def test_the_largest_batch_fits_and_the_next_does_not(session: Session, model: str, batch_size: int) -> None:
+    configs, budget = partial(make, model, "amp"), 700 * MIB
+    largest = session.plan([configs(batch_size)], budget_bytes=budget, largest_batch=True)[0].get()["largest_batch"]
+    assert largest > batch_size
+    fitting, beyond = session.plan([configs(b) for b in (largest, largest + 1)], budget_bytes=budget)
     assert fitting.get()["fits"]
     assert not beyond.get()["fits"]
 
