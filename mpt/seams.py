@@ -144,6 +144,8 @@ class Inference:
     """Raw float32 outputs, by which two precisions are compared."""
     figures: dict[str, Tensor] = field(default_factory=dict)
     """Further pictures by file stem."""
+    figure_columns: dict[str, int] = field(default_factory=dict)
+    """Columns of their grids, as square as can be where none are named."""
 
 
 class Task(Protocol):

@@ -89,8 +89,8 @@ def write(results: Sequence[Inference], files: Sequence[Path], output: Path) -> 
         path = output / "samples.png"
         write_grid(torch.cat([tile.cpu() for tile in tiles]), path, results[0].columns)
         said.append(f"wrote {sum(len(tile) for tile in tiles)} pictures to {path}")
-    for stem, picture in name_figures(results, files):
-        write_grid(picture, output / f"{stem}.png")
+    for stem, picture, columns in name_figures(results, files):
+        write_grid(picture, output / f"{stem}.png", columns)
         said.append(f"wrote {output / f'{stem}.png'}")
     rows: list[dict[str, Any]] = [row for result in results for row in result.rows]
     if rows:
@@ -108,17 +108,20 @@ def show_row(row: dict[str, Any]) -> str:
     return f"{row['input']}: {'  '.join(named)}"
 
 
-def name_figures(results: Sequence[Inference], files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Yield pictures with their file stems. `swap-0001`, of a batch's second input, takes the input's name or
-    number."""
+def name_figures(results: Sequence[Inference], files: Sequence[Path]) -> Iterator[tuple[str, Tensor, int | None]]:
+    """Yield pictures with their file stems and columns.
+
+    `swap-0001`, of a batch's second input, takes the input's name or number.
+    """
     start = 0
     for result in results:
         for stem, picture in result.figures.items():
+            columns = result.figure_columns.get(stem)
             numbered = re.fullmatch(r"(.+)-([0-9]{4})", stem)
             if numbered:
                 index = start + int(numbered.group(2))
                 stem = f"{numbered.group(1)}-{files[index].stem if files else f'{index:04d}'}"
-            yield stem, picture
+            yield stem, picture, columns
         start += 0 if result.outputs is None else len(result.outputs)
 
 

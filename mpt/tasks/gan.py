@@ -29,7 +29,7 @@ from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
 from mpt.tasks.advice import Advice
 from mpt.tasks.average import follow, make_twin
-from mpt.tasks.samples import Sampler, draw_latents, show_reconstructions
+from mpt.tasks.samples import Prior, Sampler, draw_latents, show_reconstructions
 
 ENERGY_OBJECTIVES = ("energy", "balanced")
 TEST_SAMPLES = 2
@@ -103,7 +103,9 @@ class Gan:
         self.latent_size: int = self.gen.latent_size  # type: ignore[assignment]
         self.image_range: tuple[float, float] = getattr(self.gen, "image_range", (-1.0, 1.0))
         device = next(self.gen.parameters()).device
-        self.sampler = Sampler(self.generate, self.latent_size, getattr(self.gen, "prior", "normal"), device)
+        prior: Prior = getattr(self.gen, "prior", "normal")
+        self.sampler = Sampler(self.generate, self.latent_size, prior, device, self._classes)
+        self.preview_columns = self.sampler.columns
         self.balance = torch.zeros((), device=device)
         self.energies: dict[str, list[tuple[Tensor, int]]] = {"real": [], "fake": []}
         parts = adversarial.make_objective(self.objective_name, settings.margin)

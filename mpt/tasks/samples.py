@@ -18,6 +18,7 @@ from mpt.seams import Batch, DataSpec, Inference
 
 Prior = Literal["normal", "uniform"]
 PATH_STEPS, PATHS, METRIC_SEED = 8, 8, 1234
+MOST_COLUMNS = 16
 LATENTS = 1
 """Told apart from the seeds of runs: a network's first weights are the first numbers of its run's generator, and
 latents that equal them have styles that no other latents have."""
@@ -34,6 +35,13 @@ class Sampler:
     latent_size: int
     prior: Prior
     device: torch.device
+    classes: int = 0
+    """Of a class-conditional model; 0 where samples have none."""
+
+    @property
+    def columns(self) -> int | None:
+        """Return the columns of a grid in which each column is a class; None where that cannot be."""
+        return self.classes if 0 < self.classes <= MOST_COLUMNS else None
 
     def latents(self, count: int, seed: int) -> Tensor:
         """Return latents that depend on the seed alone, the same on every device."""
@@ -45,8 +53,11 @@ class Sampler:
         return self.make(self.latents(count, seed), 0, truncation)
 
     def paths(self, seed: int) -> Tensor:
-        """Return `PATHS` rows of `PATH_STEPS` images, each row a way from one latent to another of the same class."""
-        ends = torch.split(self.latents(2 * PATHS, seed), 2)
+        """Return rows of `PATH_STEPS` images, each row a way from one latent to another of the same class.
+
+        There is a row per class, where `columns` has room for them, else `PATHS` rows.
+        """
+        ends = torch.split(self.latents(2 * (self.columns or PATHS), seed), 2)
         ways = [interpolate(first, last, PATH_STEPS, self.prior) for first, last in ends]
         frames = torch.stack(ways, dim=1)  # (steps, paths, d): row i of the result keeps class i
         images = torch.stack([self.make(frame, 0, 1.0) for frame in frames], dim=1)
@@ -56,7 +67,8 @@ class Sampler:
         """Return samples, and as further pictures truncated samples and paths between latents."""
         tiles = self.sample(count, seed)
         figures = {"truncated": self.sample(count, seed, truncation), "interpolation": self.paths(seed)}
-        return Inference(tiles=tiles, outputs=tiles, figures=figures)
+        columns = {"interpolation": PATH_STEPS} | ({"truncated": self.columns} if self.columns else {})
+        return Inference(tiles=tiles, columns=self.columns, outputs=tiles, figures=figures, figure_columns=columns)
 
     def quality(
         self, data: DataSpec, real: Iterable[Batch], count: int, inception_weights: str | None = None

@@ -61,8 +61,8 @@ class Vae:
         self.divergence = precision.loss(variational.gaussian_divergence)
         self.sample_posterior = precision.loss(variational.sample_gaussian)
         device = next(self.decoder.parameters()).device
-        self.sampler = Sampler(self.generate, self.latent_size, "normal", device)
-        self.preview_columns = 8
+        self.sampler = Sampler(self.generate, self.latent_size, "normal", device, self.classes)
+        self.preview_columns = self.sampler.columns or 8
         self.advice = Advice()
 
     @property

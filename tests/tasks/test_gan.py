@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any, Literal
 
@@ -141,6 +142,21 @@ def test_conditional_samples_go_through_the_classes(name: str) -> None:
     images = task.generate(latent, first=4)
     assert not torch.equal(images[0], images[1])
     assert torch.allclose(images[1], task.generate(latent[:1], first=15)[0], atol=1e-6)  # class 5 again
+
+
+@pytest.mark.parametrize("name", ["cgan", "infogan"])
+def test_grids_have_a_column_and_paths_a_row_for_each_class(name: str) -> None:
+    task = build(name).task
+    assert isinstance(task, Gan)
+    made = task.infer(None, 20, seed=3)
+    assert made.columns == made.figure_columns["truncated"] == task.preview_columns == 10
+    assert made.figure_columns["interpolation"] == PATH_STEPS
+    paths = made.figures["interpolation"].unflatten(0, (-1, PATH_STEPS))
+    assert len(paths) == 10
+    end = task.sampler.latents(20, 3)[18:19]
+    assert torch.allclose(paths[9, 0], task.generate(end, first=9)[0], atol=1e-5)
+    many = dataclasses.replace(task.sampler, classes=100)
+    assert many.columns is None
 
 
 def test_previews_and_inference_depend_on_weights_alone() -> None:

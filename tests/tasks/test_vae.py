@@ -110,6 +110,15 @@ def test_the_preview_shows_inputs_reconstructions_and_samples_the_same_each_time
     assert first.shape == (8 + 8 + 4, 1, 8, 8)
 
 
+def test_the_preview_of_a_conditional_model_has_a_column_for_each_class() -> None:
+    task, batch = task_of("cvae")
+    shown = task.preview(batch)
+    assert shown is not None
+    assert task.preview_columns == 10
+    assert torch.equal(shown[:10], batch["image"][:10])
+    assert shown.shape[0] == 10 + 10 + 4
+
+
 def test_an_unused_code_is_told_once() -> None:
     task, _ = task_of("vae")
     assert task.advise({"divergence": 0.01}) == []  # too early to say
