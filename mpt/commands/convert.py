@@ -40,10 +40,12 @@ def run(arguments: ConvertArguments) -> None:
     trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow)
     path = output_path(arguments, trained)
     full = rebuild(trained, "fp32")
-    inputs = drawn_inputs(full) if needs_inputs(trained) else next(iter(read_inputs(trained, [], 2)))
     trained.run = full
     with watch_calls(full.task.modules) as called:
-        infer_one(trained, inputs)
+        if not needs_inputs(trained):
+            infer_one(trained, next(iter(read_inputs(trained, [], 2))))
+        if getattr(full.task, "takes_inputs", True):  # an encoder is called for inputs alone
+            infer_one(trained, drawn_inputs(full))
     dtype = arguments.dtype or "float16"
     chosen = rebuild_half(trained, dtype) if arguments.half else full
     modules = {name: module for name, module in networks(chosen.task.modules) if name in called}

@@ -13,6 +13,7 @@ from mpt.commands.arguments import ConvertArguments
 from mpt.engine import export
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.run.weights_file import load_weights_file
+from tests.commands.conftest import GENERATOR, save_run
 
 
 def go(run, tmp_path, **changes):
@@ -55,6 +56,15 @@ def test_only_what_inference_calls_is_written_with_its_config(generator, tmp_pat
         assert {name.split(".")[0] for name in file.keys()} == {"gen_ema"}  # noqa: SIM118 - it is no mapping
         assert file.metadata()["mpt_dtype"] == "bfloat16"
         assert "dcgan" in file.metadata()["mpt_config"]
+
+
+@pytest.mark.parametrize(("model", "networks"), [("cvae", {"encoder", "decoder"}), ("aae", {"encoder", "gen"})])
+def test_the_encoder_that_inputs_are_reconstructed_by_is_written_too(tmp_path, model, networks):
+    small = {"name": model, "image_size": 8, "hidden": 8, "latent_size": 4}
+    run = save_run(tmp_path, {**GENERATOR, "model": small, "task": {}})
+    go(run, tmp_path)
+    tensors = load_weights_file(run / "generator-half.safetensors")
+    assert {name.split(".")[0] for name in tensors} == networks
 
 
 def test_a_weight_beyond_float16_is_refused_and_nothing_is_written(tmp_path):
