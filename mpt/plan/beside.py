@@ -163,7 +163,7 @@ def predict(wish: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     config, data, gpu = understand(wish)
     if wish["kind"] == "cpu":
-        fake = trace_config(config, data, config.train.batch_size, gpu, None, torch.device("cpu"))
+        fake = trace_config(config, data, config.train.batch_size, gpu, None, torch.device("cpu"), batch_ahead=False)
         found: dict[str, Any] = {"kind": "live tensors", "peak_bytes": live_peak(fake.trace), "notes": fake.notes}
     else:
         calibration = Calibration(**wish["calibration"])

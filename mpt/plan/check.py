@@ -51,12 +51,12 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
 
 
-def trace_real(config: Config, data: DataSpec, batch_size: int) -> Trace:
+def trace_real(config: Config, data: DataSpec, batch_size: int, batch_ahead: bool = True) -> Trace:
     """Build and step a configuration on real CPU tensors under the recorder."""
     recorder = Recorder("cpu")
     with torch.autograd.set_multithreading_enabled(False), recorder.recording():
         run = build_run(config, CPU, data)
-        perform_steps(run, recorder, batch_size)
+        perform_steps(run, recorder, batch_size, batch_ahead=batch_ahead)
     return recorder.trace
 
 

@@ -3,7 +3,7 @@
 Nothing here knows a model, a precision mode or a memory trick: `mpt.engine.build.build_run` builds what `mpt train`
 would build, `mpt.engine.step.update` performs what it would perform, and only the tensors are fake. Two steps are
 traced, since the first has no optimizer state yet; every phase runs in both, so that a phase that comes rarely is
-planned for. As in the loop, the next batch is on the device already while one is used.
+planned for. As in the loop on a GPU, the next batch is on the device already while one is used.
 
 Must run in a process of its own: the fake device cannot be unregistered.
 """
@@ -38,7 +38,7 @@ from mpt.plan.gpus import Gpu
 from mpt.plan.time_model import Work
 from mpt.plan.trace import Recorder, Trace
 from mpt.plan.unseen import Unseen
-from mpt.seams import DataSpec, Phase
+from mpt.seams import Batch, DataSpec, Phase
 
 STEPS = 2
 LOOKS_AT_VALUES = "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
@@ -62,9 +62,17 @@ class FakeRun:
 
 
 def trace_config(
-    config: Config, data: DataSpec, batch_size: int, gpu: Gpu, unseen: Unseen | None, device: torch.device | None = None
+    config: Config,
+    data: DataSpec,
+    batch_size: int,
+    gpu: Gpu,
+    unseen: Unseen | None,
+    device: torch.device | None = None,
+    batch_ahead: bool = True,
 ) -> FakeRun:
     """Build and step a config on a fake GPU, or on fake tensors of another device.
+
+    `batch_ahead`: the next batch is on the device while one is used, as the loop has it on a GPU and not on a CPU.
 
     Raises CannotPlan with module and line; the config's own errors pass.
     """
@@ -90,25 +98,36 @@ def trace_config(
         fake_device.listen_to_casts(lambda cast: recorder.mark([cast], "cast cache")),
     ):
         run = build_run(config, device, data, fake=True)
-        perform_steps(run, recorder, batch_size, lambda step: watching.update(work=step == STEPS - 1))
+        perform_steps(run, recorder, batch_size, lambda step: watching.update(work=step == STEPS - 1), batch_ahead)
     notes = [note for note in run.notes if fake_device.DEVICE not in note]  # "has no such thing" is about the fake
     return FakeRun(recorder.trace, work, notes, [trick.name for trick in run.tricks if not trick.exact])
 
 
 def perform_steps(
-    run: Run, recorder: Recorder, batch_size: int, on_step: Callable[[int], Any] = lambda step: None
+    run: Run,
+    recorder: Recorder,
+    batch_size: int,
+    on_step: Callable[[int], Any] = lambda step: None,
+    batch_ahead: bool = True,
 ) -> None:
     """Perform the traced steps of a built run, telling the recorder what belongs to what and which moment it is."""
     with ExitStack() as stack:
         stack.enter_context(watch_run(run, recorder))
-        following = run.data.zeros(batch_size, run.device)
-        recorder.mark(following.values(), "batch")
+
+        def load() -> Batch:
+            loaded = run.data.zeros(batch_size, run.device)
+            recorder.mark(loaded.values(), "batch")
+            return loaded
+
+        following = load() if batch_ahead else {}
         updates: dict[str, Any] = {}
         for step in range(STEPS):
             on_step(step)
             recorder.enter_moment(step, "", "loading")
-            batch, following = following, run.data.zeros(batch_size, run.device)
-            recorder.mark(following.values(), "batch")
+            if batch_ahead:
+                batch, following = following, load()
+            else:
+                batch = load()
             for phase in run.phases:
                 recorder.enter_moment(step, phase.name, "forward")
                 # The loop keeps the last losses until the next are there.

@@ -58,7 +58,17 @@ def test_a_run_on_a_cpu_is_planned_with_the_optimizer_that_a_cpu_gets(tmp_path: 
     path = tmp_path / "plan.json"
     answer = planned(request(config, DIGITS, torch.device("cpu"), path), path)
     assert answer["kind"] == "live tensors"
-    assert answer["peak_bytes"] == live_peak(trace_real(config, DIGITS, config.train.batch_size))
+    assert answer["peak_bytes"] == live_peak(trace_real(config, DIGITS, config.train.batch_size, batch_ahead=False))
+
+
+def test_a_run_on_a_cpu_needs_what_was_planned(tmp_path: Path) -> None:
+    """Through the loop itself, whose batches are a good part of what a small model holds."""
+    settings = ["train.epochs=null", "train.steps=3", "train.batch_size=512", "memory.micro_batch=64", "name=run"]
+    config = Path(__file__).resolve().parents[2] / "configs" / "classify_digits.yaml"
+    command = [sys.executable, "-m", "mpt", "train", str(config), "train.plan_memory=true", *settings]
+    subprocess.run([*command, "--device", "cpu", "--quiet"], cwd=tmp_path, check=True, capture_output=True)
+    plan, summary = (json.loads((tmp_path / "runs/run" / name).read_text()) for name in ("plan.json", "summary.json"))
+    assert plan["peak_bytes"] == pytest.approx(summary["peak_memory"]["peak_bytes"], rel=0.001)
 
 
 @pytest.mark.usefixtures("card")
