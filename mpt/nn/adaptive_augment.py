@@ -55,7 +55,7 @@ class Draws:
         return next(self.columns)
 
     def gate(self, value: Tensor, neutral: float, probability: Tensor | None = None) -> Tensor:
-        """Return the value where the next draw is below the probability, else the neutral one."""
+        """Return values (b,) or (..., b) where the next draw is below the probability, else the neutral one."""
         chance = self.probability if probability is None else probability
         return torch.where(self.uniform() < chance, value, torch.full_like(value, neutral))
 
@@ -69,8 +69,9 @@ def geometry(draws: Draws, image_size: int) -> Tensor:
     """Return (b, 3, 3): the map from output to input coordinates, each from -1 to 1 over the image."""
     matrix = _scale(1 - 2 * draws.gate((draws.uniform() * 2).floor(), 0.0), None)
     matrix = matrix @ _rotation(draws.gate((draws.uniform() * 4).floor(), 0.0) * (math.pi / 2))
-    for_pixels = [draws.gate((draws.uniform() * 2 - 1) * 0.125, 0.0) for _ in range(2)]
-    matrix = matrix @ _shift(*((shift * image_size).round() * (2 / image_size) for shift in for_pixels))
+    # Both directions of a shift happen together or not at all.
+    for_pixels = draws.gate(torch.stack([(draws.uniform() * 2 - 1) * 0.125 for _ in range(2)]), 0.0)
+    matrix = matrix @ _shift(*((for_pixels * image_size).round() * (2 / image_size)))
     size = draws.gate(torch.exp2(draws.normal() * 0.2), 1.0)
     matrix = matrix @ _scale(1 / size, 1 / size)
     # Two rotations around a stretch: together they happen with the probability, hence the root.
@@ -79,7 +80,7 @@ def geometry(draws: Draws, image_size: int) -> Tensor:
     stretch = draws.gate(torch.exp2(draws.normal() * 0.2), 1.0)
     matrix = matrix @ _scale(1 / stretch, stretch)
     matrix = matrix @ _rotation(draws.gate((draws.uniform() * 2 - 1) * math.pi, 0.0, once))
-    return matrix @ _shift(*(draws.gate(draws.normal() * 0.25, 0.0) for _ in range(2)))
+    return matrix @ _shift(*draws.gate(torch.stack([draws.normal() * 0.25 for _ in range(2)]), 0.0))
 
 
 def colour(image_bchw: Tensor, draws: Draws) -> Tensor:

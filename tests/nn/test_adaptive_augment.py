@@ -41,6 +41,19 @@ def test_the_share_of_changed_samples_follows_the_probability() -> None:
     assert shares[0] < 0.7 < 0.95 < shares[1]
 
 
+@pytest.mark.parametrize(("column", "share"), [(4, 0.25), (15, 0.0)])
+def test_both_directions_of_a_shift_happen_together(column: int, share: float) -> None:
+    draws = torch.full((2, DRAWS), 0.99)  # no gate opens below it
+    draws[:, column : column + 2] = torch.tensor([0.99, 0.2])
+    draws[0, column + 2] = 0.1
+    moved, still = geometry(Draws(draws, torch.tensor(0.5)), 64)
+    assert torch.equal(still, torch.eye(3))
+    assert (moved[:2, 2].abs() > 0.1).all()
+    if share:  # by whole pixels, and an eighth of the image at most
+        assert torch.equal(moved[:2, 2] * 32, (moved[:2, 2] * 32).round())
+        assert moved[:2, 2].abs().max() <= share
+
+
 def test_colours_keep_grey_grey() -> None:
     grey = torch.full((16, 3, 2, 2), 0.3)
     changed = colour(grey, Draws(uniforms(16), torch.tensor(1.0)))
