@@ -6,6 +6,7 @@ Torch is not imported here: plans are made in processes of their own (`mpt.plan.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from functools import partial
@@ -43,6 +44,7 @@ def run(arguments: PlanArguments) -> None:
     assert arguments.config is not None
     if arguments.output is not None and arguments.vram is None:
         raise ConfigError("--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB")
+    path = choose_output(arguments)
     config = load_config(arguments.config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
     gpu = choose_gpu(arguments.gpu)
     calibration = load_calibration(gpu.name)
@@ -60,7 +62,6 @@ def run(arguments: PlanArguments) -> None:
     written: list[str] = []
     if best is not None:
         assert budget is not None
-        path = Path(arguments.output or "plan.yaml")
         written = write_results(path, arguments, plan, recipes, budget)
     if arguments.json:
         print(json.dumps(as_data(gpu, calibration, plan, found, written), indent=1))
@@ -74,6 +75,24 @@ def run(arguments: PlanArguments) -> None:
             console.print(f"  {train_command(arguments, path, recipes[0])}", markup=False, soft_wrap=True)
     if budget is not None and best is None:
         raise MemoryBudgetError(nothing_fits(recipes, budget))
+
+
+def choose_output(arguments: PlanArguments) -> Path:
+    """Return where the patch goes: never over one that was given, which it builds on.
+
+    Raises ConfigError where that was asked for, and InputOutputError where nothing can be written, before any planning.
+    """
+    given = {Path(patch).resolve() for patch in arguments.patches}
+    if arguments.output is None:
+        names = ("plan.yaml", *(f"plan-{number}.yaml" for number in range(2, len(given) + 2)))
+        path = next(Path(name) for name in names if Path(name).resolve() not in given)
+    else:
+        path = Path(arguments.output)
+        if path.resolve() in given:
+            raise ConfigError(f"--output: {path} is given with --with, and the recipe builds on it: name another file")
+    if arguments.vram and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        raise InputOutputError(f"{path}: cannot be written: it is a folder, or its folder is missing or read-only")
+    return path
 
 
 def choose_gpu(name: str | None) -> Gpu:

@@ -13,7 +13,7 @@ import yaml
 from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
 from mpt.config.load import load_config
-from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
 from mpt.plan.calibration import Calibration
 from mpt.plan.gpus import Gpu
 from mpt.plan.session import Session
@@ -146,6 +146,29 @@ def test_bad_arguments_are_answered_before_any_planning(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         plan.run(PlanArguments(**{**vars(arguments), **changes}))  # type: ignore[arg-type]
+
+
+def test_a_patch_that_is_planned_with_is_not_written_over(
+    arguments: PlanArguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = tmp_path / "plan.yaml"
+    given.write_text("memory: {micro_batch: 32}\n")
+    plan.run(with_vram(arguments, "6GiB", output=None, patches=(Path("plan.yaml"),)))
+    assert given.read_text() == "memory: {micro_batch: 32}\n"
+    assert "plan-2.yaml" in capsys.readouterr().out
+    assert (tmp_path / "plan-2.yaml").is_file()
+    with pytest.raises(ConfigError, match="name another file"):
+        plan.run(with_vram(arguments, "6GiB", output=str(given), patches=(Path("plan.yaml"),)))
+
+
+@pytest.mark.parametrize("output", [".", "missing/plan.yaml"])
+def test_a_patch_that_cannot_be_written_is_told_before_any_planning(
+    arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.setattr(plan, "load_config", lambda *args, **kwargs: pytest.fail("planned"))
+    with pytest.raises(InputOutputError, match="cannot be written"):
+        plan.run(with_vram(arguments, "6GiB", output=output))
 
 
 def test_auto_needs_a_gpu_in_this_machine(arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch) -> None:
