@@ -293,24 +293,23 @@ class Gan:
         if bounded and "disc/real" in figures and figures["disc/real"] + figures.get("disc/fake", 1.0) < 0.01:
             found["won"] = (
                 "the discriminator's loss is nearly 0: it has won, and the generator's gradients vanish. Try a lower "
-                f"optimizer.phases.disc.lr, {self.remedy('won')}, or more data"
+                f"optimizer.phases.disc.lr, {self.remedy()}, or more data"
             )
         if figures.get("diversity", 1.0) < 0.3:
             found["collapsed"] = (
                 f"the samples vary {figures['diversity']:.2f} times as much as the data: the generator may have "
-                f"collapsed. Try {self.remedy('collapsed')}, a lower optimizer.lr, or a larger train.batch_size"
+                f"collapsed. Try {self.remedy()}, a lower optimizer.lr, or a larger train.batch_size"
             )
         return self.advice.say(found)
 
-    def remedy(self, trouble: Literal["won", "collapsed"]) -> str:
+    def remedy(self) -> str:
         """Return the setting to try first that this game has and does not use yet."""
         if self.objective_name == "balanced":
             return "a task.balance nearer to 1"
         if self.objective_name == "energy":
             return "a larger task.pull_away" if self.settings.pull_away else "task.pull_away=0.1"
         if self.objective_name != "wasserstein":
-            steps = " and task.critic_steps=5" if trouble == "collapsed" else ""
-            return f"task.objective=wasserstein with task.gradient_penalty=10{steps}"
+            return "task.objective=wasserstein with task.gradient_penalty=10 and task.critic_steps=5"
         if not self.gradient_penalty:
             return "task.gradient_penalty=10 with task.weight_clip=0"
         return f"task.critic_steps={2 * self.critic_steps}"

@@ -202,7 +202,7 @@ class StyleGan2(gan.Gan):
             figures["augment_probability"] = float(self.augment.probability)
         return figures
 
-    def remedy(self, trouble: Literal["won", "collapsed"]) -> str:
+    def remedy(self) -> str:
         """Return the setting to try first that this game has and does not use yet."""
         if self.augment is None:
             return "task.ada_target=0.6"
