@@ -18,6 +18,12 @@ ADVICE = (
 )
 
 
+START_HIGHER = (
+    "nothing has overflowed meanwhile: if it was set so low, raise precision.init_scale, or precision.loss_scale where "
+    "that is a number"
+)
+
+
 class ScaleWatch:
     """Watches one phase's scale; says each thing once until the scale has recovered."""
 
@@ -25,17 +31,18 @@ class ScaleWatch:
         self.phase = phase
         self.low_for = 0
         self.falls: deque[int] = deque(maxlen=FALLS)
-        self.said_low = self.said_falling = False
+        self.said_low = self.said_falling = self.has_fallen = False
 
     def observe(self, step: int, scale: float, fell: bool) -> str | None:
         """Return a warning to show at this step, or None."""
+        self.has_fallen |= fell
         self.low_for = self.low_for + 1 if scale < LOW_SCALE else 0
         if self.low_for == 0:
             self.said_low = False
         if self.low_for >= LOW_STEPS and not self.said_low:
             self.said_low = True
             low = f"below {LOW_SCALE:g} for {LOW_STEPS} steps (now {scale:.10g})"
-            return f"{self.phase}: the loss scale has stayed {low}; {ADVICE}"
+            return f"{self.phase}: the loss scale has stayed {low}; {ADVICE if self.has_fallen else START_HIGHER}"
         if fell:
             self.falls.append(step)
             recent = len(self.falls) == FALLS and step - self.falls[0] <= FALL_WINDOW
