@@ -59,7 +59,11 @@ class Run:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:1`; ConfigError when it is not there."""
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:1`; ConfigError when it is not there.
+
+    A GPU that is named by number becomes the current one: what torch does without a device in hand (pinned memory,
+    emptying the cache) would open a context on GPU 0 otherwise.
+    """
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -72,6 +76,8 @@ def choose_device(wanted: str) -> torch.device:
         raise ConfigError(
             f"device: found {wanted!r}; torch sees {torch.cuda.device_count()} CUDA device(s), from cuda:0"
         )
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     return device
 
 
