@@ -72,7 +72,7 @@ def infer_half(
     full, full_results, _ = measure(
         dataclasses.replace(trained, run=rebuild(trained, "fp32")), "float32", files, batch_size
     )
-    release()
+    release(trained.run.device)
     half_run = rebuild_half(trained, choice.dtype)
     half, results, awkward = measure(dataclasses.replace(trained, run=half_run), choice.dtype, files, batch_size)
     statement = Statement(
@@ -101,11 +101,11 @@ def measure(
     return Measured(name, stored_bytes(used), peak, latency, metric), results, awkward_dimensions(used)
 
 
-def release() -> None:
-    """Let go of what the first precision held."""
+def release(device: torch.device) -> None:
+    """Let go of what the first precision held. On a CPU no GPU is touched: it may be full, or another's."""
     gc.collect()
-    if torch.cuda.is_available():
-        synchronize(torch.device("cuda"))
+    synchronize(device)
+    if device.type == "cuda":
         torch.cuda.empty_cache()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.commands import infer, infer_inputs
+from mpt.commands import infer, infer_half, infer_inputs
 from mpt.commands.arguments import InferArguments
 from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
 
@@ -95,6 +95,17 @@ def test_half_on_a_cpu_says_what_it_does_instead_of_float16(classifier, tmp_path
     assert "bfloat16" in said
     go(classifier, tmp_path, half=True, dtype="float16")
     assert "slower than float32" in " ".join(capsys.readouterr().out.split())
+
+
+def test_half_on_a_cpu_opens_no_context_on_a_gpu(monkeypatch):
+    touched = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", touched.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: touched.append("cache"))
+    infer_half.release(torch.device("cpu"))
+    assert touched == []
+    infer_half.release(torch.device("cuda:1"))
+    assert touched == [torch.device("cuda:1"), "cache"]
 
 
 def test_half_warns_of_dimensions_that_are_no_multiple_of_eight(classifier, tmp_path, capsys):
