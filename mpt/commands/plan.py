@@ -27,6 +27,7 @@ from mpt.plan.recipe import Recipe, describe_cost, describe_patch, without_confl
 from mpt.plan.search import Search, search
 from mpt.plan.session import Session
 from mpt.plan.timeline import write_timeline
+from mpt.report.units import show_seconds
 from mpt.run.layout import find_run
 
 WORKERS = 2
@@ -136,13 +137,12 @@ def write_results(
 ) -> list[str]:
     """Write the first recipe as a patch, and a picture of the first few beside it; return their paths."""
     best = recipes[0]
-    milliseconds = best.plan["step_seconds"] * 1e3
     heading = [
         train_command(arguments, path, best),
         "",
         f"{describe_patch(best.patch)} ({describe_cost(best)}): {describe_bytes(best.total)} of "
         f"{describe_bytes(budget)},",
-        f"{milliseconds:.0f} ms a step give or take {plan['time_band']:.0%}, predicted by",
+        f"{show_seconds(best.plan['step_seconds'])} a step give or take {plan['time_band']:.0%}, predicted by",
         plan_command(arguments),
     ]
     body = write_text(best.patch) if best.patch else "{}\n"

@@ -14,6 +14,7 @@ from mpt.plan.calibration import Calibration
 from mpt.plan.gpus import Gpu
 from mpt.plan.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch
 from mpt.plan.search import Search
+from mpt.report.units import show_seconds
 
 SHOWN = 6
 REASONS = 3
@@ -36,7 +37,7 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
     if plan["largest_batch"] is not None:
         table.add_row("largest batch", *describe_largest(plan))
     band = plan["step_seconds"] * plan["time_band"]
-    table.add_row("step", f"{plan['step_seconds'] * 1e3:.0f} ms", f"give or take {band * 1e3:.0f} ms")
+    table.add_row("step", show_seconds(plan["step_seconds"]), f"give or take {show_seconds(band)}")
     console.print(table)
     console.print()
     held = columns("held at the peak", ">MiB")
@@ -92,9 +93,8 @@ def print_search(console: Console, found: Search, plan: dict[str, Any]) -> None:
         console.print(f"\nnone fits in {budget}; the smallest", style="bold")
     table = columns("recipe", ">memory", f">step ±{plan['time_band']:.0%}", "cost")
     for recipe in shown:
-        milliseconds = recipe.plan["step_seconds"] * 1e3
-        cost = describe_cost(recipe)
-        table.add_row(describe_patch(recipe.patch), describe_bytes(recipe.total), f"{milliseconds:.0f} ms", cost)
+        seconds = show_seconds(recipe.plan["step_seconds"])
+        table.add_row(describe_patch(recipe.patch), describe_bytes(recipe.total), seconds, describe_cost(recipe))
     console.print(table)
     said = " ".join(f"{describe_cost(recipe)} {describe_patch(recipe.patch)}" for recipe in shown)
     for words, meaning in EXPLANATIONS.items():
