@@ -183,8 +183,7 @@ def calibrate(arguments: PlanArguments, wanted: str) -> None:
     directory, _ = find_run(wanted, Path(arguments.runs))
     measured = read_measurement(directory.path)
     config = load_config(directory.config_path, allow=arguments.allow)
-    gpu = choose_gpu(measured.gpu_name)
-
+    gpu = measured.gpu
     with Session(gpu, Calibration(), arguments.allow) as session:
         without = session.plan([config])[0].get()
         session.calibration = Calibration(cudnn_share=1.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt.errors import ConfigError, InputOutputError
-from mpt.plan.gpus import plain
+from mpt.plan.gpus import Gpu, find_gpu, installed_gpu, plain
 
 CONTEXT_BYTES = 450 * 2**20
 """300 to 500 MiB with CUDA 12 and lazily loaded kernels, depending on the card."""
@@ -82,6 +82,16 @@ class Measurement:
     """Bytes in use on the device outside the process's allocator, where the driver tells. More than any context is
     another process, and teaches nothing.
     """
+    memory_bytes: int = 0
+    """The card's; 0 where the records do not tell."""
+    capability: tuple[int, int] = (0, 0)
+
+    @property
+    def gpu(self) -> Gpu:
+        """The card. Raises ConfigError for one that neither the records nor the table describe."""
+        if self.memory_bytes:
+            return installed_gpu(self.gpu_name, self.memory_bytes, self.capability)
+        return find_gpu(self.gpu_name)
 
 
 def learn(
@@ -115,12 +125,17 @@ def read_measurement(run: Path) -> Measurement:
         raise ConfigError(f"--calibrate: {run} holds no measured peak of a GPU; {advice}")
     outside = memory.get("outside_bytes")
     try:
+        name = str(memory.get("device") or devices[0]["name"])
+        device: dict[str, Any] = next((one for one in devices if one["name"] == name), {})
+        major, _, minor = str(device.get("capability", "0.0")).partition(".")
         return Measurement(
-            str(memory.get("device") or devices[0]["name"]),
+            name,
             int(memory.get("steps_peak_bytes") or memory["peak_bytes"]),
             int(memory.get("steps_reserved_bytes") or memory["reserved_bytes"]),
             float(summary["median_step_seconds"]),
             None if outside is None else int(outside),
+            int(device.get("memory_bytes", 0)),
+            (int(major), int(minor)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"--calibrate: {run}: a figure is missing ({error}); {advice}") from error

@@ -164,6 +164,17 @@ def test_a_run_s_steps_teach_and_not_its_evaluation(tmp_path: Path) -> None:
     assert read_measurement(tmp_path) == Measurement("NVIDIA L4", 5, 7, 0.5, 3)
 
 
+def test_a_card_that_is_not_in_the_table_is_described_by_the_run(tmp_path: Path) -> None:
+    device = {"name": "NVIDIA B300", "capability": "10.3", "memory_bytes": 288 * 2**30}
+    (tmp_path / "env.json").write_text(json.dumps({"devices": [device]}))
+    peak = {"kind": "cuda", "peak_bytes": 5, "reserved_bytes": 7}
+    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    gpu = read_measurement(tmp_path).gpu
+    assert (gpu.name, gpu.memory_gib, gpu.capability) == ("b300", 288, (10, 3))
+    with pytest.raises(ConfigError, match="no 'NVIDIA B300' in the table"):
+        _ = Measurement("NVIDIA B300", 5, 7, 0.5).gpu
+
+
 def test_another_process_on_the_card_is_not_taken_for_its_context() -> None:
     measured = Measurement("NVIDIA L4", 1000, 1000, 0.1, 3 * 2**30)
     assert learn(measured, 1000, 1100, 0.1, "runs/a").context_bytes == Calibration().context_bytes
