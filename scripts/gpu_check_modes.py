@@ -39,6 +39,7 @@ def check_config(path: Path, seconds: float, rehearsal: bool, tell: Callable[[di
     started = time.monotonic()
     import torch
 
+    from mpt.engine.recovery import is_out_of_memory
     from mpt.errors import MptError
 
     flags = precision_flags(torch)
@@ -62,7 +63,8 @@ def check_config(path: Path, seconds: float, rehearsal: bool, tell: Callable[[di
         except MptError as error:
             row["error"] = str(error).splitlines()[0]
         except Exception as error:
-            row["crash"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            row["error" if is_out_of_memory(error) else "crash"] = text  # where the weights alone find no room
             traceback.print_exc()
         entry["modes"].append(row)
         tell(entry)

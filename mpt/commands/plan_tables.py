@@ -134,7 +134,7 @@ def describe_counts(found: Search) -> str:
         parts.append(f"{len(found.recipes) - traced} more replayed with expandable segments")
     parts.append(f"{sum(recipe.fits for recipe in found.recipes)} fit")
     if found.hopeless:
-        parts.append(f"{len(found.hopeless)} ruled out by what weights, gradients and optimizer state take")
+        parts.append(f"{len(found.hopeless)} ruled out by what others hold")
     if found.refused:
         parts.append(f"{len(found.refused)} refused")
     return "; ".join(parts)

@@ -6,7 +6,8 @@ one for the optimizer; then micro-batches. From the second round on two kinds ar
 
 - What is needless: a trick costs time, so a recipe is not tried where a part of it fits already.
 - What is hopeless: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
-  smaller. Where a traced recipe holds too much in those alone, the ones that leave them as they are are not traced.
+  smaller. Where a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. And
+  where two micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
 
 What a configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) is left out too,
 with its reason. Growing segments need no trace of their own: each plan says what they would make of it.
@@ -69,7 +70,7 @@ class Search:
     refused: list[tuple[Patch, str]]
     """Patches that the configuration, or the planner, refuses, each with the reason."""
     hopeless: list[Patch]
-    """Patches proven too large by the weights, gradients and optimizer state of another recipe."""
+    """Patches proven too large by what other recipes hold."""
 
 
 def search(
@@ -159,10 +160,28 @@ class _Search:
         """Return whether a patch is neither needless nor hopeless; note the hopeless."""
         if any(one.fits_well and one.is_part_of(patch) for one in self.recipes):
             return False
-        if any(one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes):
+        if any(one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes) or self.cannot_shrink(patch):
             self.hopeless.append(patch)
             return False
         return True
+
+    def cannot_shrink(self, patch: Patch) -> bool:
+        """Return whether larger micro-batches of this recipe prove that no smaller one fits.
+
+        At every moment of a step bytes are a + b * size, so their peak is convex in the size: the line through two
+        sizes, drawn on to a size of 0, lies below the peak of each smaller one.
+        """
+        if "micro_batch" not in patch.get("memory", {}):
+            return False
+        peaks = {
+            one.tricks["micro_batch"]: one.plan["allocated"] + one.plan["context_bytes"]
+            for one in self.recipes
+            if "micro_batch" in one.tricks and _with_size(one.patch, 0) == _with_size(patch, 0)
+        }
+        if len(peaks) < 2:
+            return False
+        small, large = sorted(peaks)[:2]
+        return bool(peaks[small] - (peaks[large] - peaks[small]) * small / (large - small) > self.budget_bytes)
 
 
 def precision_patches(config: Config, gpu: Gpu) -> Iterator[Patch]:
@@ -192,6 +211,10 @@ def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> C
         config = change_precision(config, patch["precision"]["mode"])
     overrides = [write_override(f"memory.{name}", value) for name, value in patch.get("memory", {}).items()]
     return load_config(config.to_data(), overrides, allow=allow)
+
+
+def _with_size(patch: Patch, size: int) -> Patch:
+    return joined(patch, {"micro_batch": size})
 
 
 def joined(patch: Mapping[str, Any], tricks: Mapping[str, Any]) -> Patch:

@@ -26,6 +26,7 @@ CONFIG = {"model": "small_cnn", "dataset": "digits", "precision": "amp", "train"
 def plan(total: float, seconds: float = 1.0, **changes: Any) -> dict[str, Any]:
     """A plan that takes `total` GiB of the card and fits where that is within the budget."""
     return {
+        "allocated": int(total * GIB),
         "reserved": int(total * GIB),
         "reserved_in_budget": int(min(total * GIB, BUDGET)),
         "context_bytes": 0,
@@ -70,6 +71,20 @@ def test_where_the_configuration_fits_single_tricks_are_tried_once_and_no_pairs_
     assert all("micro_batch" not in recipe.tricks for recipe in found.recipes)
 
 
+@pytest.mark.parametrize(("smallest", "sizes"), [(5.2, {16, 8, 4, 2}), (6.2, {16, 8})])
+def test_micro_batches_are_not_split_further_where_even_one_of_nothing_would_be_too_much(
+    smallest: float, sizes: set[int]
+) -> None:
+    def answer(memory: dict[str, Any], mode: str) -> dict[str, Any]:
+        return plan(smallest + memory.get("micro_batch", {"size": 32})["size"] / 4)
+
+    session = FakeSession(answer)
+    found = run(session)
+    assert {memory["micro_batch"]["size"] for _, memory in session.asked if "micro_batch" in memory} == sizes
+    assert bool(found.hopeless) == (len(sizes) == 2)
+    assert any(one.fits for one in found.recipes) == (len(sizes) == 4)
+
+
 def test_what_does_not_fit_is_paired_and_then_split_until_it_fits() -> None:
     def answer(memory: dict[str, Any], mode: str) -> dict[str, Any]:
         return plan(4.0 if memory.get("micro_batch", {"size": 32})["size"] <= 8 else 8.0)
@@ -95,7 +110,8 @@ def test_a_trick_is_not_added_to_what_fits_with_room_to_spare() -> None:
 def test_weights_and_states_that_are_too_much_rule_out_what_leaves_them_as_they_are() -> None:
     def answer(memory: dict[str, Any], mode: str) -> dict[str, Any]:
         smaller = "cpu_optimizer" in memory
-        return plan(7.0 if smaller else 9.0, held_throughout=3 * GIB if smaller else 7 * GIB)
+        size = memory.get("micro_batch", {"size": 32})["size"]
+        return plan(5.0 + size if smaller else 9.0, held_throughout=3 * GIB if smaller else 7 * GIB)
 
     session = FakeSession(answer)
     found = run(session)

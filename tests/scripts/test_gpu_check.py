@@ -154,6 +154,18 @@ def test_a_plan_that_takes_too_long_is_no_crash(tmp_path, monkeypatch):
     assert 15 < limits[0] <= 20
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: invalid")])
+def test_a_mode_that_finds_no_room_for_its_weights_is_no_crash(monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(gpu_check_modes, "measure", fail)
+    config = ROOT / "configs" / "classify_digits.yaml"
+    entry = gpu_check_modes.check_config(config, 60, False, lambda entry: None)
+    assert [str(error) in (row.get("error") or row["crash"]) for row in entry["modes"]] == [True] * 6
+    assert gpu_check.is_broken_config(entry) is not isinstance(error, torch.OutOfMemoryError)
+
+
 def test_the_fp32_flags_are_put_back_by_the_switches_that_the_modes_use():
     flags = gpu_check_modes.precision_flags(torch)
     try:
