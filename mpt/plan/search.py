@@ -101,6 +101,8 @@ def search(
             break
         size = {"micro_batch": -(-config.train.batch_size // count)}
         found.try_all(joined(precision, {**tricks, **size}) for precision in precisions for tricks in SPLIT)
+    if found.recipes and not any(one.fits for one in found.recipes):
+        found.shrink_smallest()
     return Search(rank(found.recipes), found.refused, found.hopeless)
 
 
@@ -155,6 +157,12 @@ class _Search:
                 pending.append(self.submit(patch))
         for attempt in pending:
             self.keep(attempt)
+
+    def shrink_smallest(self) -> None:
+        """Where nothing fits, plan the smallest recipe with small micro-batches, to tell how far it is off."""
+        patch = min(self.recipes, key=lambda one: one.total).patch
+        if "micro_batch" in patch.get("memory", {}):
+            self.keep(self.submit(_with_size(patch, -(-self.config.train.batch_size // LAST_RESORT_PARTS[0]))))
 
     def is_worth_trying(self, patch: Patch) -> bool:
         """Return whether a patch is neither needless nor hopeless; note the hopeless."""
