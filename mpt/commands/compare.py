@@ -205,7 +205,7 @@ def describe_run(record: RunRecord) -> str:
     """Say a run's result in one line."""
     return (
         f"{record.metric} {show_figure(record.final)}, {show_seconds(record.step_seconds)} per step, "
-        f"peak {show_bytes(record.peak_bytes)}"
+        f"peak {show_bytes(record.step_peak_bytes)}"
     )
 
 

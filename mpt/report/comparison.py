@@ -135,7 +135,7 @@ def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord) 
         )
 
     same_measure = group.any_run.memory.get("kind") == baseline.any_run.memory.get("kind")
-    peak, peak_ratio = typical(lambda record: record.peak_bytes)
+    peak, peak_ratio = typical(lambda record: record.step_peak_bytes)
     step, step_ratio = typical(lambda record: record.step_seconds)
     throughput, throughput_ratio = typical(lambda record: record.samples_per_second)
     final, best = spread(list(group.finals.values())), spread([record.best for record in group.runs.values()])

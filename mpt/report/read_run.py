@@ -164,6 +164,11 @@ class RunRecord:
         return number(peak)
 
     @property
+    def step_peak_bytes(self) -> float:
+        """Peak memory of the training's steps alone: on a GPU evaluation, equal in every mode, may have a higher one."""
+        return number(self.memory.get("steps_peak_bytes"), 0.0) or self.peak_bytes
+
+    @property
     def settings_changes(self) -> list[tuple[int, str]]:
         """The step and the words of every resume that changed settings; of those from one step the last, which held."""
         changes = (event for event in self.events if event.get("kind") == "settings")

@@ -135,6 +135,18 @@ def test_memory_measured_in_two_ways_has_no_ratio(make_run):
     assert any("different ways" in note for note in comparison.notes)
 
 
+def test_on_a_gpu_the_steps_are_compared_and_not_the_evaluation(make_run):
+    records = []
+    for mode, steps_peak in (("fp32", 40), ("amp", 10)):
+        path = make_run(mode, mode=mode)
+        summary = json.loads((path / "summary.json").read_text())
+        summary["peak_memory"] = {"kind": "cuda", "peak_bytes": 100, "steps_peak_bytes": steps_peak}
+        (path / "summary.json").write_text(json.dumps(summary))
+        records.append(read_run(path))
+    rows = compare_groups(group_runs(records), MARGIN).rows
+    assert [(row.peak_bytes, row.peak_ratio) for row in rows] == [(40, 1), (10, 0.25)]
+
+
 def test_all_four_files_say_the_same(make_run, tmp_path):
     comparison = compare_groups(make_groups(make_run), MARGIN)
     folder = tmp_path / "made" / "here"
