@@ -165,7 +165,7 @@ class RunRecord:
 
     @property
     def step_peak_bytes(self) -> float:
-        """Peak memory of the training's steps alone: on a GPU evaluation, equal in every mode, may have a higher one."""
+        """Peak memory of the training's steps alone: on a GPU evaluation, the same in every mode, may need more."""
         return number(self.memory.get("steps_peak_bytes"), 0.0) or self.peak_bytes
 
     @property
