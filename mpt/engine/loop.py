@@ -62,7 +62,9 @@ class Training:
     best_step: int = 0
     last_metrics: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
-    """On a CPU, the tracked step's peak and its split."""
+    """On a CPU, the largest peak of the tracked steps and its split."""
+    unmeasured: set[str] = field(default_factory=set)
+    """Phases of which no step was tracked yet."""
     peaks: CudaPeaks = field(default_factory=CudaPeaks)
     watches: dict[str, ScaleWatch] = field(default_factory=dict)
     step_seconds: list[float] = field(default_factory=list)
@@ -80,6 +82,8 @@ class Training:
         for phase in self.run.phases:
             self.skipped.setdefault(phase.name, 0)
             self.watches[phase.name] = ScaleWatch(phase.name)
+            if self.run.device.type == "cpu":
+                self.unmeasured.add(phase.name)
 
     def go(self, stop: StopRequest, stop_after: int | None = None) -> None:
         """Train until `total_steps`, or until `stop_after` or a signal, saving before either.
@@ -138,10 +142,10 @@ class Training:
         self.set_learning_rates()
         updates: dict[str, Update] = {}
 
+        due = [phase for phase in self.run.phases if self.step % phase.every == 0]
+
         def perform() -> bool:
-            for phase in self.run.phases:
-                if self.step % phase.every:
-                    continue
+            for phase in due:
                 done = recovery.update_with_memory_ladder(self, phase, batch)
                 if not done.finite and recovery.handle_non_finite(self, phase, batch):
                     return False
@@ -150,7 +154,7 @@ class Training:
             return True
 
         split: MemorySplit | None = None
-        if self.run.device.type == "cpu" and self.whole_steps == TRACKED_STEP and not self.memory:
+        if self.whole_steps >= TRACKED_STEP and not self.unmeasured.isdisjoint(phase.name for phase in due):
             with MemoryMeter(lambda: known_tensors(self.run), self.run.device) as meter:
                 went_on = perform()
             split = meter.split
@@ -163,7 +167,9 @@ class Training:
         if not any(done.stats.skipped for done in updates.values()):
             self.whole_steps += 1
             if split is not None:
-                self.memory = {"kind": "tracked", **split.to_record()}
+                self.unmeasured.difference_update(phase.name for phase in due)
+                if split.peak_bytes > self.memory.get("peak_bytes", 0):
+                    self.memory = {"kind": "tracked", **split.to_record()}
         for name, done in updates.items():
             self.count(name, done)
         recovery.check_floor(self, batch)
@@ -271,6 +277,7 @@ class Training:
             "last_metrics": self.last_metrics,
             "scales_seen": dict(self.scales_seen),
             "memory": self.memory,
+            "unmeasured": sorted(self.unmeasured),
             "adapted": dict(self.run.adapted),
         }
         checkpoint.save(
@@ -297,7 +304,7 @@ class Training:
         self.best, self.best_step = loop["best"], loop["best_step"]
         self.last_metrics = dict(loop["last_metrics"])
         self.scales_seen = dict(loop["scales_seen"])
-        self.memory = dict(loop["memory"])
+        self.memory, self.unmeasured = dict(loop["memory"]), set(loop.get("unmeasured", ()))
         again = move_again(self.run, loop.get("adapted", {}))
         if again:
             settings = ", ".join(f"memory.{name}={value}" for name, value in again.items())

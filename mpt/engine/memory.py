@@ -1,7 +1,7 @@
 """Peak memory of a step: the allocator's own figures on CUDA, tracked live tensor bytes on a CPU.
 
-A CPU has no allocator statistics worth quoting, and resident set size says nothing of a step; so one early step, the
-second, when the optimizer has its state, is performed under a tracker.
+A CPU has no allocator statistics worth quoting, and resident set size says nothing of a step; so an early step, the
+second, when the optimizer has its state, is performed under a tracker, and later ones with phases that it did not have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from mpt.engine.build import Run
 
 TRACKED_STEP = 1
-"""How many whole steps (no phase skipped) go before the one that is tracked on a CPU: the first has no optimizer state
+"""How many whole steps (no phase skipped) go before those that are tracked on a CPU: the first has no optimizer state
 yet."""
 
 

@@ -61,11 +61,20 @@ def test_a_run_on_a_cpu_is_planned_with_the_optimizer_that_a_cpu_gets(tmp_path: 
     assert answer["peak_bytes"] == live_peak(trace_real(config, DIGITS, config.train.batch_size, batch_ahead=False))
 
 
-def test_a_run_on_a_cpu_needs_what_was_planned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("classify_digits", ["train.epochs=null", "train.steps=3", "train.batch_size=512", "memory.micro_batch=64"]),
+        (
+            "wgan_gp",
+            ["train.steps=7", "model.hidden=1024", "task.metric_samples=64"],
+        ),  # the generator's 2nd step is 6th
+    ],
+)
+def test_a_run_on_a_cpu_needs_what_was_planned(file: str, settings: list[str], tmp_path: Path) -> None:
     """Through the loop itself, whose batches are a good part of what a small model holds."""
-    settings = ["train.epochs=null", "train.steps=3", "train.batch_size=512", "memory.micro_batch=64", "name=run"]
-    config = Path(__file__).resolve().parents[2] / "configs" / "classify_digits.yaml"
-    command = [sys.executable, "-m", "mpt", "train", str(config), "train.plan_memory=true", *settings]
+    config = Path(__file__).resolve().parents[2] / "configs" / f"{file}.yaml"
+    command = [sys.executable, "-m", "mpt", "train", str(config), "train.plan_memory=true", "name=run", *settings]
     subprocess.run([*command, "--device", "cpu", "--quiet"], cwd=tmp_path, check=True, capture_output=True)
     plan, summary = (json.loads((tmp_path / "runs/run" / name).read_text()) for name in ("plan.json", "summary.json"))
     assert plan["peak_bytes"] == pytest.approx(summary["peak_memory"]["peak_bytes"], rel=0.001)
