@@ -30,7 +30,7 @@ def test_a_test_set_too_small_to_evaluate_on_is_met_before_training(model: str, 
     for split, count in (("train", 4), ("test", 1)):
         for label in ("a", "b"):
             (tmp_path / split / label).mkdir(parents=True)
-            for number in range(count if label == "a" else 0):
+            for number in range(count if label == "a" or split == "train" else 0):
                 write_grid(torch.rand(1, 3, 16, 16), tmp_path / split / label / f"{number}.png")
     config = load_config({"model": {"name": model}, "dataset": {"name": "image_folder", "root": str(tmp_path)}})
     if config.task.name == "classify":
