@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorDeviceMismatchError,
     UnsupportedOperatorException,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -41,6 +40,8 @@ from mpt.plan.unseen import Unseen
 from mpt.seams import Batch, DataSpec, Phase
 
 STEPS = 2
+DEVICES_MEET = ("found at least two devices", "found two different devices")
+"""Words of torch from 2.12 on, and before."""
 LOOKS_AT_VALUES = "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
 
 
@@ -218,16 +219,19 @@ def _reason(error: BaseException) -> str:
         return f"the shape of {error.func}'s result depends on tensor values"
     if isinstance(error, UnsupportedOperatorException):
         return f"{error.func} has no shape rule"
-    if isinstance(error, FakeTensorDeviceMismatchError):
+    if any(words in text for words in DEVICES_MEET) and "cuda" not in text:
         return (
             "tensors of the CPU and of the GPU meet: the model makes one on a device of its own choice "
             "(torch.cuda.is_available() is False here) instead of its input's (device=x.device)"
         )
-    if fake_device.DEVICE in text:
-        return f"{type(error).__name__}: {text.replace(fake_device.DEVICE, 'the stand-in for a GPU')}"
     if "cuda" in text.lower() or "NVIDIA" in text:
-        return f"the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs ({text})"
-    return f"{type(error).__name__}: {text}"
+        moves = "the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs"
+        return f"{moves} ({_plain(text)})"
+    return f"{type(error).__name__}: {_plain(text)}"
+
+
+def _plain(text: str) -> str:
+    return text.replace(fake_device.DEVICE, "the stand-in for a GPU")
 
 
 def _place(errors: list[BaseException], recorder: Recorder) -> str:

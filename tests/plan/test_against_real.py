@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mpt.plan.check import OPERATOR, Record, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = 0.001
+OLD_RECURRENT = 0.01
+"""Before torch 2.13 an LSTM under the CPU's autocast keeps a little more than planned: .6 % with 2.11."""
 TENSORS = 0.05
 """The states of the CPU's random generator that recomputation keeps, 5 KiB per block, are the record's and not ours: a
 few per cent of networks this small, and on the host when a GPU trains."""
@@ -40,7 +43,8 @@ def compare(which: str) -> list[dict[str, Any]]:
 
 def check(rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        assert row["fake_cpu"] == pytest.approx(row["tracked"], rel=TRACKED), row
+        is_old = row["name"] == "Recurrent amp" and torch.__version__ < "2.13"
+        assert row["fake_cpu"] == pytest.approx(row["tracked"], rel=OLD_RECURRENT if is_old else TRACKED), row
         # The fake GPU has its own autocast lists and kernels; where arithmetic is the same, so are the bytes. On a CPU,
         # StyleGAN2 resamples another way, and an optimizer on the CPU is in the same memory.
         same = any(mode in row["name"] for mode in ("fp32", "O2"))
