@@ -40,7 +40,7 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError
 from mpt.plan.calibration import Calibration
 from mpt.plan.gpus import Gpu, find_gpu
-from mpt.plan.search import PAIRS, PARTS, SINGLE, SPLIT, joined, patched, precision_patches
+from mpt.plan.search import PAIRS, PARTS, SINGLE, SPLIT, joined, parted, patched, precision_patches
 from mpt.plan.session import Answer, Session
 from mpt.run.files import write_atomically
 
@@ -125,8 +125,7 @@ def time_recipes(config: Config, gpu: Gpu, count: int) -> dict[str, Any]:
 
 def all_recipes(config: Config, gpu: Gpu) -> Iterator[Config]:
     """Yield the configurations that a search may try, in its order, without those that it refuses."""
-    sizes = [{"micro_batch": -(-config.train.batch_size // parts)} for parts in PARTS]
-    split = tuple({**tricks, **size} for size in sizes for tricks in SPLIT)
+    split = tuple({**tricks, **parted(config, parts)} for parts in PARTS for tricks in SPLIT)
     seen: list[dict[str, Any]] = []
     for group in (SINGLE, PAIRS, split):
         for precision, tricks in itertools.product(precision_patches(config, gpu), group):

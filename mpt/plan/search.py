@@ -99,8 +99,9 @@ def search(
     for count in () if "micro_batch" in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
         if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(one.fits for one in found.recipes)):
             break
-        size = {"micro_batch": -(-config.train.batch_size // count)}
-        found.try_all(joined(precision, {**tricks, **size}) for precision in precisions for tricks in SPLIT)
+        found.try_all(
+            joined(precision, {**tricks, **parted(config, count)}) for precision in precisions for tricks in SPLIT
+        )
     if found.recipes and not any(one.fits for one in found.recipes):
         found.shrink_smallest()
     return Search(rank(found.recipes), found.refused, found.hopeless)
@@ -162,7 +163,7 @@ class _Search:
         """Where nothing fits, plan the smallest recipe with small micro-batches, to tell how far it is off."""
         patch = min(self.recipes, key=lambda one: one.total).patch
         if "micro_batch" in patch.get("memory", {}):
-            self.keep(self.submit(_with_size(patch, -(-self.config.train.batch_size // LAST_RESORT_PARTS[0]))))
+            self.keep(self.submit(joined(patch, parted(self.config, LAST_RESORT_PARTS[0]))))
 
     def is_worth_trying(self, patch: Patch) -> bool:
         """Return whether a patch is neither needless nor hopeless; note the hopeless."""
@@ -184,7 +185,7 @@ class _Search:
         peaks = {
             one.tricks["micro_batch"]: one.plan["allocated"] + one.plan["context_bytes"]
             for one in self.recipes
-            if "micro_batch" in one.tricks and _with_size(one.patch, 0) == _with_size(patch, 0)
+            if "micro_batch" in one.tricks and _is_same_but_for_size(one.patch, patch)
         }
         if len(peaks) < 2:
             return False
@@ -221,8 +222,13 @@ def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> C
     return load_config(config.to_data(), overrides, allow=allow)
 
 
-def _with_size(patch: Patch, size: int) -> Patch:
-    return joined(patch, {"micro_batch": size})
+def parted(config: Config, parts: int) -> Patch:
+    """Return the trick that splits the batch into so many micro-batches."""
+    return {"micro_batch": -(-config.train.batch_size // parts)}
+
+
+def _is_same_but_for_size(one: Patch, other: Patch) -> bool:
+    return joined(one, {"micro_batch": 0}) == joined(other, {"micro_batch": 0})
 
 
 def joined(patch: Mapping[str, Any], tricks: Mapping[str, Any]) -> Patch:
