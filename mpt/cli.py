@@ -266,7 +266,7 @@ def convert(
         if len(paths) != 2:
             raise ConfigError(f"mpt convert {direction}: found {len(paths)} paths; two are needed: from and to")
         call(
-            "convert_leras",
+            "mpt.systems.deepfacelab.commands.convert_leras",
             LerasArguments(LERAS_DIRECTIONS[direction], paths[0], paths[1], runs, granted, archi, config),
         )
         return
@@ -321,7 +321,7 @@ def init(
 def call(command: str, *arguments: Any) -> None:
     """Import a command and run it. An interrupt that the command did not turn into a saved run ends with 130."""
     try:
-        importlib.import_module(f"mpt.commands.{command}").run(*arguments)
+        importlib.import_module(command if "." in command else f"mpt.commands.{command}").run(*arguments)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

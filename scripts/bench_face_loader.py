@@ -20,10 +20,10 @@ from PIL import Image
 
 from mpt.config.load import load_config
 from mpt.data import faceset, procedural_faces
-from mpt.data.face_warp import NUMBERS, draw_warps, warp
-from mpt.data.leras_pickle import write_plain
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.step import update
+from mpt.systems.deepfacelab.data.face_warp import NUMBERS, draw_warps, warp
+from mpt.systems.deepfacelab.data.leras_pickle import write_plain
 
 BATCH = 8
 ROOT = Path(__file__).parent.parent

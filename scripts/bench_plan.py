@@ -8,7 +8,7 @@ Three things, each beside a baseline of the same run:
 - `mpt plan CONFIG` with its largest batch, as a whole process, in turns with a process that only imports torch.
 - The search's own recipes on its own two workers, every one of them traced: a real search leaves out those that an
   earlier answer made needless or hopeless, and so needs less.
-- Tracing the first recipes, once each, under mpt.plan.fake_mode.LeanFakeMode and under torch's FakeTensorMode, in
+- Tracing the first recipes, once each, under mpt.planner.fake_mode.LeanFakeMode and under torch's FakeTensorMode, in
   processes that take turns.
 
 Wall time needs quiet cores; processor time, children included, stands beside it.
@@ -38,10 +38,10 @@ from mpt.commands.plan import WORKERS
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError
-from mpt.plan.calibration import Calibration
-from mpt.plan.gpus import Gpu, find_gpu
-from mpt.plan.search import PAIRS, PARTS, SINGLE, SPLIT, joined, parted, patched, precision_patches
-from mpt.plan.session import Answer, Session
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import Gpu, find_gpu
+from mpt.planner.search import PAIRS, PARTS, SINGLE, SPLIT, joined, parted, patched, precision_patches
+from mpt.planner.session import Answer, Session
 from mpt.run.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,8 +152,8 @@ def trace_recipes(options: argparse.Namespace) -> Seconds:
     """Return the mean seconds of a recipe's one trace under a fake mode. The first also fills torch's caches."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from mpt.plan import run_fake, worker
-    from mpt.plan.unseen import Unseen
+    from mpt.planner import run_fake, worker
+    from mpt.planner.unseen import Unseen
 
     worker.preload()
     config, gpu = load_config(options.config, options.overrides), find_gpu(options.gpu)

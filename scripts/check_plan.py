@@ -2,7 +2,7 @@
 
 python scripts/check_plan.py [--cpu] [--markdown]
 
-Nothing is fitted: every row uses the defaults of `mpt.plan` and what its source says of the run. Sources:
+Nothing is fitted: every row uses the defaults of `mpt.planner` and what its source says of the run. Sources:
 
 - ViT-L/16: "pytorch-memory-optim" (S. Raschka), torch.cuda.max_memory_reserved, in 10^9 bytes. The scripts without
   accumulation clear the gradients between forward and backward, so the last step's gradients live through the
@@ -27,9 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpt.config.load import load_config
-from mpt.plan.calibration import Calibration
-from mpt.plan.gpus import find_gpu
-from mpt.plan.session import Session
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import find_gpu
+from mpt.planner.session import Session
 
 MIB, GB = 2**20, 10**9
 BERT_CONTEXT = 1343 * MIB

@@ -48,8 +48,8 @@ def work(path: Path, seconds: float, skip: int, rehearsal: bool) -> None:
     """Measure the workloads after the first `skip`, then the budgets, and append a row for each."""
     import torch
 
-    from mpt.plan.calibration import Calibration
-    from mpt.plan.session import Session
+    from mpt.planner.calibration import Calibration
+    from mpt.planner.session import Session
     from scripts.gpu_check_workloads import ALLOW, BUDGETS, WORKLOADS
 
     deadline = time.monotonic() + seconds
@@ -84,7 +84,7 @@ def work(path: Path, seconds: float, skip: int, rehearsal: bool) -> None:
 def card(device: Any) -> Any:
     """Return the GPU to plan for: the installed one, or in a rehearsal a common one."""
     from mpt.commands.memory_card import find_budget
-    from mpt.plan.gpus import find_gpu
+    from mpt.planner.gpus import find_gpu
 
     return find_budget(device, "").gpu if device.type == "cuda" else find_gpu("rtx3060")
 
@@ -136,8 +136,8 @@ def measure(config: Any, data: Any, device: Any) -> dict[str, Any]:
     """Take a few true steps and return the peaks in bytes: the CUDA allocator's, or the live tensors' on a CPU."""
     import torch
 
-    from mpt.plan.check import live_peak
-    from mpt.plan.trace import Recorder
+    from mpt.planner.check import live_peak
+    from mpt.planner.trace import Recorder
 
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = (
         config.train.deterministic,
@@ -223,8 +223,8 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
     import torch
 
     from mpt.commands.memory_card import find_budget
-    from mpt.plan.recipe import describe_patch
-    from mpt.plan.search import search
+    from mpt.planner.recipe import describe_patch
+    from mpt.planner.search import search
 
     config, data = prepare(workload, rehearsal)
     on_cuda, context = device.type == "cuda", session.calibration.context_bytes
@@ -274,7 +274,7 @@ def plan_elsewhere(config: Any, data: Any, device: Any, until: float = math.inf)
     Raises MptError with the reason, TimeoutError where it takes too long or beyond `until` on the monotonic clock.
     """
     from mpt.errors import MptError
-    from mpt.plan.beside import request
+    from mpt.planner.beside import request
     from scripts.gpu_check_workloads import ALLOW
 
     wish = request(config, data, device, Path("unused"), ALLOW)
@@ -301,11 +301,11 @@ def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
     """Trace once with all of cuDNN's scratch, and replay with each share of it."""
     import torch
 
-    from mpt.plan.beside import understand
-    from mpt.plan.check import live_peak
-    from mpt.plan.replay import replay
-    from mpt.plan.run_fake import trace_config
-    from mpt.plan.unseen import CONVOLUTIONS, Unseen
+    from mpt.planner.beside import understand
+    from mpt.planner.check import live_peak
+    from mpt.planner.replay import replay
+    from mpt.planner.run_fake import trace_config
+    from mpt.planner.unseen import CONVOLUTIONS, Unseen
 
     config, data, gpu = understand(wish)
     started = time.perf_counter()

@@ -41,7 +41,7 @@ def image_network(name: str, batch_size: int, small: str = "torchvision:resnet18
 def own(name: str, image_size: int, **options: Any) -> dict[str, Any]:
     """Return the settings of a network of the tests, which the package does not ship."""
     options = {"channels": 3, **options}
-    return {"name": f"tests.plan.models:{name}", "image_size": image_size, "channels": 3, "options": options}
+    return {"name": f"tests.planner.models:{name}", "image_size": image_size, "channels": 3, "options": options}
 
 
 RESNET = image_network("resnet50", 64)

@@ -31,9 +31,9 @@ from mpt.engine.memory import known_tensors
 from mpt.engine.step import memory_forward, update
 from mpt.errors import MptError
 from mpt.memory.selective import Kept
-from mpt.plan.gpus import find_gpu
-from mpt.plan.replay import replay
-from mpt.plan.run_fake import trace_config
+from mpt.planner.gpus import find_gpu
+from mpt.planner.replay import replay
+from mpt.planner.run_fake import trace_config
 from mpt.run.memory_meter import measure_step
 from mpt.seams import Batch, DataSpec, FieldSpec
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.plan.calibration import Calibration
-from mpt.plan.gpus import find_gpu
-from mpt.plan.session import Session
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import find_gpu
+from mpt.planner.session import Session
 
 GIB = 2**30
 CONFIG = Path(__file__).parent.parent / "configs" / "saehd_512.yaml"
@@ -97,9 +97,9 @@ def measure(config: Config, cap_bytes: int) -> dict[str, int]:
     prepare_torch(config)
     import torch
 
-    from mpt.data.face_pairs import describe_pairs
     from mpt.engine.build import build_run
     from mpt.engine.step import update
+    from mpt.systems.deepfacelab.data.face_pairs import describe_pairs
 
     device = torch.device("cuda", 0)
     total = torch.cuda.get_device_properties(device).total_memory

@@ -25,6 +25,8 @@ from mpt.errors import ConfigError, GateError, Interrupted, MptError
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "dcgan_fp32.yaml"
 
+CONVERT_LERAS = "mpt.systems.deepfacelab.commands.convert_leras"
+
 
 def run(*words):
     with pytest.raises(SystemExit) as caught:
@@ -140,8 +142,16 @@ def test_resume_may_be_given_without_a_value(called, words, resume):
         ),
         ("plan --calibrate r", "plan", PlanArguments(None, calibrate="r")),
         ("convert r --half --to onnx", "convert", ConvertArguments("r", True, "onnx")),
-        ("convert leras-to-torch a b", "convert_leras", LerasArguments("leras-to-torch", "a", "b")),
-        ("convert torch-to-leras r b", "convert_leras", LerasArguments("torch-to-leras", "r", "b")),
+        (
+            "convert leras-to-torch a b",
+            CONVERT_LERAS,
+            LerasArguments("leras-to-torch", "a", "b"),
+        ),
+        (
+            "convert torch-to-leras r b",
+            CONVERT_LERAS,
+            LerasArguments("torch-to-leras", "r", "b"),
+        ),
     ],
 )
 def test_a_command_gets_what_was_typed(called, words, command, arguments):

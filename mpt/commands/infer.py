@@ -21,9 +21,9 @@ from mpt.commands.arguments import InferArguments
 from mpt.commands.infer_half import infer_half
 from mpt.commands.infer_inputs import infer_one, input_files, read_inputs
 from mpt.data.images import write_grid
-from mpt.engine.half import rebuild
-from mpt.engine.trained import Trained, open_trained
 from mpt.errors import ConfigError, InputOutputError
+from mpt.inference.half import rebuild
+from mpt.inference.trained import Trained, open_trained
 from mpt.precision.choice import DTYPES
 from mpt.seams import Inference
 

@@ -22,8 +22,8 @@ import torch
 from mpt.commands.infer_inputs import infer_one, needs_inputs, read_inputs
 from mpt.data.absent import AbsentDataset
 from mpt.engine.evaluation import evaluate
-from mpt.engine.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls
-from mpt.engine.inference import (
+from mpt.inference.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls
+from mpt.inference.measurement import (
     Distance,
     Latency,
     measure_distance,
@@ -32,7 +32,7 @@ from mpt.engine.inference import (
     stored_bytes,
     synchronize,
 )
-from mpt.engine.trained import Trained
+from mpt.inference.trained import Trained
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds
 from mpt.run.files import write_atomically
 from mpt.seams import Inference

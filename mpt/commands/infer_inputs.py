@@ -9,8 +9,8 @@ import torch
 
 from mpt.data.decoding import EXTENSIONS, BadImageError, decode_image
 from mpt.data.loader import to_device
-from mpt.engine.trained import Trained
 from mpt.errors import DataError
+from mpt.inference.trained import Trained
 from mpt.seams import Batch, Inference
 
 SAMPLES = 64

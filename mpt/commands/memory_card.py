@@ -1,6 +1,6 @@
 """What `mpt train` says when memory has run out for good: who held it, how much there is, and what would fit.
 
-The configuration as it stood, adaptations included, is planned by `mpt.plan` in processes of its own, under a time
+The configuration as it stood, adaptations included, is planned by `mpt.planner` in processes of its own, under a time
 limit; what was at the peak is counted there and not guessed here. On a GPU the planner also searches a recipe that fits
 what the process could have; elsewhere the next move of the ladder is proposed. The proposal is written into the run's
 folder as a patch. Whatever fails on the way is one line of the card: the reason why training stopped is never lost.
@@ -26,12 +26,12 @@ from mpt.config.yaml_text import read_file, write_text
 from mpt.engine import ladder
 from mpt.engine.loop import Training
 from mpt.errors import ConfigError, MptError
-from mpt.plan.budget import describe_bytes
-from mpt.plan.calibration import load_calibration
-from mpt.plan.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
-from mpt.plan.recipe import Recipe, describe_cost, describe_patch
-from mpt.plan.search import patched, search
-from mpt.plan.session import Session
+from mpt.planner.budget import describe_bytes
+from mpt.planner.calibration import load_calibration
+from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
+from mpt.planner.recipe import Recipe, describe_cost, describe_patch
+from mpt.planner.search import patched, search
+from mpt.planner.session import Session
 
 SECONDS = 90.0
 """After so long the card is printed with what is known by then."""

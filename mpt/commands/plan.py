@@ -1,6 +1,6 @@
 """`mpt plan`: what a configuration needs on a GPU that need not be there, and the fastest recipe that fits a budget.
 
-Torch is not imported here: plans are made in processes of their own (`mpt.plan.session`).
+Torch is not imported here: plans are made in processes of their own (`mpt.planner.session`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mpt.commands.plan_tables import as_data, print_plan, print_search, worth_sh
 from mpt.config.load import load_config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
-from mpt.plan.budget import describe_bytes, parse_budget
-from mpt.plan.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
-from mpt.plan.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
-from mpt.plan.recipe import Recipe, describe_cost, describe_patch, without_conflicts
-from mpt.plan.search import Search, search
-from mpt.plan.session import Session
-from mpt.plan.timeline import write_timeline
+from mpt.planner.budget import describe_bytes, parse_budget
+from mpt.planner.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
+from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
+from mpt.planner.recipe import Recipe, describe_cost, describe_patch, without_conflicts
+from mpt.planner.search import Search, search
+from mpt.planner.session import Session
+from mpt.planner.timeline import write_timeline
 from mpt.report.units import show_seconds
 from mpt.run.layout import find_run
 

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from mpt.config.schema import Config
-from mpt.plan.budget import describe_bytes
-from mpt.plan.calibration import Calibration
-from mpt.plan.gpus import Gpu
-from mpt.plan.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch
-from mpt.plan.search import Search
+from mpt.planner.budget import describe_bytes
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import Gpu
+from mpt.planner.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch
+from mpt.planner.search import Search
 from mpt.report.units import show_seconds
 
 SHOWN = 6

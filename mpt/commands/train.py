@@ -64,7 +64,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     from mpt.data.loader import Loader
     from mpt.engine.build import build_datasets, choose_device
     from mpt.engine.loop import Training
-    from mpt.plan.beside import plan_beside
+    from mpt.planner.beside import plan_beside
     from mpt.run.console import Console
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries

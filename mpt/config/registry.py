@@ -67,55 +67,78 @@ class _File:
     notes: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class PartPackage:
+    """A folder with the layout of `mpt` itself: `nn/ tasks/ data/ ...`, each file one part."""
+
+    folder: Path
+    module_name: str
+    """How its parts are imported: `mpt`, `mpt.systems.stylegan2`."""
+
+    def paths(self, room: str) -> list[Path]:
+        """Return the files of a room, sorted."""
+        return sorted(path for path in (self.folder / room).glob("*.py") if not path.name.startswith("_"))
+
+
+def packages_below(folder: Path, module_name: str) -> list[PartPackage]:
+    """Return a package and the systems inside it."""
+    systems = sorted(path.parent for path in (folder / "systems").glob("*/__init__.py"))
+    return [
+        PartPackage(folder, module_name),
+        *(PartPackage(system, f"{module_name}.systems.{system.name}") for system in systems),
+    ]
+
+
 class Registry:
-    """The plugins below one folder that has a subfolder for each room. `INSTALLED` is the package's own."""
+    """The parts of several part packages. `INSTALLED` is `mpt` and the systems inside it."""
 
     def __init__(self, folder: Path = PACKAGE_FOLDER, package: str = "mpt") -> None:
-        self.folder = folder
-        self.package = package
+        self.packages = packages_below(folder, package)
         self.files: dict[Path, tuple[int, _File | None]] = {}
 
     def find(self, room: str, name: str) -> Plugin | None:
         """Return the plugin of that name, or None. A name with a colon is a model from another package."""
         assert room in ROOMS, room
         if room == "nn" and ":" in name:
-            external = self._read(self.folder / "nn" / "external.py")
-            return self._plugin(room, name, self.folder / "nn" / "external.py", external) if external else None
-        for path in self._candidates(room, name):
-            file = self._read(path)
+            own = self.packages[0]
+            external = self._read(own.folder / "nn" / "external.py", own)
+            return self._plugin(room, name, own.folder / "nn" / "external.py", own, external) if external else None
+        for path, package in self._candidates(room, name):
+            file = self._read(path, package)
             if file and name in file.names:
-                return self._plugin(room, name, path, file)
+                return self._plugin(room, name, path, package, file)
         return None
 
     def names(self, room: str) -> list[str]:
         """Return every name of a room, sorted. Models of other packages are not among them."""
         assert room in ROOMS, room
-        files = [(path, self._read(path)) for path in self._paths(room)]
+        files = [(path, self._read(path, package)) for path, package in self._paths(room)]
         return sorted({name for path, file in files if file and path.name != "external.py" for name in file.names})
 
-    def _paths(self, room: str) -> list[Path]:
-        return sorted(path for path in (self.folder / room).glob("*.py") if not path.name.startswith("_"))
+    def _paths(self, room: str) -> list[tuple[Path, PartPackage]]:
+        return [(path, package) for package in self.packages for path in package.paths(room)]
 
-    def _candidates(self, room: str, name: str) -> list[Path]:
+    def _candidates(self, room: str, name: str) -> list[tuple[Path, PartPackage]]:
         """Put the file that is probably meant first, so that the others need not be parsed."""
-        return sorted((path for path in self._paths(room) if path.name != "external.py"), key=lambda p: p.stem != name)
+        own = [(path, package) for path, package in self._paths(room) if path.name != "external.py"]
+        return sorted(own, key=lambda one: one[0].stem != name)
 
-    def _read(self, path: Path) -> _File | None:
+    def _read(self, path: Path, package: PartPackage) -> _File | None:
         try:
             changed = path.stat().st_mtime_ns
         except OSError:
             return None
         if path not in self.files or self.files[path][0] != changed:
-            module_name = f"{self.package}.{path.parent.name}.{path.stem}"
+            module_name = f"{package.module_name}.{path.parent.name}.{path.stem}"
             self.files[path] = (changed, _read_source(path.read_text("utf-8"), path, module_name))
         return self.files[path][1]
 
-    def _plugin(self, room: str, name: str, path: Path, file: _File) -> Plugin:
+    def _plugin(self, room: str, name: str, path: Path, package: PartPackage, file: _File) -> Plugin:
         return Plugin(
             room=room,
             name=name,
             path=path,
-            module_name=f"{self.package}.{room}.{path.stem}",
+            module_name=f"{package.module_name}.{room}.{path.stem}",
             description=file.description,
             settings_class=file.settings_class,
             defaults=file.names.get(name, {}),

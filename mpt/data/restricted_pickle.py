@@ -6,7 +6,7 @@ So there is no name that could be reached by a longer path, and nothing is alloc
 array is made from the bytes that are there, which must be exactly what its shape and dtype ask for.
 
 The opcodes are walked once to refuse what is not allowed, then once more to build. A list, dict or array may be used
-once: sharing would let a short file unfold into an endless one. What writes such pickles is `mpt.data.leras_pickle`.
+once: sharing would let a short file unfold into an endless one. `leras_pickle` writes such pickles.
 
 Source: the opcodes' documentation in Python's `pickletools`; NumPy's documented `__reduce__` of arrays and dtypes.
 """

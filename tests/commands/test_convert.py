@@ -10,8 +10,8 @@ import torch
 
 from mpt.commands import convert
 from mpt.commands.arguments import ConvertArguments
-from mpt.engine import export
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.inference import export
 from mpt.run.weights_file import load_weights_file
 from tests.commands.conftest import GENERATOR, save_run
 

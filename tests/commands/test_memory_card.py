@@ -17,11 +17,11 @@ from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
 from mpt.errors import MemoryBudgetError
-from mpt.plan.calibration import Calibration
-from mpt.plan.gpus import find_gpu
-from mpt.plan.recipe import Recipe
-from mpt.plan.search import Search
-from mpt.plan.session import Answer
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import find_gpu
+from mpt.planner.recipe import Recipe
+from mpt.planner.search import Search
+from mpt.planner.session import Answer
 from mpt.seams import Loss
 from mpt.tasks.classify import Classify
 

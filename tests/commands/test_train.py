@@ -82,7 +82,7 @@ def test_nothing_is_planned_beside_a_run_on_a_cpu_unless_asked(config: Path) -> 
 
 
 def test_a_plan_that_fails_is_a_note_and_the_run_goes_on(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpt.plan.beside.sys.executable", "/nowhere/python")
+    monkeypatch.setattr("mpt.planner.beside.sys.executable", "/nowhere/python")
     path = train(config, "train.plan_memory=true")
     assert "/nowhere/python" in json.loads((path / "plan.json").read_text("utf-8"))["error"]
     assert "There is no plan" in (path / "report.md").read_text("utf-8")

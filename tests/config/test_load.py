@@ -63,8 +63,8 @@ def test_a_task_of_other_models_is_refused_with_its_models_and_the_way_out():
 
 
 def test_a_task_that_is_no_models_own_trains_any(registry):
-    path = registry.folder / "tasks" / "shuffle.py"
-    path.write_text((registry.folder / "tasks" / "sort.py").read_text())
+    path = registry.packages[0].folder / "tasks" / "shuffle.py"
+    path.write_text((registry.packages[0].folder / "tasks" / "sort.py").read_text())
     try:
         assert load(registry, "model: net\ntask: shuffle\n").task.name == "shuffle"
     finally:

@@ -10,9 +10,9 @@ import struct
 import numpy as np
 import pytest
 
-from mpt.data.leras_pickle import write_arrays, write_plain
 from mpt.data.restricted_pickle import read_arrays, read_pickle
 from mpt.errors import CheckpointError, DataError
+from mpt.systems.deepfacelab.data.leras_pickle import write_arrays, write_plain
 
 ARRAYS = {
     "down1/downs_0/conv1/weight:0": np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mpt.errors import ConfigError
-from mpt.nn.stylegan2 import SynthesisBlock
-from mpt.tasks.stylegan2 import StyleGan2
+from mpt.systems.stylegan2.nn.stylegan2 import SynthesisBlock
+from mpt.systems.stylegan2.tasks.stylegan2 import StyleGan2
 from tests.tasks.generative import build, take_step
 
 

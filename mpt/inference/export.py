@@ -1,0 +1,174 @@
+"""A run's networks as one small file for other programs: PyTorch, safetensors, ONNX.
+
+Only what inference calls is written. Whatever was written is read back and compared bit for bit before the file gets
+its name, so a file that is there is whole. PyTorch and safetensors files hold weights by name; an ONNX file holds one
+network's computation too, with float32 inputs and outputs whatever the weights are, and is checked by running it
+where a runtime is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import io
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.inference.measurement import stored_tensors
+from mpt.precision.islands import Float32Island, cast_floating
+from mpt.run.files import write_atomically
+from mpt.run.weights_file import load_weights_file
+
+ONNX_TOLERANCE = 0.05
+"""Allowed mean difference between ONNX Runtime and PyTorch in half, as a share of the mean output."""
+
+
+def write_weights(path: Path, modules: Mapping[str, nn.Module], about: Mapping[str, str]) -> None:
+    """Write weights as `.safetensors` or `.pt` and read them back.
+
+    Raises CheckpointError if a weight does not fit its dtype or the file does not hold what was written.
+    """
+    tensors = {name: value.cpu().contiguous().clone() for name, value in stored_tensors(modules).items()}
+    check_finite(tensors)
+    if path.suffix == ".safetensors":
+        data = safetensors.torch.save(tensors, metadata={"format": "pt", **about})
+    else:
+        stream = io.BytesIO()
+        torch.save({"state_dict": tensors, **about}, stream)
+        data = stream.getvalue()
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        write_atomically(partial, data)
+        compare_tensors(path, tensors, load_weights_file(partial))
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
+            partial.unlink(missing_ok=True)
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if a weight is not finite, which a value beyond float16's 65504 becomes."""
+    bad = [name for name, value in tensors.items() if value.is_floating_point() and not bool(value.isfinite().all())]
+    if bad:
+        raise CheckpointError(
+            f"{bad[0]} holds values that are not finite in {tensors[bad[0]].dtype}: name its module in "
+            "precision.keep_fp32, or use --dtype bfloat16, which has float32's range."
+        )
+
+
+def compare_tensors(path: Path, written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError unless what was read is what was written, bit for bit."""
+    different = [
+        name
+        for name in {**written, **read}
+        if name not in written
+        or name not in read
+        or written[name].dtype != read[name].dtype
+        or not torch.equal(written[name], read[name])
+    ]
+    if different:
+        raise CheckpointError(f"{path} does not read back as it was written: {different[0]} differs; it was not kept.")
+
+
+class FloatDoor(nn.Module):
+    """A network in half behind float32 inputs and outputs."""
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network, self.dtype = network, dtype
+
+    def forward(self, *inputs: Any) -> Any:
+        """Cast down, run, cast up."""
+        return cast_floating(self.network(*cast_floating(inputs, self.dtype)), torch.float32)
+
+
+def as_half_network(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy in which all but the float32 islands computes in `dtype`, without the need for autocast."""
+    network = copy.deepcopy(network).eval().requires_grad_(False)
+
+    def cast(module: nn.Module) -> None:
+        if isinstance(module, Float32Island):
+            module.island_casts_back = True
+            return
+        for store in (module._parameters, module._buffers):
+            for value in store.values():
+                if value is not None and value.is_floating_point():
+                    value.data = value.data.to(dtype)
+        for child in module.children():
+            cast(child)
+
+    cast(network)
+    return FloatDoor(network, dtype)
+
+
+def write_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...], dtype: torch.dtype) -> str:
+    """Write a network as ONNX with a free batch dimension and check it; return a sentence on how it was checked.
+
+    Raises ConfigError where the exporter is not installed or cannot follow the network.
+    """
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--to onnx needs the package {missing[0]}: pip install -e '.[onnx]' in mpt's folder.")
+    import onnx
+
+    network = as_half_network(network.cpu(), dtype)
+    inputs = tuple(value.detach().cpu() if isinstance(value, Tensor) else value for value in inputs)
+    check_finite(network.state_dict())
+    partial = path.with_name(f".partial-{path.name}")
+    batch = torch.export.Dim("batch")
+    shapes = tuple({0: batch} if isinstance(value, Tensor) else None for value in inputs)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter warns of its own parts
+            torch.onnx.export(
+                network,
+                inputs,
+                str(partial),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                dynamic_shapes=(shapes,),
+            )
+        onnx.checker.check_model(str(partial))
+        said = check_onnx(partial, network, inputs)
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputOutputError(f"{path} could not be written: {error.strerror}.") from error
+    except (torch.onnx.errors.OnnxExporterError, onnx.checker.ValidationError, RuntimeError) as error:
+        raise ConfigError(
+            f"This network cannot be exported to ONNX: {str(error).splitlines()[0]}. --to safetensors always works."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
+            partial.unlink(missing_ok=True)
+    return said
+
+
+@torch.no_grad()
+def check_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...]) -> str:
+    """Run the file beside the network if ONNX Runtime is installed; return what was found out."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return "its structure was checked; install onnxruntime to have its output compared too"
+    session = importlib.import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    values = [value for value in inputs if isinstance(value, Tensor)]
+    feeds = {slot.name: value.numpy() for slot, value in zip(session.get_inputs(), values, strict=True)}
+    made = torch.from_numpy(session.run(None, feeds)[0])
+    expected = network(*inputs)
+    expected = expected if isinstance(expected, Tensor) else expected[0]
+    difference = float((made - expected).abs().mean() / expected.abs().mean().clamp_min(1e-9))
+    if not difference <= ONNX_TOLERANCE:
+        raise CheckpointError(
+            f"{path.name}: ONNX Runtime's output differs from PyTorch's by {difference:.2%} on average; "
+            "it was not kept."
+        )
+    return f"ONNX Runtime's output differs from PyTorch's by {difference:.2%} on average"

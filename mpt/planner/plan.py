@@ -1,0 +1,171 @@
+"""One configuration planned: what it allocates, whether it fits, where it goes, how long a step takes.
+
+Traces once at the configured batch and, when the largest batch is asked for, once more at twice of it; everything
+else is replaying. That goes for growing segments too: they change where tensors lie and not which there are, so each
+plan that is held back by its budget says what they would make of it. Runs inside the worker process
+(`mpt.planner.worker`); the result is plain data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mpt.config.schema import Config
+from mpt.planner import batch_fit, routes
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import Gpu
+from mpt.planner.replay import Replay, peak_live, replay, split_at, timeline
+from mpt.planner.run_fake import FakeRun, trace_config
+from mpt.planner.time_model import BAND
+from mpt.planner.trace import Trace
+from mpt.planner.unseen import Unseen
+from mpt.seams import DataSpec
+
+RETRACE_LIMIT = 4
+"""Without a fit, the largest batch is looked for up to this multiple of the configured one, a trace at a time."""
+RETRACED_EVENTS = 40_000
+"""... and while the traces made for it come to no more than this together: two or three seconds."""
+HELD_THROUGHOUT = frozenset({"parameters", "gradients", "optimizer state", "buffers"})
+"""Categories that no smaller batch, and nothing that is done to activations, makes smaller."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes throughout; `reserved` is the allocator's, the card also holds `context_bytes`."""
+
+    batch_size: int
+    allocated: int
+    reserved: int
+    context_bytes: int
+    budget_bytes: int | None
+    fits: bool | None
+    """None without a budget."""
+    tight: bool
+    """It fits only by giving cached memory back to the driver in the middle of a step."""
+    reserved_in_budget: int
+    """What the allocator reserves when the budget holds it back; `reserved` without a budget."""
+    held_throughout: int
+    """The most that weights, gradients, optimizer state and buffers take together at any moment."""
+    growing: dict[str, int | bool]
+    """`reserved`, `reserved_in_budget`, `fits` and `tight` with `memory.expandable_segments`; empty without a budget,
+    and where the plan fits without emptying the cache or has them already."""
+    by_category: dict[str, int]
+    by_module: list[tuple[str, int]]
+    moment: str
+    largest_batch: int | None
+    largest_is_bound: bool
+    """True where the search stopped before it found a batch that does not fit."""
+    step_seconds: float
+    time_band: float
+    notes: list[str] = field(default_factory=list)
+    inexact: list[str] = field(default_factory=list)
+    timeline: dict[str, list[int]] = field(default_factory=dict)
+    planning_seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """Bytes taken from the card."""
+        return self.reserved + self.context_bytes
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be planned beside the peak."""
+
+    budget_bytes: int | None = None
+    largest_batch: bool = False
+    timeline: bool = False
+
+
+def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish) -> Plan:
+    """Plan a configuration. Raises CannotPlan, or the configuration's own errors."""
+    started = time.perf_counter()
+    batch_size = config.train.batch_size
+    expandable = "expandable_segments" in config.memory.tricks
+    capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - calibration.context_bytes)
+
+    def trace(batch: int) -> FakeRun:
+        unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
+        return trace_config(config, data, batch, gpu, unseen)
+
+    fake = trace(batch_size)
+    free, within = _replays(fake, capacity, expandable)
+    growing: dict[str, int | bool] = {}
+    if within is not None and not expandable and (within.retries or not within.fits):
+        grown, grown_within = _replays(fake, capacity, True)
+        assert grown_within is not None
+        growing = {
+            "reserved": grown.reserved,
+            "reserved_in_budget": grown_within.reserved,
+            "fits": grown_within.fits,
+            "tight": grown_within.fits and grown_within.retries > 0,
+        }
+    split = split_at(fake.trace, free.peak_event)
+    largest, is_bound = None, False
+    if wish.largest_batch and capacity is not None:
+        largest, is_bound = _largest_batch(fake, batch_size, trace, capacity, expandable)
+    notes = [*fake.notes, *routes.unknown_routes()]
+    if "compile" in config.memory.tricks:
+        notes.append("compile: planned as the eager step; a compiled one usually needs less and runs faster")
+    return Plan(
+        batch_size=batch_size,
+        allocated=free.allocated,
+        reserved=free.reserved,
+        context_bytes=calibration.context_bytes,
+        budget_bytes=wish.budget_bytes,
+        fits=None if within is None else within.fits,
+        tight=within is not None and within.fits and within.retries > 0,
+        reserved_in_budget=free.reserved if within is None else within.reserved,
+        held_throughout=peak_live(fake.trace, categories=HELD_THROUGHOUT),
+        growing=growing,
+        by_category=split.by_category,
+        by_module=split.by_module,
+        moment=split.moment,
+        largest_batch=largest,
+        largest_is_bound=is_bound,
+        step_seconds=fake.work.seconds(gpu) * calibration.time_factor,
+        time_band=BAND,
+        notes=notes,
+        inexact=fake.inexact,
+        timeline=timeline(fake.trace) if wish.timeline else {},
+        planning_seconds=time.perf_counter() - started,
+    )
+
+
+def _replays(fake: FakeRun, capacity: int | None, expandable: bool) -> tuple[Replay, Replay | None]:
+    """Return the replay without a limit and the one at the capacity, which is the same where there is room."""
+    free = replay(fake.trace, expandable=expandable)
+    if capacity is None or free.reserved <= capacity:
+        return free, None if capacity is None else free
+    return free, replay(fake.trace, capacity, expandable=expandable)
+
+
+def _largest_batch(
+    fake: FakeRun, batch_size: int, trace: Callable[[int], FakeRun], capacity: int, expandable: bool
+) -> tuple[int, bool]:
+    """Return the largest batch that fits, and whether there may be a larger one that was not tried."""
+
+    def fits(found: Trace, sizes: Sequence[int] | None = None) -> bool:
+        return peak_live(found, sizes) <= capacity and replay(found, capacity, sizes=sizes, expandable=expandable).fits
+
+    second = trace(2 * batch_size).trace
+    line = batch_fit.fit(fake.trace, batch_size, second, 2 * batch_size)
+    if line is not None:
+        return batch_fit.largest_batch(lambda batch: fits(line.trace, line.sizes(batch)), batch_size), False
+    answers = {batch_size: fits(fake.trace), 2 * batch_size: fits(second)}
+    events, stopped = len(second.events), False
+
+    def fits_traced(batch: int) -> bool:
+        nonlocal events, stopped
+        if batch not in answers:
+            if batch > RETRACE_LIMIT * batch_size or events > RETRACED_EVENTS:
+                stopped = True
+                return False
+            found = trace(batch).trace
+            events += len(found.events)
+            answers[batch] = fits(found)
+        return answers[batch]
+
+    return batch_fit.largest_batch(fits_traced, batch_size), stopped

@@ -1,0 +1,155 @@
+"""A recipe: a patch over a configuration with its plan; what it costs, in words, and in which order recipes come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpt.config.schema import Config
+from mpt.planner.session import Answer
+
+Patch = dict[str, Any]
+MASTERLESS = "bf16-pure"
+LEAVE_WEIGHTS = frozenset({"recompute", "offload_activations", "micro_batch"})
+"""Tricks that change neither weights nor gradients nor the optimizer's state."""
+TIE = 0.06
+"""How far the time model was off when it ranked published runs of one model."""
+MARGIN = 0.03
+"""The planner's usual error (`scripts/check_plan.py`): what fits by less may not fit."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A patch over the user's configuration, and its plan."""
+
+    patch: Patch
+    config: Config
+    answer: Answer
+    traced: bool = True
+    """False where another recipe's trace was replayed."""
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan, empty where there is none."""
+        return self.answer.plan
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits the budget."""
+        return bool(self.plan.get("fits"))
+
+    @property
+    def is_close(self) -> bool:
+        """Whether it fits, but by less than the planner's usual error."""
+        return self.fits and self.total > (1 - MARGIN) * self.plan["budget_bytes"]
+
+    @property
+    def fits_well(self) -> bool:
+        """Whether it fits with room to spare and without emptying the cache in the middle of a step."""
+        return self.fits and not self.plan["tight"] and not self.is_close
+
+    @property
+    def total(self) -> int:
+        """Bytes that it takes from the card: held back by the budget where it fits, else what it would like."""
+        reserved = self.plan["reserved_in_budget"] if self.fits else self.plan["reserved"]
+        return int(reserved + self.plan["context_bytes"])
+
+    @property
+    def tricks(self) -> dict[str, Any]:
+        """The patch's memory tricks."""
+        return dict(self.patch.get("memory", {}))
+
+    @property
+    def harshness(self) -> tuple[bool, bool, bool, int]:
+        """How much a recipe changes, for comparing: arithmetic first, then exactness, then the number of tricks."""
+        mode = self.patch.get("precision", {}).get("mode")
+        return mode == MASTERLESS, mode is not None, not self.is_exact, len(self.tricks)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its memory tricks leave every gradient as it was, to the bit."""
+        return not any(name in self.tricks for name in self.plan["inexact"])
+
+    def fits_like(self, other: Recipe) -> bool:
+        """Whether two recipes fit equally well, or neither does."""
+        return (self.fits, self.fits_well) == (other.fits, other.fits_well)
+
+    def proves_hopeless(self, patch: Patch, budget_bytes: int) -> bool:
+        """Whether the weights, gradients and optimizer state that this recipe shares with a patch are too much."""
+        if self.plan["context_bytes"] + self.plan["held_throughout"] <= budget_bytes:
+            return False
+        own, other = (
+            {name: value for name, value in tricks.items() if name not in LEAVE_WEIGHTS}
+            for tricks in (self.tricks, patch.get("memory", {}))
+        )
+        return own == other and self.patch.get("precision") == patch.get("precision")
+
+    def is_part_of(self, patch: Patch) -> bool:
+        """Whether a patch has this precision and these tricks, in no larger a batch, and perhaps more."""
+        wanted = patch.get("memory", {})
+        return self.patch.get("precision") == patch.get("precision") and all(
+            wanted.get(name, 0) <= value if name == "micro_batch" and name in wanted else wanted.get(name) == value
+            for name, value in self.tricks.items()
+        )
+
+
+def describe_patch(patch: Mapping[str, Any]) -> str:
+    """Return a patch in a few words: "amp, recompute all, micro-batch 16"."""
+    words = [str(patch["precision"]["mode"])] if "precision" in patch else []
+    for name, value in patch.get("memory", {}).items():
+        words.append(name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {value}")
+    return ", ".join(words) or "as it stands"
+
+
+def describe_cost(recipe: Recipe) -> str:
+    """Return what a recipe costs, in the words that EXPLANATIONS explains; "exact" for nothing."""
+    costs = []
+    if "precision" in recipe.patch:
+        costs.append(f"{recipe.patch['precision']['mode']} arithmetic")
+    if not recipe.is_exact:
+        costs.append("not bit-equal")
+    if any("BatchNorm" in note for note in recipe.plan["notes"]):
+        costs.append("BatchNorm")
+    if recipe.plan["tight"]:
+        costs.append("tight")
+    elif recipe.is_close:
+        costs.append("close")
+    return ", ".join(costs) or "exact"
+
+
+EXPLANATIONS = {
+    "not bit-equal": "sums in another order, or states in fewer bits: close to the run without it, not the same",
+    "BatchNorm": "its statistics come from the smaller batches, so training differs",
+    "tight": "fits only by handing cached memory back in every step, which takes longer than the time shown",
+    "close": f"less than {MARGIN:.0%} of the budget is left, which is the planner's usual error",
+    "expandable segments": "a setting of the CUDA allocator on Linux; results and times are the same",
+}
+
+
+def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
+    """Return recipes in the order of recommendation: those that fit well, those that just fit, the rest.
+
+    Within each the fastest come first; among those within the time model's error of the fastest, the gentlest. A tight
+    recipe waits for the driver in every step, which the time model does not know.
+    """
+    left = sorted(recipes, key=lambda one: (not one.fits_well, not one.fits, one.plan["step_seconds"]))
+    ordered: list[Recipe] = []
+    while left:
+        head = left[0]
+        limit = head.plan["step_seconds"] * (1 + TIE)
+        equals = [one for one in left if one.fits_like(head) and one.plan["step_seconds"] <= limit]
+        ordered.append(min(equals, key=lambda one: one.harshness))
+        left.remove(ordered[-1])
+    return ordered
+
+
+def without_conflicts(overrides: Iterable[str], patch: Mapping[str, Any]) -> list[str]:
+    """Return the command line's overrides that leave a patch as it is; an override would win over a patch's file."""
+    leaves = [f"{section}.{name}." for section, values in patch.items() for name in values]
+    keys = {override: override.partition("=")[0].strip() + "." for override in overrides}
+    return [
+        override
+        for override, key in keys.items()
+        if not any(leaf.startswith(key) or key.startswith(leaf) for leaf in leaves)
+    ]

@@ -1,0 +1,247 @@
+"""The run's own build and its own step, on fake tensors, with a recorder watching.
+
+Nothing here knows a model, a precision mode or a memory trick: `mpt.engine.build.build_run` builds what `mpt train`
+would build, `mpt.engine.step.update` performs what it would perform, and only the tensors are fake. Two steps are
+traced, since the first has no optimizer state yet; every phase runs in both, so that a phase that comes rarely is
+planned for. As in the loop on a GPU, the next batch is on the device already while one is used.
+
+Must run in a process of its own: the fake device cannot be unregistered.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from mpt.config.schema import Config
+from mpt.engine.build import Run, build_run
+from mpt.engine.step import update
+from mpt.errors import MptError
+from mpt.planner import fake_device, routes
+from mpt.planner.device_guard import lost_error
+from mpt.planner.fake_mode import LeanFakeMode
+from mpt.planner.gpus import Gpu
+from mpt.planner.time_model import Work
+from mpt.planner.trace import Recorder, Trace
+from mpt.planner.unseen import Unseen
+from mpt.seams import Batch, DataSpec, Phase
+
+STEPS = 2
+DEVICES_MEET = ("found at least two devices", "found two different devices")
+"""Words of torch from 2.12 on, and before."""
+LOOKS_AT_VALUES = "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
+
+
+class CannotPlan(MptError):
+    """The model does something that has no answer without values, or without a real GPU."""
+
+    exit_code = 2
+
+
+@dataclass
+class FakeRun:
+    """What two fake steps showed."""
+
+    trace: Trace
+    work: Work
+    notes: list[str] = field(default_factory=list)
+    inexact: list[str] = field(default_factory=list)
+    """Names of the tricks whose gradients are not bit-equal to the run without them."""
+
+
+def trace_config(
+    config: Config,
+    data: DataSpec,
+    batch_size: int,
+    gpu: Gpu,
+    unseen: Unseen | None,
+    device: torch.device | None = None,
+    batch_ahead: bool = True,
+) -> FakeRun:
+    """Build and step a config on a fake GPU, or on fake tensors of another device.
+
+    `batch_ahead`: the next batch is on the device while one is used, as the loop has it on a GPU and not on a CPU.
+
+    Raises CannotPlan with module and line; the config's own errors pass.
+    """
+    fake_device.register()
+    routes.register()
+    routes.target.capability = gpu.capability
+    device = device or torch.device(fake_device.DEVICE, 0)
+    work = Work(uses_tf32=config.precision.mode == "tf32" and gpu.tf32 > 0)
+    watching = {"work": False}
+
+    def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if watching["work"]:
+            work.observe(func, args, kwargs, result)
+
+    recorder = Recorder(device.type, unseen, observe)
+    torch.compiler.set_stance("force_eager")  # a compiled step is planned as the eager one
+    fake_device.clear_weight_casts()
+    with (
+        _explained(recorder),
+        LeanFakeMode(allow_non_fake_inputs=True),  # such as a constant that the model's file makes on import
+        torch.autograd.set_multithreading_enabled(False),
+        recorder.recording(),
+        fake_device.listen_to_casts(lambda cast: recorder.mark([cast], "cast cache")),
+    ):
+        run = build_run(config, device, data, fake=True)
+        perform_steps(run, recorder, batch_size, lambda step: watching.update(work=step == STEPS - 1), batch_ahead)
+    notes = [note for note in run.notes if fake_device.DEVICE not in note]  # "has no such thing" is about the fake
+    return FakeRun(recorder.trace, work, notes, [trick.name for trick in run.tricks if not trick.exact])
+
+
+def perform_steps(
+    run: Run,
+    recorder: Recorder,
+    batch_size: int,
+    on_step: Callable[[int], Any] = lambda step: None,
+    batch_ahead: bool = True,
+) -> None:
+    """Perform the traced steps of a built run, telling the recorder what belongs to what and which moment it is."""
+    with ExitStack() as stack:
+        stack.enter_context(watch_run(run, recorder))
+
+        def load() -> Batch:
+            loaded = run.data.zeros(batch_size, run.device)
+            recorder.mark(loaded.values(), "batch")
+            return loaded
+
+        following = load() if batch_ahead else {}
+        updates: dict[str, Any] = {}
+        for step in range(STEPS):
+            on_step(step)
+            recorder.enter_moment(step, "", "loading")
+            if batch_ahead:
+                batch, following = following, load()
+            else:
+                batch = load()
+            for phase in run.phases:
+                recorder.enter_moment(step, phase.name, "forward")
+                # The loop keeps the last losses until the next are there.
+                updates[phase.name] = update(run, phase, batch)
+            recorder.enter_moment(step, "", "after the step")
+            run.task.after_step(step, step * batch_size)
+
+
+@contextmanager
+def watch_run(run: Run, recorder: Recorder) -> Iterator[None]:
+    """Mark what belongs to what as it appears, and note moments; undone on leaving."""
+    recorder.mark_modules(run.task.modules)
+    owners = {
+        id(parameter): f"{key}.{name}".rpartition(".")[0]
+        for key, module in run.task.modules.items()
+        for name, parameter in module.named_parameters()
+    }
+    masters = {p for optimizer in run.optimizers.values() for group in optimizer.param_groups for p in group["params"]}
+    recorder.mark((p for p in masters if id(p) not in owners), "parameters", "(master weights)")
+    removals = [_watch_gradient(parameter, owners.get(id(parameter), ""), recorder) for parameter in _trainable(run)]
+
+    def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter, state in optimizer.state.items():
+            owner = owners.get(id(parameter), "(master weights)")
+            recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
+
+    removals.append(register_optimizer_step_post_hook(after_optimizer).remove)
+    backward, step = run.precision.backward, run.precision.step
+
+    def noted_backward(loss: Tensor, phase: Phase) -> None:
+        index = recorder.trace.spans[-1].step
+        recorder.enter_moment(index, phase.name, "backward")
+        backward(loss, phase)
+        recorder.enter_moment(index, phase.name, "forward")
+
+    def noted_step(phase: Phase, clip_norm: float | None) -> Any:
+        recorder.enter_moment(recorder.trace.spans[-1].step, phase.name, "step")
+        recorder.mark((p.grad for p in masters if p.grad is not None), "gradients")
+        return step(phase, clip_norm)
+
+    run.precision.backward, run.precision.step = noted_backward, noted_step  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del run.precision.backward, run.precision.step
+        for remove in removals:
+            remove()
+
+
+def _trainable(run: Run) -> list[nn.Parameter]:
+    return [p for module in run.task.trainable.values() for p in module.parameters() if p.requires_grad]
+
+
+def _watch_gradient(parameter: nn.Parameter, owner: str, recorder: Recorder) -> Callable[[], None]:
+    def mark(tensor: Tensor) -> None:
+        if tensor.grad is not None:
+            recorder.mark([tensor.grad], "gradients", owner)
+
+    handle: Any = parameter.register_post_accumulate_grad_hook(mark)  # type: ignore[no-untyped-call]
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    hooks.move_to_end(handle.id, last=False)  # before a trick that releases the gradient in its own hook
+    return lambda: handle.remove()
+
+
+@contextmanager
+def _explained(recorder: Recorder) -> Iterator[None]:
+    """Turn whatever goes wrong inside into one line that says what, in which module, on which line."""
+    lost_error()
+    try:
+        yield
+    except Exception as seen:
+        error = lost_error() or seen
+        if isinstance(error, MptError):
+            raise error from None
+        raise CannotPlan(f"cannot plan: {_reason(error)}, at {_place([seen, error], recorder)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip().split("\n")[0][:200]
+    if isinstance(error, DataDependentOutputException):
+        operator = str(error.func)
+        if "_local_scalar_dense" in operator or "is_nonzero" in operator or "equal" in operator:
+            return LOOKS_AT_VALUES
+        return f"{operator} depends on tensor values"
+    if ".numpy()" in text or "FakeTensor.__format__" in text:
+        return LOOKS_AT_VALUES
+    if isinstance(error, DynamicOutputShapeException):
+        return f"the shape of {error.func}'s result depends on tensor values"
+    if isinstance(error, UnsupportedOperatorException):
+        return f"{error.func} has no shape rule"
+    if any(words in text for words in DEVICES_MEET) and "cuda" not in text:
+        return (
+            "tensors of the CPU and of the GPU meet: the model makes one on a device of its own choice "
+            "(torch.cuda.is_available() is False here) instead of its input's (device=x.device)"
+        )
+    if "cuda" in text.lower() or "NVIDIA" in text:
+        moves = "the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs"
+        return f"{moves} ({_plain(text)})"
+    return f"{type(error).__name__}: {_plain(text)}"
+
+
+def _plain(text: str) -> str:
+    return text.replace(fake_device.DEVICE, "the stand-in for a GPU")
+
+
+def _place(errors: list[BaseException], recorder: Recorder) -> str:
+    """Return the innermost module of the tracebacks, outer ones first, and the innermost line outside torch."""
+    module, line = "", "an unknown line"
+    for frame, number in chain.from_iterable(traceback.walk_tb(error.__traceback__) for error in errors):
+        path = frame.f_code.co_filename
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            module = recorder.module_names.get(id(owner), type(owner).__name__)
+        if "/torch/" not in path.replace("\\", "/") and "/mpt/plan/" not in path.replace("\\", "/"):
+            line = f"{path}:{number}"
+    return f"{module} ({line})" if module else line

@@ -1,0 +1,236 @@
+"""Which recipe fits a budget and is fastest: precision, memory tricks and micro-batches, tried and not guessed.
+
+Every recipe is the user's configuration with a small patch, built and traced like any other. The search goes from
+cheap changes to costly ones: first each precision with each single trick; then pairs of a trick for activations and
+one for the optimizer; then micro-batches. From the second round on two kinds are left out:
+
+- What is needless: a trick costs time, so a recipe is not tried where a part of it fits already.
+- What is hopeless: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
+  smaller. Where a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. And
+  where two micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
+
+What a configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) is left out too,
+with its reason. Growing segments need no trace of their own: each plan says what they would make of it.
+
+The ranking is by predicted time; what a recipe costs in exactness decides between recipes of about the same time, and
+is said: the tricks' own `exact`, the change of precision, and the warnings of the build.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from mpt.config.layers import write_override
+from mpt.config.load import change_precision, load_config
+from mpt.config.schema import Config
+from mpt.errors import ConfigError
+from mpt.planner.gpus import Gpu
+from mpt.planner.recipe import MASTERLESS, Patch, Recipe, rank
+from mpt.planner.session import Answer, Session
+
+FOR_ACTIVATIONS: tuple[Patch, ...] = (
+    {"recompute": "sqrt"},
+    {"recompute": "selective"},
+    {"recompute": "all"},
+    {"offload_activations": True},
+)
+FOR_OPTIMIZER: tuple[Patch, ...] = (
+    {"optimizer_in_backward": True},
+    {"cpu_optimizer": True},
+    {"low_bit_optimizer": True},
+)
+SINGLE: tuple[Patch, ...] = ({}, *FOR_ACTIVATIONS, *FOR_OPTIMIZER)
+PAIRS: tuple[Patch, ...] = (
+    *({**activations, **optimizer} for activations in FOR_ACTIVATIONS for optimizer in FOR_OPTIMIZER),
+    {"recompute": "all", "offload_activations": True},
+)
+SPLIT: tuple[Patch, ...] = (
+    {},
+    {"recompute": "all"},
+    {"cpu_optimizer": True},
+    {"low_bit_optimizer": True},
+    {"recompute": "all", "cpu_optimizer": True},
+    {"recompute": "all", "low_bit_optimizer": True},
+)
+"""Combinations that are also tried with micro-batches."""
+PARTS = (2, 4, 8)
+LAST_RESORT_PARTS = (16, 32)
+FULL_PRECISION = ("fp32", "tf32", "O0")
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found. `recipes` is sorted: those that fit first, the fastest of them first."""
+
+    recipes: list[Recipe]
+    refused: list[tuple[Patch, str]]
+    """Patches that the configuration, or the planner, refuses, each with the reason."""
+    hopeless: list[Patch]
+    """Patches proven too large by what other recipes hold."""
+
+
+def search(
+    session: Session,
+    config: Config,
+    gpu: Gpu,
+    budget_bytes: int,
+    *,
+    largest_batch: bool = False,
+    on_first: Callable[[dict[str, Any]], None] = lambda plan: None,
+) -> Search:
+    """Return what was found for a budget. `on_first` gets the plan of the configuration as it stands, and may raise.
+
+    Raises PlanError when the configuration itself cannot be planned. `largest_batch` is looked for in that one only.
+    """
+    found = _Search(session, config, budget_bytes)
+    precisions = list(precision_patches(config, gpu))
+    first = session.submit(config, budget_bytes=budget_bytes, timeline=True, largest_batch=largest_batch)
+    singles = [found.submit(joined(precision, tricks)) for precision in precisions for tricks in SINGLE]
+    answer = first.result()
+    on_first(answer.get())
+    found.keep(({}, config, first))
+    for attempt in singles:
+        found.keep(attempt)
+    found.try_all(joined(precision, tricks) for precision in precisions for tricks in PAIRS)
+    for count in () if "micro_batch" in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
+        if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(one.fits for one in found.recipes)):
+            break
+        found.try_all(
+            joined(precision, {**tricks, **parted(config, count)}) for precision in precisions for tricks in SPLIT
+        )
+    if found.recipes and not any(one.fits for one in found.recipes):
+        found.shrink_smallest()
+    return Search(rank(found.recipes), found.refused, found.hopeless)
+
+
+_Attempt = tuple[Patch, Config, "Future[Answer]"]
+
+
+class _Search:
+    """A search under way."""
+
+    def __init__(self, session: Session, config: Config, budget_bytes: int) -> None:
+        self.session, self.config, self.budget_bytes = session, config, budget_bytes
+        self.recipes: list[Recipe] = []
+        self.refused: list[tuple[Patch, str]] = []
+        self.hopeless: list[Patch] = []
+        self._seen = [config.to_data()]
+
+    def submit(self, patch: Patch) -> _Attempt | None:
+        """Have a patch planned; None where it is refused, or changes nothing."""
+        try:
+            changed = patched(self.config, patch, self.session.allow)
+        except ConfigError as error:
+            self.refused.append((patch, str(error)))
+            return None
+        if changed.to_data() in self._seen:
+            return None
+        self._seen.append(changed.to_data())
+        return patch, changed, self.session.submit(changed, budget_bytes=self.budget_bytes, timeline=True)
+
+    def keep(self, attempt: _Attempt | None) -> None:
+        """Wait for an answer and note it, and also what growing segments make of it."""
+        if attempt is None:
+            return
+        patch, changed, future = attempt
+        answer = future.result()
+        if answer.error:
+            self.refused.append((patch, answer.error))
+            return
+        self.recipes.append(Recipe(patch, changed, answer))
+        growing = answer.plan["growing"]
+        if growing.get("fits"):
+            patch = joined(patch, {"expandable_segments": True})
+            grown = patched(self.config, patch, self.session.allow)
+            self.recipes.append(Recipe(patch, grown, Answer({**answer.plan, **growing}), traced=False))
+
+    def try_all(self, patches: Iterable[Patch]) -> None:
+        """Try what is worth it, as many at a time as there are workers; what is worth it follows from the answers."""
+        pending: deque[_Attempt | None] = deque()
+        for patch in patches:
+            if len(pending) == self.session.workers:
+                self.keep(pending.popleft())
+            if self.is_worth_trying(patch):
+                pending.append(self.submit(patch))
+        for attempt in pending:
+            self.keep(attempt)
+
+    def shrink_smallest(self) -> None:
+        """Where nothing fits, plan the smallest recipe with small micro-batches, to tell how far it is off."""
+        patch = min(self.recipes, key=lambda one: one.total).patch
+        if "micro_batch" in patch.get("memory", {}):
+            self.keep(self.submit(joined(patch, parted(self.config, LAST_RESORT_PARTS[0]))))
+
+    def is_worth_trying(self, patch: Patch) -> bool:
+        """Return whether a patch is neither needless nor hopeless; note the hopeless."""
+        if any(one.fits_well and one.is_part_of(patch) for one in self.recipes):
+            return False
+        if any(one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes) or self.cannot_shrink(patch):
+            self.hopeless.append(patch)
+            return False
+        return True
+
+    def cannot_shrink(self, patch: Patch) -> bool:
+        """Return whether larger micro-batches of this recipe prove that no smaller one fits.
+
+        At every moment of a step bytes are a + b * size, so their peak is convex in the size: the line through two
+        sizes, drawn on to a size of 0, lies below the peak of each smaller one.
+        """
+        if "micro_batch" not in patch.get("memory", {}):
+            return False
+        peaks = {
+            one.tricks["micro_batch"]: one.plan["allocated"] + one.plan["context_bytes"]
+            for one in self.recipes
+            if "micro_batch" in one.tricks and _is_same_but_for_size(one.patch, patch)
+        }
+        if len(peaks) < 2:
+            return False
+        small, large = sorted(peaks)[:2]
+        return bool(peaks[small] - (peaks[large] - peaks[small]) * small / (large - small) > self.budget_bytes)
+
+
+def precision_patches(config: Config, gpu: Gpu) -> Iterator[Patch]:
+    """Yield no change, then the modes that hold less than the configured one on this GPU."""
+    yield {}
+    mode = config.precision.mode
+    if mode in FULL_PRECISION:
+        # Both hold the same bytes; bfloat16 needs no loss scaling, which some tricks refuse.
+        yield {"precision": _mode_patch(config, "bf16" if gpu.has_bfloat16 else "amp")}
+    if gpu.has_bfloat16 and mode != MASTERLESS:
+        yield {"precision": _mode_patch(config, MASTERLESS)}
+
+
+def _mode_patch(config: Config, mode: str) -> Patch:
+    """Return what changes the mode, also over a file that names a dtype or a loss scale for its own."""
+    given, default = (one.to_data()["precision"] for one in (config, change_precision(config, config.precision.mode)))
+    patch: Patch = {"mode": mode}
+    if given != default:
+        new = change_precision(config, mode).to_data()["precision"]
+        patch.update({name: new[name] for name in ("dtype", "loss_scale") if name in new})
+    return patch
+
+
+def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> Config:
+    """Return the configuration as it is with a patch laid over its file. Raises ConfigError where it is refused."""
+    if "precision" in patch:
+        config = change_precision(config, patch["precision"]["mode"])
+    overrides = [write_override(f"memory.{name}", value) for name, value in patch.get("memory", {}).items()]
+    return load_config(config.to_data(), overrides, allow=allow)
+
+
+def parted(config: Config, parts: int) -> Patch:
+    """Return the trick that splits the batch into so many micro-batches."""
+    return {"micro_batch": -(-config.train.batch_size // parts)}
+
+
+def _is_same_but_for_size(one: Patch, other: Patch) -> bool:
+    return joined(one, {"micro_batch": 0}) == joined(other, {"micro_batch": 0})
+
+
+def joined(patch: Mapping[str, Any], tricks: Mapping[str, Any]) -> Patch:
+    """Return a patch with more memory tricks in it."""
+    return {**patch, "memory": {**patch.get("memory", {}), **tricks}} if tricks else dict(patch)

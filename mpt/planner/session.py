@@ -1,0 +1,150 @@
+"""Worker processes that plan, seen from the command: requests in, plans out, in order.
+
+Workers live as long as the session, so that torch is imported once per worker and not once per recipe. A worker that
+dies (for want of memory, say) costs the one plan it was at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from queue import SimpleQueue
+from typing import Any, Self
+
+from mpt.config.schema import Config
+from mpt.errors import MptError
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import Gpu
+
+
+class PlanError(MptError):
+    """A configuration that cannot be planned, with the reason."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan (the fields of `mpt.planner.plan.Plan`), or the error instead of it."""
+
+    plan: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    exit_code: int = 0
+
+    def get(self) -> dict[str, Any]:
+        """Return the plan, or raise PlanError."""
+        if self.error:
+            raise PlanError(self.error, self.exit_code)
+        return self.plan
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in stop
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mpt.planner.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+
+    def ask(self, request: dict[str, Any]) -> Answer | None:
+        """Return the answer, or None when the worker died."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except OSError:
+            return None
+        return Answer(**json.loads(line)) if line else None
+
+    def last_words(self) -> str:
+        self.errors.seek(0)
+        lines = [line.strip() for line in self.errors.read().splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "no message"
+
+    def stop(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not sent to a process that is gone
+                    pipe.close()
+        self.process.kill()  # it keeps nothing, and would take a while to unload torch
+        self.process.wait()
+        self.errors.close()
+
+
+class Session:
+    """Plans on up to `workers` processes; a context manager."""
+
+    def __init__(self, gpu: Gpu, calibration: Calibration, allow: Sequence[str] = (), workers: int = 1) -> None:
+        self.gpu, self.calibration, self.allow, self.workers = gpu, calibration, list(allow), workers
+        self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
+        self._started: list[_Worker] = []
+        self._is_killed = False
+        self._pool = ThreadPoolExecutor(workers)
+
+    def __enter__(self) -> Self:
+        self._started = [_Worker() for _ in range(self.workers)]
+        for worker in self._started:
+            self._idle.put(worker)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()  # a plan that nobody waits for any more is not finished
+        self._pool.shutdown(cancel_futures=True)
+        for worker in self._started:
+            worker.stop()
+
+    def kill(self) -> None:
+        """End the workers at once, from another thread: plans under way and all later ones come back as errors."""
+        self._is_killed = True
+        for worker in list(self._started):
+            worker.process.kill()
+
+    def plan(self, configs: Sequence[Config], **wish: Any) -> list[Answer]:
+        """Plan configurations; `wish` holds the fields of `Wish`. Answers come in the order of asking."""
+        return [future.result() for future in [self.submit(config, **wish) for config in configs]]
+
+    def submit(self, config: Config, **wish: Any) -> Future[Answer]:
+        """Have one configuration planned as soon as a worker is free."""
+        return self._pool.submit(self._plan_one, config, wish)
+
+    def _plan_one(self, config: Config, wish: dict[str, Any]) -> Answer:
+        request = {
+            "config": config.to_yaml(),
+            "allow": self.allow,
+            "gpu": asdict(self.gpu),
+            "calibration": asdict(self.calibration),
+            "wish": wish,
+        }
+        worker = self._idle.get()
+        if self._is_killed:
+            self._idle.put(worker)
+            return Answer(error="cannot plan: it took too long", exit_code=2)
+        worker = worker or self._replacement()
+        answer = worker.ask(request)
+        if answer is None:
+            words = worker.last_words()
+            self._idle.put(None)
+            return Answer(error=f"cannot plan: the planning process ended ({words})", exit_code=2)
+        self._idle.put(worker)
+        return answer
+
+    def _replacement(self) -> _Worker:
+        worker = _Worker()
+        self._started.append(worker)
+        return worker

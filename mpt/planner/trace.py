@@ -1,0 +1,267 @@
+"""Births and deaths of storages during a step: what was allocated when, in which module, and what it was for.
+
+A dispatch mode sees every operator's results; a weak reference tells when each storage dies. Nothing is executed
+twice and nothing is estimated, so the same recorder serves fake tensors (planning) and real ones (checking the plan).
+The result is a plain list of events that can be replayed through an allocator at any limit (`mpt.planner.replay`).
+
+The owning module is the innermost one whose forward runs. In backward it is that of the operator being
+differentiated: its autograd node's sequence number is looked up among those noted when modules were entered. Not
+seen: memory used inside one operator, which `mpt.planner.unseen` adds.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpt.planner.unseen import Unseen
+
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "buffers",
+    "batch",
+    "activations",
+    "cast cache",
+    "temporaries",
+    "workspace",
+)
+FORWARD = "forward"
+"""Provisional category of what a forward makes: activations if it lives until backward, else temporaries."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """One allocation."""
+
+    size: int
+    category: str
+    module: str
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From event `start` on the run was in this moment of this phase."""
+
+    start: int
+    step: int
+    phase: str
+    moment: str
+
+    def __str__(self) -> str:
+        where = f"phase {self.phase}, {self.moment}" if self.phase else self.moment
+        return f"{where} (step {self.step + 1})" if self.phase else where
+
+
+@dataclass
+class Trace:
+    """`events` holds storage indices: `i` is the birth of storage i, `~i` its death."""
+
+    storages: list[Storage] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    def span_at(self, event: int) -> Span:
+        """Return the moment in which an event happened."""
+        return self.spans[max(0, bisect.bisect_right([span.start for span in self.spans], event) - 1)]
+
+    def live_at(self, event: int) -> set[int]:
+        """Return the storages alive right after an event."""
+        live: set[int] = set()
+        for entry in self.events[: event + 1]:
+            live.add(entry) if entry >= 0 else live.discard(~entry)
+        return live
+
+
+Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+"""Called with every operator, its arguments and its result."""
+
+DEVICE_QUERY = torch.ops.prim.device.default
+"""Asked of every fake tensor many times over; it computes nothing and is no operator of the step."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records storages of one device type, for as long as it is entered."""
+
+    def __init__(self, device_type: str, unseen: Unseen | None = None, observer: Observer | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device_type, self.unseen, self.observer = device_type, unseen, observer
+        self.trace = Trace(spans=[Span(0, 0, "", "build")])
+        self.module_names: dict[int, str] = {}
+        self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._undecided: set[int] = set()
+        self._stack: list[tuple[nn.Module, str]] = []
+        self._entries: list[tuple[int, str]] = []  # (next autograd sequence number, module) in order
+        self._closed = False
+
+    @property
+    def moment(self) -> str:
+        """What the run is doing."""
+        return self.trace.spans[-1].moment
+
+    def enter_moment(self, step: int, phase: str, moment: str) -> None:
+        """Note that from here on the run is in another moment."""
+        if moment == "backward":
+            self._decide()
+        self.trace.spans.append(Span(len(self.trace.events), step, phase, moment))
+
+    def mark(self, tensors: Iterable[Tensor], category: str, module: str | None = None) -> None:
+        """Say what tensors are, and optionally whose."""
+        for tensor in tensors:
+            found = self._live.get(_storage_of(tensor)._cdata) if isinstance(tensor, Tensor) else None
+            if found is not None:
+                storage = self.trace.storages[found[0]]
+                storage.category = category
+                storage.module = storage.module if module is None else module
+                self._undecided.discard(found[0])
+
+    def mark_modules(self, modules: Mapping[str, nn.Module]) -> None:
+        """Mark every module's parameters and buffers, and learn the modules' names."""
+        for key, root in modules.items():
+            for name, module in root.named_modules():
+                full = f"{key}.{name}" if name else key
+                self.module_names[id(module)] = full
+                self.mark(module._buffers.values(), "buffers", full)
+                self.mark(module._parameters.values(), "parameters", full)
+
+    def adopt(self, tensors: Iterable[Tensor]) -> None:
+        """Record tensors that were made before the recorder was entered."""
+        for tensor in tensors:
+            self._note(tensor, "made before")
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Trace]:
+        """Record inside the block; cyclic garbage collection is off, so that deaths come in one order every time."""
+        was_enabled = gc.isenabled()
+        gc.disable()
+        enter = nn_module.register_module_forward_pre_hook(self._enter_module)
+        leave = nn_module.register_module_forward_hook(self._leave_module, always_call=True)
+        try:
+            with self:
+                yield self.trace
+        finally:
+            self._closed = True
+            enter.remove()
+            leave.remove()
+            if was_enabled:
+                gc.enable()
+            for index in self._undecided:
+                self.trace.storages[index].category = "temporaries"
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while recording, so nothing need be kept from the compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE_QUERY:
+            return args[0].device
+        kwargs = kwargs or {}
+        operator = func._schema.name
+        if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
+            self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS")
+        result = func(*args, **kwargs)
+        for tensor in tensors_in(result):
+            self._note(tensor, operator)
+        if self.unseen is not None:
+            scratch = self.unseen.scratch(operator, args, result)
+            if scratch:
+                self.trace.events.append(~self._birth(scratch, "workspace", self._owner(), operator))
+        if self.observer is not None:
+            self.observer(func, args, kwargs, result)
+        return result
+
+    def _note(self, tensor: Tensor, operator: str) -> None:
+        if tensor.device.type != self.device_type or tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+            return
+        if tensor.layout != torch.strided:
+            raise NotImplementedError(
+                f"sparse tensors are not followed ({operator}; nn.Embedding(sparse=True) and such)"
+            )
+        storage = _storage_of(tensor)
+        key = storage._cdata
+        if key in self._live:
+            return
+        in_backward = self.moment == "backward"
+        if self.moment == "build":
+            category = "temporaries"
+        elif self.moment == FORWARD or (in_backward and self._stack):
+            category = FORWARD
+        else:
+            category = "temporaries"
+        index = self._birth(storage.nbytes(), category, self._owner(), operator)
+        if category == FORWARD:
+            self._undecided.add(index)
+
+        def on_death(_: Any, key: int = key, index: int = index) -> None:
+            self._live.pop(key, None)
+            if self._closed:
+                return
+            self.trace.events.append(~index)
+            if index in self._undecided:
+                self._undecided.discard(index)
+                self.trace.storages[index].category = "temporaries"
+
+        self._live[key] = (index, weakref.ref(storage, on_death))
+
+    def _birth(self, size: int, category: str, module: str, operator: str) -> int:
+        index = len(self.trace.storages)
+        self.trace.storages.append(Storage(size, category, module, operator))
+        self.trace.events.append(index)
+        return index
+
+    def _decide(self) -> None:
+        """What a forward made and backward finds alive is an activation."""
+        for index in self._undecided:
+            self.trace.storages[index].category = "activations"
+        self._undecided.clear()
+
+    def _owner(self) -> str:
+        if self._stack:
+            return self._stack[-1][1]
+        if self.moment == "backward" and self._entries:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                position = bisect.bisect_right(self._entries, (node._sequence_nr(), "\uffff")) - 1
+                return self._entries[position][1] if position >= 0 else ""
+        return ""
+
+    def _enter_module(self, module: nn.Module, inputs: Any) -> None:
+        outer = self._stack[-1][1] if self._stack else ""
+        name = self.module_names.get(id(module)) or outer or type(module).__name__
+        self._stack.append((module, name))
+        self._entries.append((torch._C._autograd._get_sequence_nr(), name))
+
+    def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        while self._stack and self._stack.pop()[0] is not module:
+            pass
+        self._entries.append((torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else ""))
+        if not self._stack and self.moment == "backward":
+            self._decide()  # a recomputed block is done: what it left alive are its activations
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an operator's arguments or result, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()

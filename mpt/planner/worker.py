@@ -1,0 +1,89 @@
+"""The process in which plans are made: one request per line on standard input, one answer per line on standard output.
+
+A process of its own, because the fake device is registered for good and because real GPUs must be
+hidden. Models may print: their output goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    preload()
+    specs: dict[str, Any] = {}
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(json.loads(line), specs)) + "\n")
+        answers.flush()
+
+
+def preload() -> None:
+    """Import what every plan needs, while the command still reads its configuration."""
+    import torch._dynamo  # noqa: F401 - the first optimizer step would
+
+    import mpt.planner.plan  # noqa: F401
+
+
+def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan as plain data, or the one line that says why there is none."""
+    from mpt.config.load import load_config
+    from mpt.errors import MptError
+    from mpt.planner.calibration import Calibration
+    from mpt.planner.gpus import Gpu
+    from mpt.planner.plan import Wish, plan_config
+
+    try:
+        config = load_config(request["config"], allow=request["allow"])
+        key = json.dumps([config.to_data()["dataset"], config.to_data()["model"], config.to_data()["task"]])
+        if key not in specs:
+            specs[key] = find_data_spec(config)
+        spec, notes = specs[key]
+        gpu = Gpu(**{**request["gpu"], "capability": tuple(request["gpu"]["capability"])})
+        plan = plan_config(config, spec, gpu, Calibration(**request["calibration"]), Wish(**request["wish"]))
+        return {"plan": {**asdict(plan), "notes": [*plan.notes, *notes]}}
+    except MptError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+
+
+def find_data_spec(config: Any) -> tuple[Any, list[str]]:
+    """Return the data's layout. Labelled images that are not on this machine are assumed: a plan needs no data."""
+    import torch
+
+    from mpt.engine.build import build_datasets
+    from mpt.errors import DataError
+    from mpt.seams import DataSpec, FieldSpec
+
+    try:
+        return build_datasets(config)[0].spec, []
+    except DataError as error:
+        found = str(error).partition(". ")[0]  # what to do about it is for training
+        plugin = config.sized_dataset.plugin
+        assume = getattr(plugin.load(), "assume", None)
+        assumed = assume(plugin.native_settings(config.sized_dataset.settings)) if assume else None
+        if assumed is not None:
+            return assumed, [f"the data set is not here ({found}): its layout follows from the settings"]
+        size = getattr(config.sized_dataset.settings, "image_size", None)
+        if config.task.name != "classify" or size is None:
+            raise
+        channels = getattr(config.sized_dataset.settings, "channels", None) or 3
+        fields = {"image": FieldSpec((channels, size, size), torch.float32), "label": FieldSpec((), torch.int64)}
+        classes = tuple(str(number) for number in range(ASSUMED_CLASSES))
+        note = f"the data set is not here ({found}): planned with {channels}x{size}x{size} images in 1000 classes"
+        return DataSpec(fields, ASSUMED_CLASSES, classes), [note]
+
+
+ASSUMED_CLASSES = 1000
+
+if __name__ == "__main__":
+    main()

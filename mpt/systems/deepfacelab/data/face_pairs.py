@@ -1,0 +1,121 @@
+"""Two identities side by side: what a face-swapping task is fed, whichever files or formulas the faces come from.
+
+Sample i pairs a source face with a destination face that changes with the epoch; the identities need not have equally
+many. Training samples are moved and bent (`face_warp`); test samples are as they are, so their input is their
+target.
+
+Fields: `src_warped` and `src_target` (3 h w), `src_mask` and `src_eyes_mouth` (1 h w), the same for `dst`, and, where
+the true swap is known, `swap_target` and `swap_mask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpt.errors import ConfigError
+from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.systems.deepfacelab.data.face_warp import draw_numbers, draw_warps, warp
+
+
+class Faces(NamedTuple):
+    """Images (b 3 h w), face masks and eyes-and-mouth masks (b 1 h w), float32 in [0, 1]."""
+
+    image: Tensor
+    mask: Tensor
+    eyes_mouth: Tensor
+
+
+class Identity(Protocol):
+    """The faces of one person."""
+
+    def __len__(self) -> int: ...
+
+    def faces(self, indices: Sequence[int]) -> Faces: ...
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How training faces are changed. Flip chances are zero or DeepFaceLab's .4."""
+
+    warp: bool
+    transform: bool
+    src_flip: float
+    dst_flip: float
+
+
+NONE = Augmentation(False, False, 0.0, 0.0)
+
+
+class FacePairs:
+    """A data set of pairs. `swaps`, when given, holds the destination's faces as the source person."""
+
+    def __init__(
+        self, src: Identity, dst: Identity, size: int, seed: int, augmentation: Augmentation, swaps: Identity | None
+    ) -> None:
+        self.identities = {"src": src, "dst": dst}
+        self.size, self.seed, self.augmentation, self.swaps = size, seed, augmentation, swaps
+        self.flips = {"src": augmentation.src_flip, "dst": augmentation.dst_flip}
+
+    @property
+    def spec(self) -> DataSpec:
+        return describe_pairs(self.size, len(self), self.swaps is not None)
+
+    def __len__(self) -> int:
+        return max(len(identity) for identity in self.identities.values())
+
+    def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
+        """Return the samples of these indices as they are in this epoch."""
+        batch: Batch = {}
+        for stream, (side, identity) in enumerate(self.identities.items()):
+            chosen = [self.partner(index, epoch, side) for index in indices]
+            faces = identity.faces(chosen)
+            if self.augmentation == NONE:
+                warped, target, masks = faces.image, faces.image, torch.cat((faces.mask, faces.eyes_mouth), dim=1)
+            else:
+                numbers = draw_numbers(self.seed, stream, epoch, indices)
+                warps = draw_warps(numbers, self.size, self.augmentation.transform, self.flips[side])
+                masks = torch.cat((faces.mask, faces.eyes_mouth), dim=1)
+                warped, target, masks = warp(faces.image, masks, warps, self.augmentation.warp)
+            batch[f"{side}_warped"], batch[f"{side}_target"] = warped, target
+            batch[f"{side}_mask"], batch[f"{side}_eyes_mouth"] = masks[:, :1], masks[:, 1:]
+            if side == "dst" and self.swaps is not None:
+                swap = self.swaps.faces(chosen)
+                batch["swap_target"], batch["swap_mask"] = swap.image, swap.mask
+        return batch
+
+    def partner(self, index: int, epoch: int, side: str) -> int:
+        """Return which face of one side belongs to a sample; destinations rotate against sources every epoch."""
+        count = len(self.identities[side])
+        if side == "src" or self.augmentation == NONE:
+            return index % count
+        generator = np.random.Philox(key=[self.seed % 2**64, epoch % 2**64], counter=[0, 0, 0, 2])
+        return (index + int(np.random.Generator(generator).integers(count))) % count
+
+
+def describe_pairs(size: int, count: int, with_swaps: bool = False) -> DataSpec:
+    """Return the layout of pairs of faces with sides of `size` pixels."""
+    image, mask = FieldSpec((3, size, size), torch.float32), FieldSpec((1, size, size), torch.float32)
+    fields: dict[str, FieldSpec] = {}
+    for side in ("src", "dst"):
+        fields |= {f"{side}_warped": image, f"{side}_target": image}
+        fields |= {f"{side}_mask": mask, f"{side}_eyes_mouth": mask}
+    if with_swaps:
+        fields |= {"swap_target": image, "swap_mask": mask}
+    return DataSpec(fields, count)
+
+
+def check_settings(channels: int | None, augment: Sequence[object]) -> None:
+    """Refuse anything but colour, and changes that would move a face away from its mask."""
+    if channels not in (None, 3):
+        raise ConfigError(f"dataset.channels is {channels}; faces are colour images: leave it out or write 3")
+    if augment:
+        raise ConfigError(
+            "dataset.augment: faces are changed together with their masks, by random_warp, random_transform, "
+            "random_src_flip and random_dst_flip; leave augment out"
+        )

@@ -1,0 +1,78 @@
+"""Faces of two people from disk, in DeepFaceLab's formats or as plain images with masks (see `face_files`).
+
+Every `test_every`-th face of each person is kept out of training and is what the run is evaluated on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from mpt.config.options import DatasetOptions
+from mpt.errors import ConfigError
+from mpt.seams import Dataset, DataSpec
+from mpt.systems.deepfacelab.data.face_files import FaceFile, check_face_types, list_faces
+from mpt.systems.deepfacelab.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings, describe_pairs
+
+ASSUMED_COUNT = 1000
+
+
+class Settings(DatasetOptions):
+    src: str
+    """Folder or faceset.pak of the person to be drawn."""
+    dst: str
+    """Folder or faceset.pak of the person to be replaced."""
+    random_warp: bool = True
+    random_transform: bool = True
+    random_src_flip: bool = False
+    random_dst_flip: bool = True
+    test_every: int = Field(10, ge=2)
+
+
+class FileIdentity:
+    """The faces of one person, decoded when they are asked for."""
+
+    def __init__(self, files: Sequence[FaceFile], size: int) -> None:
+        self.files, self.size = files, size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def faces(self, indices: Sequence[int]) -> Faces:
+        planes = torch.from_numpy(np.stack([self.files[index].load(self.size) for index in indices])).float() / 255
+        return Faces(planes[:, :3], planes[:, 3:4], planes[:, 4:])
+
+
+def build(settings: Settings, split: str, seed: int) -> Dataset:
+    """List both people's faces and check that they are of one type."""
+    check_settings(settings.channels, settings.augment)
+    if settings.image_size is None:
+        raise ConfigError("dataset.image_size is missing and the model has none; write the side in pixels")
+    sides = {side: list_faces(Path(getattr(settings, side)), side) for side in ("src", "dst")}
+    check_face_types(sides)
+    people = [FileIdentity(choose(files, split, settings.test_every), settings.image_size) for files in sides.values()]
+    augmentation = NONE
+    if split == "train":
+        augmentation = Augmentation(
+            settings.random_warp,
+            settings.random_transform,
+            0.4 if settings.random_src_flip else 0.0,
+            0.4 if settings.random_dst_flip else 0.0,
+        )
+    return FacePairs(people[0], people[1], settings.image_size, seed, augmentation, swaps=None)
+
+
+def assume(settings: Settings) -> DataSpec | None:
+    """Return the layout of faces that are not on this machine, so that a plan needs no data."""
+    return describe_pairs(settings.image_size, ASSUMED_COUNT) if settings.image_size else None
+
+
+def choose(files: list[FaceFile], split: str, test_every: int) -> list[FaceFile]:
+    """Return the faces of a split. Too few to keep any back, and both splits have them all."""
+    if len(files) < test_every:
+        return files
+    return [file for index, file in enumerate(files) if (index % test_every == test_every - 1) == (split == "test")]

@@ -1,0 +1,251 @@
+"""Face swapping between two people: phase `autoencoder`, then `code_disc` and `patch_disc` where they have power.
+
+Each person's stream is drawn and back-propagated by itself: the loss is a sum over both, so the gradient is that of
+doing them together while the activations of one stream are held at a time. Losses are summed over the batch, as
+DeepFaceLab does, and computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mpt.config.options import Options
+from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
+from mpt.systems.deepfacelab.losses import face_swap as losses
+from mpt.systems.deepfacelab.metrics.face_swap import FigureSums, peak_signal_to_noise
+
+
+class Settings(Options):
+    """What the losses look at; powers of the discriminators belong to the model."""
+
+    masked_training: bool = True
+    """Compare faces under their mask only."""
+    eyes_mouth_priority: bool = False
+    """Weigh eyes and mouth far above the rest."""
+    preview_count: int = Field(6, ge=1)
+
+
+class Autoencoder(Protocol):
+    """What both families of model can do. A drawn face is (image, mask)."""
+
+    def encode_src(self, image: Tensor) -> Tensor: ...
+
+    def encode_dst(self, image: Tensor) -> Tensor: ...
+
+    def encode_swap(self, image: Tensor) -> Tensor: ...
+
+    def draw_src(self, code: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def draw_dst(self, code: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def draw_swap(self, code: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class FaceSwap:
+    """Train an autoencoder with a shared encoder to redraw two people, each from a bent picture."""
+
+    metric, higher_is_better = "source_psnr", True
+    input_field = "dst_target"
+    """The field whose shape pictures given to inference take."""
+
+    def __init__(
+        self, settings: Settings, model_settings: Any, modules: Mapping[str, nn.Module], precision: Precision
+    ) -> None:
+        self.settings, self.precision = settings, precision
+        self.modules: dict[str, nn.Module] = dict(modules)
+        self.autoencoder = modules["autoencoder"]
+        self.faces = cast(Autoencoder, self.autoencoder)
+        self.code_discriminator = modules.get("code_discriminator")
+        self.patch_discriminator = modules.get("patch_discriminator")
+        self.true_face_power: float = model_settings.true_face_power
+        self.gan_power: float = model_settings.gan_power
+        self.trainable: dict[str, nn.Module] = {"autoencoder": self.autoencoder}
+        if self.code_discriminator is not None:
+            self.trainable["code_disc"] = self.code_discriminator
+        if self.patch_discriminator is not None:
+            self.trainable["patch_disc"] = self.patch_discriminator
+        self.drawing_loss = precision.loss(self.compare)
+        self.verdict = precision.loss(losses.verdict)
+        self.background = precision.loss(losses.background)
+
+    @property
+    def preview_columns(self) -> int:
+        """Source, redrawn; destination, redrawn; swap, swap in place, and the two masks drawn for it."""
+        return 8
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The networks, each by itself; memory tricks find the repeated stages inside."""
+        discriminators = [module for name, module in self.trainable.items() if name != "autoencoder"]
+        return [*self.autoencoder.children(), *discriminators]
+
+    def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
+        """Return the autoencoder's phase and those of the discriminators there are."""
+        functions = {
+            "autoencoder": self.autoencoder_losses,
+            "code_disc": self.code_disc_losses,
+            "patch_disc": self.patch_disc_losses,
+        }
+        return [Phase(name, module, optimizers[name], functions[name]) for name, module in self.trainable.items()]
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        """Add nothing: what is random was drawn with the data."""
+        return batch
+
+    def autoencoder_losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield the source's loss, with what the discriminators say of it, then the destination's."""
+        code = self.faces.encode_src(batch["src_warped"])
+        image, mask = self.faces.draw_src(code)
+        value = self.side_loss(image, mask, batch, "src")
+        if self.code_discriminator is not None:
+            value = value + self.true_face_power * self.verdict(self.code_discriminator(code), real=True)
+        if self.patch_discriminator is not None:
+            value = value + self.patch_loss(image, batch)
+        yield Loss("src", value.sum(), "sum")
+        del code, image, mask, value  # the generator would keep the source's graph alive through the destination's
+        image, mask = self.faces.draw_dst(self.faces.encode_dst(batch["dst_warped"]))
+        yield Loss("dst", self.side_loss(image, mask, batch, "dst").sum(), "sum")
+
+    def side_loss(self, image: Tensor, mask: Tensor, batch: Batch, side: str) -> Tensor:
+        """Return one side's loss per sample."""
+        target, true_mask = batch[f"{side}_target"], batch[f"{side}_mask"]
+        result: Tensor = self.drawing_loss(target, true_mask, batch[f"{side}_eyes_mouth"], image, mask)
+        return result
+
+    def compare(self, target: Tensor, true_mask: Tensor, eyes_mouth: Tensor, image: Tensor, mask: Tensor) -> Tensor:
+        """Return the loss of a drawing, per sample."""
+        value = losses.mask_error(true_mask, mask)
+        if self.settings.eyes_mouth_priority:
+            value = value + losses.eyes_mouth_error(target, image, eyes_mouth)
+        if self.settings.masked_training:
+            softened = losses.soften(true_mask)
+            target, image = target * softened, image * softened
+        return value + losses.reconstruction(target, image)
+
+    def patch_loss(self, image: Tensor, batch: Batch) -> Tensor:
+        """Return what the patch discriminator says of the drawn source, and what keeps its surround quiet."""
+        assert self.patch_discriminator is not None
+        softened = losses.soften(batch["src_mask"])
+        center, pixels = self.patch_discriminator(self.under_mask(image, softened))
+        value: Tensor = self.gan_power * (self.verdict(center, real=True) + self.verdict(pixels, real=True))
+        if self.settings.masked_training:
+            value = value + self.background(batch["src_target"], image, softened)
+        return value
+
+    def under_mask(self, image: Tensor, softened: Tensor) -> Tensor:
+        """Return the image as the patch discriminator sees it."""
+        return image * softened.to(image.dtype) if self.settings.masked_training else image
+
+    def code_disc_losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield half the cross-entropy of calling destinations' codes real, then half that of calling sources' not."""
+        assert self.code_discriminator is not None
+        for side, encode, real in (("dst", self.faces.encode_dst, True), ("src", self.faces.encode_src, False)):
+            with torch.no_grad():
+                code = encode(batch[f"{side}_warped"])
+            logits = self.code_discriminator(code)
+            yield Loss(side, 0.5 * self.verdict(logits, real=real).sum(), "sum")
+
+    def patch_disc_losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield half the cross-entropy on true sources, then half that on drawn ones, of both outputs."""
+        assert self.patch_discriminator is not None
+        softened = losses.soften(batch["src_mask"])
+        center, pixels = self.patch_discriminator(self.under_mask(batch["src_target"], softened))
+        real = self.verdict(center, real=True) + self.verdict(pixels, real=True)
+        yield Loss("real", 0.5 * real.sum(), "sum")
+        del center, pixels, real
+        with torch.no_grad():
+            image, _ = self.faces.draw_src(self.faces.encode_src(batch["src_warped"]))
+        center, pixels = self.patch_discriminator(self.under_mask(image, softened))
+        drawn = self.verdict(center, real=False) + self.verdict(pixels, real=False)
+        yield Loss("drawn", 0.5 * drawn.sum(), "sum")
+
+    def after_step(self, step: int, samples_seen: int) -> None:
+        """Do nothing between steps."""
+
+    @torch.no_grad()
+    def redraw(self, batch: Batch) -> dict[str, Tensor]:
+        """Return float32 drawings by name: `swap` and, for the sides that the batch has, `src` and `dst`; with
+        masks."""
+        drawn: dict[str, Tensor] = {}
+        jobs = {
+            "src": (self.faces.encode_src, self.faces.draw_src, "src_warped"),
+            "dst": (self.faces.encode_dst, self.faces.draw_dst, "dst_warped"),
+            "swap": (self.faces.encode_swap, self.faces.draw_swap, "dst_warped"),
+        }
+        with self.precision.forward():
+            for name, (encode, draw, field) in jobs.items():
+                if field in batch:
+                    image, mask = draw(encode(batch[field]))
+                    drawn[name], drawn[f"{name}_mask"] = image.float(), mask.float()
+        return drawn
+
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return PSNR in dB under the true masks, and the overlap of masks; of swaps where the true ones are known."""
+        sums = FigureSums()
+        for batch in batches:
+            drawn = self.redraw(batch)
+            for side, name in (("src", "source"), ("dst", "destination"), ("swap", "swap")):
+                if f"{side}_mask" not in batch:
+                    continue
+                mask = batch[f"{side}_mask"]
+                sums.add(f"{name}_psnr", peak_signal_to_noise(drawn[side] * mask, batch[f"{side}_target"] * mask))
+                sums.add_overlap(f"{name}_mask_iou", drawn[f"{side}_mask"], mask)
+        return sums.result()
+
+    def preview(self, batch: Batch) -> Tensor | None:
+        """Return a row of `preview_columns` tiles per sample."""
+        count = self.settings.preview_count
+        few = {name: value[:count] for name, value in batch.items()}
+        return self.tiles(few, self.redraw(few), ("src", "dst"))
+
+    def tiles(self, batch: Batch, drawn: Mapping[str, Tensor], sides: Sequence[str]) -> Tensor:
+        """Return the rows of a preview: each side with its redrawing, then the swap in four pictures."""
+        target, swap = batch["dst_target"], drawn["swap"]
+        mask = drawn["swap_mask"]
+        if "dst_mask" in drawn:
+            mask = mask * drawn["dst_mask"]  # what both drawings call face is replaced, as DeepFaceLab's merger does
+        columns = []
+        for side in sides:
+            # Outside its mask a drawing is not trained: shown, it would only distract.
+            columns += [batch[f"{side}_target"], drawn[side] * drawn[f"{side}_mask"]]
+        columns += [swap * drawn["swap_mask"], target + (swap - target) * mask]
+        columns += [picture.expand_as(target) for picture in (drawn["swap_mask"], drawn["dst_mask"])]
+        return torch.stack(columns, dim=1).flatten(0, 1).clamp(0, 1)
+
+    def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
+        """Swap destination faces, given as `image` or as a whole batch; return grids, swaps and masks."""
+        assert batch is not None, "a face swap is made from pictures"
+        if "dst_target" not in batch:
+            batch = {**batch, "dst_target": batch["image"], "dst_warped": batch["image"]}
+        drawn = self.redraw(batch)
+        sides = ("src", "dst") if "src" in drawn else ("dst",)
+        figures = {}
+        for index in range(len(drawn["swap"])):
+            figures[f"swap-{index:04d}"] = drawn["swap"][index : index + 1].clamp(0, 1)
+            figures[f"mask-{index:04d}"] = drawn["swap_mask"][index : index + 1].expand(-1, 3, -1, -1)
+        outputs = torch.cat((drawn["swap"], drawn["swap_mask"]), dim=1)
+        return Inference(
+            tiles=self.tiles(batch, drawn, sides), columns=4 + 2 * len(sides), outputs=outputs, figures=figures
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing beyond the modules."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing beyond the modules."""
+
+
+def build(
+    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+) -> FaceSwap:
+    """Build the task around `autoencoder` and whichever discriminators the model has."""
+    for side in ("src", "dst"):
+        data.require(f"{side}_warped", "task face_swap")
+    return FaceSwap(settings, model_settings, modules, precision)

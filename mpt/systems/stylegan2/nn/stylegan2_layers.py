@@ -1,0 +1,172 @@
+"""The layers of StyleGAN2: equalised learning rate, modulation and demodulation, and what half precision needs of them.
+
+Weights are kept with unit variance and scaled where they are used. Four measures make the convolutions safe in
+float16 without a loss scale: activations are clamped (`conv_clamp`), and where the arithmetic is float16 and
+demodulation cancels the factor anyway, weights are divided by their largest entry per output channel and styles by
+their largest per sample, and the demodulation coefficients are computed in float32. Every weight is cast to its
+input's dtype where it is used, so the same layers run under autocast, with half weights, or with a dtype per block
+(`mpt.precision.native`).
+
+Modulation scales the input and the output of one shared convolution instead of making a kernel per sample: the same
+function, with less memory.
+
+Shapes: b batch, c channels, h height, w width, d style dimension; o, i, k: a weight's outputs, inputs and kernel
+size. Source: Karras et al. 2020 (StyleGAN2) sections 2-3; Karras et al. 2020 (ADA) appendix D for the half precision.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpt.systems.stylegan2.nn.resampling import Blur
+
+
+def activate(x: Tensor) -> Tensor:
+    """Apply leaky ReLU with slope 0.2 and the gain that keeps the variance."""
+    return F.leaky_relu(x, 0.2) * math.sqrt(2)
+
+
+def computes_in_float16(x: Tensor) -> bool:
+    """Return whether a convolution of x runs in float16, by its dtype or by autocast."""
+    if x.dtype == torch.float16:
+        return True
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return False
+    return torch.get_autocast_dtype(device) == torch.float16
+
+
+class EqualLinear(nn.Module):
+    """A linear layer whose weight is stored with deviation 1 / lr_multiplier and scaled at run time."""
+
+    def __init__(
+        self, inputs: int, outputs: int, lr_multiplier: float = 1.0, bias: float = 0.0, activated: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) / lr_multiplier)
+        self.bias = nn.Parameter(torch.full((outputs,), bias / lr_multiplier))
+        self.gain, self.lr_multiplier, self.activated = lr_multiplier / math.sqrt(inputs), lr_multiplier, activated
+
+    def forward(self, x_bd: Tensor) -> Tensor:
+        weight, bias = (self.weight * self.gain).to(x_bd.dtype), (self.bias * self.lr_multiplier).to(x_bd.dtype)
+        y = F.linear(x_bd, weight, bias)
+        return activate(y) if self.activated else y
+
+
+class EqualConv(nn.Module):
+    """A convolution of the discriminator, optionally filtered and strided to half the size, activated and clamped."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        halves: bool = False,
+        bias: bool = True,
+        activated: bool = True,
+        clamp: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+        self.scale, self.activated, self.clamp = 1 / math.sqrt(inputs * kernel**2), activated, clamp
+        self.blur = Blur() if halves else None
+
+    def forward(self, x_bchw: Tensor, gain: float = 1.0) -> Tensor:
+        weight = (self.weight * self.scale).to(x_bchw.dtype)
+        kernel = weight.shape[-1]
+        if self.blur is None:
+            y = F.conv2d(x_bchw, weight, padding=kernel // 2)
+        elif kernel == 1:
+            y = F.conv2d(self.blur.downsample(x_bchw), weight)
+        else:
+            y = F.conv2d(self.blur.filter(x_bchw, (2, 2, 2, 2)), weight, stride=2)
+        if self.bias is not None:
+            y = y + self.bias.to(y.dtype)[:, None, None]
+        y = (activate(y) if self.activated else y) * gain
+        return clamp(y, self.clamp, gain)
+
+
+class StyledConv(nn.Module):
+    """A modulated convolution, optionally to twice the size, with noise, bias and activation."""
+
+    def __init__(
+        self, inputs: int, outputs: int, style_size: int, doubles: bool = False, clamp: float | None = None
+    ) -> None:
+        super().__init__()
+        self.affine = EqualLinear(style_size, inputs, bias=1.0)
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, 3, 3))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.noise_strength = nn.Parameter(torch.zeros(()))
+        self.clamp = clamp
+        self.blur = Blur() if doubles else None
+
+    def forward(self, x_bchw: Tensor, style_bd: Tensor, noise_b1hw: Tensor | None) -> Tensor:
+        style_bi, weight_oikk = self.affine(style_bd).float(), self.weight.float()
+        if computes_in_float16(x_bchw):
+            # Demodulation undoes both factors exactly; without them products of large styles leave float16's range.
+            fan_in = weight_oikk[0].numel()
+            weight_oikk = weight_oikk / (math.sqrt(fan_in) * weight_oikk.abs().amax((1, 2, 3), keepdim=True))
+            style_bi = style_bi / style_bi.abs().amax(1, keepdim=True)
+        demodulation_bo = demodulate(weight_oikk, style_bi)
+        x = x_bchw * style_bi.to(x_bchw.dtype)[:, :, None, None]
+        weight = weight_oikk.to(x.dtype)
+        if self.blur is None:
+            y = F.conv2d(x, weight, padding=1)
+        else:
+            y = self.blur.filter(F.conv_transpose2d(x, weight.transpose(0, 1), stride=2), (1, 1, 1, 1), gain=4.0)
+        y = y * demodulation_bo.to(y.dtype)[:, :, None, None]
+        if noise_b1hw is not None:
+            y = y + (noise_b1hw * self.noise_strength).to(y.dtype)
+        y = activate(y + self.bias.to(y.dtype)[:, None, None])
+        return clamp(y, self.clamp)
+
+
+class ToImage(nn.Module):
+    """A modulated 1x1 convolution to image channels, without demodulation; its output is float32."""
+
+    def __init__(self, inputs: int, channels: int, style_size: int, clamp: float | None = None) -> None:
+        super().__init__()
+        self.affine = EqualLinear(style_size, inputs, bias=1.0)
+        self.weight = nn.Parameter(torch.randn(channels, inputs, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.scale, self.clamp = 1 / math.sqrt(inputs), clamp
+
+    def forward(self, x_bchw: Tensor, style_bd: Tensor) -> Tensor:
+        style_bi = self.affine(style_bd).float() * self.scale
+        x = x_bchw * style_bi.to(x_bchw.dtype)[:, :, None, None]
+        y = F.conv2d(x, self.weight.to(x.dtype)) + self.bias.to(x.dtype)[:, None, None]
+        return clamp(y, self.clamp).float()
+
+
+def demodulate(weight_oikk: Tensor, style_bi: Tensor) -> Tensor:
+    """Return float32 (b, o): one over the norm of each sample's modulated weights.
+
+    A matrix product of squares; a kernel per sample would take b times the weight's memory for the same numbers.
+    """
+    with torch.autocast(weight_oikk.device.type if weight_oikk.device.type != "meta" else "cpu", enabled=False):
+        energy_oi = weight_oikk.float().square().sum((2, 3))
+        return (style_bi.float().square() @ energy_oi.T + 1e-8).rsqrt()
+
+
+def clamp(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
+    """Clamp to the limit times the layer's gain."""
+    return x if limit is None else x.clamp(-limit * gain, limit * gain)
+
+
+def batch_deviation(x_bchw: Tensor, group: int = 4) -> Tensor:
+    """Append one channel: the features' standard deviation over groups of samples, averaged; computed in float32.
+
+    A group is the largest divisor of the batch up to `group`. It shows the discriminator a lack of variety.
+    """
+    count, _, height, width = x_bchw.shape
+    size = max(divisor for divisor in range(1, min(group, count) + 1) if count % divisor == 0)
+    grouped = x_bchw.float().reshape(size, -1, *x_bchw.shape[1:])
+    variance = (grouped - grouped.mean(0)).square().mean(0)
+    deviation = (variance + 1e-8).sqrt().mean((1, 2, 3)).repeat(size)
+    plane = deviation.reshape(-1, 1, 1, 1).expand(-1, 1, height, width)
+    return torch.cat((x_bchw, plane.to(x_bchw.dtype)), dim=1)

@@ -1,0 +1,256 @@
+"""StyleGAN2's game: the GAN task with lazy regularisers, style mixing, adaptive augmentation and its own average.
+
+Phases: `gen`, `gen_path` (path length, every 4th step on half a batch), `disc`, `disc_r1` (R1, every 16th). Both
+regularisers share their network's optimizer, whose rate and decays are scaled for it (k / (k + 1) for every k-th
+step), and have their loss multiplied by k. They are exempt from loss scaling and run in float32 under amp and O1:
+with them scaled, training is known to diverge (mmgeneration's experiments on FFHQ). Under `precision.mode: native`
+the blocks keep their own dtypes, as in the original.
+
+Source: Karras et al. 2020 (StyleGAN2), section 3 and appendix B; Karras et al. 2020 (ADA), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mpt.config.options import GenerativeOptions, Options
+from mpt.data.seeds import mix
+from mpt.losses import adversarial
+from mpt.nn.generative_mlp import Judgement
+from mpt.seams import Batch, DataSpec, Loss, Phase, Precision
+from mpt.systems.stylegan2.nn.adaptive_augment import DRAWS, AdaptiveAugment
+from mpt.systems.stylegan2.nn.stylegan2 import Generator
+from mpt.tasks import gan
+from mpt.tasks.average import follow, make_twin
+
+TEST_SAMPLES = gan.TEST_SAMPLES
+ADA_INTERVAL = 4
+SAMPLE_CHUNK = 32
+NOISE = 2
+"""Told apart from the seeds of latents and runs."""
+
+
+class Settings(GenerativeOptions):
+    """How the game is played. The defaults are those of the 256-pixel configuration."""
+
+    r1_gamma: float = Field(1.0, ge=0)
+    """Weight of R1, 0 is without; 0.0002 * image_size^2 / batch_size is where to start."""
+    r1_every: int = Field(16, ge=1)
+    """Steps from one R1 phase to the next; its loss is multiplied by as much."""
+    path_weight: float = Field(2.0, ge=0)
+    """Weight of the path length penalty; 0 is without."""
+    path_every: int = Field(4, ge=1)
+    """Steps from one path length phase to the next; its loss is multiplied by as much."""
+    path_decay: float = Field(0.01, gt=0, le=1)
+    """Share by which the mean path length moves at each of them."""
+    style_mixing: float = Field(0.9, ge=0, le=1)
+    """Probability that a sample's later layers get another latent's style."""
+    ada_target: float | None = Field(None, gt=0, lt=1)
+    """Mean sign of real scores to hold by augmenting; 0.6 is usual for small data sets, null is without."""
+    ada_kimg: float = Field(500.0, gt=0)
+    """Thousands of images in which the probability may go from 0 to 1."""
+    ema_kimg: float = Field(10.0, gt=0)
+    """Half-life of the averaged generator, in thousands of images."""
+    ema_rampup: float = Field(0.05, gt=0)
+    """The half-life is at most this share of the images seen."""
+    objective: Literal["nonsaturating", "hinge", "wasserstein"] = "nonsaturating"
+    """What the two play for."""
+
+
+class StyleGan2(gan.Gan):
+    """Train a StyleGAN2 `gen` against `disc`."""
+
+    gen: Generator
+
+    def __init__(
+        self,
+        settings: Settings,
+        model_settings: Options,
+        modules: Mapping[str, nn.Module],
+        data: DataSpec,
+        precision: Precision,
+    ) -> None:
+        shared = {name: getattr(settings, name) for name in GenerativeOptions.model_fields}
+        game = gan.Settings(objective=settings.objective, **shared)
+        super().__init__(game, model_settings, modules, data, precision)
+        self.style = settings
+        self.modules["gen_ema"] = make_twin(self.gen)
+        device = self.balance.device
+        self.augment: AdaptiveAugment | None = None
+        if settings.ada_target is not None:
+            self.augment = AdaptiveAugment().to(device)
+            self.modules["augment"] = self.augment
+        self.path_mean = torch.zeros((), device=device)
+        self.signs = torch.zeros(2, device=device)  # sum and number of the signs of real scores
+        self.lengths: list[tuple[Tensor, int]] = []
+        self.batch_size = 0
+        self.r1 = precision.loss(adversarial.real_gradient_penalty)
+        self.measure_paths = precision.loss(self._measure_paths)
+
+    def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
+        """Return up to four phases, and scale each optimizer for the regulariser that it also serves."""
+        style = self.style
+        phases = [Phase("gen", self.gen, optimizers["gen"], self.gen_losses)]
+        if style.path_weight:
+            make_lazy(optimizers["gen"], style.path_every)
+            path = Phase("gen_path", self.gen, optimizers["gen"], self.path_losses, style.path_every, scaled=False)
+            phases.append(path)
+        phases.append(Phase("disc", self.disc, optimizers["disc"], self.disc_losses))
+        if style.r1_gamma:
+            make_lazy(optimizers["disc"], style.r1_every)
+            phases.append(Phase("disc_r1", self.disc, optimizers["disc"], self.r1_losses, style.r1_every, scaled=False))
+        return phases
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        """Add latents, style mixing, noise and augmentation draws; the path phase gets half a batch and no images."""
+        image = batch["image"]
+        self.batch_size = len(image)
+        drawn: Batch = {}
+        if phase.name == "gen_path":
+            self.lengths = []
+            drawn = self._draw_styles(max(1, len(image) // 2), image.device)
+            return {**drawn, "projection": torch.randn(len(drawn["latent"]), *image.shape[1:], device=image.device)}
+        if phase.name in ("disc", "disc_r1"):
+            drawn["image"] = image
+        if phase.name in ("gen", "disc"):
+            drawn |= self._draw_styles(len(image), image.device)
+        if self.augment is not None:
+            for kind in ("real", "fake"):
+                drawn[f"augment_{kind}"] = torch.rand(len(image), DRAWS, device=image.device)
+        return drawn
+
+    def _draw_styles(self, count: int, device: torch.device) -> Batch:
+        synthesis = self.gen.synthesis
+        layers = synthesis.style_count
+        crossover = torch.randint(1, layers, (count,), device=device)
+        mixes = torch.rand(count, device=device) < self.style.style_mixing
+        return {
+            "latent": torch.randn(count, self.latent_size, device=device),
+            "other": torch.randn(count, self.latent_size, device=device),
+            "crossover": torch.where(mixes, crossover, torch.full_like(crossover, layers)),
+            "noise": torch.randn(count, synthesis.noise_size, device=device),
+        }
+
+    def fake_side(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Return generated images in [-1, 1]."""
+        return (self.gen(batch["latent"], batch["noise"], batch["other"], batch["crossover"]),)
+
+    def judge(self, side: tuple[Tensor, ...], batch: Batch, real: bool) -> Judgement:
+        """Return the scores of images, augmented where that is on."""
+        (image,) = side
+        if self.augment is not None:
+            image = self.augment(image, batch["augment_real" if real else "augment_fake"])
+        return Judgement(self.disc(image))
+
+    def _disc_loss(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> Tensor:
+        verdict = self.judge(side, batch, real=kind == "real")
+        if kind == "fake":
+            return self.parts.fake(verdict.score)
+        if self.augment is not None:
+            signs = verdict.score.detach().sign().float()
+            self.signs = self.signs + torch.stack([signs.sum(), torch.full_like(signs[0], len(signs))])
+        return self.parts.real(verdict.score)
+
+    def path_losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield the path length penalty, weighted for how seldom it comes."""
+        lengths = self.measure_paths(batch)
+        self.lengths.append((lengths.detach().mean(), len(lengths)))
+        penalty = adversarial.path_length_penalty(lengths, self._next_path_mean())
+        yield Loss("loss", self.style.path_weight * self.style.path_every * penalty)
+
+    def _measure_paths(self, batch: Batch) -> Tensor:
+        styles = self.gen.styles(batch["latent"], batch["other"], batch["crossover"])
+        image = self.gen.synthesis(styles, batch["noise"])
+        return adversarial.path_lengths(image, styles, batch["projection"])
+
+    def _next_path_mean(self) -> Tensor:
+        mean: Tensor = gan.weighted_mean(self.lengths)
+        return adversarial.keep_finite(self.path_mean.lerp(mean, self.style.path_decay), self.path_mean)
+
+    def r1_losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield R1 at real images, weighted for how seldom it comes."""
+        image = self.to_network(batch["image"])
+        penalty = self.r1(lambda x: self.judge((x,), batch, real=True).score, image)
+        yield Loss("loss", 0.5 * self.style.r1_gamma * self.style.r1_every * penalty)
+
+    @torch.no_grad()
+    def after_step(self, step: int, samples_seen: int) -> None:
+        """Move the mean path length, the augmentation's probability and the averaged generator."""
+        style = self.style
+        self.advice.steps_done = step
+        if self.lengths:
+            self.path_mean, self.lengths = self._next_path_mean(), []
+        if self.augment is not None and style.ada_target is not None and (step + 1) % ADA_INTERVAL == 0:
+            change = ADA_INTERVAL * self.batch_size / (style.ada_kimg * 1000)
+            self.augment.steer(self.signs[0] / self.signs[1].clamp_min(1), style.ada_target, change)
+            self.signs = torch.zeros_like(self.signs)
+        half_life = min(style.ema_kimg * 1000, samples_seen * style.ema_rampup)
+        follow(self.modules["gen_ema"], self.gen, 0.5 ** (self.batch_size / max(half_life, 1e-8)))
+
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return the figures of quality, the mean path length and the probability of augmentation."""
+        figures = super().evaluate(batches)
+        if self.style.path_weight:
+            figures["path_length"] = float(self.path_mean)
+        if self.augment is not None:
+            figures["augment_probability"] = float(self.augment.probability)
+        return figures
+
+    def remedy(self) -> str:
+        """Return the setting to try first that this game has and does not use yet."""
+        if self.augment is None:
+            return "task.ada_target=0.6"
+        return f"task.r1_gamma={10 * self.style.r1_gamma or 1:g}"
+
+    @torch.no_grad()
+    def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
+        """Return images in [0, 1] from the averaged generator, with noise that depends on the sample's number."""
+        gen = self.modules["gen_ema"]
+        assert isinstance(gen, Generator)
+        mean = gen.mean_style() if truncation < 1 else None
+        images = []
+        for start in range(0, len(latent_bz), SAMPLE_CHUNK):
+            chunk = latent_bz[start : start + SAMPLE_CHUNK]
+            numbers = range(first + start, first + start + len(chunk))
+            noise = torch.stack([draw_noise(gen.synthesis.noise_size, number) for number in numbers])
+            with self.precision.forward():
+                image = gen(chunk, noise.to(chunk.device), mean_style_d=mean, truncation=truncation)
+            images.append(self.to_image(image))
+        return torch.cat(images)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the mean path length and the signs counted since the last change of the probability."""
+        return {"path_mean": self.path_mean, "signs": self.signs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        device = self.path_mean.device
+        self.path_mean, self.signs = state["path_mean"].to(device), state["signs"].to(device)
+
+
+def draw_noise(size: int, seed: int) -> Tensor:
+    """Return (size,) normal numbers that depend on the seed alone."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(mix(NOISE, seed)))
+
+
+def make_lazy(optimizer: Optimizer, every: int) -> None:
+    """Scale rate and decays for an optimizer that takes one more step in `every`; the loop applies "lr_scale"."""
+    ratio = every / (every + 1)
+    for group in optimizer.param_groups:
+        group["lr_scale"] = ratio
+        group["lr"] = group["lr"] * ratio
+        if "betas" in group:
+            group["betas"] = tuple(beta**ratio for beta in group["betas"])
+
+
+def build(
+    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+) -> StyleGan2:
+    """Build the task around StyleGAN2's `gen` and `disc`."""
+    return StyleGan2(settings, model_settings, modules, data, precision)

@@ -1,0 +1,149 @@
+"""Run as a program: what the fake device does under autocast, as JSON on the last line.
+
+Operators of the header's lists are called under autocast with tensors of the fake GPU, and the dtype of the result is
+noted. A program of its own, since the device is registered for good.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+from mpt.planner import fake_device, routes, run_fake
+from mpt.planner.fake_mode import LeanFakeMode
+from mpt.planner.gpus import find_gpu
+from mpt.planner.trace import Recorder
+from tests.planner.configs import DIGITS, make
+
+HALF, FULL = torch.float16, torch.float32
+
+
+def calls(x: Any, w: Any) -> dict[str, Any]:
+    """A call for operators of every list: name -> function."""
+    image, kernel = x.view(1, 4, 4, 4), w.view(4, 4, 1, 1)
+    return {
+        "mm": lambda: x @ w,
+        "linear": lambda: F.linear(x, w),
+        "conv2d": lambda: F.conv2d(image, kernel),
+        "conv_transpose2d": lambda: F.conv_transpose2d(image, kernel),
+        "bmm": lambda: torch.bmm(x.view(1, 16, 4), w.view(1, 4, 4)),
+        "einsum": lambda: torch.einsum("ij,jk->ik", x, w),
+        "sdpa": lambda: F.scaled_dot_product_attention(*(x.view(1, 1, 4, 16),) * 3),
+        "exp": lambda: x.exp(),
+        "pow": lambda: x**2,
+        "layer_norm": lambda: F.layer_norm(x, (4,)),
+        "group_norm": lambda: F.group_norm(image, 2),
+        "mse_loss": lambda: F.mse_loss(x, x),
+        "interpolate": lambda: F.interpolate(image, scale_factor=2),
+        "softmax": lambda: x.softmax(-1),
+        "log_softmax": lambda: x.log_softmax(-1),
+        "sum": lambda: x.sum(),
+        "cumsum": lambda: x.cumsum(0),
+        "norm": lambda: torch.norm(x),
+        "relu": lambda: x.relu(),
+        "add": lambda: x + x,
+        "addcmul": lambda: torch.addcmul(x, x, x.float()),
+        "batch_norm": lambda: F.batch_norm(image, None, None, training=True),
+    }
+
+
+def trace_under(mode: Any) -> Any:
+    """Return what a DCGAN's steps allocate, and their operators, under a fake mode."""
+    run_fake.LeanFakeMode = mode  # type: ignore[misc]
+    run = run_fake.trace_config(make("dcgan", "amp", 8), DIGITS, 8, find_gpu("rtx3060"), None)
+    storages = [(s.size, s.category, s.module, s.operator) for s in run.trace.storages]
+    return storages, run.trace.events, run.work.operators
+
+
+def main() -> None:
+    """Print the observations."""
+    warnings.simplefilter("ignore")
+    registered = fake_device.register()
+    routes.register()
+    lists = fake_device.read_operator_lists(fake_device.header_path().read_text())
+    missing = [
+        f"{name}.{overload}"
+        for entries in lists.values()
+        for name, overload in entries
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(
+            f"aten::{name}" + ("" if overload == "default" else f".{overload}"), "AutocastPrivateUse1"
+        )
+    ]
+    dtypes: dict[str, dict[str, str]] = {}
+    out: dict[str, Any] = {"registered": registered, "missing": missing, "lists": {k: len(v) for k, v in lists.items()}}
+    with FakeTensorMode():
+        for given in (HALF, FULL):
+            x = torch.zeros(16, 4, device="fgpu:0", dtype=given)
+            w = torch.zeros(4, 4, device="fgpu:0", dtype=given)
+            with torch.autocast("fgpu", HALF):
+                dtypes[str(given)[6:]] = {name: str(call().dtype)[6:] for name, call in calls(x, w).items()}
+        out["dtypes"] = dtypes
+        weight = nn.Parameter(torch.zeros(4, 4, device="fgpu:0"))
+        x = torch.zeros(4, 4, device="fgpu:0")
+        recorder = Recorder("fgpu")
+        casts: list[Any] = []
+        with recorder.recording(), fake_device.listen_to_casts(casts.append):
+            with torch.autocast("fgpu", HALF):
+                _ = (F.linear(x, weight), F.linear(x, weight), F.linear(x, weight * 1))
+            out["casts_in_one_region"] = len(casts)
+            with torch.autocast("fgpu", HALF):
+                _ = F.linear(x, weight)
+            out["casts_in_two_regions"] = len(casts)
+        out["cache_left"] = len(fake_device._weight_casts)
+        try:
+            with torch.autocast("fgpu", HALF):
+                F.binary_cross_entropy(x, x)
+            out["banned"] = ""
+        except RuntimeError as error:
+            out["banned"] = str(error)
+        out["attention"] = {}
+        for name, capability, dtype, size, mask in (
+            ("flash", (8, 6), HALF, 64, None),
+            ("efficient_turing", (7, 5), HALF, 64, None),
+            ("efficient_float32", (8, 6), FULL, 64, None),
+            ("efficient_mask", (8, 6), HALF, 64, True),
+            ("math_odd_head", (8, 6), FULL, 63, None),
+        ):
+            routes.target.capability = capability
+            q = torch.zeros(1, 2, 32, size, device="fgpu:0", dtype=dtype, requires_grad=True)
+            bias = torch.zeros(32, 32, device="fgpu:0", dtype=torch.bool) if mask else None
+            seen: list[str] = []
+            recorder = Recorder("fgpu", observer=lambda func, a, k, r, seen=seen: seen.append(func._schema.name))
+            with recorder.recording():
+                F.scaled_dot_product_attention(q, q, q, attn_mask=bias).sum().backward()
+            out["attention"][name] = sorted({op for op in seen if "attention" in op or "softmax" in op})
+        lstm_in = torch.zeros(3, 5, 4, device="fgpu:0", requires_grad=True)
+        with torch.device("fgpu:0"):
+            lstm = nn.LSTM(4, 6, 2, batch_first=True)
+        lstm(lstm_in)[0].sum().backward()
+        out["lstm_gradient"] = list(lstm.weight_ih_l0.grad.shape)
+        silu: list[str] = []
+        recorder = Recorder("fgpu", observer=lambda func, a, k, r: silu.append(func._schema.name))
+        with recorder.recording():
+            F.silu(torch.zeros(4, device="fgpu:0", requires_grad=True)).sum().backward()
+        added: list[str] = []
+        recorder = Recorder("fgpu", observer=lambda func, a, k, r: added.append(func._schema.name))
+        with recorder.recording():
+            _ = (x + x).device
+        out["operators_of_an_addition"] = added
+        out["silu_is_one_kernel"] = "aten::silu_backward" in silu and "aten::sigmoid" not in silu
+    lean = trace_under(LeanFakeMode)
+    before = FakeTensorMode.cache_misses
+    out["lean_trace_is_torchs"] = trace_under(FakeTensorMode) == lean
+    out["torchs_mode_keeps_results_of_its_own"] = FakeTensorMode.cache_misses - before > 100
+    before = FakeTensorMode.cache_misses
+    trace_under(LeanFakeMode)
+    out["results_made_again"] = FakeTensorMode.cache_misses - before
+    out["split_operators"] = sorted(routes.find_split_operators())
+    out["warnings"] = routes.unknown_routes()
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""`mpt plan` as a user types it: output, patch, picture and exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import pytest
+import yaml
+
+from mpt.commands import plan
+from mpt.commands.arguments import PlanArguments
+from mpt.config.load import load_config
+from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import Gpu
+from mpt.planner.session import Session
+
+CONFIG = """
+model: {name: tests.planner.models:UNet, image_size: 16, channels: 1}
+dataset: {name: digits, image_size: 16}
+precision: fp32
+optimizer: {name: adam}
+train: {batch_size: 256}
+"""
+FEW_TRICKS = ({}, {"recompute": "all"}, {"micro_batch": 64, "optimizer_in_backward": True})
+"""The last clashes: it must be left out and counted."""
+
+
+class Shared:
+    """Stands for the command's session: one planning process serves all tests, since importing torch is most of it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __call__(self, gpu: Gpu, calibration: Calibration, allow: Sequence[str] = (), workers: int = 1) -> Self:
+        self.session.gpu, self.session.calibration, self.session.allow = gpu, calibration, list(allow)
+        return self
+
+    def __enter__(self) -> Session:
+        return self.session
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+@pytest.fixture
+def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanArguments]:
+    before = session.gpu, session.calibration, session.allow
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(plan, "Session", Shared(session))
+    monkeypatch.setattr("mpt.planner.search.SINGLE", FEW_TRICKS)
+    monkeypatch.setattr("mpt.planner.search.PAIRS", ())
+    monkeypatch.setattr("mpt.planner.search.SPLIT", ({},))
+    path = tmp_path / "unet.yaml"
+    path.write_text(CONFIG)
+    yield PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))
+    session.gpu, session.calibration, session.allow = before
+
+
+def with_vram(arguments: PlanArguments, vram: str | None, **more: object) -> PlanArguments:
+    output = arguments.output if vram else None
+    return PlanArguments(**{**vars(arguments), "vram": vram, "output": output, **more})  # type: ignore[arg-type]
+
+
+def test_without_a_budget_the_plan_is_printed_against_the_whole_card(
+    arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run(with_vram(arguments, None))
+    printed = capsys.readouterr().out
+    for words in (
+        "allocated",
+        "reserved",
+        "fits in 6,144 MiB",
+        "largest batch",
+        "activations",
+        "net.first",
+        "phase net",
+    ):
+        assert words in printed
+
+
+def test_a_budget_gives_a_patch_that_fits_and_a_picture(
+    arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run(with_vram(arguments, None, json=True))
+    whole = json.loads(capsys.readouterr().out)["plan"]
+    budget = (whole["context_bytes"] + int(0.7 * whole["reserved"])) // 2**20
+    plan.run(with_vram(arguments, f"{budget}MiB", json=True))
+    told = json.loads(capsys.readouterr().out)
+    assert told["plan"]["fits"] is False
+    assert any("optimizer_in_backward" in one["reason"] for one in told["refused"])
+    best = told["recipes"][0]
+    assert best["fits"]
+    assert best["total_bytes"] <= budget * 2**20
+    assert all(recipe["cost"] for recipe in told["recipes"])
+    patch, picture = (Path(path) for path in told["written"])
+    assert yaml.safe_load(patch.read_text()) == best["patch"]
+    assert picture.stat().st_size > 10_000
+    # The patch is one that `mpt train --with` accepts, and planning with it gives the promised figure.
+    assert load_config(arguments.config, patches=[patch], allow=["tests"])
+    plan.run(with_vram(arguments, None, patches=(patch,), json=True))
+    again = json.loads(capsys.readouterr().out)["plan"]
+    assert again["reserved"] == best["reserved"]
+
+
+def test_recipes_are_told_with_their_costs_and_the_command_that_trains_the_first(
+    arguments: PlanArguments, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    plan.run(with_vram(arguments, "500MiB", overrides=("train.batch_size=512", "memory.micro_batch=256")))
+    printed = capsys.readouterr().out
+    assert "fastest that fit in 500 MiB" in printed
+    assert "recompute all" in printed
+    assert "refused: " in printed
+    command = f"  mpt train {arguments.config} train.batch_size=512 memory.micro_batch=256 --allow tests --with"
+    assert any(line.startswith(command) for line in printed.splitlines())
+    assert all(len(line) <= 80 for line in printed.splitlines() if "mpt train" not in line)
+    assert Path(arguments.output or "").read_text().startswith(f"# {command.strip()}")
+
+
+def test_when_nothing_fits_the_smallest_is_named_and_the_exit_code_is_7(arguments: PlanArguments) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"the smallest of \d+ recipes found needs .* MiB \(") as refused:
+        plan.run(with_vram(arguments, "453MiB", overrides=("train.batch_size=2",)))
+    assert refused.value.exit_code == 7
+    assert not Path(arguments.output or "").exists()
+
+
+def test_a_budget_below_the_weights_is_refused_at_once(arguments: PlanArguments) -> None:
+    with pytest.raises(MemoryBudgetError, match="the weights in half precision"):
+        plan.run(with_vram(arguments, "300MiB"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": "rtx2061", "output": None}, "nearest: "),
+        ({"vram": "six"}, "6GiB"),
+        ({}, "--output: .* add --vram"),
+    ],
+)
+def test_bad_arguments_are_answered_before_any_planning(
+    arguments: PlanArguments, changes: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan.run(PlanArguments(**{**vars(arguments), **changes}))  # type: ignore[arg-type]
+
+
+def test_a_patch_that_is_planned_with_is_not_written_over(
+    arguments: PlanArguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = tmp_path / "plan.yaml"
+    given.write_text("memory: {micro_batch: 32}\n")
+    plan.run(with_vram(arguments, "6GiB", output=None, patches=(Path("plan.yaml"),)))
+    assert given.read_text() == "memory: {micro_batch: 32}\n"
+    assert "plan-2.yaml" in capsys.readouterr().out
+    assert (tmp_path / "plan-2.yaml").is_file()
+    with pytest.raises(ConfigError, match="name another file"):
+        plan.run(with_vram(arguments, "6GiB", output=str(given), patches=(Path("plan.yaml"),)))
+
+
+@pytest.mark.parametrize("output", [".", "missing/plan.yaml"])
+def test_a_patch_that_cannot_be_written_is_told_before_any_planning(
+    arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.setattr(plan, "load_config", lambda *args, **kwargs: pytest.fail("planned"))
+    with pytest.raises(InputOutputError, match="cannot be written"):
+        plan.run(with_vram(arguments, "6GiB", output=output))
+
+
+def test_auto_needs_a_gpu_in_this_machine(arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        plan.run(with_vram(arguments, None, gpu="auto"))
+
+
+def test_calibrating_with_a_run_on_a_cpu_is_refused(arguments: PlanArguments, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(CONFIG)
+    (run / "env.json").write_text('{"devices": []}')
+    (run / "summary.json").write_text('{"peak_memory": {"kind": "tracked"}}')
+    with pytest.raises(ConfigError, match="no measured peak of a GPU"):
+        plan.run(PlanArguments(config=None, calibrate=str(run), runs=str(tmp_path / "runs")))
+
+
+def test_calibrating_with_a_run_on_a_gpu_keeps_what_it_teaches(
+    arguments: PlanArguments, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(CONFIG)
+    (run / "env.json").write_text('{"devices": [{"name": "NVIDIA GeForce RTX 2060"}]}')
+    peak = {"kind": "cuda", "peak_bytes": 2**30, "reserved_bytes": 2**30 + 2**27}
+    (run / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    plan.run(PlanArguments(config=None, calibrate=str(run), runs=str(tmp_path / "runs"), allow=("tests",)))
+    assert "rtx2060: planned" in capsys.readouterr().out
+    plan.run(with_vram(arguments, None, json=True))
+    told = json.loads(capsys.readouterr().out)
+    assert told["calibration"]["source"] == str(run)
+    assert told["calibration"]["time_factor"] > 1

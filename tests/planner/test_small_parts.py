@@ -1,0 +1,187 @@
+"""Budgets, GPUs, batch fits, calibrations and pictures: the parts of the planner that need no torch device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpt.errors import ConfigError
+from mpt.planner.batch_fit import fit, largest_batch
+from mpt.planner.budget import describe_bytes, parse_budget
+from mpt.planner.calibration import (
+    Calibration,
+    Measurement,
+    calibration_path,
+    learn,
+    load_calibration,
+    read_measurement,
+    save_calibration,
+)
+from mpt.planner.gpus import TABLE, find_gpu, installed_gpu
+from mpt.planner.replay import peak_live, replay, split_at, timeline
+from mpt.planner.timeline import write_timeline
+from mpt.planner.trace import Span, Storage, Trace
+
+GIB = 2**30
+MIB = 2**20
+
+
+@pytest.mark.parametrize("text", ["6GiB", "6GB", "6144MiB", "6g", " 6 gib ", "6.0 GiB", "6144MB"])
+def test_budgets_are_read_as_people_write_them(text: str) -> None:
+    assert parse_budget(text) == 6 * GIB
+
+
+@pytest.mark.parametrize("text", ["", "lots", "6 apples", "-6GiB", "6", "1KiB", "nan", "6GiB6"])
+def test_a_budget_that_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="6GiB"):
+        parse_budget(text)
+
+
+def test_bytes_are_printed_in_the_unit_that_suits() -> None:
+    assert describe_bytes(6 * GIB) == "6,144 MiB"
+    assert describe_bytes(24 * GIB) == "24.0 GiB"
+
+
+@pytest.mark.parametrize("name", ["rtx2060", "RTX 2060", "NVIDIA GeForce RTX 2060", "2060", "rtx-2060"])
+def test_a_gpu_is_found_by_any_of_its_names(name: str) -> None:
+    assert find_gpu(name).name == "rtx2060"
+
+
+def test_an_unknown_gpu_is_answered_with_the_nearest_and_the_list() -> None:
+    with pytest.raises(ConfigError, match=r"nearest: rtx2060.*known: .*h100") as refused:
+        find_gpu("rtx2066")
+    assert "\n" not in str(refused.value)
+
+
+def test_names_and_aliases_of_gpus_are_unique() -> None:
+    names = [name for gpu in TABLE for name in (gpu.name, *gpu.aliases)]
+    assert len(names) == len(set(names))
+
+
+def test_an_installed_card_keeps_its_true_memory_even_when_unknown() -> None:
+    known = installed_gpu("NVIDIA GeForce RTX 3060 Laptop GPU", 6 * GIB, (8, 6))
+    assert (known.name, known.memory_gib) == ("rtx3060", 6)
+    assert installed_gpu("NVIDIA Unheard Of", 5 * GIB, (7, 5)).memory_gib == 5
+
+
+def small_trace(scale: int) -> Trace:
+    storages = [
+        Storage(4 * MIB, "parameters", "net", "a"),
+        Storage(scale * MIB, "activations", "net.layer", "b"),
+        Storage(2 * scale * MIB, "temporaries", "", "c"),
+    ]
+    spans = [Span(0, 0, "", "build"), Span(1, 0, "net", "forward")]
+    return Trace(storages, [0, 1, 2, ~2, ~1], spans)
+
+
+def test_two_traces_give_the_bytes_at_any_batch() -> None:
+    line = fit(small_trace(8), 8, small_trace(16), 16)
+    assert line is not None
+    assert line.sizes(40) == [4 * MIB, 40 * MIB, 80 * MIB]
+    assert replay(line.trace, sizes=line.sizes(40)).allocated == 124 * MIB
+
+
+def test_traces_whose_events_differ_are_not_fitted() -> None:
+    other = small_trace(16)
+    other.events = [0, 2, 1, ~2, ~1]
+    assert fit(small_trace(8), 8, other, 16) is None
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7, 64, 1000])
+@pytest.mark.parametrize("start", [1, 8, 64])
+def test_the_largest_batch_is_found_from_any_start(limit: int, start: int) -> None:
+    assert largest_batch(lambda batch: batch <= limit, start) == limit
+
+
+def test_the_split_at_the_peak_names_categories_modules_and_the_moment() -> None:
+    trace = small_trace(8)
+    peak = replay(trace)
+    split = split_at(trace, peak.peak_event)
+    assert split.by_category == {"parameters": 4 * MIB, "activations": 8 * MIB, "temporaries": 16 * MIB}
+    assert split.by_module[0] == ("(outside modules)", 16 * MIB)
+    assert split.moment == "phase net, forward (step 1)"
+    curves = timeline(trace)
+    assert max(curves["temporaries"]) == 16 * MIB
+
+
+def test_no_replay_does_with_less_than_what_is_alive_at_once() -> None:
+    trace = small_trace(8)
+    assert peak_live(trace) == 28 * MIB <= replay(trace).allocated
+    assert peak_live(trace, sizes=[0, 100, MIB]) == MIB + 512
+    assert peak_live(trace, categories={"parameters", "activations"}) == 12 * MIB
+
+
+def test_a_thinned_timeline_keeps_the_peak_of_every_stretch() -> None:
+    storages = [Storage(size * MIB, category, "net", "a") for size in (1, 7, 2) for category in ("batch", "gradients")]
+    events = [entry for index in range(len(storages)) for entry in (index, ~index)]
+    curves = timeline(Trace(storages, events, [Span(0, 0, "", "build")]), points=3)
+    assert curves == {"batch": [MIB, 7 * MIB, 2 * MIB]}
+
+
+def test_a_trace_beyond_the_limit_does_not_fit() -> None:
+    assert replay(small_trace(8), 64 * MIB).fits
+    assert not replay(small_trace(8), 30 * MIB).fits
+
+
+def test_a_calibration_explains_the_surplus_by_scratch_and_comes_back_from_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured = Measurement("NVIDIA GeForce RTX 2060", 1200, 1400, 0.3, 300)
+    learnt = learn(measured, planned=1000, planned_with_scratch=1400, planned_seconds=0.2, source="runs/a")
+    assert learnt == Calibration(300, 0.5, 1.5, "runs/a")
+    save_calibration("RTX 2060", learnt)
+    assert load_calibration("rtx2060") == learnt
+    assert load_calibration("rtx3060") == Calibration()
+    calibration_path("rtx2060").write_text('{"time_factor": -1}')
+    with pytest.raises(ConfigError, match="time_factor"):
+        load_calibration("rtx2060")
+
+
+def test_a_run_without_a_gpu_teaches_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="calibrate with a finished run that trained on CUDA"):
+        read_measurement(tmp_path)
+    (tmp_path / "env.json").write_text(json.dumps({"devices": []}))
+    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": {"kind": "tracked"}}))
+    with pytest.raises(ConfigError, match="no measured peak"):
+        read_measurement(tmp_path)
+
+
+def test_a_run_on_a_gpu_is_read_from_its_records(tmp_path: Path) -> None:
+    (tmp_path / "env.json").write_text(json.dumps({"devices": [{"name": "NVIDIA T4"}]}))
+    peak = {"kind": "cuda", "peak_bytes": 5, "reserved_bytes": 7}
+    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    assert read_measurement(tmp_path) == Measurement("NVIDIA T4", 5, 7, 0.5, None)
+
+
+def test_a_run_s_steps_teach_and_not_its_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "env.json").write_text(json.dumps({"devices": [{"name": "NVIDIA T4"}, {"name": "NVIDIA L4"}]}))
+    peak = {"kind": "cuda", "peak_bytes": 50, "reserved_bytes": 70, "steps_peak_bytes": 5, "steps_reserved_bytes": 7}
+    peak |= {"device": "NVIDIA L4", "outside_bytes": 3}
+    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    assert read_measurement(tmp_path) == Measurement("NVIDIA L4", 5, 7, 0.5, 3)
+
+
+def test_a_card_that_is_not_in_the_table_is_described_by_the_run(tmp_path: Path) -> None:
+    device = {"name": "NVIDIA B300", "capability": "10.3", "memory_bytes": 288 * 2**30}
+    (tmp_path / "env.json").write_text(json.dumps({"devices": [device]}))
+    peak = {"kind": "cuda", "peak_bytes": 5, "reserved_bytes": 7}
+    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    gpu = read_measurement(tmp_path).gpu
+    assert (gpu.name, gpu.memory_gib, gpu.capability) == ("b300", 288, (10, 3))
+    with pytest.raises(ConfigError, match="no 'NVIDIA B300' in the table"):
+        _ = Measurement("NVIDIA B300", 5, 7, 0.5).gpu
+
+
+def test_another_process_on_the_card_is_not_taken_for_its_context() -> None:
+    measured = Measurement("NVIDIA L4", 1000, 1000, 0.1, 3 * 2**30)
+    assert learn(measured, 1000, 1100, 0.1, "runs/a").context_bytes == Calibration().context_bytes
+
+
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    curves = timeline(small_trace(8))
+    path = tmp_path / "plan.png"
+    write_timeline(path, [("as it stands", curves), ("recompute", curves)], GIB)
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,88 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mpt.systems.deepfacelab.data.face_warp import NODES, NUMBERS, Warps, draw_numbers, draw_warps, warp
+
+
+def still(count=1):
+    affine = torch.tensor([[1.0, 0, 0], [0, 1, 0]]).expand(count, 2, 3)
+    return Warps(affine, torch.zeros(count, 2, NODES, NODES), torch.zeros(count, dtype=torch.bool))
+
+
+def test_numbers_depend_on_seed_stream_epoch_and_index_alone():
+    batch = draw_numbers(1, 0, 2, [5, 6, 7])
+    assert torch.equal(batch[1], draw_numbers(1, 0, 2, [6])[0])
+    others = [draw_numbers(*key)[0] for key in ((2, 0, 2, [6]), (1, 1, 2, [6]), (1, 0, 3, [6]), (1, 0, 2, [8]))]
+    assert not any(torch.equal(batch[1], other) for other in others)
+
+
+def test_no_motion_changes_nothing():
+    image, masks = torch.rand(2, 3, 16, 16), torch.rand(2, 2, 16, 16)
+    bent, target, moved = warp(image, masks, still(2), bend=True)
+    torch.testing.assert_close(bent, image, atol=1e-5, rtol=0)
+    torch.testing.assert_close(target, image, atol=1e-5, rtol=0)
+    torch.testing.assert_close(moved, masks, atol=1e-5, rtol=0)
+
+
+def test_a_flip_mirrors_face_target_and_masks():
+    image, masks = torch.rand(1, 3, 16, 16), torch.rand(1, 2, 16, 16)
+    warps = Warps(still().affine, still().offsets, torch.tensor([True]))
+    bent, target, moved = warp(image, masks, warps, bend=True)
+    for found, given in ((bent, image), (target, image), (moved, masks)):
+        torch.testing.assert_close(found, given.flip(3), atol=1e-5, rtol=0)
+
+
+def test_the_affine_map_rotates_scales_and_shifts_about_the_centre():
+    numbers = torch.zeros(1, NUMBERS, dtype=torch.float64)
+    numbers[0, :4] = torch.tensor([1.0, 1.0, 0.75, 0.5])  # 10 degrees, 1.15, 2.5 % right
+    affine = draw_warps(numbers, 101, transform=True, flip_chance=0).affine[0].double().numpy()
+    assert math.hypot(affine[0, 0], affine[0, 1]) == pytest.approx(1 / 1.15, rel=1e-5)
+    assert math.degrees(math.atan2(affine[0, 1], affine[0, 0])) == pytest.approx(10, rel=1e-4)
+    # The picture's centre lands 2.5 % to the right: that output pixel reads the centre.
+    read = affine @ np.array([50 + 0.025 * 101, 50, 1])
+    np.testing.assert_allclose(read, [50, 50], atol=1e-3)
+
+
+def test_control_points_stay_within_their_share_of_a_cell_and_the_border_is_still():
+    numbers = torch.from_numpy(np.random.default_rng(0).random((300, NUMBERS)))
+    warps = draw_warps(numbers, 64, transform=False, flip_chance=0)
+    offsets = warps.offsets
+    assert (offsets[:, :, 0] == 0).all()
+    assert (offsets[:, :, :, -1] == 0).all()
+    cells = 2 ** (1 + (numbers[:, 5] * 3).long())
+    reach = offsets.abs().amax(dim=(1, 2, 3)) * cells
+    assert (reach <= 0.24 + 1e-5).all()
+    assert reach.max() > 0.2
+    assert set(cells.tolist()) == {2, 4, 8}
+    assert torch.equal(warps.affine[0], torch.tensor([[1.0, 0, 0], [0, 1, 0]]))
+
+
+def test_flips_come_at_their_chance():
+    numbers = draw_numbers(0, 0, 0, range(2000))
+    share = draw_warps(numbers, 8, transform=False, flip_chance=0.4).flipped.float().mean().item()
+    assert share == pytest.approx(0.4, abs=0.03)
+
+
+def test_a_bend_moves_the_input_and_leaves_the_target_and_a_control_point_reads_where_it_says():
+    size = 64
+    ramp = torch.arange(size).float().expand(1, 3, size, size) / size
+    offsets = torch.zeros(1, 2, NODES, NODES)
+    offsets[0, 0, 4, 4] = 0.05  # the middle node reads 5 % further right
+    warps = Warps(still().affine, offsets, torch.tensor([False]))
+    bent, target, _ = warp(ramp, torch.zeros(1, 2, size, size), warps, bend=True)
+    torch.testing.assert_close(target, ramp, atol=1e-5, rtol=0)
+    torch.testing.assert_close(bent[0, 0, 32, 32], ramp[0, 0, 32, 32] + 0.05, atol=1e-4, rtol=0)
+    torch.testing.assert_close(bent[0, 0, 16, 32], ramp[0, 0, 16, 32], atol=1e-4, rtol=0)
+
+
+def test_beyond_the_border_images_repeat_and_masks_are_zero():
+    affine = torch.tensor([[[1.0, 0, -8], [0, 1, 0]]])  # everything moves eight pixels right
+    warps = Warps(affine, still().offsets, torch.tensor([False]))
+    image, masks = torch.rand(1, 3, 16, 16), torch.ones(1, 2, 16, 16)
+    _, target, moved = warp(image, masks, warps, bend=False)
+    torch.testing.assert_close(target[..., :8], image[..., :1].expand(-1, -1, -1, 8), atol=1e-5, rtol=0)
+    assert (moved[..., :7] == 0).all()
+    assert (moved[..., 9:] == 1).all()

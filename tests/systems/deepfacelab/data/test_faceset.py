@@ -1,0 +1,195 @@
+import importlib.util
+import io
+import os
+import pickle
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mpt.errors import ConfigError, DataError
+from mpt.systems.deepfacelab.data.face_files import convex_hull, list_faces
+from mpt.systems.deepfacelab.data.faceset import Settings, build
+
+SPEC = importlib.util.spec_from_file_location("face_makers", Path(__file__).with_name("face_makers.py"))
+make = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(make)
+
+
+def two_people(tmp_path, **options):
+    return {"src": str(make.folder(tmp_path / "src", **options)), "dst": str(make.folder(tmp_path / "dst"))}
+
+
+def fetch(settings, split="train", seed=0):
+    data = build(settings, split, seed)
+    return data, data.fetch(range(len(data)), 0)
+
+
+def test_a_folder_of_aligned_faces_gives_pictures_and_masks_from_landmarks(tmp_path):
+    data, batch = fetch(Settings(**two_people(tmp_path), image_size=32), "test")
+    assert {name: tuple(value.shape[1:]) for name, value in batch.items()} == {
+        name: field.shape for name, field in data.spec.fields.items()
+    }
+    mask, eyes_mouth = batch["src_mask"][0, 0], batch["src_eyes_mouth"][0, 0]
+    assert mask[16, 16] == 1
+    assert mask[0, 0] == mask[31, 31] == 0
+    assert 0.3 < mask.mean() < 0.8
+    assert eyes_mouth[23, 16] > 0.9  # the mouth
+    assert eyes_mouth[13, 10] > 0.5  # an eye
+    assert eyes_mouth[18, 16] < 0.2  # the nose
+    assert torch.equal(batch["src_warped"], batch["src_target"])
+
+
+def test_a_pak_holds_the_same_faces_as_its_folder(tmp_path):
+    paths = two_people(tmp_path)
+    _, expected = fetch(Settings(**paths, image_size=32), "test")
+    files = sorted(Path(paths["src"]).iterdir())
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "faceset.pak").write_bytes(make.pak([file.read_bytes() for file in files]))
+    for place in (packed, packed / "faceset.pak"):
+        _, found = fetch(Settings(src=str(place), dst=paths["dst"], image_size=32), "test")
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_plain_images_take_their_masks_from_a_folder(tmp_path):
+    place = tmp_path / "plain"
+    (place / "masks").mkdir(parents=True)
+    make.picture(1).save(place / "a.png")
+    mask = np.zeros((64, 64), np.uint8)
+    mask[:, :32] = 255
+    Image.fromarray(mask).save(place / "masks" / "a.png")
+    _, batch = fetch(Settings(src=str(place), dst=str(place), image_size=64), "test")
+    assert torch.equal(batch["src_mask"][0, 0], torch.from_numpy(mask).float() / 255)
+    assert batch["src_eyes_mouth"].sum() == 0
+
+
+def test_a_stored_mask_is_preferred_to_the_hull(tmp_path):
+    file = io.BytesIO()
+    Image.fromarray(np.full((8, 8), 255, np.uint8)).save(file, "PNG")
+    place = make.folder(tmp_path / "src", metadata={"xseg_mask": file.getvalue()})
+    _, batch = fetch(Settings(src=str(place), dst=str(place), image_size=32), "test")
+    assert (batch["src_mask"] == 1).all()
+
+
+def test_every_tenth_face_is_kept_for_testing_and_few_are_used_for_both(tmp_path):
+    many, few = make.folder(tmp_path / "many", 20), make.folder(tmp_path / "few", 4)
+    settings = Settings(src=str(many), dst=str(few), image_size=32)
+    train, test = build(settings, "train", 0), build(settings, "test", 0)
+    names = {
+        split: {file.name for file in data.identities["src"].files}
+        for split, data in (("train", train), ("test", test))
+    }
+    assert (len(names["train"]), len(names["test"])) == (18, 2)
+    assert not names["train"] & names["test"]
+    assert len(train.identities["dst"]) == len(test.identities["dst"]) == 4
+
+
+def test_metadata_that_hold_code_are_refused_and_not_run(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'owned'}",)
+
+    place = make.folder(tmp_path / "src", metadata=pickle.dumps(Hostile()))
+    with pytest.raises(DataError, match=r"00000\.jpg: refused at byte"):
+        list_faces(place, "src")
+    (tmp_path / "faceset.pak").write_bytes(make.pak([make.jpg()], configs=Hostile()))
+    with pytest.raises(DataError, match=r"faceset\.pak: refused at byte"):
+        list_faces(tmp_path / "faceset.pak", "src")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_mixed_face_types_are_refused_naming_one_of_each(tmp_path):
+    paths = two_people(tmp_path, metadata={"face_type": "whole_face"})
+    with pytest.raises(
+        DataError, match=r"whole_face \(src: .*00000\.jpg\); full_face \(dst: .*\); extract all with one"
+    ):
+        build(Settings(**paths, image_size=32), "train", 0)
+
+
+def test_images_without_metadata_are_counted_and_the_first_is_named(tmp_path):
+    place = make.folder(tmp_path / "src", 2)
+    (place / "zzz.jpg").write_bytes(make.jpg(metadata=False))
+    with pytest.raises(DataError, match=r"1 of 3 images .*zzz\.jpg; extract them again"):
+        list_faces(place, "src")
+
+
+def test_an_empty_identity_is_named(tmp_path):
+    paths = two_people(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"dataset\.dst: .*empty holds no faces"):
+        build(Settings(**(paths | {"dst": str(tmp_path / "empty")}), image_size=32), "train", 0)
+    with pytest.raises(DataError, match=r"dataset\.src: .*nowhere does not exist"):
+        build(Settings(**(paths | {"src": str(tmp_path / "nowhere")}), image_size=32), "train", 0)
+
+
+@pytest.mark.parametrize("length", [1, 40, 700, 0.7])
+def test_truncated_jpgs_are_refused_by_name(tmp_path, length):
+    place = make.folder(tmp_path / "src", 1)
+    path = place / "00000.jpg"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(length if length >= 1 else length * len(data))])
+    with pytest.raises(DataError, match=r"00000\.jpg: .*(cut off|no JPG|cannot be decoded)"):
+        list_faces(place, "src")[0].load(32)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 30, 60, 200, -100])
+def test_truncated_paks_are_refused_by_name(tmp_path, kept):
+    path = tmp_path / "faceset.pak"
+    path.write_bytes(make.pak([make.jpg(0), make.jpg(1)])[:kept])
+    with pytest.raises(DataError, match=r"faceset\.pak: .*(cut off|version|damaged)"):
+        list_faces(path, "src")
+
+
+def test_a_pak_that_promises_more_than_it_has_is_refused_without_allocating(tmp_path):
+    path = tmp_path / "faceset.pak"
+    path.write_bytes(struct.pack("<QQ", 1, 2**60) + b"x")
+    with pytest.raises(DataError, match="cut off"):
+        list_faces(path, "src")
+    path.write_bytes(struct.pack("<QQ", 7, 1) + b"x")
+    with pytest.raises(DataError, match="version 7"):
+        list_faces(path, "src")
+
+
+@pytest.mark.parametrize(
+    "points", [None, [[1, 2]], [["a", "b"] for _ in range(68)], [[float("nan"), 0] for _ in range(68)]]
+)
+def test_landmarks_must_be_68_points(tmp_path, points):
+    place = make.folder(tmp_path / "src", 1, metadata={"landmarks": points})
+    with pytest.raises(DataError, match="no 68 landmarks"):
+        list_faces(place, "src")
+
+
+def test_an_image_bomb_is_refused_before_it_is_decoded(tmp_path):
+    place = tmp_path / "src"
+    (place / "masks").mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Image.new("L", (13000, 13000)).save(place / "big.png")
+    Image.new("L", (8, 8)).save(place / "masks" / "big.png")
+    with pytest.raises(DataError, match=r"big\.png"):
+        list_faces(place, "src")[0].load(32)
+
+
+def test_settings_that_faces_cannot_honour_are_refused(tmp_path):
+    paths = two_people(tmp_path)
+    with pytest.raises(ConfigError, match="colour"):
+        build(Settings(**paths, image_size=32, channels=1), "train", 0)
+    with pytest.raises(ConfigError, match="random_warp"):
+        build(Settings(**paths, image_size=32, augment=["RandomHorizontalFlip"]), "train", 0)
+    with pytest.raises(ConfigError, match="image_size is missing"):
+        build(Settings(**paths), "train", 0)
+
+
+def test_the_hull_is_convex_and_holds_every_point():
+    points = np.random.default_rng(0).random((50, 2))
+    corners = np.array(convex_hull(points))
+    edges = np.roll(corners, -1, axis=0) - corners
+    for point in points:
+        offset = point - corners
+        assert (edges[:, 0] * offset[:, 1] - edges[:, 1] * offset[:, 0] >= -1e-12).all()
+    assert {tuple(corner) for corner in corners} <= {tuple(point) for point in points}

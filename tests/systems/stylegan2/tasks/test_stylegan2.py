@@ -1,0 +1,256 @@
+"""StyleGAN2's phases: lazy, exempt from scaling, with averages that move after the step and survive a restart."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from mpt.engine.state import capture, restore
+from mpt.engine.step import update
+from mpt.systems.stylegan2.tasks.stylegan2 import Settings, StyleGan2, draw_noise
+from mpt.tasks.samples import METRIC_SEED
+from tests.tasks.generative import build, make_batch, take_step, weights
+
+ADAPTIVE = {"metric_samples": 8, "preview_count": 4, "ada_target": 0.6, "ada_kimg": 1.0}
+
+
+@pytest.mark.parametrize("mode", ["fp32", "amp", "O1", "O2", "native"])
+def test_it_trains_in_every_mode_with_augmentation(mode: str) -> None:
+    run = build("stylegan2", mode, task=ADAPTIVE)
+    before = weights(run)
+    for step in range(2):
+        assert all(done.finite for done in take_step(run, step).values())
+    after = weights(run)
+    for module, old in before.items():
+        moved = [not torch.equal(a, b) for a, b in zip(old, after[module], strict=True)]
+        assert all(moved)
+
+
+def test_regularisers_come_seldom_and_are_exempt_from_scaling() -> None:
+    run = build("stylegan2", {"mode": "amp", "dtype": "float16"})
+    assert [(p.name, p.every, p.scaled) for p in run.phases] == [
+        ("gen", 1, True),
+        ("gen_path", 4, False),
+        ("disc", 1, True),
+        ("disc_r1", 16, False),
+    ]
+    assert set(run.precision.scales()) == {"gen", "disc"}
+
+
+def test_rates_and_decays_allow_for_the_extra_steps() -> None:
+    run = build("stylegan2", optimizer={"name": "adam", "lr": 2e-3, "betas": [0.0, 0.99]})
+    for name, every in (("gen", 4), ("disc", 16)):
+        (group,) = run.optimizers[name].param_groups
+        assert group["lr_scale"] == every / (every + 1)
+        assert group["betas"] == (0.0, 0.99 ** (every / (every + 1)))
+
+
+def test_a_regulariser_of_weight_zero_has_no_phase_and_scales_nothing() -> None:
+    run = build("stylegan2", task={"path_weight": 0.0, "r1_gamma": 0.0})
+    assert [phase.name for phase in run.phases] == ["gen", "disc"]
+    assert "lr_scale" not in run.optimizers["gen"].param_groups[0]
+
+
+def test_the_path_phase_draws_half_a_batch_and_no_images() -> None:
+    run = build("stylegan2")
+    drawn = run.task.draw(make_batch(run, 8), run.phases[1])
+    assert {len(value) for value in drawn.values()} == {4}
+    assert "image" not in drawn
+
+
+def test_style_mixing_can_be_switched_off() -> None:
+    run = build("stylegan2", task={"style_mixing": 0.0})
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    drawn = task.draw(make_batch(run, 8), run.phases[0])
+    assert (drawn["crossover"] == task.gen.synthesis.style_count).all()
+    alone = task.gen(drawn["latent"], drawn["noise"])
+    assert torch.equal(task.fake_side(drawn)[0], alone)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_the_mean_path_length_moves_after_the_step_and_not_with_the_split(micro_batch: int | None) -> None:
+    run = build("stylegan2")
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    run.micro_batch_size = micro_batch
+    torch.manual_seed(2)
+    update(run, run.phases[1], make_batch(run, 8))
+    assert task.path_mean == 0
+    lengths = task.lengths
+    assert sum(count for _, count in lengths) == 4
+    mean = sum(float(value) * count for value, count in lengths) / 4
+    task.after_step(0, 0)
+    assert float(task.path_mean) == pytest.approx(0.01 * mean, rel=1e-5)
+    assert task.lengths == []
+
+
+def test_a_path_phase_that_is_not_finite_leaves_the_mean_alone() -> None:
+    run = build("stylegan2")
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    take_step(run)
+    before = task.path_mean.clone()
+    strength = task.gen.synthesis.blocks[0].second.noise_strength
+    was = strength.detach().clone()
+    with torch.no_grad():
+        strength.fill_(math.nan)
+    assert not update(run, run.phases[1], make_batch(run)).finite
+    task.after_step(4, 32)
+    assert torch.equal(task.path_mean, before)
+    with torch.no_grad():
+        strength.copy_(was)
+    assert update(run, run.phases[1], make_batch(run)).finite
+
+
+def test_evaluation_tells_what_the_controllers_do() -> None:
+    run = build("stylegan2", task=ADAPTIVE)
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    assert task.augment is not None
+    task.path_mean.fill_(2.5)
+    task.augment.probability.fill_(0.25)
+    figures = task.evaluate([make_batch(run)])
+    assert (figures["path_length"], figures["augment_probability"]) == (2.5, 0.25)
+    plain = build("stylegan2", task={"path_weight": 0.0, "metric_samples": 8}).task
+    assert isinstance(plain, StyleGan2)
+    assert not {"path_length", "augment_probability"} & set(plain.evaluate([make_batch(run)]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"ada_target": 0.6}, {"ada_target": 0.6, "r1_gamma": 0.0}])
+def test_advice_names_settings_that_this_task_has_and_changes_them(settings: dict[str, float]) -> None:
+    task = build("stylegan2", task=settings).task
+    assert isinstance(task, StyleGan2)
+    key, value = task.remedy().removeprefix("task.").split("=")
+    assert Settings.model_validate({**settings, key: float(value)}) != task.style
+
+
+def test_adaptive_augmentation_follows_the_sign_of_real_scores_every_fourth_step() -> None:
+    run = build("stylegan2", task=ADAPTIVE)
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    assert task.augment is not None
+    task.batch_size = 8
+    task.signs = torch.tensor([8.0, 8.0])
+    for step in range(3):
+        task.after_step(step, 0)
+    assert task.augment.probability == 0
+    task.after_step(3, 0)
+    assert float(task.augment.probability) == pytest.approx(4 * 8 / 1000)
+    assert torch.equal(task.signs, torch.zeros(2))
+
+
+def test_controllers_and_averages_are_saved() -> None:
+    run = build("stylegan2", task=ADAPTIVE)
+    for step in range(2):
+        take_step(run, step)
+    saved = run.task.state_dict()
+    assert saved["path_mean"] > 0
+    assert saved["signs"][1] == 16
+    assert {"gen_ema", "augment"} < set(run.task.modules)
+    other = build("stylegan2", task=ADAPTIVE)
+    other.task.load_state_dict(saved)
+    assert torch.equal(other.task.state_dict()["signs"], saved["signs"])
+
+
+def test_r1_differentiates_through_the_augmentation() -> None:
+    run = build("stylegan2", task=ADAPTIVE)
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    assert task.augment is not None
+    task.augment.probability.fill_(0.5)
+    done = update(run, run.phases[3], make_batch(run))
+    assert done.finite
+    assert done.losses["loss"] > 0
+
+
+def test_samples_come_from_the_average_and_truncation_narrows_them() -> None:
+    run = build("stylegan2")
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    wide, narrow = task.sampler.sample(16, 0), task.sampler.sample(16, 0, truncation=0.3)
+    assert wide.shape == (16, 3, 16, 16)
+    assert 0 <= wide.min() <= wide.max() <= 1
+    assert narrow.std(0).mean() < wide.std(0).mean()
+    with torch.no_grad():
+        task.gen.synthesis.constant.zero_()
+    assert torch.equal(task.sampler.sample(16, 0), wide)
+
+
+def test_a_samples_noise_depends_on_its_number_alone() -> None:
+    task = build("stylegan2").task
+    assert isinstance(task, StyleGan2)
+    with torch.no_grad():
+        for name, parameter in task.modules["gen_ema"].named_parameters():
+            if name.endswith("noise_strength"):
+                parameter.fill_(1.0)
+    latent = task.sampler.latents(40, 0)
+    together, alone = task.generate(latent, first=7), task.generate(latent[35:36], first=42)
+    assert torch.allclose(together[35], alone[0], atol=1e-5)
+    assert not torch.allclose(together[35], task.generate(latent[35:36], first=43)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, METRIC_SEED])
+def test_no_sample_is_drawn_from_the_weights_own_random_numbers(seed: int) -> None:
+    torch.manual_seed(seed)
+    run = build("stylegan2", seed=seed)
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    weights_dd = task.gen.mapping.layers[0].weight.detach() / 100  # the first that are drawn
+    torch.manual_seed(seed)
+    assert torch.allclose(weights_dd, torch.randn(8, 8), atol=1e-6)
+    met = []
+    task.gen.mapping.register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
+    task.gen.mean_style()
+    for drawn_bd in (task.sampler.latents(8, seed), met[0], draw_noise(64, seed).reshape(8, 8)):
+        assert torch.cosine_similarity(weights_dd.flatten(), drawn_bd[:8].flatten(), dim=0).abs() < 0.5
+
+
+def test_the_average_starts_as_a_copy_and_then_lags() -> None:
+    run = build("stylegan2")
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    twin, gen = task.modules["gen_ema"], task.gen
+    take_step(run, 0)
+    assert torch.equal(next(twin.parameters()), next(gen.parameters()))  # nothing seen yet: no half-life
+    old = next(twin.parameters()).clone()
+    run.task.batch_size = 8  # type: ignore[attr-defined]
+    with torch.no_grad():
+        next(gen.parameters()).add_(1.0)
+    task.after_step(100, 8000)
+    moved = next(twin.parameters()) - old
+    assert torch.allclose(moved, torch.full_like(moved, 1 - 0.5 ** (8 / 400)), atol=1e-4)
+
+
+def test_a_restored_run_goes_on_bit_for_bit() -> None:
+    run = build("stylegan2", task=ADAPTIVE)
+    for step in range(2):
+        take_step(run, step)
+    saved = copy.deepcopy(capture(run))
+    for step in range(2, 6):
+        take_step(run, step)
+    other = build("stylegan2", task=ADAPTIVE)
+    restore(other, saved)
+    for step in range(2, 6):
+        take_step(other, step)
+    for name, module in run.task.modules.items():
+        for key, value in module.state_dict().items():
+            assert torch.equal(value, other.task.modules[name].state_dict()[key]), f"{name}.{key}"
+    assert torch.equal(run.task.state_dict()["path_mean"], other.task.state_dict()["path_mean"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 kernels and autocast are checked on a CUDA device")
+@pytest.mark.parametrize("mode", ["amp", "O1", "O2", "native"])
+def test_float16_on_a_gpu_takes_twenty_finite_steps(mode: str) -> None:
+    run = build("stylegan2", {"mode": mode, "dtype": "float16", "init_scale": 1024.0}, device="cuda", task=ADAPTIVE)
+    for step in range(20):
+        take_step(run, step)
+    for module in run.task.trainable.values():
+        assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+    sample = run.task.infer(None, 4, 0).tiles
+    assert sample is not None
+    assert torch.isfinite(sample).all()
