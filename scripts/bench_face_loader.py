@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 
 from mpt.config.load import load_config
-from mpt.data import faceset, procedural_faces
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.step import update
+from mpt.systems.deepfacelab.data import faceset, procedural_faces
 from mpt.systems.deepfacelab.data.face_warp import NUMBERS, draw_warps, warp
 from mpt.systems.deepfacelab.data.leras_pickle import write_plain
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from mpt.optim import adabelief, leras, rmsprop_leras
+from mpt.systems.deepfacelab.optim import adabelief, leras, rmsprop_leras
 
 PLUGINS = [adabelief, rmsprop_leras]
 
