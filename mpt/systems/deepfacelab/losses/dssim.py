@@ -1,7 +1,7 @@
 """Structural dissimilarity, always in float32: the loss that half precision ruins.
 
 DSSIM subtracts two nearly equal averages of squares. Between a flat picture at .85 and the same with noise of .005 it
-is .013; this very formula in float16 makes it .47, in bfloat16 .53 (`test_dssim.py`). So inputs are cast
+is .013; this very formula in float16 makes it .47, in bfloat16 .46 (`test_dssim.py`). So inputs are cast
 up and autocast is switched off here, whatever the caller does.
 
 The window is DeepFaceLab's: a softmax over -r^2 / (2 * 1.5^2), VALID, with k1 .01 and k2 .03. It is separable, and
