@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,12 @@ def open_datasets(config: Config, directory: RunDirectory) -> tuple[Dataset, Dat
         return absent, absent
 
 
+def tell_notes(loaded: checkpoint.LoadedCheckpoint) -> None:
+    """Say on standard error which checkpoints were passed over, why, and which one is used instead."""
+    for note in loaded.notes:
+        print(f"warning: {note}", file=sys.stderr)
+
+
 def open_trained(
     wanted: str | None,
     runs: Path,
@@ -62,4 +69,5 @@ def open_trained(
     run = build_run(config, choose_device(device_name), train_data.spec, trains=False)
     loaded = checkpoint.load(chosen or directory)
     restore_modules(run, loaded.state)
+    tell_notes(loaded)
     return Trained(directory, config, run, train_data, test_data, loaded)

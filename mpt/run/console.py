@@ -1,14 +1,16 @@
 """What a training run says while it runs: a progress bar on a terminal, plain lines elsewhere, JSON lines for programs.
 
-All three show the same row: step, losses, images per second, memory, loss scales.
+All three show the same row: step, losses, images per second, memory, loss scales. An output that cannot be written any
+more (`| head -1`, a full disk, a closed terminal) ends the talking, never the training.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 Style = Literal["auto", "plain", "json", "quiet"]
 
@@ -39,15 +41,74 @@ def describe_row(row: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
+class Outlet:
+    """A text stream that discards everything from its first failure on."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream = stream
+        self.is_lost = stream is None
+
+    @property
+    def encoding(self) -> str:
+        """The stream's encoding, which rich asks for."""
+        return getattr(self.stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Return whether this is a terminal that can be written to."""
+        return not self.is_lost and self.stream is not None and self.stream.isatty()
+
+    def fileno(self) -> int:
+        """Return the stream's descriptor; OSError where it has none."""
+        if self.stream is None:
+            raise OSError("there is no stream")
+        return self.stream.fileno()
+
+    def write(self, text: str) -> int:
+        """Write, or note that it cannot be done any more."""
+        if not self.is_lost and self.stream is not None:
+            try:
+                self.stream.write(text)
+            except (OSError, ValueError):  # ValueError: it was closed
+                self.give_up()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or note that it cannot be done any more."""
+        if not self.is_lost and self.stream is not None:
+            try:
+                self.stream.flush()
+            except (OSError, ValueError):
+                self.give_up()
+
+    def give_up(self) -> None:
+        """Discard from here on, also what the stream still holds: the interpreter would fail on it at its end."""
+        self.is_lost = True
+        try:
+            assert self.stream is not None
+            descriptor = self.stream.fileno()
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+        except (OSError, ValueError):
+            return
+
+
 class Console:
     """Prints rows and messages in one of the styles. `auto` is a bar on a terminal and plain lines elsewhere."""
 
     def __init__(self, style: Style, total_steps: int, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+        self.stream = Outlet(stream or sys.stderr)
+        self.rows = Outlet(sys.stdout)
+        """Where JSON rows go."""
         self.style = style
         self.total_steps = total_steps
         self.progress: Any = None
         self.bar: Any = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody can read any more what is said."""
+        return self.rows.is_lost if self.style == "json" else self.stream.is_lost
 
     def __enter__(self) -> Console:
         if self.style == "auto" and self.stream.isatty():
@@ -63,7 +124,7 @@ class Console:
                 TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
                 TextColumn("{task.description}", markup=False, table_column=rest),
             )
-            self.progress = Progress(*columns, console=RichConsole(file=self.stream), expand=True)
+            self.progress = Progress(*columns, console=RichConsole(file=cast(TextIO, self.stream)), expand=True)
             self.progress.start()
             self.bar = self.progress.add_task("", total=self.total_steps)
         return self
@@ -76,7 +137,7 @@ class Console:
     def row(self, row: Mapping[str, Any]) -> None:
         """Show one metrics row."""
         if self.style == "json":
-            print(json.dumps(dict(row)), file=sys.stdout, flush=True)
+            print(json.dumps(dict(row)), file=self.rows, flush=True)
         elif self.style == "quiet":
             return
         elif row.get("kind") == "evaluate":

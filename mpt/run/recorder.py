@@ -67,9 +67,8 @@ class Recorder:
                 if line is not None and not is_after(line, step):
                     kept.append(raw)
             if len(kept) < len(lines):
-                file.close()
-                write_atomically(file.path, b"".join(kept))
-                file.open()
+                write_atomically(file.path, b"".join(kept))  # first: where it fails, the file stays as it is, and open
+                file.reopen()
             dropped += len(lines) - len(kept)
         self.evaluations = evaluations_of(self.run)
         if self.evaluations or self.run.results_path.exists():
@@ -108,6 +107,12 @@ class LineFile:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with failures_explained(self.path):
             self.descriptor = os.open(self.path, flags, 0o666)
+
+    def reopen(self) -> None:
+        """Go on with the file that has the path now."""
+        before = self.descriptor
+        self.open()
+        os.close(before)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one object as one line in one system call, or nothing of it."""
@@ -190,7 +195,11 @@ def drop_half_line(path: Path) -> None:
 def evaluations_of(run: RunDirectory) -> list[tuple[int, dict[str, Any]]]:
     """Return step and metrics of each evaluation that was recorded."""
     lines = (line for line in read_lines(run.metrics_path) if line.get("kind") == "evaluate")
-    return [(int(line["step"]), dict(line["metrics"])) for line in lines if isinstance(line.get("metrics"), dict)]
+    return [
+        (line["step"], dict(line["metrics"]))
+        for line in lines
+        if isinstance(line.get("metrics"), dict) and isinstance(line.get("step"), int)
+    ]
 
 
 def write_results(run: RunDirectory, evaluations: list[tuple[int, dict[str, Any]]]) -> None:

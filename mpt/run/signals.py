@@ -1,5 +1,8 @@
 """Stopping when asked, at a step's end: the first SIGINT or SIGTERM sets a flag, and the loop saves and leaves.
 
+SIGHUP (a terminal that closes) and SIGUSR1 (what batch systems send ahead of the end) act as SIGTERM does. One that is
+ignored already, as `nohup` arranges, stays ignored.
+
 The handlers do nothing but note the signal, so a save in progress is simply finished. A second SIGINT is a person who
 does not want to wait: the process ends at once, and the checkpoint before remains whole because saving is atomic.
 """
@@ -15,11 +18,13 @@ from typing import Any, Self
 
 from mpt.errors import Interrupted
 
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+"""The signals that stop a run; Windows lacks the last two."""
 SHOW_CURSOR = b"\x1b[?25h"
 
 
 class StopRequest:
-    """Within its block SIGINT and SIGTERM set `signal_number`. Outside the main thread it does nothing."""
+    """Within its block the signals of `STOPPING` set `signal_number`. Outside the main thread it does nothing."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -38,8 +43,9 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.previous[number] = signal.signal(number, self.note)
+            for number in STOPPING:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self.previous[number] = signal.signal(number, self.note)
         return self
 
     def __exit__(
@@ -54,7 +60,7 @@ class StopRequest:
         """Handle a signal."""
         if os.getpid() != self.owner:
             # A forked data worker. Ctrl-C reaches it too, but the run ends it; being told to end, it ends.
-            if number == signal.SIGTERM:
+            if number != signal.SIGINT:
                 os._exit(128 + number)
             return
         if number == signal.SIGINT and self.requested:

@@ -72,3 +72,46 @@ def test_quiet_says_warnings_only() -> None:
         console.message("chatter")
         console.warning("hot")
     assert stream.getvalue() == "warning: hot\n"
+
+
+class Closed(io.StringIO):
+    """An output whose reader has left, or whose disk is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(32, "Broken pipe")
+
+    def flush(self) -> None:
+        raise OSError(32, "Broken pipe")
+
+
+class ClosedTerminal(Closed):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Closed, ClosedTerminal])
+def test_an_output_that_cannot_be_written_ends_the_talking_and_not_the_training(
+    stream: type[Closed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    with Console("auto", 1200, stream()) as console:
+        console.message("a message")
+        console.row(ROW)
+        console.advance(3)
+        console.warning("a warning")
+        assert console.is_lost
+
+
+def test_rows_for_programs_end_where_nobody_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", Closed())
+    with Console("json", 1200) as console:
+        console.row(ROW)
+        console.row(ROW)
+        assert console.is_lost
+
+
+def test_without_a_standard_error_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    with Console("auto", 1200) as console:
+        console.row(ROW)
+        console.message("a message")

@@ -100,3 +100,29 @@ def test_a_link_planted_at_the_metrics_file_is_refused(tmp_path) -> None:
     with pytest.raises(InputOutputError, match="symbolic link"):
         Recorder(run)
     assert victim.read_text() == "precious"
+
+
+def test_a_full_disk_while_lines_are_dropped_is_told_and_leaves_the_record_as_it_was(tmp_path, monkeypatch) -> None:
+    run = create_run(tmp_path, "demo")
+    fill(run, range(1, 6))
+    content = run.metrics_path.read_bytes()
+
+    def full(path, data, *, durable=True):
+        raise InputOutputError(f"{path} could not be written: the disk is full")
+
+    with pytest.raises(InputOutputError, match="disk is full"), Recorder(run) as recorder:
+        monkeypatch.setattr("mpt.run.recorder.write_atomically", full)
+        recorder.truncate_after(2)
+    assert run.metrics_path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "bad", ['{"kind":"evaluate","metrics":{"a":1}}', '{"kind":"evaluate","step":"x","metrics":{}}']
+)
+def test_an_evaluation_without_a_step_is_passed_over(tmp_path, bad: str) -> None:
+    run = create_run(tmp_path, "demo")
+    fill(run, [5])
+    with run.metrics_path.open("a") as file:
+        file.write(bad + "\n")
+    with Recorder(run) as recorder:
+        assert recorder.evaluations == [(5, {"accuracy": 0.05})]

@@ -27,6 +27,7 @@ from mpt.data.restricted_pickle import read_arrays
 from mpt.engine.build import build_datasets, build_networks, build_run
 from mpt.engine.state import capture
 from mpt.errors import CheckpointError, ConfigError
+from mpt.inference.trained import tell_notes
 from mpt.run import checkpoint
 from mpt.run.files import failures_explained, write_atomically
 from mpt.run.layout import create_run, find_run
@@ -217,6 +218,7 @@ def torch_to_leras(run: str, output: Path, name: str = "new_SAEHD", runs: str = 
     if config.model.name != "saehd":
         raise ConfigError(f"{directory.path}: its model is {config.model.name}; only saehd has a form in DeepFaceLab")
     loaded = checkpoint.load(chosen or directory)
+    tell_notes(loaded)
     train_data, _ = build_datasets(config)
     modules = build_networks(config, train_data.spec, fake=True)
     folder = Folder(output, f"{name}_")
