@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 
 import pytest
 import safetensors
@@ -133,3 +134,11 @@ def test_a_read_only_folder_is_told_once_and_not_by_the_cleaning_up(classifier, 
     monkeypatch.setattr(export.Path, "unlink", refuse)
     with pytest.raises(InputOutputError, match="could not be written: the file system is read-only"):
         export.write_weights(classifier / "x.safetensors", {"net": torch.nn.Linear(2, 2)}, {})
+
+
+def test_a_damaged_checkpoint_that_is_passed_over_is_named_with_the_one_used(classifier, tmp_path, capsys):
+    shutil.copytree(classifier / "checkpoints" / "step-00000001", classifier / "checkpoints" / "step-00000002")
+    go(classifier, tmp_path, to="safetensors")
+    said = capsys.readouterr().err
+    assert "step-00000002 is refused" in said
+    assert "step-00000001 is used instead" in said

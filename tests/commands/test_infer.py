@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 import torch
@@ -183,3 +184,11 @@ def test_inference_needs_neither_the_optimizer_nor_its_packages(make_classifier,
     assert "low_bit_optimizer" in config.read_text()
     monkeypatch.setattr(torch.optim.Adam, "__init__", None)
     assert len(read_rows(go(run, tmp_path))) == infer_inputs.SAMPLES
+
+
+def test_a_damaged_checkpoint_that_is_passed_over_is_named_with_the_one_used(classifier, tmp_path, capsys):
+    shutil.copytree(classifier / "checkpoints" / "step-00000001", classifier / "checkpoints" / "step-00000002")
+    go(classifier, tmp_path)
+    said = capsys.readouterr().err
+    assert "step-00000002 is refused" in said
+    assert "step-00000001 is used instead" in said

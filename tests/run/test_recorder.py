@@ -110,9 +110,13 @@ def test_a_full_disk_while_lines_are_dropped_is_told_and_leaves_the_record_as_it
     def full(path, data, *, durable=True):
         raise InputOutputError(f"{path} could not be written: the disk is full")
 
-    with pytest.raises(InputOutputError, match="disk is full"), Recorder(run) as recorder:
-        monkeypatch.setattr("mpt.run.recorder.write_atomically", full)
-        recorder.truncate_after(2)
+    def resume() -> None:
+        with Recorder(run) as recorder:
+            recorder.truncate_after(2)
+
+    monkeypatch.setattr("mpt.run.recorder.write_atomically", full)
+    with pytest.raises(InputOutputError, match="disk is full"):
+        resume()
     assert run.metrics_path.read_bytes() == content
 
 
