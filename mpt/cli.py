@@ -8,6 +8,7 @@ them 0 is success, 2 also a wrong command line, and 130 an interrupt before ther
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import os
 import sys
@@ -340,6 +341,9 @@ def spell_resume(words: Sequence[str]) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text in the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(args=spell_resume(sys.argv[1:] if words is None else words), prog_name="mpt")
     except MptError as error:

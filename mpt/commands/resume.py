@@ -191,6 +191,6 @@ def write_environment(directory: RunDirectory, resumes: bool) -> None:
         except ValueError:
             first = {}
         if isinstance(first, dict):
-            first.setdefault("resumes", []).append(current)
-            current = first
+            earlier = first.get("resumes")
+            current = {**first, "resumes": [*(earlier if isinstance(earlier, list) else []), current]}
     write_atomically(path, json.dumps(current, indent=1) + "\n")

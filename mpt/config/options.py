@@ -101,6 +101,10 @@ class DatasetOptions(Options):
         return entries
 
 
+LARGEST_RATE = 1e30
+"""Adam multiplies a rate by up to 1e4 and more in its first step; float32 ends at 3.4e38."""
+
+
 class OptimizerOptions(Options):
     """Settings that every optimizer has, beside its own."""
 
@@ -114,6 +118,14 @@ class OptimizerOptions(Options):
     """Steps in which the learning rate first rises from zero."""
     phases: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Changes per trained module: `phases: {disc: {lr: 4e-4}}`."""
+
+    @field_validator("lr", check_fields=False)
+    @classmethod
+    def fits_float32(cls, rate: float) -> float:
+        """Refuse a rate whose step could not be computed in float32."""
+        if rate > LARGEST_RATE:
+            raise ValueError(f"a number up to {LARGEST_RATE:g}")
+        return rate
 
 
 class PrecisionOptions(Options):

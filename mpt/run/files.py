@@ -19,6 +19,7 @@ from mpt.errors import InputOutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write meets on a disk without room."""
+NO_LINKS = os.O_NOFOLLOW
 TEMPORARY = ".tmp-"
 """What every unfinished file's or directory's name begins with."""
 
@@ -77,29 +78,33 @@ def write_fully(descriptor: int, data: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def write_atomically(path: Path, data: bytes | str, *, durable: bool = True) -> None:
+def write_atomically(path: Path, data: bytes | str, *, durable: bool = True, follow_folder: bool = True) -> None:
     """Replace a file's content so that a reader, or a crash, meets the old or the new one, never a part.
 
-    A symbolic link under that name is replaced, not followed. Raises InputOutputError.
+    A symbolic link under that name is replaced, not followed; with `follow_folder=False` one that stands for its folder
+    is an error. Text is UTF-8; a part of a file's name that is none is written as an escape. Raises InputOutputError.
     """
-    content = data.encode() if isinstance(data, str) else data
-    temporary = path.with_name(temporary_name())
+    content = data.encode(errors="backslashreplace") if isinstance(data, str) else data
+    temporary = temporary_name()
     with failures_explained(path, len(content)):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow_folder else NO_LINKS))
         try:
-            descriptor = open_new(temporary)
+            descriptor = open_new(temporary, folder)
             try:
                 write_fully(descriptor, content)
                 if durable:
                     os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(temporary, path)
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             if durable:
-                sync_directory(path.parent)
+                os.fsync(folder)
         except BaseException:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                os.unlink(temporary, dir_fd=folder)
             raise
+        finally:
+            os.close(folder)
 
 
 def free_bytes(path: Path) -> int | None:

@@ -192,6 +192,7 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
             "",
             "configuration:2:17: optimizer.lr: found nan; allowed: a finite number",
         ),
+        ("model: net\noptimizer: {lr: 1e300}", "", "optimizer.lr: a number up to 1e\\+30; found 1e\\+300"),
         ("model: net\noptimizer: {lr: .inf}", "", "optimizer.lr: found inf; allowed: a finite number"),
         ("model: net\noptimizer: {lr: 1e999}", "", "optimizer.lr: found inf; allowed: a finite number"),
         ("model: net\noptimizer: {betas: [0.5]}", "", "optimizer.betas.1: missing"),
