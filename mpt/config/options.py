@@ -105,6 +105,16 @@ LARGEST_RATE = 1e30
 """Adam multiplies a rate by up to 1e4 and more in its first step; float32 ends at 3.4e38."""
 
 
+class ParameterGroup(Options):
+    """What is different for some of the parameters; null leaves it as it is for all."""
+
+    lr_scale: float | None = Field(None, ge=0, le=1000)
+    """The learning rate there, as a multiple of the run's."""
+    weight_decay: float | None = Field(None, ge=0)
+    momentum: float | None = Field(None, ge=0, lt=1)
+    eps: float | None = Field(None, gt=0)
+
+
 class OptimizerOptions(Options):
     """Settings that every optimizer has, beside its own."""
 
@@ -118,6 +128,11 @@ class OptimizerOptions(Options):
     """Steps in which the learning rate first rises from zero."""
     phases: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Changes per trained module: `phases: {disc: {lr: 4e-4}}`."""
+    parts: dict[str, ParameterGroup] = Field(default_factory=dict)
+    """Changes per glob over dotted parameter names: `parts: {"net.trunk.*": {lr_scale: 0.1, weight_decay: 0}}`. Where
+    several match a parameter, the later ones win."""
+    no_decay: list[Literal["bias", "norm"]] = Field(default_factory=list)
+    """Parameters without weight decay: biases, and those of normalisation layers. `parts` may say otherwise."""
 
     @field_validator("lr", check_fields=False)
     @classmethod

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, DataError
+from mpt.optim.groups import check_globs, group_parameters
 from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Task
 
 SMALLEST_HALF = 2.0**-24
@@ -211,6 +212,7 @@ def build_optimizers(
         raise ConfigError(
             f"optimizer.phases: no module {unknown[0]!r} is trained; there are {', '.join(task.trainable)}"
         )
+    check_globs(dict(task.trainable), list(config.optimizer.settings.parts))
     eps = getattr(config.optimizer.settings, "eps", 1.0)
     half_state = any(p.dtype == torch.float16 for m in task.trainable.values() for p in precision.parameters(m))
     if half_state and eps < SMALLEST_HALF:
@@ -224,7 +226,8 @@ def build_optimizers(
         # Optimizers choose the foreach path by looking at the device, which fakes hide: say what a GPU would get.
         if fake_gpu and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
             own = own.model_copy(update={"foreach": True})
-        optimizers[name] = config.optimizer.load().build(own, precision.parameters(module))
+        parameters = group_parameters(name, module, precision.parameters(module), own)
+        optimizers[name] = config.optimizer.load().build(own, parameters)
     return optimizers
 
 

@@ -13,9 +13,11 @@ from typing import Any, cast
 import numpy
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mpt.engine.build import Run
 from mpt.errors import CheckpointError
+from mpt.optim.groups import fit_saved_groups
 from mpt.run.state_checks import compare_keys
 
 NumpyState = tuple[str, numpy.ndarray[Any, Any], int, int, float]
@@ -41,11 +43,24 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
     run.task.load_state_dict(state["task"])
     for name, optimizer in run.optimizers.items():
         try:
-            optimizer.load_state_dict(state["optimizers"][name])
+            restore_optimizer(run, name, optimizer, state["optimizers"][name])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
     run.precision.load_state_dict(state["precision"])
     restore_random(state["random"], run.device)
+
+
+def restore_optimizer(run: Run, name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load an optimizer's state; its settings stay those of this run, which a resume may have changed.
+
+    Raises KeyError or ValueError for a state of other parameters.
+    """
+    order = [f"{name}.{key}" for key, p in run.task.trainable[name].named_parameters() if p.requires_grad]
+    kept = {"lr_scale", *type(run.optimizer_settings[name]).model_fields} - {"lr"}
+    built = [{key: value for key, value in group.items() if key in kept} for group in optimizer.param_groups]
+    optimizer.load_state_dict(fit_saved_groups(dict(saved), optimizer, order))
+    for group, settings in zip(optimizer.param_groups, built, strict=True):
+        group.update(settings)
 
 
 def restore_modules(run: Run, state: Mapping[str, Any]) -> None:

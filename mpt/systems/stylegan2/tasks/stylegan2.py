@@ -243,7 +243,7 @@ def make_lazy(optimizer: Optimizer, every: int) -> None:
     """Scale rate and decays for an optimizer that takes one more step in `every`; the loop applies "lr_scale"."""
     ratio = every / (every + 1)
     for group in optimizer.param_groups:
-        group["lr_scale"] = ratio
+        group["lr_scale"] = ratio * group.get("lr_scale", 1.0)
         group["lr"] = group["lr"] * ratio
         if "betas" in group:
             group["betas"] = tuple(beta**ratio for beta in group["betas"])
