@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,18 @@ from torch.optim import Optimizer
 from mpt.errors import DataError
 
 Batch = dict[str, Tensor]
-"""Named tensors that share dimension 0, the sample dimension. Images are float32 in [0, 1], NCHW, under "image"."""
+"""Named tensors that share dimension 0, the sample dimension.
+
+A task sees images as float32 in [0, 1], NCHW. A data set of one image per sample calls it "image"; one of several has a
+field for each, with any names, sizes and channels, and they need not be square. A data set may deliver an image as uint8,
+a quarter of the bytes: the engine divides it by 255 on the device (`DataSpec.as_floats`).
+
+What a sample has a varying number of is padded to a fixed length M, so that shapes do not depend on the data, and has a
+mask that says which rows are real. Boxes of objects are, by convention, `boxes` (M, 4) float32 as x1 y1 x2 y2 in pixels
+of the image, `classes` (M,) int64, and `box_mask` (M,) bool; padding rows are zero. `mpt.data.padding` makes them.
+"""
+
+FieldKind = Literal["image", "mask", "boxes", "target"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,10 +76,15 @@ class StepStats:
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """Shape (without the batch dimension) and dtype of one field of a batch."""
+    """Shape (without the batch dimension), dtype and kind of one field of a batch.
+
+    The kind says what may be done to the field on its way: an "image" in uint8 is converted on the device; an image,
+    a "mask" (c, h, w) and "boxes" (M, 4) follow a geometric augmentation; a "target" is left alone.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    kind: FieldKind = "target"
 
 
 @dataclass(frozen=True)
@@ -95,7 +111,7 @@ class DataSpec:
     def to_record(self) -> dict[str, Any]:
         """Return the layout as JSON can hold it."""
         fields = {
-            name: {"shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch.")}
+            name: {"shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch."), "kind": spec.kind}
             for name, spec in self.fields.items()
         }
         return {"fields": fields, "size": self.size, "classes": list(self.classes), "extra": dict(self.extra)}
@@ -108,15 +124,29 @@ class DataSpec:
             dtype = getattr(torch, entry["dtype"])
             if not isinstance(dtype, torch.dtype):
                 raise TypeError(f"{entry['dtype']!r} is not a dtype")
-            fields[str(name)] = FieldSpec(tuple(int(side) for side in entry["shape"]), dtype)
+            kind = entry.get("kind", "image" if name == "image" else "target")  # not in records of earlier versions
+            if kind not in get_args(FieldKind):
+                raise ValueError(f"{kind!r} is no kind of field")
+            fields[str(name)] = FieldSpec(tuple(int(side) for side in entry["shape"]), dtype, kind)
         return cls(fields, int(record["size"]), tuple(map(str, record["classes"])), dict(record["extra"]))
 
-    def zeros(self, batch_size: int, device: torch.device | str) -> Batch:
-        """Return a batch of zeros with this layout, for planning and for dry runs."""
-        return {
+    def zeros(self, batch_size: int, device: torch.device | str, stored: bool = False) -> Batch:
+        """Return a batch of zeros as a task sees it, for dry runs and exports; `stored`: as the data set delivers it."""
+        batch = {
             name: torch.zeros((batch_size, *spec.shape), dtype=spec.dtype, device=device)
             for name, spec in self.fields.items()
         }
+        return batch if stored else self.as_floats(batch)
+
+    def as_floats(self, batch: Batch) -> Batch:
+        """Return a batch with its uint8 images as float32 in [0, 1], the same numbers on every device."""
+        images = [name for name, spec in self.fields.items() if spec.kind == "image" and name in batch]
+        converted = {}
+        for name in images:
+            if batch[name].dtype == torch.uint8:
+                # By a tensor: CUDA multiplies by the reciprocal of a number, which rounds differently.
+                converted[name] = batch[name] / torch.full((), 255.0, device=batch[name].device)
+        return {**batch, **converted} if converted else batch
 
 
 class Dataset(Protocol):

@@ -192,7 +192,7 @@ def take_steps(config: Any, data: Any, device: Any) -> dict[str, Any]:
     run = build_run(config, device, data)
     updates: dict[str, Any] = {}
     clean, seconds = 0, 0.0
-    stream = prefetch(batches(), device)
+    stream = prefetch(batches(), device, data)
     batch: dict[str, Any] = {}
     for step in range(MOST_STEPS):
         batch = next(stream)

@@ -77,7 +77,7 @@ def drawn_inputs(run: Run) -> Inputs:
     for value in batch.values():
         if value.is_floating_point():
             value.uniform_(generator=generator)
-    return to_device(batch, run.device), 2
+    return to_device(batch, run.device, run.data), 2
 
 
 def output_path(arguments: ConvertArguments, trained: Trained) -> Path:

@@ -40,11 +40,16 @@ class BadImageError(DataError):
         return type(self), (self.path, self.reason)
 
 
-def decode_image(path: Path, channels: int, image_size: int | None, max_pixels: int) -> Tensor:
-    """Return an image file as float32 (channels, h, w) in [0, 1]. Raises BadImageError.
+def decode_image(path: Path, channels: int, size: tuple[int, int] | None, max_pixels: int) -> Tensor:
+    """Return an image file as float32 (channels, h, w) in [0, 1]; see `decode_bytes`."""
+    return decode_bytes(path, channels, size, max_pixels).float().div_(255)
 
-    With an `image_size` it is cut to a centred square and resized (bilinear, antialiased); without, it is left as
-    stored.
+
+def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pixels: int) -> Tensor:
+    """Return an image file as uint8 (channels, h, w). Raises BadImageError.
+
+    With a `size` (height, width) it is cut, around its centre, to these proportions and resized (bilinear,
+    antialiased); without, it is left as stored.
     """
     try:
         with warnings.catch_warnings():
@@ -57,8 +62,8 @@ def decode_image(path: Path, channels: int, image_size: int | None, max_pixels: 
                         path, f"{width} x {height} pixels are more than dataset.max_pixels={max_pixels}"
                     )
                 picture = convert_mode(image, MODES[channels])
-                if image_size is not None and picture.size != (image_size, image_size):
-                    picture = ImageOps.fit(picture, (image_size, image_size), method=Image.Resampling.BILINEAR)
+                if size is not None and picture.size != size[::-1]:
+                    picture = ImageOps.fit(picture, size[::-1], method=Image.Resampling.BILINEAR)
                 pixels = numpy.array(picture, dtype=numpy.uint8)
     except BadImageError:
         raise
@@ -71,7 +76,7 @@ def decode_image(path: Path, channels: int, image_size: int | None, max_pixels: 
     except DECODER_ERRORS as error:
         raise BadImageError(path, f"cannot be decoded ({error})") from error
     tensor = torch.from_numpy(pixels)
-    return (tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1)).float().div_(255)
+    return tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
 
 
 def convert_mode(image: Image.Image, mode: str) -> Image.Image:

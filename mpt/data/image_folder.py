@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mpt.config.options import DatasetOptions
 from mpt.data.augment import Augmentation, preserved_generator
-from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, decode_image
+from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, decode_bytes
 from mpt.errors import ConfigError, DataError
 from mpt.seams import Batch, DataSpec, FieldSpec
 
@@ -67,7 +67,8 @@ class ImageFolder:
         """Path -> why it was skipped, of the bad files met so far."""
         entries = settings.augment if split == "train" else ()
         self.augmentation = Augmentation(entries, self.image_size, self.channels, seed) if entries else None
-        fields = {"image": FieldSpec((self.channels, self.image_size, self.image_size), torch.float32)}
+        dtype = torch.float32 if entries else torch.uint8  # augmentations compute in float32
+        fields = {"image": FieldSpec((self.channels, self.image_size, self.image_size), dtype, "image")}
         if labels is not None:
             fields["label"] = FieldSpec((), torch.int64)
         self.spec = DataSpec(fields, len(paths), classes)
@@ -85,7 +86,7 @@ class ImageFolder:
         return batch
 
     def sample(self, index: int, epoch: int) -> tuple[Tensor, int]:
-        """Return one image and the index it really came from: `index`, or the next that can be decoded."""
+        """Return one image, in the dtype of the spec, and the index it really came from: `index`, or the next that can be decoded."""
         whole = self.augmentation is not None and self.augmentation.crops_from_original
         for attempt in range(min(len(self.paths), MOST_BAD_IN_A_ROW)):
             used = (index + attempt) % len(self.paths)
@@ -93,13 +94,16 @@ class ImageFolder:
             if str(path) in self.bad_files:
                 continue
             try:
-                image = decode_image(path, self.channels, None if whole else self.image_size, self.settings.max_pixels)
+                size = None if whole else (self.image_size, self.image_size)
+                image = decode_bytes(path, self.channels, size, self.settings.max_pixels)
             except BadImageError as error:
                 if self.settings.on_bad_image == "stop":
                     raise
                 self.bad_files[str(path)] = error.reason
                 continue
-            return (image if self.augmentation is None else self.augmentation.apply(image, epoch, index)), used
+            if self.augmentation is not None:
+                image = self.augmentation.apply(image.float().div_(255), epoch, index)
+            return image, used
         reason = self.bad_files[str(self.paths[index])]
         raise DataError(
             f"{self.paths[index]} and the files after it are all bad (the first: {reason}); check dataset.root"
@@ -151,7 +155,8 @@ def assume(settings: Settings) -> DataSpec | None:
     if settings.image_size is None or not settings.flat:
         return None
     shape = (settings.channels or 3, settings.image_size, settings.image_size)
-    return DataSpec({"image": FieldSpec(shape, torch.float32)}, ASSUMED_COUNT, ())
+    dtype = torch.float32 if settings.augment else torch.uint8
+    return DataSpec({"image": FieldSpec(shape, dtype, "image")}, ASSUMED_COUNT, ())
 
 
 def find_classes(folder: Path) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """A data set whose images lie in one tensor: a batch is one indexed gather.
 
 Size and channels are converted once, at the start, as long as the result stays below `LARGEST_PREPARED_BYTES`; beyond
-that each batch is converted when it is fetched, with the same result. Float images stay float32, byte images stay bytes
-(a quarter of the memory) and are divided by 255 when fetched.
+that each batch is converted when it is fetched, with the same result. Float images stay float32. Byte images stay bytes, a
+quarter of the memory, and where nothing is to be changed about them they are delivered as bytes.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class InMemory:
         self.images = images
         self.fits = images.shape[1:] == shape
         self.augmentation = Augmentation(augment, self.image_size, self.channels, seed) if augment else None
-        self.spec = DataSpec(
-            {"image": FieldSpec(shape, torch.float32), "label": FieldSpec((), torch.int64)}, len(images), classes
-        )
+        self.delivers_bytes = images.dtype == torch.uint8 and self.fits and not augment
+        image = FieldSpec(shape, torch.uint8 if self.delivers_bytes else torch.float32, "image")
+        self.spec = DataSpec({"image": image, "label": FieldSpec((), torch.int64)}, len(images), classes)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -56,7 +56,7 @@ class InMemory:
         """Return the samples of `indices`, in their order."""
         where = torch.tensor(indices, dtype=torch.int64)
         image = self.images.index_select(0, where)
-        if image.dtype is torch.uint8:
+        if image.dtype is torch.uint8 and not self.delivers_bytes:
             image = image / 255  # one pass; the same numbers as by way of float()
         if not self.fits:
             image = fit_images(image, self.image_size, self.channels)

@@ -16,7 +16,7 @@ import torch
 from mpt.data.seeds import mix
 from mpt.data.workers import WorkerPool
 from mpt.errors import DataError
-from mpt.seams import Batch, Dataset
+from mpt.seams import Batch, Dataset, DataSpec
 
 BATCHES_AHEAD_PER_WORKER = 2
 
@@ -116,21 +116,28 @@ def pin(batch: Batch) -> Batch:
     return {name: tensor.pin_memory() for name, tensor in batch.items()}
 
 
-def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """Return a batch on a device; from pinned memory without waiting for the copy."""
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+def to_device(batch: Batch, device: torch.device | str, spec: DataSpec) -> Batch:
+    """Return a batch on a device, as a task sees it; from pinned memory without waiting for the copy.
+
+    Images that a data set delivers as uint8 cross as such and become float32 there.
+    """
+    return spec.as_floats({name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})
 
 
-def prefetch(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on a device. On a GPU each is copied on a stream of its own while the one before it is used."""
+def prefetch(batches: Iterable[Batch], device: torch.device, spec: DataSpec) -> Iterator[Batch]:
+    """Yield batches on a device, as a task sees them.
+
+    On a GPU each is copied and converted on a stream of its own while the one before it is used.
+    """
     if device.type != "cuda":
-        yield from batches
+        for batch in batches:
+            yield to_device(batch, device, spec)
         return
     copying: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:
         with torch.cuda.stream(copying):
-            following = (to_device(batch, device), copying.record_event())
+            following = (to_device(batch, device, spec), copying.record_event())
         if ahead is not None:
             yield arrived(*ahead)
         ahead = following

@@ -17,7 +17,7 @@ def test_batches(run: Run, data: Dataset, batch_size: int) -> Iterator[Batch]:
     """Yield the whole test set in order, on the run's device."""
     loader = Loader(data, min(batch_size, len(data)), run.config.seed, drop_last=False, shuffle=False)
     for batch in loader.evaluation_batches():
-        yield to_device(batch, run.device)
+        yield to_device(batch, run.device, run.data)
 
 
 def evaluate(run: Run, data: Dataset, batch_size: int) -> dict[str, float]:
@@ -30,7 +30,7 @@ def evaluate(run: Run, data: Dataset, batch_size: int) -> dict[str, float]:
 def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -> None:
     """Write the task's preview grid for this step as a PNG, where the task has one."""
     count = min(len(data), run.config.train.batch_size)
-    batch = to_device(data.fetch(list(range(count)), 0), run.device)
+    batch = to_device(data.fetch(list(range(count)), 0), run.device, run.data)
     with torch.random.fork_rng(devices=_cuda(run.device)):
         torch.manual_seed(run.config.seed)
         tiles = run.task.preview(batch)

@@ -135,7 +135,7 @@ class Training:
 
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
-        return prefetch(self.loader.batches(self.step), self.run.device)
+        return prefetch(self.loader.batches(self.step), self.run.device, self.run.data)
 
     def advance(self, batch: Batch) -> bool:
         """Perform one step of every phase that is due. Return False when the run was rolled back instead."""

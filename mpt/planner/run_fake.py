@@ -116,7 +116,7 @@ def perform_steps(
         stack.enter_context(watch_run(run, recorder))
 
         def load() -> Batch:
-            loaded = run.data.zeros(batch_size, run.device)
+            loaded = run.data.as_floats(run.data.zeros(batch_size, run.device, stored=True))
             recorder.mark(loaded.values(), "batch")
             return loaded
 

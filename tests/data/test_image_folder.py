@@ -134,7 +134,7 @@ def test_a_bomb_is_refused_before_its_pixels_are_decoded(tmp_path, monkeypatch):
     Image.new("L", (200, 200)).save(tmp_path / "a.png")
     monkeypatch.setattr(decoding, "convert_mode", lambda *arguments: pytest.fail("decoded"))
     with pytest.raises(decoding.BadImageError, match=r"200 x 200 pixels are more than dataset\.max_pixels=39999"):
-        decoding.decode_image(tmp_path / "a.png", 3, 8, 39_999)
+        decoding.decode_image(tmp_path / "a.png", 3, (8, 8), 39_999)
 
 
 def test_a_folder_of_bad_files_only_stops_even_when_skipping(tmp_path):

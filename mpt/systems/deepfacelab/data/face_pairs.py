@@ -100,7 +100,8 @@ class FacePairs:
 
 def describe_pairs(size: int, count: int, with_swaps: bool = False) -> DataSpec:
     """Return the layout of pairs of faces with sides of `size` pixels."""
-    image, mask = FieldSpec((3, size, size), torch.float32), FieldSpec((1, size, size), torch.float32)
+    image = FieldSpec((3, size, size), torch.float32, "image")
+    mask = FieldSpec((1, size, size), torch.float32, "mask")
     fields: dict[str, FieldSpec] = {}
     for side in ("src", "dst"):
         fields |= {f"{side}_warped": image, f"{side}_target": image}
