@@ -130,7 +130,10 @@ def infer(
     dtype: Annotated[
         str | None, typer.Option(help="float16 or bfloat16; without --half the weights stay float32. Or float32.")
     ] = None,
-    input: Annotated[str | None, typer.Option(metavar="PATH", help="An image or a folder of images.")] = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]PATH", help="An image or a folder of images; once for each input of the task."),
+    ] = None,
     output: Output = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at once.")] = None,
     truncation: Annotated[
@@ -146,7 +149,7 @@ def infer(
         run=run,
         half=half,
         dtype=dtype,
-        input=input,
+        input=tuple(input or ()),
         output=output,
         batch_size=batch_size,
         truncation=truncation,

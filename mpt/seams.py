@@ -21,9 +21,9 @@ from mpt.errors import DataError
 Batch = dict[str, Tensor]
 """Named tensors that share dimension 0, the sample dimension.
 
-A task sees images as float32 in [0, 1], NCHW. A data set of one image per sample calls it "image"; one of several has a
-field for each, with any names, sizes and channels, and they need not be square. A data set may deliver an image as uint8,
-a quarter of the bytes: the engine divides it by 255 on the device (`DataSpec.as_floats`).
+A task sees images as float32 in [0, 1], NCHW. A data set of one image per sample calls it "image"; one of several has
+a field for each, with any names, sizes and channels, and they need not be square. A data set may deliver an image as
+uint8, a quarter of the bytes: the engine divides it by 255 on the device (`DataSpec.as_floats`).
 
 What a sample has a varying number of is padded to a fixed length M, so that shapes do not depend on the data, and has a
 mask that says which rows are real. Boxes of objects are, by convention, `boxes` (M, 4) float32 as x1 y1 x2 y2 in pixels
@@ -131,7 +131,7 @@ class DataSpec:
         return cls(fields, int(record["size"]), tuple(map(str, record["classes"])), dict(record["extra"]))
 
     def zeros(self, batch_size: int, device: torch.device | str, stored: bool = False) -> Batch:
-        """Return a batch of zeros as a task sees it, for dry runs and exports; `stored`: as the data set delivers it."""
+        """Return a batch of zeros as a task sees it, for dry runs; `stored`: as the data set delivers it."""
         batch = {
             name: torch.zeros((batch_size, *spec.shape), dtype=spec.dtype, device=device)
             for name, spec in self.fields.items()
@@ -188,6 +188,10 @@ class Task(Protocol):
     metric: str
     """Name of the evaluation figure that chooses the best checkpoint."""
     higher_is_better: bool
+    inputs: tuple[str, ...]
+    """The batch fields that `mpt infer --input` fills, one file each; () for a task that makes samples from noise."""
+    optional_inputs: bool
+    """Whether a task with `inputs` can also make samples without any."""
 
     @property
     def blocks(self) -> Sequence[nn.Module]: ...  # units that memory tricks may wrap

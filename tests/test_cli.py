@@ -124,7 +124,7 @@ def test_resume_may_be_given_without_a_value(called, words, resume):
         (
             "infer r --half --dtype float16 --input i --output o --batch-size 2 --device cpu --runs d --allow p",
             "infer",
-            InferArguments("r", True, "float16", "i", "o", 2, device="cpu", runs="d", allow=("p",)),
+            InferArguments("r", True, "float16", ("i",), "o", 2, device="cpu", runs="d", allow=("p",)),
         ),
         ("infer --truncation 0.5 --seed 3", "infer", InferArguments(truncation=0.5, seed=3)),
         ("compare fp32 amp seed=1", "compare", CompareArguments(what=("fp32", "amp", "seed=1"))),

@@ -35,7 +35,7 @@ class InferArguments:
     run: str | None = None
     half: bool = False
     dtype: str | None = None
-    input: str | None = None
+    input: tuple[str, ...] = ()
     output: str | None = None
     batch_size: int | None = None
     truncation: float | None = None

@@ -42,9 +42,9 @@ def run(arguments: ConvertArguments) -> None:
     full = rebuild(trained, "fp32")
     trained.run = full
     with watch_calls(full.task.modules) as called:
-        if not needs_inputs(trained):
+        if not needs_inputs(full.task):
             infer_one(trained, next(iter(read_inputs(trained, [], 2))))
-        if getattr(full.task, "takes_inputs", True):  # an encoder is called for inputs alone
+        if full.task.inputs:  # an encoder is called for inputs alone
             infer_one(trained, drawn_inputs(full))
     dtype = arguments.dtype or "float16"
     chosen = rebuild_half(trained, dtype) if arguments.half else full

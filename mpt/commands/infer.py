@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mpt.commands.arguments import InferArguments
 from mpt.commands.infer_half import infer_half
-from mpt.commands.infer_inputs import infer_one, input_files, read_inputs
+from mpt.commands.infer_inputs import Sample, find_files, infer_one, match_files, read_inputs
 from mpt.data.images import write_grid
 from mpt.errors import ConfigError, InputOutputError
 from mpt.inference.half import rebuild
@@ -38,22 +38,21 @@ def run(arguments: InferArguments) -> None:
     """
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
-    files = input_files(arguments.input) if arguments.input else []
+    given = find_files(arguments.input)
     wishes = {"task.truncation": arguments.truncation, "seed": arguments.seed}
     overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
     trained = open_trained(
         arguments.run, Path(arguments.runs), arguments.device or "auto", overrides, allow=arguments.allow
     )
-    if files and not getattr(trained.run.task, "takes_inputs", True):
-        raise ConfigError(f"--input: {trained.config.model.name} makes images from noise and takes none; leave it out")
+    samples = match_files(trained.run.task, trained.config.model.name, given)
     output = Path(arguments.output) if arguments.output else Path(trained.directory.path) / "inference"
     batch_size = arguments.batch_size or trained.config.train.batch_size
     make_folder(output)
     if arguments.half:
-        results = infer_half(trained, files, batch_size, arguments.dtype, output)
+        results = infer_half(trained, samples, batch_size, arguments.dtype, output)
     else:
-        results = list(infer(in_dtype(trained, arguments.dtype), files, batch_size))
-    for line in write(results, files, output):
+        results = list(infer(in_dtype(trained, arguments.dtype), samples, batch_size))
+    for line in write(results, [next(iter(sample.values())) for sample in samples], output):
         print(line)
 
 
@@ -67,9 +66,9 @@ def in_dtype(trained: Trained, dtype: str | None) -> Trained:
     return dataclasses.replace(trained, run=other)
 
 
-def infer(trained: Trained, files: Sequence[Path], batch_size: int) -> Iterator[Inference]:
+def infer(trained: Trained, samples: Sequence[Sample], batch_size: int) -> Iterator[Inference]:
     """Yield the task's inference for each batch of inputs."""
-    for inputs in read_inputs(trained, files, batch_size):
+    for inputs in read_inputs(trained, samples, batch_size):
         yield infer_one(trained, inputs)
 
 
@@ -82,7 +81,10 @@ def make_folder(output: Path) -> None:
 
 
 def write(results: Sequence[Inference], files: Sequence[Path], output: Path) -> list[str]:
-    """Write grids and tables below `output` and return lines that say what was written."""
+    """Write grids and tables below `output` and return lines that say what was written.
+
+    `files` name the samples: the first input of each.
+    """
     said: list[str] = []
     tiles = [result.tiles for result in results if result.tiles is not None]
     if tiles:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mpt.commands.infer_inputs import infer_one, needs_inputs, read_inputs
+from mpt.commands.infer_inputs import Sample, infer_one, needs_inputs, read_inputs
 from mpt.data.absent import AbsentDataset
 from mpt.engine.evaluation import evaluate
 from mpt.inference.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls
@@ -65,16 +65,16 @@ class Statement:
 
 
 def infer_half(
-    trained: Trained, files: Sequence[Path], batch_size: int, dtype: str | None, output: Path
+    trained: Trained, samples: Sequence[Sample], batch_size: int, dtype: str | None, output: Path
 ) -> list[Inference]:
     """Infer in float32 and in half, state the difference, write it, and return what half made."""
     choice = choose_half(dtype, trained.run.device)
     full, full_results, _ = measure(
-        dataclasses.replace(trained, run=rebuild(trained, "fp32")), "float32", files, batch_size
+        dataclasses.replace(trained, run=rebuild(trained, "fp32")), "float32", samples, batch_size
     )
     release(trained.run.device)
     half_run = rebuild_half(trained, choice.dtype)
-    half, results, awkward = measure(dataclasses.replace(trained, run=half_run), choice.dtype, files, batch_size)
+    half, results, awkward = measure(dataclasses.replace(trained, run=half_run), choice.dtype, samples, batch_size)
     statement = Statement(
         choice.statement, full, half, measure_distance(full_results, results), trained.run.task.metric, awkward
     )
@@ -85,18 +85,18 @@ def infer_half(
 
 
 def measure(
-    trained: Trained, name: str, files: Sequence[Path], batch_size: int
+    trained: Trained, name: str, samples: Sequence[Sample], batch_size: int
 ) -> tuple[Measured, list[Inference], list[str]]:
     """Infer all inputs and measure size, memory, latency and metric; also name layers of awkward sizes."""
     run = trained.run
-    inputs = list(read_inputs(trained, files, batch_size))
+    inputs = list(read_inputs(trained, samples, batch_size))
     with watch_calls(run.task.modules) as called:
         results = [infer_one(trained, one) for one in inputs]
     used = {key: module for key, (module, _, _) in called.items()}
     peak = measure_peak(lambda: infer_one(trained, inputs[0]), run)
     latency = measure_latency(lambda: infer_one(trained, inputs[0]), run.device)
     metric = math.nan
-    if needs_inputs(trained) and not isinstance(trained.test_data, AbsentDataset):
+    if needs_inputs(run.task) and not isinstance(trained.test_data, AbsentDataset):
         metric = evaluate(run, trained.test_data, trained.config.train.batch_size)[run.task.metric]
     return Measured(name, stored_bytes(used), peak, latency, metric), results, awkward_dimensions(used)
 

@@ -1,23 +1,44 @@
-"""What `mpt infer` infers from: image files, test samples, or nothing but a wish for samples."""
+"""What `mpt infer` infers from: image files, test samples, or nothing but a wish for samples.
+
+A task names the fields that files may fill (`Task.inputs`); each file is brought to its field's channels, height and
+width. A task of one field takes any number of files. A task of several (two cameras, two frames) takes a file or a
+folder for each, `--input rgb=A --input ir=B` or in the task's order; folders are matched by file name, without the
+suffix.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from mpt.data.decoding import EXTENSIONS, BadImageError, decode_image
+from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, decode_bytes
 from mpt.data.loader import to_device
-from mpt.errors import DataError
+from mpt.errors import ConfigError, DataError
 from mpt.inference.trained import Trained
-from mpt.seams import Batch, Inference
+from mpt.seams import Batch, Inference, Task
 
 SAMPLES = 64
 MAX_PIXELS = 100_000_000
 
 Inputs = tuple[Batch | None, int]
 """A batch on the run's device, or None for samples; and the number of samples."""
+Sample = dict[str, Path]
+"""The file of each input field of one sample."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One `--input`: the files of a folder, or one, and the field they are for where it was said."""
+
+    text: str
+    files: tuple[Path, ...]
+    root: Path
+    """The folder that the files' names are relative to."""
+    field: str | None = None
 
 
 def infer_one(trained: Trained, inputs: Inputs) -> Inference:
@@ -29,35 +50,92 @@ def infer_one(trained: Trained, inputs: Inputs) -> Inference:
         return result
 
 
-def read_inputs(trained: Trained, files: Sequence[Path], batch_size: int) -> Iterator[Inputs]:
+def read_inputs(trained: Trained, samples: Sequence[Sample], batch_size: int) -> Iterator[Inputs]:
     """Yield batches of the files; without files, of test samples for a task that needs inputs, else a wish for
     samples."""
     run = trained.run
-    if not files and needs_inputs(trained):
+    if not samples and needs_inputs(run.task):
         data = trained.test_data
         for start in range(0, min(len(data), SAMPLES), batch_size):
             indices = list(range(start, min(start + batch_size, len(data), SAMPLES)))
-            yield to_device(data.fetch(indices, 0), run.device), len(indices)
+            yield to_device(data.fetch(indices, 0), run.device, run.data), len(indices)
         return
-    if not files:
+    if not samples:
         yield None, SAMPLES
         return
-    channels, height, _ = run.data.fields[getattr(run.task, "input_field", "image")].shape
-    for start in range(0, len(files), batch_size):
-        chosen = files[start : start + batch_size]
-        try:
-            images = [decode_image(file, channels, height, MAX_PIXELS) for file in chosen]
-        except BadImageError as error:
-            raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
-        batch: Batch = {"image": torch.stack(images)}
-        yield to_device(batch, run.device), len(chosen)
+    for start in range(0, len(samples), batch_size):
+        chosen = samples[start : start + batch_size]
+        batch = {
+            field: torch.stack([read_image(trained, field, sample[field]) for sample in chosen])
+            for field in run.task.inputs
+        }
+        yield to_device(batch, run.device, run.data), len(chosen)
 
 
-def needs_inputs(trained: Trained) -> bool:
-    """Does the task infer from inputs (labelled, or of a field that it names) rather than make samples?"""
-    return hasattr(trained.run.task, "input_field") or (
-        "label" in trained.run.data.fields and not hasattr(trained.run.task, "generate")
-    )
+def read_image(trained: Trained, field: str, file: Path) -> Tensor:
+    """Return one file as float32 (c, h, w) in [0, 1], as the field's layout asks. Raises DataError."""
+    channels, height, width = trained.run.data.fields[field].shape
+    if channels not in MODES:
+        raise DataError(f"--input: '{field}' has {channels} channels; files can be read with 1, 3 or 4")
+    try:
+        return decode_bytes(file, channels, (height, width), MAX_PIXELS).float().div_(255)
+    except BadImageError as error:
+        raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
+
+
+def needs_inputs(task: Task) -> bool:
+    """Does the task infer from inputs only, so that test samples stand in where none are given?"""
+    return bool(task.inputs) and not task.optional_inputs
+
+
+def find_files(wanted: Sequence[str]) -> list[Given]:
+    """Return what each `--input` names, before any run is opened. Raises DataError where there is nothing."""
+    found = []
+    for text in wanted:
+        field, _, rest = text.partition("=")
+        named = bool(rest) and field.isidentifier() and not Path(text).exists()
+        path = Path(rest if named else text)
+        files = tuple(input_files(str(path)))
+        found.append(Given(text, files, path if path.is_dir() else path.parent, field if named else None))
+    return found
+
+
+def match_files(task: Task, model: str, given: Sequence[Given]) -> list[Sample]:
+    """Return the samples that the files make for this task.
+
+    Raises ConfigError where the inputs are not those of the task, DataError where files have no partner.
+    """
+    fields = tuple(task.inputs)
+    if given and not fields:
+        raise ConfigError(f"--input: {model} makes images from noise and takes none; leave it out")
+    unknown = [one.field for one in given if one.field is not None and one.field not in fields]
+    if unknown:
+        raise ConfigError(f"--input: {model} has no input {unknown[0]!r}; it has {', '.join(fields)}")
+    if len(fields) == 1:
+        return [{fields[0]: file} for one in given for file in one.files]
+    if not given:
+        return []
+    by_field = {one.field or field: one for one, field in zip(given, fields)}
+    if len(given) != len(fields) or set(by_field) != set(fields):
+        example = " ".join(f"--input {field}=PATH" for field in fields)
+        raise ConfigError(f"--input: {model} takes {len(fields)} inputs; write {example}")
+    if all(len(one.files) == 1 for one in by_field.values()):
+        return [{field: by_field[field].files[0] for field in fields}]
+    names = {field: {stem(file, one.root): file for file in one.files} for field, one in by_field.items()}
+    first = names[fields[0]]
+    for field in fields[1:]:
+        alone = sorted(set(first) ^ set(names[field]))
+        if alone:
+            raise DataError(
+                f"--input: {alone[0]!r} is not in both {by_field[fields[0]].text} and {by_field[field].text}; files "
+                "that belong together have the same name in each folder"
+            )
+    return [{field: names[field][name] for field in fields} for name in first]
+
+
+def stem(file: Path, root: Path) -> str:
+    """Return a file's name below its folder, without the suffix."""
+    return file.relative_to(root).with_suffix("").as_posix()
 
 
 def input_files(wanted: str) -> list[Path]:

@@ -86,7 +86,7 @@ class ImageFolder:
         return batch
 
     def sample(self, index: int, epoch: int) -> tuple[Tensor, int]:
-        """Return one image, in the dtype of the spec, and the index it really came from: `index`, or the next that can be decoded."""
+        """Return one image, in the spec's dtype, and the index it came from: `index`, or the next that can be read."""
         whole = self.augmentation is not None and self.augmentation.crops_from_original
         for attempt in range(min(len(self.paths), MOST_BAD_IN_A_ROW)):
             used = (index + attempt) % len(self.paths)

@@ -1,8 +1,8 @@
 """A data set whose images lie in one tensor: a batch is one indexed gather.
 
 Size and channels are converted once, at the start, as long as the result stays below `LARGEST_PREPARED_BYTES`; beyond
-that each batch is converted when it is fetched, with the same result. Float images stay float32. Byte images stay bytes, a
-quarter of the memory, and where nothing is to be changed about them they are delivered as bytes.
+that each batch is converted when it is fetched, with the same result. Float images stay float32. Byte images stay
+bytes, a quarter of the memory, and where nothing is to be changed about them they are delivered as bytes.
 """
 
 from __future__ import annotations

@@ -77,7 +77,10 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
         if config.task.name != "classify" or size is None:
             raise
         channels = getattr(config.sized_dataset.settings, "channels", None) or 3
-        fields = {"image": FieldSpec((channels, size, size), torch.float32, "image"), "label": FieldSpec((), torch.int64)}
+        fields = {
+            "image": FieldSpec((channels, size, size), torch.float32, "image"),
+            "label": FieldSpec((), torch.int64),
+        }
         classes = tuple(str(number) for number in range(ASSUMED_CLASSES))
         note = f"the data set is not here ({found}): planned with {channels}x{size}x{size} images in 1000 classes"
         return DataSpec(fields, ASSUMED_CLASSES, classes), [note]

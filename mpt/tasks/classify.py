@@ -38,6 +38,8 @@ class Classify:
     """Train `net` to name images."""
 
     metric, higher_is_better = "accuracy", True
+    inputs: tuple[str, ...] = ("image",)
+    optional_inputs = False
 
     def __init__(self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision) -> None:
         self.settings, self.net, self.classes, self.precision = settings, net, data.classes, precision

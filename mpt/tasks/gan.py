@@ -63,6 +63,7 @@ class Gan:
     """Train `gen` (with `encoder` or `recognition` beside it, where the model has one) against `disc`."""
 
     metric, higher_is_better = "frechet_distance", False
+    optional_inputs = True
 
     def __init__(
         self,
@@ -95,7 +96,8 @@ class Gan:
         self.gen, self.disc = modules["gen"], modules["disc"]
         self.encoder, self.recognition = modules.get("encoder"), modules.get("recognition")
         self.condition = modules.get("condition")
-        self.takes_inputs = self.encoder is not None  # without an encoder, what it infers comes from noise
+        # Without an encoder, what it infers comes from noise.
+        self.inputs: tuple[str, ...] = ("image",) if self.encoder is not None else ()
         self.modules: dict[str, nn.Module] = dict(modules)
         self.trainable = {"disc": self.disc, "gen": self._generator_side()}
         if settings.ema:

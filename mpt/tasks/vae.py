@@ -38,6 +38,8 @@ class Vae:
     """Train `encoder` and `decoder` together."""
 
     metric, higher_is_better = "negative_elbo", False
+    inputs: tuple[str, ...] = ("image",)
+    optional_inputs = True
 
     def __init__(
         self,

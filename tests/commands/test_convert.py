@@ -117,7 +117,7 @@ def test_an_onnx_file_computes_what_the_network_does_at_any_batch_size(classifie
 
 
 def test_an_interrupted_writing_leaves_no_file(tmp_path, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", fail)

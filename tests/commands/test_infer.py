@@ -35,7 +35,7 @@ def read_rows(output):
 
 
 def test_a_classifier_labels_the_files_below_a_folder(classifier, pictures, tmp_path):
-    rows = read_rows(go(classifier, tmp_path, input=str(pictures), batch_size=2))
+    rows = read_rows(go(classifier, tmp_path, input=(str(pictures),), batch_size=2))
     assert [row["input"].rsplit("/", 1)[1] for row in rows] == ["0.png", "1.png", "2.png"]
     assert all(0 <= float(row["probability"]) <= 1 for row in rows)
 
@@ -70,7 +70,7 @@ def test_seed_and_truncation_are_the_users(generator, classifier, tmp_path):
 
 def test_a_generator_that_makes_images_from_noise_refuses_inputs(generator, pictures, tmp_path):
     with pytest.raises(ConfigError, match="makes images from noise and takes none"):
-        go(generator, tmp_path, input=str(pictures))
+        go(generator, tmp_path, input=(str(pictures),))
 
 
 def test_half_states_size_latency_memory_distance_agreement_and_metric(classifier, tmp_path, capsys):
@@ -136,7 +136,7 @@ def test_dtype_without_half_changes_the_arithmetic_alone(classifier, tmp_path):
         ({"dtype": "int8"}, ConfigError, "--dtype"),
         ({"dtype": "float32", "half": True}, ConfigError, "--dtype"),
         ({"batch_size": 0}, ConfigError, "--batch-size"),
-        ({"input": "/nowhere"}, DataError, "--input"),
+        ({"input": ("/nowhere",)}, DataError, "--input"),
     ],
 )
 def test_arguments_that_are_none_are_refused(classifier, tmp_path, changes, error, message):
@@ -147,10 +147,10 @@ def test_arguments_that_are_none_are_refused(classifier, tmp_path, changes, erro
 def test_a_folder_without_images_and_a_corrupt_image_are_refused_by_name(classifier, pictures, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images"):
-        go(classifier, tmp_path, input=str(tmp_path / "empty"))
+        go(classifier, tmp_path, input=(str(tmp_path / "empty"),))
     (pictures / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
     with pytest.raises(DataError, match=r"--input: .*broken\.png: .*\. Leave this file out$"):
-        go(classifier, tmp_path, input=str(pictures))
+        go(classifier, tmp_path, input=(str(pictures),))
 
 
 def test_a_run_that_is_not_there_or_has_no_checkpoint_is_refused(classifier, tmp_path):

@@ -47,7 +47,7 @@ def test_pictures_are_labelled_with_the_classes_of_the_data_that_are_not_here(
 ) -> None:
     picture = next((moved.parent / "elsewhere").rglob("*.png"))
     for half in (False, True):
-        infer.run(InferArguments(run="classifier", runs=str(moved), input=str(picture), half=half, device="cpu"))
+        infer.run(InferArguments(run="classifier", runs=str(moved), input=(str(picture),), half=half, device="cpu"))
         said = capsys.readouterr().out
         assert f"{picture}: label cat" in said or f"{picture}: label dog" in said
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from mpt.data import decoding, image_folder
-from mpt.data.loader import Loader
+from mpt.data.loader import Loader, to_device
 from mpt.errors import ConfigError, DataError
 from mpt.vision_ops import import_torchvision
 
@@ -47,7 +47,9 @@ def test_images_are_cut_square_resized_and_scaled(tmp_path):
     (tmp_path / "train" / "x").mkdir(parents=True)
     Image.fromarray(picture).save(tmp_path / "train" / "x" / "a.png")
     write_image(tmp_path / "test" / "x" / "a.png")
-    batch = build(tmp_path, image_size=5).fetch([0], 0)
+    data = build(tmp_path, image_size=5)
+    assert data.fetch([0], 0)["image"].dtype == torch.uint8 == data.spec.fields["image"].dtype
+    batch = to_device(data.fetch([0], 0), "cpu", data.spec)
     assert batch["image"].shape == (1, 3, 5, 5)
     assert torch.equal(batch["image"][..., 1:4], torch.ones(1, 3, 5, 3))
     assert batch["image"].min() > 0.8  # the filter reaches a little over the cut

@@ -2,6 +2,7 @@ import torch
 
 from mpt.data import in_memory
 from mpt.data.in_memory import InMemory
+from mpt.data.loader import to_device
 
 
 def bytes_set(**settings):
@@ -11,7 +12,9 @@ def bytes_set(**settings):
 
 def test_bytes_become_floats_in_the_unit_range_and_rows_stay_with_their_labels():
     data = bytes_set()
-    batch = data.fetch([4, 2], 0)
+    delivered = data.fetch([4, 2], 0)
+    assert delivered["image"].dtype == torch.uint8 == data.spec.fields["image"].dtype
+    batch = to_device(delivered, "cpu", data.spec)
     assert torch.equal(batch["image"], data.images[[4, 2]].float() / 255)
     assert batch["label"].tolist() == [4, 2]
 
@@ -22,7 +25,7 @@ def test_sets_too_large_to_prepare_are_converted_on_the_way_to_the_same_picture(
     lazy = bytes_set(image_size=16, channels=1)
     assert prepared.images.shape == (10, 1, 16, 16)
     assert lazy.images.shape == (10, 3, 8, 8)
-    one, other = prepared.fetch([1, 2], 0)["image"], lazy.fetch([1, 2], 0)["image"]
+    one, other = (to_device(data.fetch([1, 2], 0), "cpu", data.spec)["image"] for data in (prepared, lazy))
     assert (one - other).abs().max() <= 0.5 / 255 + 1e-6  # the prepared ones are rounded to bytes
 
 

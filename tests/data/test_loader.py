@@ -175,9 +175,9 @@ def test_loading_from_memory_costs_little_per_batch():
 def test_prefetching_keeps_order_and_content():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loader = Loader(Numbers(10), 3, seed=0, pin_memory=True)
-    arrived = itertools.islice(prefetch(loader.batches(), device), 7)
+    arrived = itertools.islice(prefetch(loader.batches(), device, loader.dataset.spec), 7)
     assert [batch["label"].tolist() for batch in arrived] == labels(loader.batches(), 7)
-    assert to_device(next(loader.batches()), device)["label"].device.type == device.type
+    assert to_device(next(loader.batches()), device, loader.dataset.spec)["label"].device.type == device.type
 
 
 @pytest.mark.gpu
@@ -187,9 +187,9 @@ def test_prefetched_batches_are_not_overwritten_while_the_gpu_is_still_busy_with
     loader = Loader(data, 64, 0, pin_memory=True)
     sums = []
     weight = torch.randn(2048, 2048, device="cuda")
-    for batch in itertools.islice(prefetch(loader.batches(), torch.device("cuda")), 40):
+    for batch in itertools.islice(prefetch(loader.batches(), torch.device("cuda"), data.spec), 40):
         for _ in range(5):
             weight = torch.nn.functional.normalize(weight @ weight)
         sums.append(batch["image"].double().sum())
-    expected = [batch["image"].double().sum() for batch in itertools.islice(loader.batches(), 40)]
+    expected = [(batch["image"] / 255).double().sum() for batch in itertools.islice(loader.batches(), 40)]
     assert torch.allclose(torch.stack(sums).cpu(), torch.stack(expected))

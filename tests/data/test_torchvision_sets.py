@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mpt.data import torchvision_sets
+from mpt.data.loader import to_device
 from mpt.errors import DataError
 from mpt.vision_ops import import_torchvision
 
@@ -32,7 +33,7 @@ def test_the_mnist_kind_is_read_from_the_files_torchvision_keeps(tmp_path, name,
     train = torchvision_sets.build(settings_for(name, root=str(tmp_path)), "train", 0)
     test = torchvision_sets.build(settings_for(name, root=str(tmp_path), image_size=32, channels=3), "test", 0)
     assert (len(train), len(test), len(train.spec.classes)) == (6, 4, 10)
-    batch = train.fetch([5], 0)
+    batch = to_device(train.fetch([5], 0), "cpu", train.spec)
     assert torch.equal(batch["image"][0, 0], torch.from_numpy(images[5]).float() / 255)
     assert batch["label"].tolist() == [5]
     assert test.fetch([0], 0)["image"].shape == (1, 3, 32, 32)
@@ -52,7 +53,7 @@ def test_cifar_is_read_and_a_file_with_another_checksum_is_refused(tmp_path, mon
     monkeypatch.setattr(kind, "test_list", [])
     monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums["batches.meta"]})
     data = torchvision_sets.build(settings_for("cifar10", root=str(tmp_path)), "train", 0)
-    batch = data.fetch([0], 0)
+    batch = to_device(data.fetch([0], 0), "cpu", data.spec)
     assert batch["label"].tolist() == [7]
     assert torch.equal(batch["image"][0], torch.from_numpy(pixels.reshape(3, 32, 32)).float() / 255)
     (folder / "data_batch_1").write_bytes(b"not what was published")

@@ -178,8 +178,8 @@ def test_models_with_an_encoder_reconstruct_inputs(name: str) -> None:
     run = build(name, "amp")
     task = run.task
     assert isinstance(task, Gan)
-    assert task.takes_inputs
-    assert not build("lsgan").task.takes_inputs  # type: ignore[attr-defined]
+    assert task.inputs == ("image",)
+    assert build("lsgan").task.inputs == ()  # type: ignore[attr-defined]
     image = make_batch(run, 3)["image"]
     made = task.infer({"image": image}, 3, 0)
     assert made.tiles is not None

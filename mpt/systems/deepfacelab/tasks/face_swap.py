@@ -51,8 +51,8 @@ class FaceSwap:
     """Train an autoencoder with a shared encoder to redraw two people, each from a bent picture."""
 
     metric, higher_is_better = "source_psnr", True
-    input_field = "dst_target"
-    """The field whose shape pictures given to inference take."""
+    inputs: tuple[str, ...] = ("dst_target",)
+    optional_inputs = False
 
     def __init__(
         self, settings: Settings, model_settings: Any, modules: Mapping[str, nn.Module], precision: Precision
@@ -219,10 +219,10 @@ class FaceSwap:
         return torch.stack(columns, dim=1).flatten(0, 1).clamp(0, 1)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Swap destination faces, given as `image` or as a whole batch; return grids, swaps and masks."""
+        """Swap destination faces, given alone or as a whole batch; return grids, swaps and masks."""
         assert batch is not None, "a face swap is made from pictures"
-        if "dst_target" not in batch:
-            batch = {**batch, "dst_target": batch["image"], "dst_warped": batch["image"]}
+        if "dst_warped" not in batch:
+            batch = {**batch, "dst_warped": batch["dst_target"]}
         drawn = self.redraw(batch)
         sides = ("src", "dst") if "src" in drawn else ("dst",)
         figures = {}

@@ -40,7 +40,7 @@ def test_pictures_become_swaps_and_masks_side_by_side(run_path, tmp_path):
         picture = np.random.default_rng(index).integers(0, 255, (50, 50, 3), dtype=np.uint8)
         Image.fromarray(picture).save(faces / f"{index}.png")
     output = tmp_path / "out"
-    infer.run(InferArguments(run=str(run_path), input=str(faces), output=str(output)))
+    infer.run(InferArguments(run=str(run_path), input=(str(faces),), output=str(output)))
     names = {path.name for path in output.iterdir()}
     assert {"samples.png", "swap-0.png", "mask-2.png"} <= names
     with Image.open(output / "samples.png") as grid:

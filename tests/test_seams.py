@@ -1,0 +1,56 @@
+"""The data seam: layouts that are recorded and read back, and images that cross as bytes."""
+
+import pytest
+import torch
+
+from mpt.seams import DataSpec, FieldSpec
+
+SPEC = DataSpec(
+    {
+        "rgb": FieldSpec((3, 4, 6), torch.uint8, "image"),
+        "ir": FieldSpec((1, 2, 3), torch.float32, "image"),
+        "level": FieldSpec((5,), torch.uint8),
+        "boxes": FieldSpec((7, 4), torch.float32, "boxes"),
+    },
+    12,
+    ("a", "b"),
+)
+
+
+def test_a_layout_is_the_same_after_its_record():
+    assert DataSpec.from_record(SPEC.to_record()) == SPEC
+
+
+def test_a_record_of_an_earlier_version_has_no_kinds():
+    record = {"fields": {"image": {"shape": [1, 8, 8], "dtype": "float32"}, "label": {"shape": [], "dtype": "int64"}}}
+    spec = DataSpec.from_record({**record, "size": 3, "classes": ["x"], "extra": {}})
+    assert spec.fields == {
+        "image": FieldSpec((1, 8, 8), torch.float32, "image"),
+        "label": FieldSpec((), torch.int64, "target"),
+    }
+    record["fields"]["image"]["kind"] = "sound"
+    with pytest.raises(ValueError, match="'sound' is no kind"):
+        DataSpec.from_record({**record, "size": 3, "classes": ["x"], "extra": {}})
+
+
+def test_bytes_become_floats_for_images_alone_and_every_value_is_exact():
+    batch = {
+        "rgb": torch.arange(72, dtype=torch.uint8).view(1, 3, 4, 6),
+        "ir": torch.rand(1, 1, 2, 3),
+        "level": torch.arange(5, dtype=torch.uint8)[None],
+    }
+    seen = SPEC.as_floats(batch)
+    assert torch.equal(seen["rgb"], batch["rgb"].float() / 255)
+    assert seen["rgb"].dtype == torch.float32
+    assert seen["ir"] is batch["ir"]
+    assert seen["level"] is batch["level"]
+    every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    exact = (every.double() / 255).float()
+    assert torch.equal(SPEC.as_floats({"rgb": every})["rgb"], exact)
+
+
+def test_zeros_are_what_a_task_sees_or_what_is_delivered():
+    assert SPEC.zeros(2, "cpu")["rgb"].dtype == torch.float32
+    stored = SPEC.zeros(2, "cpu", stored=True)
+    assert stored["rgb"].dtype == torch.uint8
+    assert stored["boxes"].shape == (2, 7, 4)
