@@ -208,6 +208,9 @@ def plan(
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="A card to plan for, such as rtx2060, or auto.")
     ] = None,
+    desktop: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What the desktop takes of the card, such as 600MiB.")
+    ] = None,
     patches: Patches = None,
     output: Output = None,
     calibrate: Annotated[str | None, typer.Option(metavar="RUN", help="Learn from a run's measured peak.")] = None,
@@ -223,6 +226,7 @@ def plan(
         overrides=tuple(overrides or ()),
         vram=vram,
         gpu=gpu,
+        desktop=desktop,
         patches=tuple(patches or ()),
         output=output,
         calibrate=calibrate,

@@ -116,3 +116,5 @@ class PlanArguments:
     json: bool = False
     allow: tuple[str, ...] = ()
     runs: str = "runs"
+    desktop: str | None = None
+    """What the desktop takes of the card, such as "600MiB"."""

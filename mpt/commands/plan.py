@@ -5,9 +5,11 @@ Torch is not imported here: plans are made in processes of their own (`mpt.plann
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,12 +20,15 @@ from rich.console import Console
 from mpt.commands.arguments import PlanArguments
 from mpt.commands.plan_tables import as_data, print_plan, print_search, worth_showing
 from mpt.config.load import load_config
+from mpt.config.patch_origin import describe_origin, find_strange_patches
+from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
-from mpt.planner.budget import describe_bytes, parse_budget
+from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
+from mpt.planner.capacity import find_capacity
 from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
-from mpt.planner.recipe import Recipe, describe_cost, describe_patch, without_conflicts
+from mpt.planner.recipe import Recipe, describe_cost, describe_patch, has_margin, without_conflicts
 from mpt.planner.search import Search, search
 from mpt.planner.session import Session
 from mpt.planner.timeline import write_timeline
@@ -47,31 +52,38 @@ def run(arguments: PlanArguments) -> None:
         raise ConfigError("--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB")
     path = choose_output(arguments)
     config = load_config(arguments.config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
+    for warning in find_strange_patches(arguments.patches, config):
+        print(f"warning: {warning}", file=sys.stderr)
     gpu = choose_gpu(arguments.gpu)
     calibration = load_calibration(gpu.name)
-    budget = parse_budget(arguments.vram) if arguments.vram else None
-    limit = budget if budget is not None else int(gpu.memory_gib * 2**30) if arguments.gpu else None
+    capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
+    limit = capacity.budget_bytes
+    budget = limit if arguments.vram else None
     with Session(gpu, calibration, arguments.allow, WORKERS if budget else 1) as session:
         if budget is None:
             plan = session.plan([config], budget_bytes=limit, largest_batch=limit is not None)[0].get()
             found = Search([], [], [])
         else:
-            found = search(session, config, gpu, budget, largest_batch=True, on_first=partial(refuse_hopeless, budget))
+            found = search(session, config, gpu, budget, largest_batch=True, goes_on=partial(needs_search, budget))
             plan = next(one.plan for one in found.recipes if not one.patch)
     recipes = found.recipes
     best = next((recipe for recipe in recipes if recipe.fits), None)
     written: list[str] = []
-    if best is not None:
+    if best is not None and best.patch:
         assert budget is not None
-        written = write_results(path, arguments, plan, recipes, budget)
+        written = write_results(path, arguments, config, gpu, plan, recipes, budget)
     if arguments.json:
         print(json.dumps(as_data(gpu, calibration, plan, found, written), indent=1))
     else:
         console = Console(highlight=False)
+        for statement in capacity.statements:
+            console.print(statement, markup=False)
         print_plan(console, config, gpu, calibration, plan)
-        if recipes:
+        if best is not None and not best.patch:
+            console.print("It fits as it stands; there is nothing to change, and no patch was written.")
+        elif recipes:
             print_search(console, found, plan)
-        if best is not None:
+        if written:
             console.print(f"wrote {' and '.join(written)}; train the first recipe with", markup=False)
             console.print(f"  {train_command(arguments, path, recipes[0])}", markup=False, soft_wrap=True)
     if budget is not None and best is None:
@@ -79,18 +91,20 @@ def run(arguments: PlanArguments) -> None:
 
 
 def choose_output(arguments: PlanArguments) -> Path:
-    """Return where the patch goes: never over one that was given, which it builds on.
+    """Return where the patch goes: never over a file that is there.
 
     Raises ConfigError where that was asked for, and InputOutputError where nothing can be written, before any planning.
     """
     given = {Path(patch).resolve() for patch in arguments.patches}
     if arguments.output is None:
-        names = ("plan.yaml", *(f"plan-{number}.yaml" for number in range(2, len(given) + 2)))
-        path = next(Path(name) for name in names if Path(name).resolve() not in given)
+        numbered = (Path(f"plan-{number}.yaml") for number in itertools.count(2))
+        path = next(name for name in itertools.chain([Path("plan.yaml")], numbered) if not os.path.lexists(name))
     else:
         path = Path(arguments.output)
         if path.resolve() in given:
             raise ConfigError(f"--output: {path} is given with --with, and the recipe builds on it: name another file")
+        if os.path.lexists(path) and not path.is_dir():
+            raise ConfigError(f"--output: {path} exists; name another file, or remove it first")
     if arguments.vram and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
         raise InputOutputError(f"{path}: cannot be written: it is a folder, or its folder is missing or read-only")
     return path
@@ -110,8 +124,11 @@ def choose_gpu(name: str | None) -> Gpu:
     return installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
 
 
-def refuse_hopeless(budget: int, plan: dict[str, Any]) -> None:
-    """Stop before searching where half of the weights alone are too much: no recipe makes them smaller than that."""
+def needs_search(budget: int, plan: dict[str, Any]) -> bool:
+    """Return whether a configuration needs a recipe: not where it fits with room to spare.
+
+    Raises MemoryBudgetError where half of the weights alone are too much: no recipe makes them smaller than that.
+    """
     weights = plan["by_category"].get("parameters", 0) // 2
     if plan["context_bytes"] + weights > budget:
         raise MemoryBudgetError(
@@ -119,6 +136,7 @@ def refuse_hopeless(budget: int, plan: dict[str, Any]) -> None:
             f"({describe_bytes(plan['context_bytes'])}) and the weights in half precision "
             f"({describe_bytes(weights)}) need; use a smaller model or a larger card"
         )
+    return not (plan["fits"] and not plan["tight"] and has_margin(plan))
 
 
 def nothing_fits(recipes: list[Recipe], budget: int) -> str:
@@ -133,7 +151,13 @@ def nothing_fits(recipes: list[Recipe], budget: int) -> str:
 
 
 def write_results(
-    path: Path, arguments: PlanArguments, plan: dict[str, Any], recipes: list[Recipe], budget: int
+    path: Path,
+    arguments: PlanArguments,
+    config: Config,
+    gpu: Gpu,
+    plan: dict[str, Any],
+    recipes: list[Recipe],
+    budget: int,
 ) -> list[str]:
     """Write the first recipe as a patch, and a picture of the first few beside it; return their paths."""
     best = recipes[0]
@@ -147,7 +171,8 @@ def write_results(
     ]
     body = write_text(best.patch) if best.patch else "{}\n"
     try:
-        path.write_text("".join(f"# {line}".rstrip() + "\n" for line in heading) + body, "utf-8")
+        comments = "".join(f"# {line}".rstrip() + "\n" for line in heading)
+        path.write_text(f"{comments}{describe_origin(config, gpu.name, budget)}\n{body}", "utf-8")
     except OSError as error:
         raise InputOutputError(f"{path}: cannot be written: {error}") from error
     panels = [("as it stands", plan["timeline"])]

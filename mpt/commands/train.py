@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mpt.commands.arguments import TrainArguments
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
+from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
 from mpt.errors import MemoryBudgetError, MptError
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 def run(arguments: TrainArguments) -> None:
     """Train as the arguments say. Raises MptError for everything that is the user's to mend."""
     config = read_config(arguments)
+    for warning in find_strange_patches(arguments.patches, config):
+        print(f"warning: {warning}", file=sys.stderr)
     if arguments.print_config:
         sys.stdout.write(config.to_yaml())
         return

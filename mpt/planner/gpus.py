@@ -3,6 +3,11 @@
 Figures are the makers' datasheets: dense float32 and half tensor throughput (with float32 accumulation, which GeForce
 cards run at half rate), TF32 where there is any, memory bandwidth, and the host link's practical rate. GPUs without
 tensor cores compute half at float32's rate, since libraries accumulate in float32 there.
+
+A card never gives programs all the memory it is sold with: the driver and, on data-centre cards, error correction keep
+a part. `SEEN` holds what PyTorch's out-of-memory messages called the "total capacity", each with the thread it was
+read in; the rest is interpolated between cards of the same kind. Windows shows the nominal size and takes the same part
+out of what is free. A desktop takes more still: `mpt plan --desktop SIZE`.
 """
 
 from __future__ import annotations
@@ -10,8 +15,34 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from mpt.errors import ConfigError
+
+SEEN: dict[str, tuple[float, str]] = {
+    "gtx1660": (5.81, "github.com/zhou13/lcnn/issues/23"),
+    "rtx2060": (5.79, "github.com/facebookresearch/meshrcnn/issues/92"),
+    "rtx3060-laptop": (5.80, "github.com/JiehongLin/SAM-6D/issues/13"),
+    "rtx3070": (7.78, "github.com/akshitac8/OW-DETR/issues/46"),
+    "rtx3080": (9.78, "github.com/zai-org/CogVideo/issues/34"),
+    "rtx2080ti": (10.76, "github.com/RenYurui/StructureFlow/issues/35"),
+    "rtx3060": (11.75, "github.com/Kunhao-Liu/StyleGaussian/issues/12"),
+    "t4": (14.56, "out-of-memory messages give 14.56 to 14.76"),
+    "rtx3090": (23.70, "github.com/clovaai/deep-text-recognition-benchmark/issues/386"),
+    "rtx4090": (23.64, "github.com/3DTopia/Phidias-Diffusion/issues/8"),
+    "rtx5090": (31.37, "github.com/Wan-Video/Wan2.1/issues/465"),
+    "a100": (39.50, "out-of-memory messages of the 40 GB card"),
+    "l40s": (44.53, "out-of-memory messages"),
+    "rtx6000ada": (44.43, "github.com/DINGYANB/MTVCrafter/issues/21"),
+    "rtx8000": (47.46, "github.com/Victarry/stable-dreambooth/issues/8"),
+    "a100-80gb": (79.25, "out-of-memory messages of the 80 GB card"),
+}
+"""Card -> GiB that PyTorch called its total capacity, and where."""
+KEPT = ((3.0, 0.06), (6.0, 0.21), (8.0, 0.22), (10.0, 0.22), (12.0, 0.25), (24.0, 0.36), (32.0, 0.63), (80.0, 0.75))
+"""Nominal GiB and the GiB missing from it in `SEEN`, the larger of two, without error correction."""
+WITH_ERROR_CORRECTION = ("a10", "l4")
+LEFT_BY_ERROR_CORRECTION = 0.925
+"""Of GDDR6, as `SEEN` has it of the L40S and the RTX 6000 Ada."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +58,34 @@ class Gpu:
     bandwidth: float
     host_link: float = 12.0
     aliases: tuple[str, ...] = ()
+    is_installed: bool = False
+    """`memory_gib` was read from the card and is what programs can have."""
+
+    @property
+    def usable_gib(self) -> float:
+        """GiB that programs can have, the CUDA context included."""
+        return self.memory_gib if self.is_installed else SEEN[self.name][0] if self.name in SEEN else self._estimate()
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that programs can have, the CUDA context included."""
+        return int(self.usable_gib * 2**30)
+
+    @property
+    def usable_source(self) -> str:
+        """Where `usable_gib` is from."""
+        if self.is_installed:
+            return "read from the card"
+        return SEEN[self.name][1] if self.name in SEEN else "interpolated between cards that were seen"
+
+    def _estimate(self) -> float:
+        if self.name in WITH_ERROR_CORRECTION:
+            return self.memory_gib * LEFT_BY_ERROR_CORRECTION
+        size = min(max(self.memory_gib, KEPT[0][0]), KEPT[-1][0])
+        for (small, kept), (large, kept_of_large) in pairwise(KEPT):
+            if size <= large:
+                return self.memory_gib - kept - (kept_of_large - kept) * (size - small) / (large - small)
+        raise AssertionError("the last entry of KEPT bounds the size")
 
     @property
     def has_bfloat16(self) -> bool:
@@ -36,51 +95,92 @@ class Gpu:
 
 TABLE = (
     Gpu("gtx1060", 6, (6, 1), 4.4, 4.4, 0, 192),
-    Gpu("gtx1070", 8, (6, 1), 6.5, 6.5, 0, 256),
+    Gpu("gtx1070", 8, (6, 1), 6.5, 6.5, 0, 256, aliases=("gtx1070ti",)),
     Gpu("gtx1080", 8, (6, 1), 8.9, 8.9, 0, 320),
     Gpu("gtx1080ti", 11, (6, 1), 11.3, 11.3, 0, 484),
     Gpu("gtx1650", 4, (7, 5), 3.0, 3.0, 0, 128),
     Gpu("gtx1660", 6, (7, 5), 5.0, 5.0, 0, 192, aliases=("gtx1660ti", "gtx1660super")),
-    Gpu("rtx2060", 6, (7, 5), 6.5, 25.8, 0, 336),
-    Gpu("rtx2070", 8, (7, 5), 7.5, 29.9, 0, 448, aliases=("rtx2070super",)),
-    Gpu("rtx2080", 8, (7, 5), 10.1, 40.3, 0, 448, aliases=("rtx2080super",)),
+    Gpu("rtx2060", 6, (7, 5), 6.5, 25.8, 0, 336, aliases=("rtx2060-laptop",)),
+    Gpu("rtx2060-12gb", 12, (7, 5), 7.2, 28.7, 0, 336),
+    Gpu("rtx2060super", 8, (7, 5), 7.2, 28.7, 0, 448),
+    Gpu("rtx2070", 8, (7, 5), 7.5, 29.9, 0, 448, aliases=("rtx2070-laptop",)),
+    Gpu("rtx2070super", 8, (7, 5), 9.1, 36.3, 0, 448),
+    Gpu("rtx2080", 8, (7, 5), 10.1, 40.3, 0, 448, aliases=("rtx2080-laptop",)),
+    Gpu("rtx2080super", 8, (7, 5), 11.2, 44.6, 0, 496),
     Gpu("rtx2080ti", 11, (7, 5), 13.4, 53.8, 0, 616),
+    Gpu("titanrtx", 24, (7, 5), 16.3, 130.5, 0, 672),
     Gpu("rtx3050", 8, (8, 6), 9.1, 18.2, 9.1, 224),
+    Gpu("rtx3050-6gb", 6, (8, 6), 6.8, 13.5, 6.8, 168),
+    Gpu("rtx3050-laptop", 4, (8, 6), 7.1, 14.2, 7.1, 192, aliases=("rtx3050ti-laptop",)),
     Gpu("rtx3060", 12, (8, 6), 12.7, 25.5, 12.7, 360),
+    Gpu("rtx3060-8gb", 8, (8, 6), 12.7, 25.5, 12.7, 240),
+    Gpu("rtx3060-laptop", 6, (8, 6), 10.9, 21.9, 10.9, 336),
     Gpu("rtx3060ti", 8, (8, 6), 16.2, 32.4, 16.2, 448),
     Gpu("rtx3070", 8, (8, 6), 20.3, 40.6, 20.3, 448),
+    Gpu("rtx3070-laptop", 8, (8, 6), 16.6, 33.2, 16.6, 448, aliases=("rtx3070ti-laptop",)),
     Gpu("rtx3070ti", 8, (8, 6), 21.7, 43.5, 21.7, 608),
     Gpu("rtx3080", 10, (8, 6), 29.8, 59.5, 29.8, 760),
+    Gpu("rtx3080-12gb", 12, (8, 6), 30.6, 61.3, 30.6, 912),
+    Gpu("rtx3080-laptop", 8, (8, 6), 19.0, 38.0, 19.0, 448),
     Gpu("rtx3080ti", 12, (8, 6), 34.1, 68.2, 34.1, 912),
-    Gpu("rtx3090", 24, (8, 6), 35.6, 71.0, 35.6, 936, aliases=("rtx3090ti",)),
+    Gpu("rtx3080ti-laptop", 16, (8, 6), 23.6, 47.2, 23.6, 512),
+    Gpu("rtx3090", 24, (8, 6), 35.6, 71.0, 35.6, 936),
+    Gpu("rtx3090ti", 24, (8, 6), 40.0, 80.0, 40.0, 1008),
+    Gpu("rtx4050-laptop", 6, (8, 9), 9.0, 18.0, 9.0, 192),
     Gpu("rtx4060", 8, (8, 9), 15.1, 30.2, 15.1, 272),
+    Gpu("rtx4060-laptop", 8, (8, 9), 11.6, 23.2, 11.6, 256),
     Gpu("rtx4060ti", 8, (8, 9), 22.1, 44.1, 22.1, 288),
-    Gpu("rtx4070", 12, (8, 9), 29.1, 58.3, 29.1, 504, aliases=("rtx4070super",)),
+    Gpu("rtx4060ti-16gb", 16, (8, 9), 22.1, 44.1, 22.1, 288),
+    Gpu("rtx4070", 12, (8, 9), 29.1, 58.3, 29.1, 504),
+    Gpu("rtx4070super", 12, (8, 9), 35.5, 71.0, 35.5, 504),
+    Gpu("rtx4070-laptop", 8, (8, 9), 15.6, 31.2, 15.6, 256),
     Gpu("rtx4070ti", 12, (8, 9), 40.1, 80.2, 40.1, 504),
-    Gpu("rtx4080", 16, (8, 9), 48.7, 97.5, 48.7, 717, aliases=("rtx4080super",)),
+    Gpu("rtx4070tisuper", 16, (8, 9), 44.1, 88.2, 44.1, 672),
+    Gpu("rtx4080", 16, (8, 9), 48.7, 97.5, 48.7, 717),
+    Gpu("rtx4080super", 16, (8, 9), 52.2, 104.4, 52.2, 736),
+    Gpu("rtx4080-laptop", 12, (8, 9), 24.7, 49.4, 24.7, 432),
     Gpu("rtx4090", 24, (8, 9), 82.6, 165.2, 82.6, 1008),
+    Gpu("rtx4090-laptop", 16, (8, 9), 33.0, 66.0, 33.0, 576),
+    Gpu("rtx5050", 8, (12, 0), 13.2, 26.3, 13.2, 320),
+    Gpu("rtx5060", 8, (12, 0), 19.2, 38.4, 19.2, 448),
+    Gpu("rtx5060-laptop", 8, (12, 0), 13.3, 26.6, 13.3, 384),
+    Gpu("rtx5060ti", 8, (12, 0), 23.7, 47.4, 23.7, 448),
+    Gpu("rtx5060ti-16gb", 16, (12, 0), 23.7, 47.4, 23.7, 448),
     Gpu("rtx5070", 12, (12, 0), 30.9, 61.7, 30.9, 672),
+    Gpu("rtx5070-laptop", 8, (12, 0), 20.0, 40.0, 20.0, 384),
+    Gpu("rtx5070ti", 16, (12, 0), 43.9, 87.9, 43.9, 896),
     Gpu("rtx5080", 16, (12, 0), 56.3, 112.6, 56.3, 960),
     Gpu("rtx5090", 32, (12, 0), 104.8, 209.5, 104.8, 1792, 24),
     Gpu("t4", 16, (7, 5), 8.1, 65, 0, 320, aliases=("tesla-t4",)),
     Gpu("p100", 16, (6, 0), 9.5, 19.0, 0, 732),
     Gpu("v100", 16, (7, 0), 15.7, 125, 0, 900, aliases=("v100-16gb",)),
     Gpu("v100-32gb", 32, (7, 0), 15.7, 125, 0, 900),
+    Gpu("rtx8000", 48, (7, 5), 16.3, 130.5, 0, 672),
     Gpu("a10", 24, (8, 6), 31.2, 125, 62.5, 600, aliases=("a10g",)),
-    Gpu("a4000", 16, (8, 6), 19.2, 76.7, 38.3, 448),
-    Gpu("a6000", 48, (8, 6), 38.7, 154.8, 77.4, 768),
+    Gpu("a2000", 6, (8, 6), 8.0, 31.9, 16.0, 288, aliases=("rtxa2000",)),
+    Gpu("a2000-12gb", 12, (8, 6), 8.0, 31.9, 16.0, 288, aliases=("rtxa2000-12gb",)),
+    Gpu("a4000", 16, (8, 6), 19.2, 76.7, 38.3, 448, aliases=("rtxa4000",)),
+    Gpu("a4500", 20, (8, 6), 23.7, 94.6, 47.3, 640, aliases=("rtxa4500",)),
+    Gpu("a5000", 24, (8, 6), 27.8, 111.1, 55.6, 768, aliases=("rtxa5000",)),
+    Gpu("a6000", 48, (8, 6), 38.7, 154.8, 77.4, 768, aliases=("rtxa6000",)),
+    Gpu("rtx4000ada", 20, (8, 9), 26.7, 107, 53, 360),
+    Gpu("rtx6000ada", 48, (8, 9), 91.1, 364, 182, 960),
     Gpu("l4", 24, (8, 9), 30.3, 121, 60, 300),
     Gpu("l40s", 48, (8, 9), 91.6, 362, 183, 864),
     Gpu("a100", 40, (8, 0), 19.5, 312, 156, 1555, 20, aliases=("a100-40gb",)),
     Gpu("a100-80gb", 80, (8, 0), 19.5, 312, 156, 2039, 20),
     Gpu("h100", 80, (9, 0), 67, 989, 494, 3350, 40, aliases=("h100-80gb",)),
     Gpu("h200", 141, (9, 0), 67, 989, 494, 4800, 40),
+    # AMD's, under torch's ROCm build; their capabilities stand for the routes that come nearest.
+    Gpu("mi210", 64, (8, 0), 22.6, 181, 0, 1638, 20),
+    Gpu("mi250", 64, (8, 0), 22.6, 181, 0, 1638, 20, aliases=("mi250x",)),
+    Gpu("mi300x", 192, (9, 0), 163.4, 1307, 654, 5300, 40),
 )
 
 
 def plain(name: str) -> str:
     """Return a GPU's name without makers' words, spaces and case: "NVIDIA GeForce RTX 2060" -> "rtx2060"."""
-    name = re.sub(r"nvidia|geforce|tesla|quadro|graphics|laptop gpu|pcie|sxm\d?|-", " ", name.lower())
+    name = re.sub(r"nvidia|geforce|tesla|quadro|graphics|gpu|pcie|sxm\d?|generation|-", " ", name.lower())
     return re.sub(r"[\s_]+", "", name)
 
 
@@ -93,18 +193,18 @@ def find_gpu(name: str) -> Gpu:
             return by_name[candidate]
     nearest = difflib.get_close_matches(wanted, by_name, 3, 0.5)
     near = ", ".join(by_name[match].name for match in nearest)
-    known = ", ".join(gpu.name for gpu in TABLE)
-    raise ConfigError(f"--gpu: there is no {name!r} in the table{f'; nearest: {near}' if near else ''}; known: {known}")
+    known = f"nearest: {near}" if near else f"known: {', '.join(gpu.name for gpu in TABLE)}"
+    raise ConfigError(f"--gpu: there is no {name!r} in the table; {known}")
 
 
 def installed_gpu(name: str, total_bytes: int, capability: tuple[int, int]) -> Gpu:
     """Return the table's row for an installed card, with its true memory; an unknown card gets cautious speeds."""
     memory = total_bytes / 2**30
     try:
-        return replace(find_gpu(name), memory_gib=memory, capability=capability)
+        return replace(find_gpu(name), memory_gib=memory, capability=capability, is_installed=True)
     except ConfigError:
-        half = 30.0 if capability >= (7, 0) else 8.0
-        return Gpu(plain(name), memory, capability, 10.0, half, 10.0 if capability >= (8, 0) else 0, 400)
+        half, tf32 = 30.0 if capability >= (7, 0) else 8.0, 10.0 if capability >= (8, 0) else 0
+        return Gpu(plain(name), memory, capability, 10.0, half, tf32, 400, is_installed=True)
 
 
 DEFAULT = "rtx3060"

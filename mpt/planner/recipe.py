@@ -42,7 +42,7 @@ class Recipe:
     @property
     def is_close(self) -> bool:
         """Whether it fits, but by less than the planner's usual error."""
-        return self.fits and self.total > (1 - MARGIN) * self.plan["budget_bytes"]
+        return self.fits and not has_margin(self.plan)
 
     @property
     def fits_well(self) -> bool:
@@ -52,8 +52,7 @@ class Recipe:
     @property
     def total(self) -> int:
         """Bytes that it takes from the card: held back by the budget where it fits, else what it would like."""
-        reserved = self.plan["reserved_in_budget"] if self.fits else self.plan["reserved"]
-        return int(reserved + self.plan["context_bytes"])
+        return total_bytes(self.plan)
 
     @property
     def tricks(self) -> dict[str, Any]:
@@ -92,6 +91,17 @@ class Recipe:
             wanted.get(name, 0) <= value if name == "micro_batch" and name in wanted else wanted.get(name) == value
             for name, value in self.tricks.items()
         )
+
+
+def total_bytes(plan: Mapping[str, Any]) -> int:
+    """Return the bytes that a plan takes from the card."""
+    reserved = plan["reserved_in_budget"] if plan["fits"] else plan["reserved"]
+    return int(reserved + plan["context_bytes"])
+
+
+def has_margin(plan: Mapping[str, Any]) -> bool:
+    """Return whether a plan leaves more of its budget than the planner's usual error."""
+    return total_bytes(plan) <= (1 - MARGIN) * plan["budget_bytes"]
 
 
 def describe_patch(patch: Mapping[str, Any]) -> str:

@@ -80,9 +80,11 @@ def search(
     budget_bytes: int,
     *,
     largest_batch: bool = False,
-    on_first: Callable[[dict[str, Any]], None] = lambda plan: None,
+    goes_on: Callable[[dict[str, Any]], bool] = lambda plan: True,
 ) -> Search:
-    """Return what was found for a budget. `on_first` gets the plan of the configuration as it stands, and may raise.
+    """Return what was found for a budget.
+
+    `goes_on` gets the plan of the configuration as it stands and says whether to search; it may raise.
 
     Raises PlanError when the configuration itself cannot be planned. `largest_batch` is looked for in that one only.
     """
@@ -91,8 +93,10 @@ def search(
     first = session.submit(config, budget_bytes=budget_bytes, timeline=True, largest_batch=largest_batch)
     singles = [found.submit(joined(precision, tricks)) for precision in precisions for tricks in SINGLE]
     answer = first.result()
-    on_first(answer.get())
+    searches = goes_on(answer.get())
     found.keep(({}, config, first))
+    if not searches:
+        return Search(found.recipes[:1], [], [])
     for attempt in singles:
         found.keep(attempt)
     found.try_all(joined(precision, tricks) for precision in precisions for tricks in PAIRS)

@@ -73,7 +73,7 @@ def test_without_a_budget_the_plan_is_printed_against_the_whole_card(
     for words in (
         "allocated",
         "reserved",
-        "fits in 6,144 MiB",
+        "fits in 5,929 MiB",
         "largest batch",
         "activations",
         "net.first",
@@ -153,9 +153,11 @@ def test_a_patch_that_is_planned_with_is_not_written_over(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = tmp_path / "plan.yaml"
-    given.write_text("memory: {micro_batch: 32}\n")
-    plan.run(with_vram(arguments, "6GiB", output=None, patches=(Path("plan.yaml"),)))
-    assert given.read_text() == "memory: {micro_batch: 32}\n"
+    given.write_text("train: {log_every: 7}\n")
+    plan.run(
+        with_vram(arguments, "500MiB", output=None, patches=(Path("plan.yaml"),), overrides=("train.batch_size=512",))
+    )
+    assert given.read_text() == "train: {log_every: 7}\n"
     assert "plan-2.yaml" in capsys.readouterr().out
     assert (tmp_path / "plan-2.yaml").is_file()
     with pytest.raises(ConfigError, match="name another file"):
@@ -202,3 +204,28 @@ def test_calibrating_with_a_run_on_a_gpu_keeps_what_it_teaches(
     told = json.loads(capsys.readouterr().out)
     assert told["calibration"]["source"] == str(run)
     assert told["calibration"]["time_factor"] > 1
+
+
+def test_what_fits_as_it_stands_is_not_changed(arguments: PlanArguments, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.run(with_vram(arguments, "5GiB"))
+    assert "nothing to change" in capsys.readouterr().out
+    assert not Path(arguments.output or "").exists()
+
+
+def test_a_patch_that_is_there_is_not_written_over(
+    arguments: PlanArguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match="exists"):
+        plan.run(with_vram(arguments, "500MiB"))
+    monkeypatch.chdir(tmp_path)
+    assert plan.choose_output(with_vram(arguments, "500MiB", output=None)) == Path("plan-2.yaml")
+
+
+def test_a_patch_for_another_batch_is_noticed(
+    arguments: PlanArguments, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run(with_vram(arguments, "500MiB", overrides=("train.batch_size=512",)))
+    capsys.readouterr()
+    plan.run(with_vram(arguments, None, patches=(tmp_path / "plan.yaml",)))
+    assert "planned for batch_size 512, not 256" in capsys.readouterr().err

@@ -138,7 +138,7 @@ def test_the_first_plan_may_end_the_search() -> None:
 
     session: Any = FakeSession(lambda memory, mode: plan(8.0))
     with pytest.raises(MemoryBudgetError, match=str(8 * GIB)):
-        search(session, load_config(CONFIG), find_gpu("rtx2060"), BUDGET, on_first=stop)
+        search(session, load_config(CONFIG), find_gpu("rtx2060"), BUDGET, goes_on=stop)
 
 
 def test_growing_segments_make_a_recipe_of_their_own_where_they_help() -> None:

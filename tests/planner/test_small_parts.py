@@ -49,8 +49,8 @@ def test_a_gpu_is_found_by_any_of_its_names(name: str) -> None:
     assert find_gpu(name).name == "rtx2060"
 
 
-def test_an_unknown_gpu_is_answered_with_the_nearest_and_the_list() -> None:
-    with pytest.raises(ConfigError, match=r"nearest: rtx2060.*known: .*h100") as refused:
+def test_an_unknown_gpu_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="nearest: rtx2060") as refused:
         find_gpu("rtx2066")
     assert "\n" not in str(refused.value)
 
@@ -62,7 +62,7 @@ def test_names_and_aliases_of_gpus_are_unique() -> None:
 
 def test_an_installed_card_keeps_its_true_memory_even_when_unknown() -> None:
     known = installed_gpu("NVIDIA GeForce RTX 3060 Laptop GPU", 6 * GIB, (8, 6))
-    assert (known.name, known.memory_gib) == ("rtx3060", 6)
+    assert (known.name, known.memory_gib) == ("rtx3060-laptop", 6)
     assert installed_gpu("NVIDIA Unheard Of", 5 * GIB, (7, 5)).memory_gib == 5
 
 

@@ -1,0 +1,47 @@
+"""How much memory there is to plan for: the user's words, the card's true size and what the desktop takes.
+
+`--vram 6GiB` is what the user has. Where a card is named as well, it gives no more than it has for programs
+(`mpt.planner.gpus`), which is less than it is sold with, and a budget beyond that is cut to it and said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpt.errors import ConfigError
+from mpt.planner.budget import describe_bytes, parse_budget
+from mpt.planner.gpus import Gpu
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a plan has to fit into; `budget_bytes` is None where nothing was said. `statements` are for the user."""
+
+    budget_bytes: int | None
+    statements: tuple[str, ...]
+
+
+def find_capacity(gpu: Gpu, is_named: bool, vram: str | None, desktop: str | None = None) -> Capacity:
+    """Return the capacity for a card and the options' words. Raises ConfigError for a size that is none."""
+    said: list[str] = []
+    budget = parse_budget(vram) if vram else None
+    if is_named:
+        usable = gpu.usable_bytes
+        if budget is None or budget > usable:
+            beyond = f"; --vram {vram} is more than that, so it is planned for" if budget is not None else ""
+            said.append(
+                f"{gpu.name}: programs can have {gpu.usable_gib:.2f} of its {gpu.memory_gib:g} GiB "
+                f"({gpu.usable_source}){beyond}"
+            )
+            budget = usable
+    else:
+        said.append(f"no --gpu given: times and kernels are those of an {gpu.name}")
+    if desktop is not None:
+        if budget is None:
+            raise ConfigError("--desktop: it is taken off a budget; add --gpu or --vram")
+        taken = parse_budget(desktop)
+        if taken >= budget:
+            raise ConfigError(f"--desktop: {desktop} leaves nothing of {describe_bytes(budget)}")
+        budget -= taken
+        said.append(f"the desktop takes {describe_bytes(taken)}; {describe_bytes(budget)} are left")
+    return Capacity(budget, tuple(said))
