@@ -101,7 +101,7 @@ def total_bytes(plan: Mapping[str, Any]) -> int:
 
 def has_margin(plan: Mapping[str, Any]) -> bool:
     """Return whether a plan leaves more of its budget than the planner's usual error."""
-    return total_bytes(plan) <= (1 - MARGIN) * plan["budget_bytes"]
+    return bool(total_bytes(plan) <= (1 - MARGIN) * plan["budget_bytes"])
 
 
 def describe_patch(patch: Mapping[str, Any]) -> str:
