@@ -1,9 +1,9 @@
 """Apex's O1 as a scoped library: under `with casts():` matrix products run in half precision, delicate ones in float32.
 
 Apex patched torch for the life of the process, so that its casts leaked into other models and could not be taken back.
-Here a `TorchFunctionMode` sees every call made in the block, on this thread, and nothing outside it. Two things that
-no mode can see are arranged for the time of the block: recurrent layers, which refuse half input by themselves, are met
-at their door by a forward hook, and functions of other packages that a user registered are wrapped in their module.
+Here a `TorchFunctionMode` sees every call made in the block, on this thread, and nothing outside it. What no mode can
+see is replaced for the time of the block: the places in torch that `o1_torch` lists, and functions of other packages
+that a user registered.
 
 Half copies of parameters are kept until the outermost block ends, see `o1_rules.WeightCache`.
 
@@ -20,15 +20,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.nn.utils.rnn import PackedSequence
+from torch import Tensor
 from torch.overrides import TorchFunctionMode, get_testing_overrides
-from torch.utils.hooks import RemovableHandle
 
 from mpt.precision import o1_rules
 from mpt.precision.o1_rules import Region, WeightCache
 from mpt.precision.o1_tables import OPERATOR_METHODS
+from mpt.precision.o1_torch import Replacements, replacements_in_torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,7 +83,7 @@ class casts(ContextDecorator):
         # The mode may be missing from the stack although a region is open: torch takes it off while a call is handled,
         # Tensor.backward among them, and recomputation inside backward needs it back.
         push = not any(mode is _thread.mode for mode in _function_modes())
-        _doors.open()
+        _standing.open()
         _thread.regions.append(Region(self.dtype, _thread.cache if self.cache else None))
         _thread.pushed.append(push)
         if push:
@@ -97,7 +95,7 @@ class casts(ContextDecorator):
         _thread.regions.pop()
         if _thread.pushed.pop():
             _thread.mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        _doors.close()
+        _standing.close()
         if not _thread.regions:
             _thread.cache.copies.clear()
 
@@ -138,9 +136,17 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
     Hand it over: `checkpoint(function, ..., use_reentrant=False, context_fn=checkpoint_contexts)`. No mode is active
     during backward, so without it the recomputation would run in float32.
     """
-    region = active_region()
-    again = suspended() if region is None else casts(region.dtype, region.cache is not None)
-    return nullcontext(), again
+    return nullcontext(), (recall() or suspended)()
+
+
+def recall() -> Callable[[], AbstractContextManager[None]] | None:
+    """Return what makes the context in force now again, later or on another thread; None outside `casts`."""
+    if not _thread.regions:
+        return None
+    region = _thread.regions[-1]
+    if region is None:
+        return suspended
+    return functools.partial(casts, region.dtype, region.cache is not None)
 
 
 def _decorate(function: F, rule: Callable[..., Any]) -> F:
@@ -191,78 +197,16 @@ def _register(module: Any, name: str, rule: Callable[..., Any] | None) -> None:
     function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"no function {name!r} in {getattr(module, '__name__', module)}: check the spelling")
-    function = _doors.original(module, name) or function
+    function = _standing.original(module, name) or function
     if function in o1_rules.BUILT_IN or function in get_testing_overrides():
         functions = [function]
         if module is Tensor and name in OPERATOR_METHODS:
             functions.append(getattr(Tensor, OPERATOR_METHODS[name]))
         o1_rules.register_rule(functions, rule)
     else:
-        _doors.wrap(module, name, function, rule)
+        _standing.want(module, name, None if rule is None else functools.partial(_decorate, rule=rule))
 
 
-class _Doors:
-    """What must stand outside the mode while any thread is inside `casts`, and is taken down after the last one left.
-
-    Both parts ask for the calling thread's region first, so that threads outside `casts` notice nothing.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.hook: RemovableHandle | None = None
-        self.wanted: dict[tuple[int, str], tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = {}
-        self.standing: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []
-
-    def open(self) -> None:
-        with self.lock:
-            self.inside += 1
-            if self.inside == 1:
-                self.hook = register_module_forward_pre_hook(_admit_to_recurrent_layer)  # type: ignore[arg-type]
-                for module, name, function, rule in self.wanted.values():
-                    self._stand(module, name, function, rule)
-
-    def close(self) -> None:
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0:
-                assert self.hook is not None
-                self.hook.remove()
-                while self.standing:
-                    module, name, function, wrapper = self.standing.pop()
-                    if getattr(module, name, None) is wrapper:
-                        setattr(module, name, function)
-
-    def wrap(self, module: Any, name: str, function: Callable[..., Any], rule: Callable[..., Any] | None) -> None:
-        """Wrap a function in its module from the next block on; None unwraps it."""
-        with self.lock:
-            if rule is None:
-                self.wanted.pop((id(module), name), None)
-            else:
-                self.wanted[id(module), name] = (module, name, function, rule)
-
-    def original(self, module: Any, name: str) -> Callable[..., Any] | None:
-        """Return the function that stands behind a wrapper, if there is one now."""
-        return next((f for m, n, f, wrapper in self.standing if m is module and n == name), None)
-
-    def _stand(self, module: Any, name: str, function: Callable[..., Any], rule: Callable[..., Any]) -> None:
-        wrapper = _decorate(function, rule)
-        setattr(module, name, wrapper)
-        self.standing.append((module, name, function, wrapper))
-
-
-_doors = _Doors()
-
-
-def _admit_to_recurrent_layer(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Cast a recurrent layer's input to its weights' dtype: the layer refuses another before calling any function.
-
-    The cast up loses nothing, and the layer function casts down again.
-    """
-    if not isinstance(module, nn.RNNBase) or not args or active_region() is None:
-        return None
-    dtype = module._flat_weights[0].dtype  # type: ignore[union-attr]
-    entry = args[0]
-    if isinstance(entry, PackedSequence):
-        return (entry.to(dtype), *args[1:]) if entry.data.dtype in o1_rules.CASTABLE else None
-    return (o1_rules.cast(entry, dtype), *args[1:])
+_standing = Replacements()
+for _owner, _name, _make in replacements_in_torch(recall):
+    _standing.want(_owner, _name, _make)

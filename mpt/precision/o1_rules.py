@@ -133,6 +133,24 @@ def run_in_widest(function: Call, args: Arguments, kwargs: Keywords, region: Reg
     return function(*[cast(value, widest) for value in args], **kwargs)
 
 
+def run_in_half_if_mixed(function: Call, args: Arguments, kwargs: Keywords, region: Region) -> Any:
+    """Call with every floating argument in the region's dtype if their dtypes differ; else as it is."""
+    if len(floating_dtypes([*args, *kwargs.values()])) < 2:
+        return function(*args, **kwargs)
+    return run_in_half(function, args, kwargs, region)
+
+
+def lift_half(function: Call, args: Arguments, kwargs: Keywords, region: Region) -> Any:
+    """Call with half-precision arguments in float32; other floating arguments as they are."""
+    if not floating_dtypes([*args, *kwargs.values()]) & HALVES or kwargs.get("out") is not None:
+        return function(*args, **kwargs)
+
+    def lift(value: Any) -> Any:
+        return cast(value, torch.float32) if floating_dtypes([value]) & HALVES else value
+
+    return function(*[lift(value) for value in args], **{name: lift(value) for name, value in kwargs.items()})
+
+
 def run_like_self(function: Call, args: Arguments, kwargs: Keywords, region: Region) -> Any:
     """Call an in-place method with its other arguments in the dtype of the tensor that it changes."""
     own = args[0].dtype
@@ -226,6 +244,16 @@ BUILT_IN: dict[Call, Call] = {
     **_methods(tables.NO_HALF_TENSOR, refuse_half_self),
     **_methods(tables.MATCH_SELF_TENSOR, run_like_self),
     **_resolve(functional, tables.BANNED_FUNCTIONAL, refuse_banned),
+    **_resolve(torch, tables.MIXED_TO_HALF_TORCH, run_in_half_if_mixed),
+    **_resolve(functional, tables.MIXED_TO_HALF_FUNCTIONAL, run_in_half_if_mixed),
+    **_resolve(torch.linalg, tables.MIXED_TO_HALF_LINALG, run_in_half_if_mixed),
+    **_resolve(torch, tables.MIXED_TO_WIDEST_TORCH, run_in_widest),
+    **_methods(tables.MIXED_TO_WIDEST_TORCH, run_in_widest),
+    **_resolve(torch, tables.HALF_TO_FLOAT_TORCH, lift_half),
+    **_methods(tables.HALF_TO_FLOAT_TORCH, lift_half),
+    **_resolve(functional, tables.HALF_TO_FLOAT_FUNCTIONAL, lift_half),
+    **_resolve(torch.linalg, tables.HALF_TO_FLOAT_LINALG, lift_half),
+    **_resolve(torch.fft, tables.HALF_TO_FLOAT_FFT, lift_half),
     # `**=` shares its code with pow_, but Apex lists it with the float32 functions.
     **_resolve(Tensor, ["__ipow__"], run_in_float),
 }

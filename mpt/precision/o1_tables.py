@@ -2,8 +2,11 @@
 
 The names are data so that a test can walk them entry by entry. `mpt.precision.o1_rules` resolves them to callables. A
 name under `torch` also means the method of `torch.Tensor` where there is one. What stands in no list follows its input:
-batch_norm, relu, sigmoid, mean, embedding, pooling, einsum, scaled_dot_product_attention, and also `torch.softmax` and
-`torch.layer_norm`, of which only the `torch.nn.functional` forms are listed.
+batch_norm, relu, sigmoid, mean, embedding, pooling, and also `torch.softmax` and `torch.layer_norm`, of which only the
+`torch.nn.functional` forms are listed.
+
+The lists of the last part, "extensions", are not Apex's: they let calls run that crash under Apex and run under
+`torch.autocast`. Where Apex would have run they change nothing.
 
 Source: NVIDIA/apex, `apex.amp`, as it was before its removal in 2025.
 """
@@ -48,7 +51,7 @@ FLOAT_FUNCTIONAL = _names(
     nll_loss binary_cross_entropy_with_logits smooth_l1_loss soft_margin_loss triplet_margin_loss ctc_loss
     """
 )
-FLOAT_TENSOR = ["__ipow__", "__pow__", "__rpow__", "__rtruediv__", "__rdiv__"]
+FLOAT_TENSOR = ["__ipow__", "__pow__", "__rpow__", "__rtruediv__", "__rdiv__", "cpu"]
 """Python's `1 / h` reaches `__rtruediv__`, which takes the reciprocal, a float32 function; so it is listed here and not
 among the promoted operators. `h **= 2` rebinds the name to a float32 tensor, as it does in Apex."""
 
@@ -110,3 +113,34 @@ OPERATOR_METHODS = {
     "__itruediv__": "div_",
 }
 """What the mode sees when Python calls an operator's method: several operators share one callable."""
+
+# Extensions.
+
+MIXED_TO_HALF_TORCH = _names("einsum chain_matmul")
+MIXED_TO_HALF_FUNCTIONAL = ["scaled_dot_product_attention"]
+MIXED_TO_HALF_LINALG = _names("matmul multi_dot vecdot")
+"""Products: on one dtype they follow it, as in Apex; on several, where torch refuses, they run in half."""
+
+MIXED_TO_WIDEST_TORCH = _names("vdot inner tensordot scatter_add index_put index_add index_copy")
+"""Where torch refuses several dtypes, they run in the widest. `spectral_norm` as a parametrisation needs `vdot`."""
+
+HALF_TO_FLOAT_TORCH = _names(
+    """
+    cdist cholesky cholesky_inverse cholesky_solve det geqrf inverse istft logdet lu lu_solve matrix_exp matrix_power
+    orgqr ormqr pca_lowrank pinverse qr slogdet stft svd svd_lowrank triangular_solve
+    """
+)
+HALF_TO_FLOAT_FUNCTIONAL = ["pdist"]
+HALF_TO_FLOAT_LINALG = _names(
+    """
+    cholesky cholesky_ex cond det eig eigh eigvals eigvalsh householder_product inv inv_ex ldl_factor ldl_factor_ex
+    ldl_solve lstsq lu lu_factor lu_factor_ex lu_solve matrix_exp matrix_power matrix_rank pinv qr slogdet solve
+    solve_ex solve_triangular svd svdvals tensorinv tensorsolve
+    """
+)
+HALF_TO_FLOAT_FFT = _names(
+    """
+    fft ifft fft2 ifft2 fftn ifftn rfft irfft rfft2 irfft2 rfftn irfftn hfft ihfft hfft2 ihfft2 hfftn ihfftn
+    """
+)
+"""Functions without a kernel for half precision (on CUDA, fft has one for powers of two alone). float64 stays."""
