@@ -110,6 +110,7 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
     loaded = checkpoint.load(source)
     for note in loaded.notes:
         console.warning(note)
+    training.run.precision.load_state_dict(loaded.state["precision"])  # with the dtype of a run that fell back
     before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
     config, settings = changed_settings(training.run.config, settings_at(directory, loaded.step))

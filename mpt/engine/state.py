@@ -47,6 +47,7 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
     run.precision.load_state_dict(state["precision"])
+    run.scaled_phases = run.precision.skips_overflow()  # a run that fell back to bfloat16 has none
     restore_random(state["random"], run.device)
 
 

@@ -98,7 +98,7 @@ def as_half_network(network: nn.Module, dtype: torch.dtype) -> nn.Module:
 
     def cast(module: nn.Module) -> None:
         if isinstance(module, Float32Island):
-            module.island_casts_back = True
+            module.island_casts_back, module.island_half = True, dtype
             return
         for store in (module._parameters, module._buffers):
             for value in store.values():

@@ -54,6 +54,7 @@ class OptimizerInBackward(Trick):
         self.precision = run.precision
         self.backward: Callable[[Tensor, Phase], None] = run.precision.backward
         run.precision.backward = self.backward_and_step
+        run.precision.steps_in_backward = True
         for optimizer in dict.fromkeys(run.optimizers.values()):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

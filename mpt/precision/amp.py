@@ -15,7 +15,6 @@ from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
 from mpt.precision.choice import choose_dtype
 from mpt.precision.policy import Policy
-from mpt.seams import Task
 
 NAMES = {"amp": {}, "bf16": {"dtype": "bfloat16"}}
 
@@ -27,14 +26,11 @@ class Settings(PrecisionOptions):
 class Autocast(Policy):
     """Forwards under `torch.autocast`."""
 
+    can_fall_back = True
+
     def forward(self) -> AbstractContextManager[Any]:
         """Return the autocast context of this dtype."""
         return torch.autocast(self.device.type, self.dtype)
-
-    def fall_back(self, task: Task) -> bool:
-        """Go on in bfloat16, which has float32's range and needs no scale."""
-        self.dtype, self.scalers = torch.bfloat16, {}
-        return True
 
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:

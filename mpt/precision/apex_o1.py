@@ -15,7 +15,6 @@ from mpt.config.options import PrecisionOptions
 from mpt.precision import o1
 from mpt.precision.choice import choose_dtype
 from mpt.precision.policy import Policy
-from mpt.seams import Task
 
 NAMES: dict[str, dict[str, object]] = {"O1": {}}
 
@@ -27,14 +26,11 @@ class Settings(PrecisionOptions):
 class ApexCasts(Policy):
     """Forwards under O1's cast lists."""
 
+    can_fall_back = True
+
     def forward(self) -> AbstractContextManager[Any]:
         """Return the casting context of this dtype."""
         return o1.casts(self.dtype)
-
-    def fall_back(self, task: Task) -> bool:
-        """Go on in bfloat16, which has float32's range and needs no scale."""
-        self.dtype, self.scalers = torch.bfloat16, {}
-        return True
 
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:

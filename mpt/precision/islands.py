@@ -11,6 +11,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -67,26 +68,61 @@ class Float32Island(nn.Module):
 
     island_device_type: str
     island_casts_back: bool
+    island_half: torch.dtype | None
+    """What outputs return in where no input is floating, as an embedding's."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward in float32; under O2 and O3 the outputs return in the first input's dtype."""
-        dtypes = [a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
-        with full_precision(self.island_device_type):
-            outputs = super().forward(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
-        return cast_floating(outputs, dtypes[0]) if self.island_casts_back and dtypes else outputs
+        return run_in_island(self, super().forward, args, kwargs)
 
 
-def make_island(module: nn.Module, device_type: str, casts_back: bool) -> None:
-    """Turn one module into a float32 island, in place. Its state-dict keys do not change."""
+def run_in_island(module: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a bound method of an island on float32 inputs, with autocast and O1 off."""
+    dtypes = [a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
+    with full_precision(module.island_device_type):
+        outputs = function(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
+    outer = dtypes[0] if dtypes else module.island_half
+    return cast_floating(outputs, outer) if module.island_casts_back and outer is not None else outputs
+
+
+def make_island(module: nn.Module, device_type: str, casts_back: bool, half: torch.dtype | None = None) -> None:
+    """Turn one module into a float32 island, in place. Its state-dict keys do not change.
+
+    It stays one whichever of its public methods is called (`encode`, `decode`): each runs as its forward does.
+    """
     if isinstance(module, Float32Island):
         return
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in tensors):
         module.float()  # fake parameters refuse even the swap that changes nothing
     original = type(module)
-    module.__class__ = type(original.__name__, (Float32Island, original), {"__module__": original.__module__})
+    methods = {name: _island_method(function) for name, function in _own_methods(original).items()}
+    module.__class__ = type(
+        original.__name__, (Float32Island, original), {"__module__": original.__module__, **methods}
+    )
     module.island_device_type = device_type  # type: ignore[assignment]
     module.island_casts_back = casts_back  # type: ignore[assignment]
+    module.island_half = half  # type: ignore[assignment]
+
+
+def _own_methods(kind: type) -> dict[str, FunctionType]:
+    """Return the public methods beside forward by which a module's class can be entered; torch's own have none."""
+    found: dict[str, FunctionType] = {}
+    for owner in kind.__mro__:
+        if owner.__module__.startswith("torch."):
+            break
+        for name, value in vars(owner).items():
+            if isinstance(value, FunctionType) and not name.startswith("_") and not hasattr(nn.Module, name):
+                found.setdefault(name, value)
+    return found
+
+
+def _island_method(function: FunctionType) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return run_in_island(self, functools.partial(function, self), args, kwargs)
+
+    return run
 
 
 def matching_modules(modules: Mapping[str, nn.Module], globs: list[str]) -> list[nn.Module]:

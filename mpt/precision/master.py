@@ -1,11 +1,13 @@
 """Weights in half: Apex's `O2` (with float32 master weights and BatchNorm), `O3` and the plain `fp16-pure` and
 `bf16-pure`.
 
-Under O2 the optimizer updates float32 masters, to which half gradients are copied before unscaling and from which the
-half weights are refreshed after each step; affine BatchNorm stays float32 and the saved state is float32. Under the
-pure modes there are no masters: the saving is largest and small updates are lost to rounding.
+Under O2 the optimizer updates float32 masters, to which gradients are moved before unscaling and from which the half
+weights are refreshed after each step; gradients are cast to float32 as they arrive, so that micro-batches and losses
+add up in float32, as in Apex. Affine BatchNorm stays float32 and the saved state is float32. Under the pure modes there
+are no masters: the saving is largest and small updates are lost to rounding.
 
-Each trainable network casts its floating inputs down and its outputs back to float32, as Apex does. EMA copies stay
+A weight that a float32 module shares with others stays one and float32, and so do the modules that own it. Each
+trainable network casts its floating inputs down and its outputs back to float32, as Apex does. EMA copies stay
 float32: averages with a decay of .999 vanish in half.
 """
 
@@ -20,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpt.config.options import PrecisionOptions
 from mpt.precision.choice import choose_dtype
-from mpt.precision.islands import Float32Island, cast_floating
+from mpt.precision.islands import Float32Island, cast_floating, make_island
 from mpt.precision.policy import Policy
 from mpt.seams import Phase, Task
 
@@ -63,6 +65,7 @@ class HalfWeights(Policy):
     def prepare(self, task: Task) -> None:
         """Keep masters, cast the trainable networks and hang a door on each."""
         super().prepare(task)
+        self._widen_islands(task)
         for module in task.trainable.values():
             self._cast(module)
             # A ModuleDict is networks trained together; it has no forward, so its members get the doors.
@@ -72,11 +75,26 @@ class HalfWeights(Policy):
                 network.door_dtype = self.dtype  # type: ignore[assignment]
         self._twins.clear()  # its keys are the float32 weights: without masters, nothing else may keep them alive
 
+    def _stays_float32(self, module: nn.Module) -> bool:
+        return isinstance(module, Float32Island) or (
+            self.keeps_masters and isinstance(module, _BatchNorm) and bool(module.affine)
+        )
+
+    def _widen_islands(self, task: Task) -> None:
+        """Make islands of the modules that own a weight of a module which stays float32."""
+        modules = [module for network in task.trainable.values() for module in network.modules()]
+        while True:
+            kept = {p for module in modules if self._stays_float32(module) for p in module.parameters()}
+            inside = {m for module in modules if self._stays_float32(module) for m in module.modules()}
+            sharing = [m for m in modules if m not in inside and not kept.isdisjoint(m._parameters.values())]
+            if not sharing:
+                return
+            for module in sharing:
+                make_island(module, self.device.type, self.casts_back, self.dtype)
+
     def _cast(self, module: nn.Module) -> None:
         """Cast a module's own and its children's floating state to half, BatchNorm and islands aside."""
-        if isinstance(module, Float32Island) or (
-            self.keeps_masters and isinstance(module, _BatchNorm) and module.affine
-        ):
+        if self._stays_float32(module):
             return
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.dtype == torch.float32:
@@ -95,19 +113,19 @@ class HalfWeights(Policy):
             self._twins[parameter] = half
             if self.keeps_masters:
                 self.masters[half] = parameter
+                half.grad_dtype = torch.float32
         return self._twins[parameter]
 
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
         """Return the masters where there are any, else the module's own parameters."""
-        return [self.masters.get(p, p) for p in module.parameters() if p.requires_grad]
+        return [self.masters.get(p, p) for p in super().parameters(module)]
 
     def collect_gradients(self, phase: Phase) -> None:
-        """Move half gradients to their float32 masters."""
+        """Move the half weights' gradients, which are float32, to their masters."""
         for half in phase.module.parameters():
             master = self.masters.get(half)
             if master is not None:
-                master.grad = None if half.grad is None else half.grad.float()
-                half.grad = None
+                master.grad, half.grad = half.grad, None
 
     @torch.no_grad()
     def publish_weights(self, phase: Phase) -> None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from mpt.config.options import PrecisionOptions
+from mpt.errors import ConfigError
 from mpt.precision.islands import in_float32, make_island, matching_modules
-from mpt.precision.scaler import LossScaler
+from mpt.precision.scaler import LossScaler, clip_gradients
 from mpt.seams import Phase, StepStats, Task
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,17 +26,23 @@ class Policy:
     """Float32, and the base of every other mode. Implements `mpt.seams.Precision`."""
 
     casts_back = False
+    """Whether a float32 island's outputs return in its input's dtype."""
+    can_fall_back = False
+    """Whether the mode can go on in bfloat16 where float16 overflows at the smallest scale."""
+    steps_in_backward = False
+    """Set where parameters are updated, and their gradients released, before `step` is called."""
 
     def __init__(
         self, name: str, settings: PrecisionOptions, device: torch.device, dtype: torch.dtype, reason: str
     ) -> None:
         self.name, self.settings, self.device, self.dtype, self.reason = name, settings, device, dtype, reason
         self.scalers: dict[str, LossScaler] = {}
+        self.fell_back = False
 
     def prepare(self, task: Task) -> None:
         """Make the float32 islands that the settings name."""
         for module in matching_modules(task.modules, self.settings.keep_fp32):
-            make_island(module, self.device.type, self.casts_back)
+            make_island(module, self.device.type, self.casts_back, self.dtype)
 
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
         """Return what the optimizer updates for this module."""
@@ -77,15 +84,25 @@ class Policy:
         (loss if scaler is None else scaler.multiply(loss)).backward()  # type: ignore[no-untyped-call]
 
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
-        """Unscale, clip, step and update the scale. An overflow skips this phase's step alone."""
+        """Unscale, clip, step and update the scale. An overflow skips this phase's step alone.
+
+        Raises ConfigError when no parameter received a gradient: nothing would train, and the scale would grow.
+        """
         self.collect_gradients(phase)
+        if not self.steps_in_backward and all(
+            p.grad is None for group in phase.optimizer.param_groups for p in group["params"]
+        ):
+            raise ConfigError(
+                f"phase {phase.name}: no parameter received a gradient. Its losses do not depend on what it trains "
+                f"({type(phase.module).__name__}): is something detached, or is another network's output used?"
+            )
         scaler = self.scalers.get(phase.name)
         needed = scaler is not None or clip_norm is not None
         parameters = [p for group in phase.optimizer.param_groups for p in group["params"]] if needed else []
         overflowed = scaler.unscale(parameters) and scaler.dynamic if scaler else False
         grad_norm = None
         if clip_norm is not None and not overflowed:
-            grad_norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
+            grad_norm = clip_gradients(parameters, clip_norm)
         if not overflowed:
             phase.optimizer.step()
             self.publish_weights(phase)
@@ -104,8 +121,11 @@ class Policy:
         return [name for name, scaler in self.scalers.items() if scaler.overflows_at_floor > 0]
 
     def fall_back(self, task: Task) -> bool:
-        """Go on in bfloat16 without scaling; return False where the mode cannot."""
-        return False
+        """Go on in bfloat16, which has float32's range and needs no scale; return False where the mode cannot."""
+        if not self.can_fall_back:
+            return False
+        self.dtype, self.scalers, self.fell_back = torch.bfloat16, {}, True
+        return True
 
     def scales(self) -> dict[str, float]:
         """Return the loss scale of each scaled phase."""
@@ -124,14 +144,21 @@ class Policy:
         module.load_state_dict(dict(state))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scalers' state and the dtype in force."""
+        """Return the scalers' state, the dtype in force and how it came to be."""
         return {
             "dtype": str(self.dtype).removeprefix("torch."),
+            "asked_dtype": self.settings.dtype,
+            "fell_back": self.fell_back,
             "scalers": {name: scaler.state_dict() for name, scaler in self.scalers.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the scalers that both runs have; a changed mode starts its new scalers afresh."""
+        """Restore the scalers that both runs have, and a fall back to bfloat16; a changed mode starts afresh.
+
+        A run that fell back goes on in bfloat16 unless `precision.dtype` was changed since.
+        """
+        if state.get("fell_back") and state.get("asked_dtype") == self.settings.dtype and self.can_fall_back:
+            self.dtype, self.scalers, self.fell_back = torch.bfloat16, {}, True
         for name, scaler in self.scalers.items():
             if name in state["scalers"]:
                 scaler.load_state_dict(state["scalers"][name])

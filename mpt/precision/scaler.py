@@ -34,6 +34,7 @@ class LossScaler:
         dynamic: bool = True,
     ) -> None:
         self.scale = min(max(scale, min_scale), max_scale) if dynamic else scale
+        self.first_scale = self.scale
         self.growth_interval, self.min_scale, self.max_scale, self.dynamic = (
             growth_interval,
             min_scale,
@@ -53,12 +54,8 @@ class LossScaler:
         One host synchronisation per device. Fake tensors have no values: they count as finite.
         """
         groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-        for parameter in parameters:
-            if parameter.grad is not None:
-                gradient = parameter.grad
-                groups[gradient.device, gradient.dtype].append(
-                    gradient.coalesce().values() if gradient.is_sparse else gradient
-                )
+        for gradient in stored_gradients(parameters):
+            groups[gradient.device, gradient.dtype].append(gradient)
         found: dict[torch.device, Tensor] = {}
         for (device, dtype), gradients in groups.items():
             if device not in found:
@@ -82,20 +79,63 @@ class LossScaler:
             return
         self.overflows_at_floor = 0
         self.clean_steps += 1
-        if self.clean_steps == self.growth_interval:
+        if self.clean_steps >= self.growth_interval:  # a resume may have made the interval shorter
             self.scale = min(self.scale * GROWTH, self.max_scale)
             self.clean_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale and the counters."""
+        """Return the scale, the counters and the settings that the scale came from."""
         return {
             "scale": self.scale,
             "clean_steps": self.clean_steps,
             "overflows_at_floor": self.overflows_at_floor,
+            "dynamic": self.dynamic,
+            "first_scale": self.first_scale,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.scale = float(state["scale"])
+        """Restore what `state_dict` returned, as far as the settings of today allow: those win.
+
+        A scale that is constant now or was so then, or that starts elsewhere now, starts afresh; a dynamic one goes on
+        within today's floor and ceiling.
+        """
+        then = state.get("dynamic", True), state.get("first_scale", self.first_scale)
+        if not self.dynamic or then != (self.dynamic, self.first_scale):
+            return
+        self.scale = min(max(float(state["scale"]), self.min_scale), self.max_scale)
         self.clean_steps = int(state["clean_steps"])
         self.overflows_at_floor = int(state["overflows_at_floor"])
+
+
+def stored_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients as tensors that can be changed in place: of a sparse one, its values.
+
+    A sparse gradient is coalesced first: its values may repeat a row, and then neither their size nor that of their sum
+    is the gradient's.
+    """
+    stored = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if gradient.is_sparse:
+            if not gradient.is_coalesced():
+                gradient = parameter.grad = gradient.coalesce()
+            gradient = gradient._values()  # not values(), whose changes would not reach the gradient
+        stored.append(gradient)
+    return stored
+
+
+def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
+    """Scale all gradients so that their total norm is at most `limit`; return the norm before.
+
+    Torch's own function, which refuses sparse gradients, does it wherever there are none.
+    """
+    if not any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    gradients = stored_gradients(parameters)
+    norm = nn.utils.get_total_norm(gradients)
+    coefficient = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(coefficient.to(gradient.device))
+    return norm

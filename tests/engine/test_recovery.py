@@ -147,6 +147,23 @@ def test_a_collapsing_scale_falls_back_to_bfloat16_when_configured(
     assert "fall_back" in [event["kind"] for event in events(path)]
 
 
+def test_a_run_that_fell_back_to_bfloat16_goes_on_in_it_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precision = {"mode": "amp", "dtype": "float16", "init_scale": 64.0, "min_scale": 8.0, "at_min_scale": "fall_back"}
+    with monkeypatch.context() as patch:
+        poison(patch, lambda call: 2 <= call < 9, 1e6)
+        start(tmp_path, precision=precision, train=settings(steps=12, on_non_finite="skip"))
+    arguments = TrainArguments(config=Path("unused"), runs=str(tmp_path), quiet=True, resume="auto")
+    path = train(load_config({**DATA, "precision": precision, "train": settings(steps=14)}), arguments)
+    assert path is not None
+    assert json.loads((path / "summary.json").read_text())["precision"]["dtype"] == "bfloat16"
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["scale"] for line in lines if line["kind"] == "train" and line["step"] > 12] == [{}, {}]
+    assert not [e for e in events(path) if e["kind"] == "warning" and "bit-exact" in e["message"]]
+    assert checkpoint.load(open_run(path)).state["precision"]["fell_back"] is True
+
+
 def test_scale_changes_and_skips_are_events_and_the_scale_is_in_every_log_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

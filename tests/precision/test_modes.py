@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from mpt.engine.build import build_run
 from mpt.engine.step import update
 from mpt.errors import ConfigError
 from mpt.precision.islands import Float32Island, make_island
+from mpt.seams import Loss
 from tests.engine import parts
 
 HALF = {"dtype": "float16", "init_scale": 256.0}
@@ -262,3 +264,35 @@ def test_falling_back_goes_on_in_bfloat16_without_a_scale(mode: str) -> None:
 @pytest.mark.parametrize("mode", EVERY_MODE, ids=str)
 def test_every_mode_says_why(mode: Any) -> None:
     assert len(parts.classifier(mode).precision.reason) > 10
+
+
+def test_o2_sums_the_gradients_of_micro_batches_in_float32() -> None:
+    run = parts.classifier({"mode": "O2", "dtype": "bfloat16"}, memory={"micro_batch": 1})
+    phase, weight = run.phases[0], run.task.modules["net"].stages[1][0].weight
+    master = run.precision.masters[weight]
+    single: list[Tensor] = []
+
+    def note(loss: Tensor, *_: Any) -> None:
+        before = 0.0 if weight.grad is None else weight.grad.clone()
+        type(run.precision).backward(run.precision, loss, phase)
+        assert weight.grad is not None
+        single.append(weight.grad - before)
+
+    run.precision.backward = note  # type: ignore[method-assign]
+    update(run, phase, parts.batch())
+    assert len(single) == 8
+    assert master.grad is not None
+    assert master.grad.dtype == torch.float32
+    # A sum of bfloat16 numbers that has more than bfloat16's 8 bits was not made in bfloat16.
+    assert not torch.equal(master.grad, master.grad.bfloat16().float())
+    assert torch.allclose(master.grad, torch.stack(single).sum(0), rtol=1e-6)
+
+
+def test_a_phase_whose_losses_reach_no_parameter_is_refused_in_words() -> None:
+    run = parts.classifier({"mode": "amp", **HALF})
+    phase = dataclasses.replace(run.phases[0], losses=lambda batch: iter([Loss("loss", batch["image"].sum())]))
+    batch = parts.batch()
+    batch["image"].requires_grad_()
+    with pytest.raises(ConfigError, match="phase net: no parameter received a gradient"):
+        update(run, phase, batch)
+    assert run.precision.scalers["net"].clean_steps == 0

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -111,3 +112,41 @@ def test_scaled_loss_is_float32_since_the_first_scale_is_beyond_float16() -> Non
     loss = LossScaler().multiply(torch.tensor(2.0, dtype=torch.float16))
     assert loss.dtype == torch.float32
     assert float(loss) == 2.0**17
+
+
+def restored(before: LossScaler, **now: Any) -> LossScaler:
+    scaler = LossScaler(**now)
+    scaler.load_state_dict(before.state_dict())
+    return scaler
+
+
+def grown(scaler: LossScaler, clean: int = 10) -> LossScaler:
+    for _ in range(clean):
+        scaler.update(False)
+    return scaler
+
+
+def test_settings_changed_at_a_resume_hold_from_there_on() -> None:
+    before = grown(LossScaler(256.0, growth_interval=4), 11)  # doubled twice; three clean steps since
+    assert before.scale == 1024.0
+    assert restored(before, scale=256.0, growth_interval=4).scale == 1024.0
+    assert restored(before, scale=256.0, max_scale=512.0).scale == 512.0
+    assert restored(before, scale=256.0, min_scale=4096.0).scale == 4096.0
+    assert restored(before, scale=64.0).scale == 64.0  # another init_scale was asked for
+    assert restored(before, scale=128.0, dynamic=False).scale == 128.0
+    shorter = grown(restored(before, scale=256.0, growth_interval=2), 1)
+    assert shorter.scale == 2048.0
+
+
+def test_a_scale_that_was_constant_becomes_dynamic_at_its_own_start() -> None:
+    scaler = restored(LossScaler(128.0, dynamic=False), scale=256.0)
+    assert scaler.scale == 256.0
+    assert scaler.dynamic
+    scaler.update(True)
+    assert scaler.scale == 128.0
+
+
+def test_a_state_of_an_older_version_is_read() -> None:
+    scaler = LossScaler()
+    scaler.load_state_dict({"scale": 1024.0, "clean_steps": 7, "overflows_at_floor": 0})
+    assert (scaler.scale, scaler.clean_steps) == (1024.0, 7)
