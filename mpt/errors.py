@@ -17,6 +17,10 @@ class ConfigError(MptError):
     exit_code = 2
 
 
+class PartError(ConfigError):
+    """A part from outside of the package cannot be found, read or imported, or its name is taken."""
+
+
 class DataError(MptError):
     """A data set is missing, empty, unreadable or does not suit the model."""
 

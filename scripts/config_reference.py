@@ -13,7 +13,8 @@ from typing import Any
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.options import DatasetOptions, OptimizerOptions, Options, PrecisionOptions
 from mpt.config.precision_names import ALIASES
-from mpt.config.registry import INSTALLED, PACKAGE_FOLDER, Plugin, Registry, read_notes
+from mpt.config.part_source import read_notes
+from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.schema import GeneralOptions, MemoryOptions, Train
 from mpt.config.yaml_text import write_text
 
@@ -46,8 +47,9 @@ ROOMS: tuple[tuple[str, str, str, type[Options] | None], ...] = (
 EXTERNAL_NAMES = "torchvision:NAME`, `timm:NAME`, `package.module:Name"
 
 
-def write_page(registry: Registry = INSTALLED) -> str:
-    """Return the page's text."""
+def write_page(registry: Registry | None = None) -> str:
+    """Return the page's text. By default parts from outside of the package are left out of it."""
+    registry = registry or Registry()
     notes = read_notes_of_schema()
     parts = [INTRODUCTION, "## Top level: `seed` and `name`\n", table(GeneralOptions, {}, notes)]
     parts += ["## `train`\n", table(Train, {}, notes)]

@@ -20,7 +20,7 @@ from mpt.commands.arguments import (
     TrainArguments,
 )
 from mpt.config.load import load_config
-from mpt.config.registry import ROOMS, names
+from mpt.config.registry import INSTALLED, ROOMS
 from mpt.errors import ConfigError, GateError, Interrupted, MptError
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "dcgan_fp32.yaml"
@@ -226,7 +226,7 @@ def test_list_names_every_plugin(capsys):
     assert run("list", "--json") == 0
     tables = json.loads(capsys.readouterr().out)
     listed = {name for table in tables.values() for name in table}
-    assert {name for room in ROOMS for name in names(room)} <= listed
+    assert {name for room in ROOMS for name in INSTALLED.names(room)} <= listed
     assert all(text for table in tables.values() for text in table.values())
     assert run("list", "precision") == 0
     assert "16-mixed" in capsys.readouterr().out
@@ -234,7 +234,7 @@ def test_list_names_every_plugin(capsys):
     assert "did you mean 'models'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("model", names("nn"))
+@pytest.mark.parametrize("model", INSTALLED.names("nn"))
 def test_init_writes_a_config_that_means_the_defaults(capsys, tmp_path, model):
     path = tmp_path / "new.yaml"
     assert run("init", path, "--model", model) == 0

@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field
 
 from mpt.config.options import Options
-from mpt.config.registry import ROOMS, find, names
+from mpt.config.registry import INSTALLED, ROOMS
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,8 +36,8 @@ def test_the_page_is_up_to_date(reference: ModuleType) -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_name_and_every_setting_is_on_the_page(reference: ModuleType, room: str) -> None:
     page = reference.write_page()
-    for name in names(room):
-        plugin = find(room, name)
+    for name in INSTALLED.names(room):
+        plugin = INSTALLED.find(room, name)
         assert plugin
         assert f"`{name}`" in page
         assert all(f"| `{key}` |" in page for key in plugin.settings_class.model_fields)

@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from mpt.config import registry as installed
 from mpt.config.precision_names import ALIASES, resolve_precision_name
-from mpt.config.registry import ROOMS, Registry
+from mpt.config.registry import INSTALLED, ROOMS, Registry
 
 
 def test_a_plugin_whose_imports_do_not_exist_is_found_and_its_settings_work(registry):
@@ -75,7 +74,7 @@ def test_a_settings_class_of_another_family_is_a_programmers_error(tmp_path):
 
 
 def test_every_installed_plugin_is_read_and_its_defaults_are_valid():
-    found = [installed.find(room, name) for room in ROOMS for name in installed.names(room)]
+    found = [INSTALLED.find(room, name) for room in ROOMS for name in INSTALLED.names(room)]
     assert {"dcgan", "small_cnn", "digits", "amp", "adam"} <= {plugin.name for plugin in found}
     for plugin in found:
         assert plugin.description
@@ -94,11 +93,11 @@ def test_every_installed_plugin_is_read_and_its_defaults_are_valid():
 def test_all_rooms_are_read_quickly_and_without_torch():
     code = """
 import sys, time
-from mpt.config import registry
+from mpt.config.registry import INSTALLED as registry, ROOMS
 started = time.process_time()
-plugins = [registry.find(room, name) for room in registry.ROOMS for name in registry.names(room)]
+plugins = [registry.find(room, name) for room in ROOMS for name in registry.names(room)]
 first = time.process_time() - started
-for room in registry.ROOMS:
+for room in ROOMS:
     registry.names(room)
 print(len(plugins), first, time.process_time() - started - first, "torch" in sys.modules)
 """
@@ -123,11 +122,11 @@ def test_names_of_other_frameworks_mean_ours():
     assert resolve_precision_name("AMP", known) == ("amp", {})
     assert resolve_precision_name("fp33", known) == ("fp33", {})
     assert {mode for mode, _ in ALIASES.values()} <= set(known)
-    assert {mode for mode, _ in ALIASES.values()} <= set(installed.names("precision"))
+    assert {mode for mode, _ in ALIASES.values()} <= set(INSTALLED.names("precision"))
 
 
 def test_the_imported_module_takes_the_settings_over():
-    plugin = installed.find("optim", "adam")
+    plugin = INSTALLED.find("optim", "adam")
     settings = plugin.settings_class(betas=(0.5, 0.9))
     native = plugin.native_settings(settings)
     assert type(native) is plugin.load().Settings

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.config.registry import names
+from mpt.config.registry import INSTALLED
 from mpt.data.images import write_grid
 from mpt.engine.build import build_datasets, build_run
 from mpt.errors import DataError
@@ -16,7 +16,7 @@ IMAGES = DataSpec({"image": FieldSpec((3, 64, 64), torch.float32), "label": Fiel
 FACES = DataSpec({"src_warped": FieldSpec((3, 64, 64), torch.float32), "age": FieldSpec((), torch.float32)}, 8)
 
 
-@pytest.mark.parametrize("model", names("nn"))
+@pytest.mark.parametrize("model", INSTALLED.names("nn"))
 def test_data_of_another_kind_is_named_with_what_is_missing(model: str) -> None:
     config = load_config({"model": {"name": model}})
     data, wanted = (IMAGES, "src_warped") if config.task.name == "face_swap" else (FACES, "image")
@@ -25,7 +25,7 @@ def test_data_of_another_kind_is_named_with_what_is_missing(model: str) -> None:
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.parametrize("model", [name for name in names("nn") if name != "saehd"])
+@pytest.mark.parametrize("model", [name for name in INSTALLED.names("nn") if name != "saehd"])
 def test_a_test_set_too_small_to_evaluate_on_is_met_before_training(model: str, tmp_path: Path) -> None:
     for split, count in (("train", 4), ("test", 1)):
         for label in ("a", "b"):

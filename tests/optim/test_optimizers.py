@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from mpt.config.registry import find
+from mpt.config.registry import INSTALLED
 
 PLUGINS = {"adam": "Adam", "adamw": "AdamW", "adamax": "Adamax", "sgd": "SGD", "rmsprop": "RMSprop"}
 
@@ -12,7 +12,7 @@ PLUGINS = {"adam": "Adam", "adamw": "AdamW", "adamax": "Adamax", "sgd": "SGD", "
 @pytest.fixture(params=sorted(PLUGINS))
 def plugin(request):
     """The optimizer of one YAML name: its file's `build`, and its `Settings` with what the name changes in them."""
-    found = find("optim", request.param)
+    found = INSTALLED.find("optim", request.param)
     module = found.load()
     return SimpleNamespace(
         name=request.param,
@@ -75,7 +75,7 @@ def test_betas_outside_their_range_are_refused(betas):
 
 
 def test_decoupled_decay_shrinks_a_weight_that_has_no_gradient_by_rate_times_decay():
-    module = find("optim", "adamw").load()
+    module = INSTALLED.find("optim", "adamw").load()
     weight = torch.nn.Parameter(torch.full((2,), 2.0))
     optimizer = module.build(module.Settings(lr=0.5, weight_decay=0.1, decoupled=True), [weight])
     weight.grad = torch.zeros(2)

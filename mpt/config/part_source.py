@@ -1,0 +1,177 @@
+"""What one source file declares, read without running the file.
+
+The file is parsed, never imported: of its top level, only imports of a few light modules (`ALLOWED_IMPORTS`), the
+classes that hold settings or a command's arguments, and assignments that use nothing but these are executed, so that
+`mpt validate`, `mpt list` and `mpt --help` answer without torch. `NAMES`, `TASK` and the other `LITERALS` are read as
+literals; see `mpt.config.options` for what they mean.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mpt.config.options import Options
+
+ALLOWED_IMPORTS = (
+    "__future__",
+    "annotated_types",
+    "dataclasses",
+    "math",
+    "mpt.commands.arguments",
+    "mpt.config",
+    "pathlib",
+    "pydantic",
+    "typer",
+    "typing",
+)
+LITERALS = ("NAMES", "TASK", "CONFLICTS")
+SETTINGS, COMMAND = "Settings", "Command"
+"""The class that makes a file a part: what YAML sets, or in the folder `commands` what the command line does."""
+
+
+@dataclass(frozen=True)
+class PartSource:
+    """What one source file declares."""
+
+    names: Mapping[str, Mapping[str, Any]]
+    """The names it may be chosen by, each with the defaults that it changes."""
+    description: str
+    """The first paragraph of the file's docstring, as one line."""
+    declared: type[Any]
+    """The class `Settings`, or `Command`."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What the file says about the fields of that class."""
+    literals: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the `LITERALS` that the file has."""
+
+
+def read_source(source: str, path: Path, module_name: str, wanted: str = SETTINGS) -> PartSource | None:
+    """Return what a source file declares, or None where it has no top-level class of the wanted name.
+
+    Raises whatever its allowed statements raise, SyntaxError, and TypeError for a class of another family.
+    """
+    if f"class {wanted}" not in source:
+        return None
+    tree = ast.parse(source, filename=str(path))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    if not any(node.name == wanted for node in classes):
+        return None
+    declared = _execute(tree, path, module_name, wanted)
+    literals = read_literals(tree, LITERALS)
+    documentation = ast.get_docstring(tree) or ""
+    notes = dict(_option_notes())
+    for node in classes:
+        notes.update(_notes(node))
+    fields = declared.model_fields if issubclass(declared, Options) else vars(declared)["__dataclass_fields__"]
+    return PartSource(
+        names=literals.pop("NAMES", {path.stem: {}}),
+        description=" ".join(documentation.split("\n\n")[0].split()),
+        declared=declared,
+        notes={name: note for name, note in notes.items() if name in fields},
+        literals=literals,
+    )
+
+
+def declares_function(source: str, name: str, parameters: Sequence[str]) -> bool:
+    """Has a source a top-level function of that name and with these parameters?"""
+    if f"def {name}" not in source:
+        return False
+    return any(
+        isinstance(node, ast.FunctionDef)
+        and node.name == name
+        and [argument.arg for argument in node.args.args] == list(parameters)
+        for node in ast.parse(source).body
+    )
+
+
+def _execute(tree: ast.Module, path: Path, module_name: str, wanted: str) -> type[Any]:
+    """Run the allowed imports and the wanted classes of a file, in order, in a module that stands in for it."""
+    stand_in = ModuleType(f"{__name__}:{module_name}:{path}")  # no importable name, so the two can never be mistaken
+    stand_in.__file__ = str(path)
+    sys.modules[stand_in.__name__] = stand_in  # pydantic resolves annotations through it
+    for node in tree.body:
+        known = vars(stand_in)
+        is_wanted = isinstance(node, ast.ClassDef) and (_is_options_class(node, known) or node.name == COMMAND)
+        if not (is_wanted or _is_allowed_import(node) or _is_plain_assignment(node, known)):
+            continue
+        code = compile(ast.Module([_future_annotations(), node], []), str(path), "exec", dont_inherit=True)
+        exec(code, vars(stand_in))
+    declared = vars(stand_in).get(wanted)
+    if wanted == SETTINGS and not (isinstance(declared, type) and issubclass(declared, Options)):
+        raise TypeError(f"{path}: {wanted} does not derive from Options")
+    if wanted == COMMAND and not (isinstance(declared, type) and "__dataclass_fields__" in vars(declared)):
+        raise TypeError(f"{path}: {wanted} is no dataclass")
+    assert isinstance(declared, type)
+    return declared
+
+
+def _future_annotations() -> ast.ImportFrom:
+    node = ast.ImportFrom(module="__future__", names=[ast.alias("annotations")], level=0)
+    return ast.fix_missing_locations(node)
+
+
+def _is_allowed_import(node: ast.stmt) -> bool:
+    def allowed(name: str) -> bool:
+        return any(name == root or name.startswith(root + ".") for root in ALLOWED_IMPORTS)
+
+    if isinstance(node, ast.ImportFrom):
+        return node.level == 0 and node.module is not None and allowed(node.module)
+    return isinstance(node, ast.Import) and all(allowed(alias.name) for alias in node.names)
+
+
+def _is_options_class(node: ast.ClassDef, known: Mapping[str, Any]) -> bool:
+    bases = [known.get(base.id) for base in node.bases if isinstance(base, ast.Name)]
+    return any(isinstance(base, type) and issubclass(base, Options) for base in bases)
+
+
+def _is_plain_assignment(node: ast.stmt, known: Mapping[str, Any]) -> bool:
+    """Is this `Kind = Literal["a", "b"]` or the like, made only of constants and names that are known here?"""
+    if not isinstance(node, ast.Assign):
+        return False
+    return all(part.id in known for part in ast.walk(node.value) if isinstance(part, ast.Name))
+
+
+def read_literals(tree: ast.Module, wanted: Sequence[str]) -> dict[str, Any]:
+    """Return the values of top-level assignments to the wanted names."""
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            value = getattr(node, "value", None)
+            if isinstance(target, ast.Name) and target.id in wanted and value is not None:
+                found[target.id] = ast.literal_eval(value)
+    return found
+
+
+def _notes(node: ast.ClassDef) -> dict[str, str]:
+    """Return the string that follows each annotated field of a class body, as one line."""
+    notes: dict[str, str] = {}
+    for statement, following in zip(node.body, node.body[1:], strict=False):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            notes[statement.target.id] = " ".join(str(following.value.value).split())
+    return notes
+
+
+@cache
+def read_notes(path: Path, class_name: str | None = None) -> Mapping[str, str]:
+    """Return what a source file says about the fields of its classes, or of one of them, by field name."""
+    notes: dict[str, str] = {}
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef) and class_name in (None, node.name):
+            notes.update(_notes(node))
+    return notes
+
+
+def _option_notes() -> Mapping[str, str]:
+    return read_notes(Path(__file__).with_name("options.py"))
