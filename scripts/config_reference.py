@@ -12,8 +12,8 @@ from typing import Any
 
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.options import DatasetOptions, OptimizerOptions, Options, PrecisionOptions
-from mpt.config.precision_names import ALIASES
 from mpt.config.part_source import read_notes
+from mpt.config.precision_names import ALIASES
 from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.schema import GeneralOptions, MemoryOptions, Train
 from mpt.config.yaml_text import write_text

@@ -14,18 +14,18 @@ from mpt.commands.arguments import (
     CompareArguments,
     ConvertArguments,
     InferArguments,
-    LerasArguments,
+    ListArguments,
     PlanArguments,
     ReportArguments,
     TrainArguments,
+    ValidateArguments,
 )
+from mpt.config import registry
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, ROOMS
 from mpt.errors import ConfigError, GateError, Interrupted, MptError
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "dcgan_fp32.yaml"
-
-CONVERT_LERAS = "mpt.systems.deepfacelab.commands.convert_leras"
 
 
 def run(*words):
@@ -143,15 +143,11 @@ def test_resume_may_be_given_without_a_value(called, words, resume):
         ("plan --calibrate r", "plan", PlanArguments(None, calibrate="r")),
         ("convert r --half --to onnx", "convert", ConvertArguments("r", True, "onnx")),
         (
-            "convert leras-to-torch a b",
-            CONVERT_LERAS,
-            LerasArguments("leras-to-torch", "a", "b"),
+            "validate c a=1 --with p --quiet",
+            "validate",
+            ValidateArguments(Path("c"), ("a=1",), (Path("p"),), quiet=True),
         ),
-        (
-            "convert torch-to-leras r b",
-            CONVERT_LERAS,
-            LerasArguments("torch-to-leras", "r", "b"),
-        ),
+        ("list models --json", "listing", ListArguments("models", json=True)),
     ],
 )
 def test_a_command_gets_what_was_typed(called, words, command, arguments):
@@ -160,12 +156,35 @@ def test_a_command_gets_what_was_typed(called, words, command, arguments):
 
 
 @pytest.mark.parametrize(
-    "words", ["plan", "convert leras-to-torch a", "convert a b", "train", "nonsense", "train c --smoke 0"]
+    "words", ["convert a b", "train", "nonsense", "train c --smoke 0", "train c --parts nowhere", "deepfacelab x"]
 )
 def test_a_wrong_command_line_exits_with_2_and_one_message(called, capsys, words):
     assert run(*words.split()) == 2
     assert called == []
     assert "rror: " in capsys.readouterr().err
+
+
+def test_plan_needs_a_config_or_a_run_to_learn_from(capsys):
+    assert run("plan") == 2
+    assert "CONFIG is missing" in capsys.readouterr().err
+
+
+def test_a_system_brings_commands_of_its_own(called, capsys, monkeypatch):
+    assert run("--help") == 0
+    assert "deepfacelab" in capsys.readouterr().out
+    asked = []
+    monkeypatch.setattr(registry.Part, "member", lambda part, name: asked.append if name == "run" else dict)
+    assert run("deepfacelab", "leras-to-torch", "a", "b", "--archi", "df-u") == 0
+    assert asked == [{"model_dir": Path("a"), "output": Path("b"), "archi": "df-u", "config": None}]
+    assert "leras" not in (Path(cli.__file__).read_text("utf-8"))
+
+
+def test_every_option_has_a_help_text(capsys):
+    for command in cli.COMMANDS:
+        assert run(command, "--help") == 0
+        listed = capsys.readouterr().out.partition("Options:")[2]
+        entries = re.split(r"\n(?=  -)", listed)[1:]
+        assert all(len(entry.split()) > 2 for entry in entries), command
 
 
 def test_no_words_and_help_print_help(capsys):

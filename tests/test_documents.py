@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt.cli import app
+from mpt.cli import make_app
 from mpt.config.load import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -64,14 +64,19 @@ def test_every_link_leads_to_a_file(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
 def test_every_command_shown_exists_and_its_configuration_is_valid(path: Path) -> None:
-    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    app = make_app()
+    known: dict[str | None, set[str | None]] = {command.name: set() for command in app.registered_commands}
+    for group in app.registered_groups:
+        assert group.typer_instance
+        known[group.name] = {command.name for command in group.typer_instance.registered_commands}
     for words in commands_of(path.read_text("utf-8")):
         if words[1].startswith("-"):
             continue
         assert words[1] in known, words
+        assert not known[words[1]] or words[2] in known[words[1]] or words[2].startswith("-"), words
         files = [word for word in words[2:] if word.startswith("configs/") and word.endswith(".yaml")]
         overrides = [word for word in words[2:] if re.match(r"[a-z_.]+=", word)]
-        if words[1] in ("train", "validate", "plan") and files and "--with" not in words:
+        if words[1] in ("train", "validate", "plan") and files and not {"--with", "--parts"} & {*words}:
             load_config(ROOT / files[0], [word for word in overrides if not names_an_example(word)])
 
 

@@ -1,120 +1,192 @@
-"""What the command line asked for, as plain values: the contract between `mpt.cli` and the commands. No torch."""
+"""What the command line may ask for: a class per command, the one place where its options are declared. No torch.
+
+A field is an option named after it, with the text below it as help; one whose type is annotated with `typer.Argument`
+is positional, and `typer.Option` says what name and type cannot. `mpt.commands.command_line` makes the command of it,
+and the command gets an instance. A part package declares its commands the same way (`class Command` in
+`commands/NAME.py`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)]
+Overrides = Annotated[
+    tuple[str, ...], typer.Argument(metavar="KEY=VALUE", help="Changes, such as optimizer.lr=3e-4.", show_default=False)
+]
+Patches = Annotated[tuple[Path, ...], typer.Option("--with", metavar="FILE", help="A YAML file to lay over CONFIG.")]
+Allow = Annotated[tuple[str, ...], typer.Option("--allow", metavar="PACKAGE", help="Let models come from a package.")]
+Runs = Annotated[str, typer.Option("--runs", metavar="DIR", help="The folder of the runs.")]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
+Output = Annotated[str | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
 
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """`mpt train CONFIG [key=value ...]`."""
+    """Train what CONFIG describes."""
 
-    config: Path
-    overrides: tuple[str, ...] = ()
-    resume: str | None = None
+    config: ConfigFile
+    overrides: Overrides = ()
+    resume: Annotated[str | None, typer.Option(metavar="[auto|PATH]")] = None
+    """Go on with the newest run of this name, or with PATH."""
     name: str | None = None
-    device: str | None = None
+    """The run's folder below --runs."""
+    device: Device = None
     seed: int | None = None
-    smoke: int | None = None
+    """The seed of every random number."""
+    smoke: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
+    """Try everything with N steps; keep nothing."""
     dry_run: bool = False
+    """Build everything, write nothing."""
     print_config: bool = False
-    json: bool = False
-    quiet: bool = False
+    """Print the resolved config and stop."""
+    json: Json = False
+    quiet: Quiet = False
     exact: bool = False
-    patches: tuple[Path, ...] = ()
-    allow: tuple[str, ...] = ()
-    runs: str = "runs"
+    """Refuse a resume that would not be bit-exact."""
+    patches: Patches = ()
+    allow: Allow = ()
+    runs: Runs = "runs"
 
 
 @dataclass(frozen=True)
 class InferArguments:
-    """`mpt infer [RUN]`."""
+    """Let a run's networks infer: samples, labels or pictures."""
 
-    run: str | None = None
+    run: Annotated[str | None, typer.Argument(metavar="RUN", show_default="the newest run")] = None
+    """A run or a checkpoint."""
     half: bool = False
+    """Run in half precision and say how far it is from fp32."""
     dtype: str | None = None
-    input: tuple[str, ...] = ()
-    output: str | None = None
-    batch_size: int | None = None
-    truncation: float | None = None
-    seed: int | None = None
-    device: str | None = None
-    runs: str = "runs"
-    allow: tuple[str, ...] = ()
+    """float16 or bfloat16; without --half the weights stay float32. Or float32."""
+    input: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]PATH")] = ()
+    """An image or a folder of images; once for each input of the task."""
+    output: Output = None
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None
+    """Samples at once."""
+    truncation: Annotated[float | None, typer.Option(min=0, max=1)] = None
+    """How far truncated samples go from the mean; 1 is all the way."""
+    seed: Annotated[int | None, typer.Option(min=0)] = None
+    """The seed of the samples."""
+    device: Device = None
+    runs: Runs = "runs"
+    allow: Allow = ()
 
 
 @dataclass(frozen=True)
 class CompareArguments:
-    """`mpt compare MODE MODE ... [key=value ...]` or `mpt compare RUN RUN ...`."""
+    """Train in several precision modes, or take runs, and judge.
 
-    what: tuple[str, ...] = ()
-    """Modes or finished runs, and overrides, in the order they were written."""
-    config: Path | None = None
+    Each mode trains the same CONFIG with the same seeds and data; the verdict says whether the metric stays within the
+    margin of the first mode's, which is fp32's where that takes part.
+    """
+
+    what: Annotated[tuple[str, ...], typer.Argument(metavar="MODE|RUN|KEY=VALUE")]
+    """Precision modes, or finished runs."""
+    config: Annotated[Path | None, typer.Option(metavar="FILE", show_default="a small DCGAN")] = None
+    """What to train."""
     seeds: int = 3
+    """Runs per mode, three at least for a verdict."""
     margin: str = "1%"
+    """The difference that matters: 1% or 0.5."""
     gate: bool = False
+    """Exit with 8 unless every mode is within the margin."""
     name: str | None = None
-    output: str | None = None
-    device: str | None = None
-    json: bool = False
-    quiet: bool = False
-    allow: tuple[str, ...] = ()
-    runs: str = "runs"
-
-
-@dataclass(frozen=True)
-class ReportArguments:
-    """`mpt report [RUN]`."""
-
-    run: str | None = None
-    runs: str = "runs"
-
-
-@dataclass(frozen=True)
-class ConvertArguments:
-    """`mpt convert RUN --half --to pt|safetensors|onnx`."""
-
-    run: str | None = None
-    half: bool = False
-    to: str = "safetensors"
-    dtype: str | None = None
-    output: str | None = None
-    runs: str = "runs"
-    allow: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class LerasArguments:
-    """`mpt convert leras-to-torch MODEL_DIR OUT` and `mpt convert torch-to-leras RUN OUT`."""
-
-    direction: Literal["leras-to-torch", "torch-to-leras"]
-    source: str
-    output: str
-    runs: str = "runs"
-    allow: tuple[str, ...] = ()
-    archi: str | None = None
-    """What weights do not tell, such as "df-ud"; by default it is read from DeepFaceLab's summary."""
-    config: Path | None = None
-    """The configuration the run is to have; its model must be the weights'."""
+    """The comparison's folder below --runs."""
+    output: Output = None
+    device: Device = None
+    json: Json = False
+    quiet: Quiet = False
+    allow: Allow = ()
+    runs: Runs = "runs"
 
 
 @dataclass(frozen=True)
 class PlanArguments:
-    """`mpt plan CONFIG [key=value ...]`."""
+    """Predict peak memory without a GPU; find what fits."""
 
-    config: Path | None
-    overrides: tuple[str, ...] = ()
-    vram: str | None = None
-    """A budget such as "6GiB"; None plans the configuration as it is."""
-    gpu: str | None = None
-    patches: tuple[Path, ...] = ()
-    output: str | None = None
-    calibrate: str | None = None
-    """A finished run to learn from; then `config` may be None."""
-    json: bool = False
-    allow: tuple[str, ...] = ()
-    runs: str = "runs"
-    desktop: str | None = None
-    """What the desktop takes of the card, such as "600MiB"."""
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", show_default=False)] = None
+    """A YAML file."""
+    overrides: Overrides = ()
+    vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """The memory to fit into, such as 6GiB; without it the configuration is planned as it is."""
+    gpu: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    """A card to plan for, such as rtx2060, or auto."""
+    desktop: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """What the desktop takes of the card, such as 600MiB."""
+    patches: Patches = ()
+    output: Output = None
+    calibrate: Annotated[str | None, typer.Option(metavar="RUN")] = None
+    """Learn from a run's measured peak; then CONFIG is left out."""
+    json: Json = False
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    """Write a run's tables, plots and page anew."""
+
+    run: Annotated[str | None, typer.Argument(metavar="RUN", show_default="the newest one")] = None
+    """A run."""
+    runs: Runs = "runs"
+
+
+@dataclass(frozen=True)
+class ConvertArguments:
+    """Write a run's networks as one file."""
+
+    run: Annotated[str | None, typer.Argument(metavar="RUN", show_default="the newest one")] = None
+    """A run or a checkpoint."""
+    half: bool = False
+    """Write half precision."""
+    to: str = "safetensors"
+    """pt, safetensors or onnx."""
+    dtype: str | None = None
+    """float16 or bfloat16, with --half."""
+    output: Output = None
+    runs: Runs = "runs"
+    allow: Allow = ()
+
+
+@dataclass(frozen=True)
+class ValidateArguments:
+    """Check CONFIG and say every mistake at once."""
+
+    config: ConfigFile
+    overrides: Overrides = ()
+    patches: Patches = ()
+    allow: Allow = ()
+    quiet: Quiet = False
+
+
+@dataclass(frozen=True)
+class SchemaArguments:
+    """Print the JSON Schema of CONFIG, for editors."""
+
+    output: Output = None
+
+
+@dataclass(frozen=True)
+class ListArguments:
+    """List models, data sets, precision modes and all the rest."""
+
+    what: Annotated[str | None, typer.Argument(metavar="WHAT", show_default=False)] = None
+    """models, datasets, precision, memory, optimizers, tasks, metrics or losses."""
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class InitArguments:
+    """Write a commented CONFIG to start from."""
+
+    path: Annotated[Path | None, typer.Argument(metavar="PATH", show_default=False)] = None
+    """The file to write, by default config.yaml."""
+    model: str = "dcgan"
+    """The model to start from; see `mpt list models`."""

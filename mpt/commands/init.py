@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpt.commands.arguments import InitArguments
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, Registry
@@ -24,12 +25,13 @@ SHORT = 40
 """A note that fits beside its key stands there; a longer one stands above it."""
 
 
-def run(path: Path = Path("config.yaml"), model: str = "dcgan", registry: Registry = INSTALLED) -> None:
+def run(arguments: InitArguments, registry: Registry = INSTALLED) -> None:
     """Write the configuration of a model.
 
     Raises ConfigError for an unknown model or a file that is there already, InputOutputError if it cannot be written.
     """
-    text = write_commented(path, model, registry)
+    path = arguments.path or Path("config.yaml")
+    text = write_commented(path, arguments.model, registry)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -6,9 +6,11 @@ import json
 import shutil
 import textwrap
 
+from mpt.commands.arguments import ListArguments
 from mpt.config.messages import unknown_name
+from mpt.config.part_source import read_description
 from mpt.config.precision_names import ALIASES
-from mpt.config.registry import INSTALLED, Registry
+from mpt.config.registry import FUNCTIONS, INSTALLED, Part, Registry
 from mpt.errors import ConfigError
 
 HEADINGS = {
@@ -18,6 +20,8 @@ HEADINGS = {
     "memory": ("memory", "Memory tricks (memory.TRICK)"),
     "optimizers": ("optim", "Optimizers (optimizer.name)"),
     "tasks": ("tasks", "Tasks (task.name; each model has its own by default)"),
+    "metrics": ("metrics", "Further metrics of a classifier (task.metrics)"),
+    "losses": ("losses", "Losses of a classifier (task.loss)"),
 }
 """What the user may ask for -> the room and its heading."""
 OTHER_MODELS = {
@@ -27,13 +31,14 @@ OTHER_MODELS = {
 }
 
 
-def run(what: str | None = None, as_json: bool = False, registry: Registry = INSTALLED) -> None:
+def run(arguments: ListArguments, registry: Registry = INSTALLED) -> None:
     """Print one table or all of them. Raises ConfigError for a table that does not exist."""
+    what = arguments.what
     if what is not None and what not in HEADINGS:
         raise ConfigError(f"mpt list: {unknown_name(what, list(HEADINGS))}")
     chosen = [what] if what else list(HEADINGS)
     tables = {name: describe_room(HEADINGS[name][0], registry) for name in chosen}
-    if as_json:
+    if arguments.json:
         print(json.dumps(tables, indent=2))
         return
     width = min(shutil.get_terminal_size().columns, 120)
@@ -42,12 +47,15 @@ def run(what: str | None = None, as_json: bool = False, registry: Registry = INS
 
 def describe_room(room: str, registry: Registry) -> dict[str, str]:
     """Return name -> one line for everything in a room."""
+    if room in FUNCTIONS:
+        parts = registry.functions(room)
+        return {name: tell(part, read_description(part.path)) for name, part in parts.items()}
     rows: dict[str, str] = {}
     for name in registry.names(room):
         plugin = registry.find(room, name)
         assert plugin
         changed = ", ".join(f"{key} {value}" for key, value in plugin.defaults.items())
-        rows[name] = f"{plugin.description} Here: {changed}." if changed else plugin.description
+        rows[name] = tell(plugin, f"{plugin.description} Here: {changed}." if changed else plugin.description)
     if room == "nn":
         rows |= OTHER_MODELS
     if room == "precision":
@@ -56,6 +64,11 @@ def describe_room(room: str, registry: Registry) -> dict[str, str]:
                 f"Another name of {mode}" + "".join(f", {key} {value}" for key, value in settings.items()) + "."
             )
     return rows
+
+
+def tell(part: Part, description: str) -> str:
+    """Return the line about a part; one from outside of mpt says where it is from."""
+    return f"{description} From {part.package.origin}." if part.package.outside else description
 
 
 def show_table(heading: str, rows: dict[str, str], width: int) -> str:

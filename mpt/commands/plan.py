@@ -47,7 +47,8 @@ def run(arguments: PlanArguments) -> None:
     if arguments.calibrate is not None:
         calibrate(arguments, arguments.calibrate)
         return
-    assert arguments.config is not None
+    if arguments.config is None:
+        raise ConfigError("mpt plan: CONFIG is missing; name a YAML file, or --calibrate RUN")
     if arguments.output is not None and arguments.vram is None:
         raise ConfigError("--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB")
     path = choose_output(arguments)

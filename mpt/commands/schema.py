@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mpt.commands.arguments import SchemaArguments
 from mpt.config.json_schema import config_schema
 from mpt.errors import InputOutputError
 
 
-def run(output: str | None = None) -> None:
+def run(arguments: SchemaArguments) -> None:
     """Print the schema, or write it. Raises InputOutputError if the file cannot be written."""
+    output = arguments.output
     text = json.dumps(config_schema(), indent=2) + "\n"
     if output is None:
         print(text, end="")

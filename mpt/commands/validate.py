@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
+from mpt.commands.arguments import ValidateArguments
 from mpt.config.load import load_config
 
 
-def run(
-    config: Path,
-    overrides: Sequence[str] = (),
-    patches: Sequence[Path] = (),
-    allow: Sequence[str] = (),
-    quiet: bool = False,
-) -> None:
+def run(arguments: ValidateArguments) -> None:
     """Check a configuration. Raises ConfigError with one line per mistake."""
-    read = load_config(config, overrides, allow=allow, patches=patches)
-    if quiet:
+    config = arguments.config
+    read = load_config(config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
+    if arguments.quiet:
         return
     length = f"{read.train.steps} steps" if read.train.steps else f"{read.train.epochs:g} epochs"
     tricks = f", {', '.join(read.memory.tricks)}" if read.memory.tricks else ""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mpt.config.options import Options
-from mpt.config.precision_names import ALIASES
 from mpt.config.part_source import read_notes
+from mpt.config.precision_names import ALIASES
 from mpt.config.registry import INSTALLED, Plugin, Registry
 from mpt.config.schema import NAMED_SECTIONS, GeneralOptions, MemoryOptions, Train
 

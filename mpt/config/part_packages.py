@@ -141,7 +141,9 @@ def _absolute(folder: str | Path) -> str:
 def _check_folder(folder: str, source: str) -> None:
     path = Path(folder)
     if not path.is_dir():
-        raise PartError(f"{source}: there is no folder {folder}; a folder of parts holds {', '.join(ROOM_FOLDERS[:3])}/ …")
+        raise PartError(
+            f"{source}: there is no folder {folder}; a folder of parts holds {', '.join(ROOM_FOLDERS[:3])}/ …"
+        )
     if not any((path / room).is_dir() for room in ROOM_FOLDERS):
         above = f"; did you mean {path.parent}?" if path.name in ROOM_FOLDERS else ""
         raise PartError(f"{source}: {folder} has none of the folders {', '.join(ROOM_FOLDERS)}{above}")

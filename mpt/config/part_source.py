@@ -65,18 +65,27 @@ def read_source(source: str, path: Path, module_name: str, wanted: str = SETTING
         return None
     declared = _execute(tree, path, module_name, wanted)
     literals = read_literals(tree, LITERALS)
-    documentation = ast.get_docstring(tree) or ""
     notes = dict(_option_notes())
     for node in classes:
         notes.update(_notes(node))
     fields = declared.model_fields if issubclass(declared, Options) else vars(declared)["__dataclass_fields__"]
     return PartSource(
         names=literals.pop("NAMES", {path.stem: {}}),
-        description=" ".join(documentation.split("\n\n")[0].split()),
+        description=describe(tree),
         declared=declared,
         notes={name: note for name, note in notes.items() if name in fields},
         literals=literals,
     )
+
+
+def describe(tree: ast.Module) -> str:
+    """Return the first paragraph of a source's docstring, as one line."""
+    return " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
+
+
+def read_description(path: Path) -> str:
+    """Return the first paragraph of a file's docstring, as one line."""
+    return describe(ast.parse(path.read_text("utf-8")))
 
 
 def declares_function(source: str, name: str, parameters: Sequence[str]) -> bool:

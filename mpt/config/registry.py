@@ -35,6 +35,11 @@ KINDS = {
     "commands": "command",
 }
 """Room -> what one of its parts is called."""
+FUNCTIONS = {
+    "metrics": ("metrics", "measure", ("logits", "labels")),
+    "losses": ("losses", "loss", ("logits", "labels")),
+}
+"""Parts that are a function: kind -> room, and the name and parameters by which a file has one."""
 PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 
 
@@ -142,8 +147,9 @@ class Registry:
         self._check_names(room)
         return sorted(name for package in self.packages for name in self._names(room, package))
 
-    def functions(self, room: str, function: str, parameters: Sequence[str]) -> dict[str, Part]:
-        """Return the files of a room, by name, that have a function of that name with exactly these parameters."""
+    def functions(self, kind: str) -> dict[str, Part]:
+        """Return the files, by name, that have the function of a kind (see `FUNCTIONS`)."""
+        room, function, parameters = FUNCTIONS[kind]
         found: dict[str, Part] = {}
         for package in self.packages:
             for path in package.paths(room):

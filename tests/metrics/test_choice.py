@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError
-from mpt.metrics.choice import find_metrics, metric_names
+from mpt.metrics.choice import find_metrics
 
 
 def test_a_name_without_a_file_is_refused_with_those_there_are():
@@ -18,7 +19,7 @@ def test_only_files_with_a_measure_are_metrics(name):
         find_metrics([name])
 
 
-@pytest.mark.parametrize("name", metric_names())
+@pytest.mark.parametrize("name", sorted(INSTALLED.functions("metrics")))
 def test_every_metric_makes_one_finite_number_of_logits_and_labels(name):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(30, 10, generator=generator)

@@ -1,4 +1,4 @@
-"""`mpt convert leras-to-torch MODEL_DIR OUT` and `torch-to-leras RUN OUT`: SAEHD to and from DeepFaceLab.
+"""SAEHD to and from DeepFaceLab: what `mpt deepfacelab leras-to-torch` and `torch-to-leras` do.
 
 DeepFaceLab keeps a file per network and per optimizer in its model folder, all beginning with the model's name
 (`new_SAEHD_encoder.npy`). To torch they become a run: a folder that `mpt infer` and `mpt train --resume` take. To
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpt.commands.arguments import LerasArguments
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.restricted_pickle import read_arrays
@@ -63,15 +62,6 @@ class Folder:
     def read(self, part: str) -> Arrays | None:
         """Return a file's arrays, None where there is no such file."""
         return read_arrays(self.file(part)) if self.file(part).is_file() else None
-
-
-def run(arguments: LerasArguments) -> None:
-    """Convert as the arguments say."""
-    source, output = Path(arguments.source), Path(arguments.output)
-    if arguments.direction == "leras-to-torch":
-        leras_to_torch(source, output, arguments.archi, arguments.config)
-    else:
-        torch_to_leras(arguments.source, output, runs=arguments.runs)
 
 
 def leras_to_torch(model_dir: Path, output: Path, archi: str | None = None, config: Path | None = None) -> Path:

@@ -1,0 +1,76 @@
+"""A command of the shell, made from the class that declares its arguments (see `mpt.commands.arguments`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo
+
+PARTS = "--parts"
+Parts = Annotated[
+    list[str] | None,
+    typer.Option(PARTS, metavar="DIR", help="A folder with parts of your own; also in the variable MPT_PARTS."),
+]
+"""Every command has this option. `mpt.cli` takes it out of the words before the command sees them."""
+
+
+def declare(
+    app: typer.Typer,
+    name: str,
+    arguments: type[Any],
+    notes: Mapping[str, str],
+    run: Callable[[dict[str, Any]], None],
+) -> None:
+    """Add a command with the arguments that a dataclass declares; `run` gets their values by name.
+
+    `notes` are the texts below the fields. The dataclass's docstring is the command's help.
+    """
+    parameters: dict[str, inspect.Parameter] = {}
+    hints = get_type_hints(arguments, include_extras=True)
+    tuples = set()
+    for field in dataclasses.fields(arguments):
+        kind, info = split_annotation(hints[field.name])
+        if get_origin(kind) is tuple:
+            tuples.add(field.name)
+            kind = list[get_args(kind)[0]]  # type: ignore[misc]
+        if kind is bool and isinstance(info, OptionInfo) and info.default is ... and not info.param_decls:
+            info.param_decls = (f"--{field.name.replace('_', '-')}",)  # without --no-...
+        info.help = info.help or notes.get(field.name)
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        if field.name in tuples and default == ():
+            default = None
+        if info.show_default is True and default in (None, False):
+            info.show_default = False
+        if kind is not bool and default is None:
+            kind = kind | None
+        parameters[field.name] = make_parameter(field.name, Annotated[kind, info], default)
+    parameters["parts"] = make_parameter("parts", Parts, None)
+
+    def command(**values: Any) -> None:
+        values.pop("parts", None)
+        run({key: tuple(value or ()) if key in tuples else value for key, value in values.items()})
+
+    command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {key: parameter.annotation for key, parameter in parameters.items()}
+    app.command(name, help=inspect.cleandoc(arguments.__doc__ or ""))(command)
+
+
+def split_annotation(annotation: Any) -> tuple[Any, OptionInfo | ArgumentInfo]:
+    """Return a field's type and a copy of what typer is told about it, a plain option by default."""
+    if get_origin(annotation) is Annotated:
+        kind, *told = get_args(annotation)
+        for info in told:
+            if isinstance(info, OptionInfo | ArgumentInfo):
+                return kind, copy(info)
+        annotation = kind
+    return annotation, typer.Option()
+
+
+def make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """Return a keyword of the function that typer calls."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

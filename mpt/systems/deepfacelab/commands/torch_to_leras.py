@@ -1,0 +1,29 @@
+"""Write a run's newest whole checkpoint as a DeepFaceLab model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpt.commands.arguments import Runs
+
+
+@dataclass(frozen=True)
+class Command:
+    """Write a run as a DeepFaceLab model."""
+
+    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
+    """A run or a checkpoint."""
+    output: Annotated[Path, typer.Argument(metavar="OUT", show_default=False)]
+    """The model's folder."""
+    runs: Runs = "runs"
+
+
+def run(command: Command) -> None:
+    """Convert as the arguments say."""
+    from mpt.systems.deepfacelab.commands.convert_leras import torch_to_leras
+
+    torch_to_leras(command.run, command.output, runs=command.runs)

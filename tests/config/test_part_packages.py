@@ -1,0 +1,190 @@
+"""Part packages from outside of mpt: folders of `--parts` and `MPT_PARTS`, and installed distributions."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpt.config import part_packages
+from mpt.config.load import load_config
+from mpt.config.part_packages import PartPackage, outside_packages, use_parts
+from mpt.config.registry import INSTALLED, Registry
+from mpt.errors import PartError
+
+MODEL = '''"""A model of one layer."""
+from torch import nn
+from mpt.config.options import Options
+from ..losses.shared import WIDTH
+
+TASK = "classify"
+
+class Settings(Options):
+    image_size: int = 8
+    """Side of the images."""
+
+def build(settings, data):
+    return {"net": nn.Sequential(nn.Flatten(), nn.Linear(WIDTH * settings.image_size**2, len(data.classes)))}
+'''
+
+
+@pytest.fixture(autouse=True)
+def no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPT_PARTS", "")
+    for name in [name for name in sys.modules if name.startswith("mpt.parts.")]:  # of another test's folder
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    parts = tmp_path / "my-parts"
+    for room in ("nn", "losses"):
+        (parts / room).mkdir(parents=True)
+    (parts / "nn" / "one_layer.py").write_text(MODEL)
+    (parts / "losses" / "shared.py").write_text("WIDTH = 1\n")
+    return parts
+
+
+def test_a_folder_s_parts_are_found_and_imported_without_being_on_the_path(folder: Path) -> None:
+    before = list(sys.path)
+    assert INSTALLED.find("nn", "one_layer") is None
+    use_parts([folder])
+    plugin = INSTALLED.find("nn", "one_layer")
+    assert plugin
+    assert plugin.module_name == "mpt.parts.my_parts.nn.one_layer"
+    assert "one_layer" in INSTALLED.names("nn")
+    assert load_config({"model": "one_layer"}).model.settings.image_size == 8
+    assert plugin.load().WIDTH == 1  # through a relative import
+    assert sys.path == before
+
+
+def test_a_process_that_is_started_knows_the_parts_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    use_parts(["my-parts"])
+    code = "import mpt.parts.my_parts.nn.one_layer as part; print(part.WIDTH)"  # as when a data set is unpickled
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    assert done.stdout == "1\n"
+
+
+def test_a_yaml_file_alone_brings_no_parts(folder: Path) -> None:
+    assert "one_layer" not in INSTALLED.names("nn")
+    for key in ("parts", "allow"):
+        with pytest.raises(Exception, match="unknown key"):
+            load_config({"model": "dcgan", key: [str(folder)]})
+    assert not any(name.startswith("mpt.parts.my_parts") for name in outside_names())
+
+
+def outside_names() -> list[str]:
+    return [package.module_name for package in outside_packages()]
+
+
+def test_folders_of_one_name_are_told_apart_and_one_given_twice_counts_once(tmp_path: Path) -> None:
+    folders = [tmp_path / "a" / "parts", tmp_path / "b" / "parts", tmp_path / "c" / "2 of mine"]
+    for one in folders:
+        (one / "nn").mkdir(parents=True)
+    use_parts([*folders, folders[0]])
+    assert outside_names() == ["mpt.parts.parts", "mpt.parts.parts_2", "mpt.parts._2_of_mine"]
+
+
+@pytest.mark.parametrize(
+    ("made", "named", "message"),
+    [
+        ("x/nn", "y", "there is no folder"),
+        ("x/src", "x", "none of the folders nn, tasks"),
+        ("x/nn", "x/nn", "did you mean .*/x?"),
+    ],
+)
+def test_a_folder_that_is_none_is_refused(tmp_path: Path, made: str, named: str, message: str) -> None:
+    (tmp_path / made).mkdir(parents=True)
+    with pytest.raises(PartError, match=message):
+        use_parts([tmp_path / named])
+    os.environ["MPT_PARTS"] = str(tmp_path / named)
+    with pytest.raises(PartError, match=f"MPT_PARTS: .*{message}"):
+        INSTALLED.names("nn")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("class Settings(Options)\n", r"bad\.py:1: expected ':'"),
+        ("class Settings:\n    pass\n", r"bad\.py: Settings does not derive from Options"),
+        (
+            "from mpt.config.options import Options\nclass Settings(Options):\n    x: int = nothing\n",
+            r"bad\.py:3: name 'nothing' is not defined",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_its_line(folder: Path, source: str, message: str) -> None:
+    (folder / "nn" / "bad.py").write_text(source)
+    use_parts([folder])
+    with pytest.raises(PartError, match=message):
+        INSTALLED.names("nn")
+
+
+def test_a_part_whose_import_fails_is_named_with_its_line(folder: Path) -> None:
+    path = folder / "nn" / "one_layer.py"
+    path.write_text(MODEL.replace("from torch", "import no_such_package\nfrom torch"))
+    use_parts([folder])
+    plugin = INSTALLED.find("nn", "one_layer")
+    assert plugin
+    sys.modules.pop(plugin.module_name, None)
+    with pytest.raises(PartError, match=r"one_layer\.py:2: this model cannot be imported: ModuleNotFoundError: No mod"):
+        plugin.load()
+    path.write_text(MODEL.partition("def build")[0])
+    with pytest.raises(PartError, match="it has no build, which a model needs"):
+        plugin.member("build")
+
+
+def test_a_name_that_is_taken_is_refused(folder: Path) -> None:
+    (folder / "nn" / "one_layer.py").rename(folder / "nn" / "dcgan.py")
+    use_parts([folder])
+    with pytest.raises(PartError, match=r"my-parts/nn/dcgan.py: there is a model named dcgan already, in .*mpt/nn"):
+        INSTALLED.find("nn", "dcgan")
+    (folder / "metrics").mkdir()
+    (folder / "metrics" / "top_five.py").write_text("def measure(logits, labels):\n    return 0.0\n")
+    with pytest.raises(PartError, match="there is a metric named top_five already"):
+        INSTALLED.functions("metrics")
+
+
+def test_an_installed_distribution_announces_its_package(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    package = site / "acme" / "mixed"
+    package.parent.mkdir(parents=True)
+    folder.rename(package)
+    (site / "acme" / "__init__.py").write_text("raise AssertionError('imported to be found')\n")
+    information = site / "acme_parts-1.2.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-parts\nVersion: 1.2\n")
+    (information / "entry_points.txt").write_text("[mpt.parts]\nacme = acme.mixed\ngone = acme.nowhere\n")
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    part_packages._installed_packages.cache_clear()
+    part_packages._outside_packages.cache_clear()
+    try:
+        (found,) = [one for one in outside_packages() if one.distribution == "acme-parts 1.2"]
+        assert found == PartPackage(package, "acme.mixed", outside=True, distribution="acme-parts 1.2")
+        assert INSTALLED.find("nn", "one_layer")
+        use_parts([package])  # the same folder again
+        assert [one.folder for one in outside_packages()].count(package) == 1
+    finally:
+        part_packages._installed_packages.cache_clear()
+        part_packages._outside_packages.cache_clear()
+
+
+def test_a_command_of_a_folder_is_declared_by_its_source(folder: Path) -> None:
+    (folder / "commands").mkdir()
+    (folder / "commands" / "say_hello.py").write_text(
+        '"""Say hello."""\nimport no_such_package\nfrom dataclasses import dataclass\n'
+        '@dataclass(frozen=True)\nclass Command:\n    """Say hello."""\n    name: str = "you"\n    """To whom."""\n'
+    )
+    use_parts([folder])
+    (part,) = [part for part in INSTALLED.commands() if part.package.outside]
+    assert part.source.declared(name="me").name == "me"
+    assert part.source.notes == {"name": "To whom."}
+    assert not any(part.package.outside for part in Registry().commands())
