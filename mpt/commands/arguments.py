@@ -118,12 +118,12 @@ class PlanArguments:
     """The memory to fit into, such as 6GiB; without it the configuration is planned as it is."""
     gpu: Annotated[str | None, typer.Option(metavar="NAME")] = None
     """A card to plan for, such as rtx2060, or auto."""
-    desktop: Annotated[str | None, typer.Option(metavar="SIZE")] = None
-    """What the desktop takes of the card, such as 600MiB."""
     patches: Patches = ()
     output: Output = None
     calibrate: Annotated[str | None, typer.Option(metavar="RUN")] = None
     """Learn from a run's measured peak; then CONFIG is left out."""
+    desktop: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """What the desktop takes of the card, such as 600MiB."""
     json: Json = False
     allow: Allow = ()
     runs: Runs = "runs"
