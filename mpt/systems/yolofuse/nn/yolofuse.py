@@ -1,0 +1,133 @@
+"""YOLOFuse: a YOLO detector for one camera, or for a visible and an infrared one in eight ways of fusion.
+
+`fusion` says where the cameras meet: `early` after each stage, `mid` at P3 to P5, `decision` in the head; `easy`,
+`deyolo` and `defa` are further published designs; `rgb` and `ir` are YOLOv8 on one camera. Every tensor has the
+published name and shape (tests/systems/yolofuse compares names, counts and outputs), so published state dicts load by
+name.
+
+The input is one picture tensor per camera, (b, 3 or 1, h, w) in [0, 1], sides divisible by 32 (P4 of decision and easy
+also by 4 in places). The output is the head's raw maps: see `yolo_head`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from mpt.config.options import Options
+from mpt.errors import ConfigError
+from mpt.seams import DataSpec
+from mpt.systems.yolofuse.nn.yolo_attention import AreaAttention
+from mpt.systems.yolofuse.nn.yolo_blocks import Camera, Conv
+from mpt.systems.yolofuse.nn.yolo_head import Detect
+from mpt.systems.yolofuse.nn.yolo_variants import make_plan
+
+TASK = "detect"
+
+Fusion = Literal["rgb", "ir", "early", "mid", "decision", "easy", "deyolo", "defa"]
+
+
+class Settings(Options):
+    """Which network, in which size, started from what."""
+
+    fusion: Fusion = "mid"
+    """Where the cameras meet; `rgb` and `ir` use one."""
+    scale: Literal["n", "s", "m", "l", "x"] = "n"
+    """The size: depth and width of all layers."""
+    image_size: int = Field(640, ge=32, multiple_of=32)
+    """Longer side of the pictures in pixels."""
+    box_bias: float = 1.0
+    """Bias of the distances at the start: 1 in Ultralytics 8.3 (and YOLOFuse), 2 in 8.4."""
+    weights: str | None = None
+    """Local file with a state dict (.safetensors or .pt) to start from: of the same network by name, or of a YOLO for
+    one camera, whose backbone then starts both branches."""
+
+
+class YoloFuse(nn.Module):
+    """The layers by number. `cameras` are the fields that it reads, in this order."""
+
+    def __init__(self, settings: Settings, classes: int) -> None:
+        super().__init__()
+        plan = make_plan(settings.fusion, settings.scale, classes)
+        self.cameras = ("rgb", "ir") if plan.layers[0].module is None else (settings.fusion,)
+        self.branches = plan.branches
+        self.sources = [layer.sources for layer in plan.layers]
+        self.select = Camera(0)
+        self.model = nn.ModuleList(nn.Identity() if layer.module is None else layer.module for layer in plan.layers)
+        head = self.model[-1]
+        assert isinstance(head, Detect)
+        self.strides = head.strides
+        head.box_bias = settings.box_bias
+        head.start(settings.image_size)
+        self.needed = {source for sources in self.sources for source in sources}
+
+    @property
+    def head(self) -> Detect:
+        """The detection head."""
+        head = self.model[-1]
+        assert isinstance(head, Detect)
+        return head
+
+    def forward(self, *pictures_bchw: Tensor) -> list[Tensor]:
+        """Return the head's raw maps for one picture tensor per camera."""
+        single = len(self.cameras) == 1
+        outputs: dict[int, Tensor] = {}
+        result: list[Tensor] = []
+        for number, (layer, sources) in enumerate(zip(self.model, self.sources, strict=True)):
+            if isinstance(layer, Camera):
+                outputs[number] = layer(pictures_bchw)
+            elif single and number == 0:
+                outputs[number] = layer(self.select(pictures_bchw))
+            elif isinstance(layer, Detect):
+                result = layer(*(outputs[n] for n in sources))
+            elif sources:
+                outputs[number] = layer(*(outputs[n] for n in sources))
+        return result
+
+    def check(self, height: int, width: int) -> None:
+        """Raise ConfigError for pictures that this network cannot take."""
+        if height % 32 or width % 32:
+            raise ConfigError(
+                f"model yolofuse: pictures of {height}x{width}; both sides must be divisible by 32: choose another "
+                "dataset.image_size"
+            )
+        areas = max((block.areas for block in self.modules() if isinstance(block, AreaAttention)), default=1)
+        if (height // 16) * (width // 16) % areas:
+            raise ConfigError(
+                f"model yolofuse: pictures of {height}x{width} have {height // 16}x{width // 16} places at P4, which "
+                f"the attention cuts into {areas} equal parts; choose sides divisible by 64"
+            )
+
+
+def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
+    """Build `net` for the data's classes. Raises ConfigError for pictures it cannot take, DataError for no camera."""
+    if not data.classes:
+        raise ConfigError("model yolofuse: the data set names no classes to detect")
+    net = YoloFuse(settings, len(data.classes))
+    for camera in net.cameras:
+        channels, height, width = data.require(camera, f"model yolofuse (fusion {settings.fusion})").shape
+        if channels not in (1, 3):
+            raise ConfigError(f"model yolofuse: '{camera}' has {channels} channels; 1 and 3 are understood")
+        net.check(height, width)
+    if settings.weights is not None and next(net.parameters()).device.type != "meta":
+        from mpt.systems.yolofuse.nn.yolo_weights import start_from
+
+        start_from(net, settings.weights)
+    return {"net": net}
+
+
+def fuse(network: nn.Module) -> nn.Module:
+    """Return a copy in evaluation mode whose BatchNorms are merged into the convolutions before them.
+
+    Outputs change by rounding only: at most 2e-3 in the raw maps in float32.
+    """
+    fused = copy.deepcopy(network).eval()
+    for module in fused.modules():
+        if isinstance(module, Conv) and isinstance(module.bn, nn.BatchNorm2d):
+            module.conv = fuse_conv_bn_eval(module.conv, module.bn)
+            module.bn = nn.Identity()
+    return fused
