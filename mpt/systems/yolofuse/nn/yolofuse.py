@@ -5,8 +5,7 @@
 published name and shape (tests/systems/yolofuse compares names, counts and outputs), so published state dicts load by
 name.
 
-The input is one picture tensor per camera, (b, 3 or 1, h, w) in [0, 1], sides divisible by 32 (P4 of decision and easy
-also by 4 in places). The output is the head's raw maps: see `yolo_head`.
+The input is one picture tensor per camera, (b, 3 or 1, h, w) in [0, 1], sides divisible by 32. The output is the head's raw maps: see `yolo_head`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.seams import DataSpec
-from mpt.systems.yolofuse.nn.yolo_attention import AreaAttention
 from mpt.systems.yolofuse.nn.yolo_blocks import Camera, Conv
 from mpt.systems.yolofuse.nn.yolo_head import Detect
 from mpt.systems.yolofuse.nn.yolo_variants import make_plan
@@ -94,12 +92,6 @@ class YoloFuse(nn.Module):
             raise ConfigError(
                 f"model yolofuse: pictures of {height}x{width}; both sides must be divisible by 32: choose another "
                 "dataset.image_size"
-            )
-        areas = max((block.areas for block in self.modules() if isinstance(block, AreaAttention)), default=1)
-        if (height // 16) * (width // 16) % areas:
-            raise ConfigError(
-                f"model yolofuse: pictures of {height}x{width} have {height // 16}x{width // 16} places at P4, which "
-                f"the attention cuts into {areas} equal parts; choose sides divisible by 64"
             )
 
 
