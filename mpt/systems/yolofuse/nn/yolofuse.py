@@ -5,7 +5,8 @@
 published name and shape (tests/systems/yolofuse compares names, counts and outputs), so published state dicts load by
 name.
 
-The input is one picture tensor per camera, (b, 3 or 1, h, w) in [0, 1], sides divisible by 32. The output is the head's raw maps: see `yolo_head`.
+The input is one picture tensor per camera, (b, 3 or 1, h, w) in [0, 1], sides divisible by 32. The output is the
+head's raw maps: see `yolo_head`.
 """
 
 from __future__ import annotations
