@@ -8,14 +8,17 @@ inside a step (no `.item()`, no `if tensor:`), and the device is always an argum
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mpt.config.options import OptimizerOptions
+from mpt.config.schema import Config
 from mpt.errors import DataError
 
 Batch = dict[str, Tensor]
@@ -33,18 +36,21 @@ of the image, `classes` (M,) int64, and `box_mask` (M,) bool; padding rows are z
 FieldKind = Literal["image", "mask", "boxes", "target"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+NOTHING = nullcontext()
+"""A context that does nothing, which is cheaper not to make anew."""
 
 
 class Loss(NamedTuple):
     """One scalar to back-propagate.
 
     `reduction` says how the batch was reduced, so that micro-batches can be weighted exactly: a mean is weighted by its
-    share of the samples, a sum by one.
+    share of the samples, a sum by one. `weight` is for phases that are `normalised`, see there.
     """
 
     name: str
     value: Tensor
     reduction: Literal["mean", "sum"] = "mean"
+    weight: Tensor | float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,15 @@ class Phase:
     one; each is back-propagated before the next is computed, and a yielded loss's graph is never used again. `every`
     runs the phase only on steps divisible by it (lazy regularisation, critics). `scaled=False` exempts the phase from
     loss scaling (second-order penalties diverge under it).
+
+    A loss that is normalised by something else than the number of samples has two ways to be exact in micro-batches:
+
+    - `prepare(batch)` runs once per update on the whole batch, before it is split, and may add the normaliser as a
+      field with a value per sample. Losses are then sums over samples of normalised terms (`reduction="sum"`).
+    - Where the normaliser needs the forward (task-aligned assignment): `normalised=True`. Losses are then
+      un-normalised sums, each with `weight`, the part's share of the normaliser as a tensor on the device; all losses
+      of a part have the same. The gradient is that of the sums divided by the total weight of the batch, which counts
+      as `least_weight` where it is less, as detectors have it (`max(sum, 1)`).
     """
 
     name: str
@@ -63,6 +78,9 @@ class Phase:
     losses: Callable[[Batch], Iterator[Loss]]
     every: int = 1
     scaled: bool = True
+    prepare: Callable[[Batch], Batch] | None = None
+    normalised: bool = False
+    least_weight: float = 1.0
 
 
 @dataclass
@@ -178,8 +196,22 @@ class Inference:
     """Columns of their grids, as square as can be where none are named."""
 
 
-class Task(Protocol):
-    """A kind of training. Built on one device; knows nothing of precision, memory tricks, files or the loop."""
+Evidence = dict[str, Tensor]
+"""What an evaluation keeps of one batch: named tensors whose dimension 0 is the samples of that batch."""
+
+
+def gather(evidence: Iterable[Evidence], name: str) -> Tensor:
+    """Return one field of the evidence, of all batches that have it."""
+    return torch.cat([one[name] for one in evidence if name in one])
+
+
+class Task:
+    """A kind of training. Built on one device; knows nothing of memory tricks, files or the loop.
+
+    The engine enters the modes: `evaluate_batch`, `evaluate_samples`, `preview` and `infer` are called with all
+    networks in evaluation mode, without gradients, inside the precision mode's forward context, and with random numbers
+    that are seeded for the call and taken back after it. `conclude` is called so too, but in float32.
+    """
 
     modules: Mapping[str, nn.Module]
     """All saved state, EMA copies included."""
@@ -188,75 +220,268 @@ class Task(Protocol):
     metric: str
     """Name of the evaluation figure that chooses the best checkpoint."""
     higher_is_better: bool
-    inputs: tuple[str, ...]
-    """The batch fields that `mpt infer --input` fills, one file each; () for a task that makes samples from noise."""
-    optional_inputs: bool
+    metric_note: str | None = None
+    """One sentence on what the metric is measured in, told when a run begins."""
+    preview_columns: int | None = None
+    """Columns of the preview's grid, as square as can be where None."""
+    inputs: tuple[str, ...] = ()
+    """Batch fields that inference can be given; () for a task that makes samples from noise."""
+    optional_inputs: bool = False
     """Whether a task with `inputs` can also make samples without any."""
+    evaluation_samples: int = 0
+    """Samples made from nothing, of which `evaluate_samples` is asked at each evaluation."""
 
     @property
-    def blocks(self) -> Sequence[nn.Module]: ...  # units that memory tricks may wrap
+    def blocks(self) -> Sequence[nn.Module]:
+        """Return the networks in which memory tricks look for units to wrap."""
+        return list(self.trainable.values())
 
-    def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]: ...
+    def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
+        """Return the updates of one step, in order."""
+        raise NotImplementedError(f"{type(self).__name__} does not train")
 
-    def draw(self, batch: Batch, phase: Phase) -> Batch: ...  # add this update's random inputs, before any split
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        """Return the batch with this update's random inputs. Called on the whole batch, before any split."""
+        return batch
 
-    def after_step(self, step: int, samples_seen: int) -> None: ...  # EMA and the like; no host synchronisation
+    def after_step(self, step: int, samples_seen: int) -> None:
+        """Follow a finished step (EMA and the like), without waiting for the device."""
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]: ...
+    def evaluate_batch(self, batch: Batch) -> Evidence:
+        """Return what `conclude` needs of a batch of test data. Batches may be smaller, and on several processes."""
+        return {}
 
-    def preview(self, batch: Batch) -> Tensor | None: ...  # an image grid's tiles in [0, 1], NCHW, fixed over the run
+    def evaluate_samples(self, first: int, count: int) -> Evidence:
+        """Return what `conclude` needs of samples `first` to `first + count` of the `evaluation_samples`."""
+        return {}
 
-    def infer(self, batch: Batch | None, count: int, seed: int) -> Inference: ...  # for inputs, or `count` samples
+    def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
+        """Return the figures of an evaluation, `metric` among them, from the evidence of all batches, on the CPU."""
+        raise NotImplementedError(f"{type(self).__name__} does not evaluate")
 
-    def state_dict(self) -> dict[str, Any]: ...  # what is not in modules: running averages, controllers
+    def preview(self, batch: Batch) -> Tensor | None:
+        """Return an image grid's tiles in [0, 1], NCHW, which show the same samples over the whole run."""
+        return None
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
+        """Return what is made of inputs, or without them `count` samples."""
+        raise NotImplementedError(f"{type(self).__name__} does not infer")
+
+    def advise(self, figures: Mapping[str, float]) -> Iterable[str]:
+        """Return warnings about logged losses or figures of an evaluation."""
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is to be saved and is not in modules: running averages, controllers."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what the task has noted on itself, for undoing an update that fails. No tensor is copied.
+
+        Notes are attributes: numbers, tensors (replaced, not changed in place) and containers of them. A task that
+        changes tensors in place during an update returns copies of those.
+        """
+        return {name: copy_containers(value) for name, value in vars(self).items()}
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Forget what was noted since `snapshot`, which may be restored once."""
+        for name in vars(self).keys() - snapshot.keys():
+            delattr(self, name)
+        for name, value in snapshot.items():
+            setattr(self, name, value)
 
 
-class Precision(Protocol):
-    """A precision mode: a small object of which most methods do nothing in most modes."""
+def copy_containers(value: Any) -> Any:
+    """Copy dicts, lists and sets all the way down, and nothing else: tensors and modules stay themselves."""
+    if type(value) is dict:
+        return {key: copy_containers(item) for key, item in value.items()}
+    if type(value) in (list, set):
+        return type(value)(copy_containers(item) for item in value)
+    return value
+
+
+class Scaler(Protocol):
+    """The loss scale of one phase."""
+
+    scale: float
+    dynamic: bool
+    """Whether a step that overflows is skipped and the scale changed."""
+    overflows_at_floor: int
+    """Overflows in a row at the smallest scale."""
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> bool: ...  # in place; whether any gradient overflowed
+
+
+class Precision:
+    """A precision mode: a small object of which most methods do nothing in most modes. This one is plain float32."""
 
     name: str
     dtype: torch.dtype
     reason: str
     """Why this mode and dtype were chosen; printed and recorded."""
+    scalers: Mapping[str, Scaler] = MappingProxyType({})
+    """Phase name -> its scaler, for the phases that are scaled."""
+    masters: Mapping[Tensor, nn.Parameter] = MappingProxyType({})
+    """Half weight -> the float32 parameter that the optimizer updates in its place."""
+    steps_in_backward: bool = False
+    """Set where parameters are updated, and their gradients released, before `step` is called."""
 
-    def prepare(self, task: Task) -> None: ...  # module surgery, before optimizers exist
+    def prepare(self, task: Task) -> None:
+        """Change the task's networks, before optimizers exist."""
 
-    def parameters(self, module: nn.Module) -> list[nn.Parameter]: ...  # what the optimizer updates (masters under O2)
+    def parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """Return what the optimizer updates for a module: its parameters, or their masters."""
+        return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
-    def bind(self, phases: Sequence[Phase]) -> None: ...  # make a scaler per phase
+    def bind(self, phases: Sequence[Phase]) -> None:
+        """Make a scaler for each phase that wants one."""
 
-    def forward(self) -> AbstractContextManager[Any]: ...
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the context of one forward."""
+        return nullcontext()
 
-    def loss(self, function: F) -> F: ...  # run a loss function in float32, outside autocast
+    def float32(self) -> AbstractContextManager[Any]:
+        """Return a context that leaves the mode: inside `forward`, what is computed in it is computed in float32."""
+        return nullcontext()
 
-    def backward(self, loss: Tensor, phase: Phase) -> None: ...
+    def loss(self, function: F) -> F:
+        """Wrap a loss function to run in float32, outside the mode."""
+        return function
 
-    def step(self, phase: Phase, clip_norm: float | None) -> StepStats: ...  # unscale, clip, step, update
+    def backward(self, loss: Tensor, phase: Phase) -> None:
+        """Back-propagate one loss, scaled where the phase is."""
+        loss.backward()  # type: ignore[no-untyped-call]
 
-    def fall_back(self, task: Task) -> bool: ...  # go on in bfloat16 without scaling; False where the mode cannot
+    def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
+        """Unscale and clip the gradients, and step the phase's optimizer."""
+        phase.optimizer.step()
+        return StepStats()
 
-    def scales(self) -> dict[str, float]: ...
+    def fall_back(self, task: Task) -> bool:
+        """Go on in bfloat16 without scaling; return False where the mode cannot."""
+        return False
 
-    def skips_overflow(self) -> frozenset[str]: ...  # phases with a dynamic scale, where overflow is no fault
+    def scales(self) -> dict[str, float]:
+        """Return the loss scale of each scaled phase."""
+        return {name: scaler.scale for name, scaler in self.scalers.items()}
 
-    def module_state(self, module: nn.Module) -> dict[str, Tensor]: ...  # float32 state to save
+    def skips_overflow(self) -> frozenset[str]:
+        """Return the phases with a dynamic scale, in which an overflow is no fault."""
+        return frozenset(name for name, scaler in self.scalers.items() if scaler.dynamic)
 
-    def load_module_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> None: ...
+    def module_state(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return a module's float32 state to save, by its own state-dict keys."""
+        return module.state_dict()
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+        """Load what `module_state` returned; shapes and keys were checked by the caller."""
+        module.load_state_dict(dict(state))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is to be saved of the mode itself."""
+        return {"dtype": str(self.dtype).removeprefix("torch."), "scalers": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, of this mode or of the one that the run had before."""
 
 
-class MemoryTrick(Protocol):
-    """One way to hold less. Applied to a built task before the optimizers exist; never a branch in the loop."""
+class MemoryTrick:
+    """One way to hold less; never a branch in the step or the loop.
+
+    It meets the run when the task is built and before precision and optimizers are (`apply`), when everything is built
+    (`attach`), and in every update (`forward`, `backward`, `step`: contexts around those moments).
+    """
 
     name: str
-    exact: bool
+    exact: bool = True
     """Are gradients bit-equal to the run without it?"""
+    replaces_optimizers: bool = False
+    """Such tricks are attached first: what others hang on an optimizer would be lost with it."""
 
-    def apply(self, task: Task, precision: Precision) -> None: ...
+    def apply(self, task: Task, precision: Precision) -> None:
+        """Change the built task, before optimizers exist."""
 
-    def forward(self) -> AbstractContextManager[Any]: ...  # entered around every forward
+    def attach(self, run: Run) -> None:
+        """Change the built run, before its first step."""
+
+    def abandon(self, phase: Phase) -> None:
+        """Forget what was begun of a phase's update that failed and will be repeated."""
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the context of one forward."""
+        return NOTHING
+
+    def backward(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Return the context of one loss's backward."""
+        return NOTHING
+
+    def step(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Return the context of a phase's optimizer step, unscaling and clipping included."""
+        return NOTHING
+
+
+@dataclass
+class Run:
+    """A built training: everything that an update needs, and nothing of files or the loop."""
+
+    config: Config
+    device: torch.device
+    data: DataSpec
+    task: Task
+    precision: Precision
+    tricks: list[MemoryTrick]
+    optimizers: dict[str, Optimizer]
+    optimizer_settings: dict[str, OptimizerOptions]
+    phases: list[Phase]
+    frozen: dict[str, list[nn.Parameter]]
+    """Phase name -> parameters of the other trained modules, frozen meanwhile."""
+    clip_norms: dict[str, float | None]
+    scaled_phases: frozenset[str]
+    buffers: list[Tensor] = field(default_factory=list)
+    """Buffers of the trained networks, which a skipped step must leave as they were."""
+    shadows: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+    """The buffers of each dtype and their copies, made at the first update."""
+    micro_batch_size: int | None = None
+    micro_batch_auto: bool = False
+    adapted: dict[str, Any] = field(default_factory=dict)
+    """Memory tricks that were set since the build because memory ran out, in the configuration's words."""
+    trained: dict[str, list[nn.Parameter]] = field(default_factory=dict)
+    """Phase name -> its weights and their masters, found at the phase's first update."""
+    notes: list[str] = field(default_factory=list)
+    keeps_gradients: bool = False
+    """Gradients are filled with zeros when an update begins, instead of released."""
+
+
+def draw_batch(run: Run, phase: Phase, batch: Batch) -> Batch:
+    """Return a whole batch with what an update adds to it before it is split: random inputs, normalisers."""
+    batch = run.task.draw(batch, phase)
+    return batch if phase.prepare is None else phase.prepare(batch)
+
+
+def losses_of(run: Run, phase: Phase, part: Batch) -> Iterator[Loss]:
+    """Yield a phase's losses on a micro-batch, each computed when it is asked for: the only place where they are.
+
+    Drop a loss before asking for the next, or its graph stays in memory beside the next one's.
+    """
+    pending = phase.losses(part)
+    while True:
+        with run.precision.forward(), entered(trick.forward() for trick in run.tricks):
+            loss = next(pending, None)
+        if loss is None:
+            return
+        yield loss
+        del loss
+
+
+def entered(contexts: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    """Return several contexts as one."""
+    chosen = [context for context in contexts if context is not NOTHING]
+    if not chosen:
+        return NOTHING
+    stack = ExitStack()
+    for context in chosen:
+        stack.enter_context(context)
+    return stack

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mpt import vision_ops  # noqa: F401  torchvision needs it beside a CPU torch
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.engine.build import Run, build_run
+from mpt.engine.build import build_run
 from mpt.engine.memory import known_tensors
 from mpt.engine.step import memory_forward, update
 from mpt.errors import MptError
@@ -35,7 +35,7 @@ from mpt.planner.gpus import find_gpu
 from mpt.planner.replay import replay
 from mpt.planner.run_fake import trace_config
 from mpt.run.memory_meter import measure_step
-from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.seams import Batch, DataSpec, FieldSpec, Run
 
 START, END = "<!-- tables by scripts/memory_table.py -->", "<!-- end of tables -->"
 CPU = torch.device("cpu")

@@ -13,7 +13,6 @@ import torch
 from mpt.commands.arguments import ConvertArguments
 from mpt.commands.infer_inputs import Inputs, infer_one, needs_inputs, read_inputs
 from mpt.data.loader import to_device
-from mpt.engine.build import Run
 from mpt.errors import ConfigError
 from mpt.inference.export import write_onnx, write_weights
 from mpt.inference.half import networks, rebuild, rebuild_half, watch_calls
@@ -22,6 +21,7 @@ from mpt.inference.trained import Trained, open_trained
 from mpt.precision.choice import DTYPES
 from mpt.report.units import show_bytes
 from mpt.run.files import failures_explained
+from mpt.seams import Run
 
 FORMATS = ("pt", "safetensors", "onnx")
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, decode_bytes
 from mpt.data.loader import to_device
+from mpt.engine.evaluation import infer
 from mpt.errors import ConfigError, DataError
 from mpt.inference.trained import Trained
 from mpt.seams import Batch, Inference, Task
@@ -44,10 +45,7 @@ class Given:
 def infer_one(trained: Trained, inputs: Inputs) -> Inference:
     """Return the task's inference for one batch of inputs, with the same random numbers each time."""
     batch, count = inputs
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(trained.config.seed)
-        result: Inference = trained.run.task.infer(batch, count, trained.config.seed)
-        return result
+    return infer(trained.run, batch, count)
 
 
 def read_inputs(trained: Trained, samples: Sequence[Sample], batch_size: int) -> Iterator[Inputs]:

@@ -89,7 +89,7 @@ def begin(training: Training) -> None:
     write_atomically(training.directory.config_path, training.run.config.to_yaml())
     write_layout(training.directory.data_path, training.run.data)
     write_environment(training.directory, resumes=False)
-    note = getattr(training.run.task, "metric_note", None)
+    note = training.run.task.metric_note
     if note is not None:
         training.event("note", note)
         training.console.message(note)

@@ -22,11 +22,10 @@ from mpt.errors import MemoryBudgetError, MptError
 if TYPE_CHECKING:
     import torch
 
-    from mpt.engine.build import Run
     from mpt.engine.loop import Training
     from mpt.run.console import Console, Style
     from mpt.run.layout import RunDirectory
-    from mpt.seams import Dataset, DataSpec
+    from mpt.seams import Dataset, DataSpec, Run
 
 
 def run(arguments: TrainArguments) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -23,40 +22,10 @@ from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, DataError
 from mpt.optim.groups import check_globs, group_parameters
-from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Task
+from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Run, Task
 
 SMALLEST_HALF = 2.0**-24
 """The smallest positive float16, subnormals included."""
-
-
-@dataclass
-class Run:
-    """A built training: everything that `update` needs, and nothing of files or the loop."""
-
-    config: Config
-    device: torch.device
-    data: DataSpec
-    task: Task
-    precision: Precision
-    tricks: list[MemoryTrick]
-    optimizers: dict[str, Optimizer]
-    optimizer_settings: dict[str, OptimizerOptions]
-    phases: list[Phase]
-    frozen: dict[str, list[nn.Parameter]]
-    """Phase name -> parameters of the other trained modules, frozen meanwhile."""
-    clip_norms: dict[str, float | None]
-    scaled_phases: frozenset[str]
-    buffers: list[Tensor] = field(default_factory=list)
-    """Buffers of the trained networks, which a skipped step must leave as they were."""
-    shadows: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
-    """The buffers of each dtype and their copies, made at the first update."""
-    micro_batch_size: int | None = None
-    micro_batch_auto: bool = False
-    adapted: dict[str, Any] = field(default_factory=dict)
-    """Memory tricks that were set since the build because memory ran out, in the configuration's words."""
-    trained: dict[str, list[nn.Parameter]] = field(default_factory=dict)
-    """Phase name -> its weights and their masters, found at the phase's first update."""
-    notes: list[str] = field(default_factory=list)
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -156,10 +125,8 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
         buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
     )
-    for trick in sorted(tricks, key=lambda one: not getattr(one, "replaces_optimizers", False)) if trains else ():
-        attach = getattr(trick, "attach", None)
-        if attach is not None:
-            attach(run)
+    for trick in sorted(tricks, key=lambda one: not one.replaces_optimizers) if trains else ():
+        trick.attach(run)
     return run
 
 

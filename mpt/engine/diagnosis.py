@@ -1,7 +1,7 @@
 """Name the first module and operator that turned finite numbers into NaN or infinity.
 
-Repeats one update on the same batch with a dispatch mode that checks every result. Slow, so it runs only when training
-stops.
+Repeats one update on the same batch and random inputs, with a dispatch mode that checks every result. Slow, so it runs
+only when training stops.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mpt.engine.build import Run
-from mpt.engine.step import only, split
-from mpt.seams import Batch, Phase
+from mpt.engine.step import back_propagate, drop_gradients
+from mpt.seams import Batch, Phase, Run
 
 aten = torch.ops.aten
 WITHOUT_VALUES = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided))
@@ -48,7 +47,10 @@ def _has_non_finite(values: Any) -> bool:
 
 
 def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> str:
-    """Return "module: operator in dtype", or what else was found; runs forward and backward, never the optimizer."""
+    """Return "module: operator in dtype", or what else was found; runs forward and backward, never the optimizer.
+
+    `batch` is the whole batch with its random inputs, as the update drew it (`Update.batch`).
+    """
     for name, module in run.task.modules.items():
         for key, value in module.state_dict().items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -60,20 +62,15 @@ def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> str:
     for name, module in run.task.modules.items():
         for path, child in module.named_modules():
             handles += _hooks(watch, f"{name}.{path}".rstrip("."), child)
+    notes = run.task.snapshot()
     try:
-        with watch, only(run.frozen[phase.name]):
-            for part, _ in split(run.task.draw(batch, phase), run.micro_batch_size):
-                pending = phase.losses(part)
-                while True:
-                    with run.precision.forward():
-                        loss = next(pending, None)
-                    if loss is None:
-                        break
-                    run.precision.backward(loss.value, phase)
+        with watch:
+            back_propagate(run, phase, batch)
     finally:
         for handle in handles:
             handle.remove()
-        phase.module.zero_grad(set_to_none=True)
+        drop_gradients(run, phase)
+        run.task.restore(notes)
     return watch.finding or "no operator in a repeat of the step: it does not happen every time"
 
 

@@ -1,43 +1,101 @@
-"""Evaluation and previews: the same test samples every time, without disturbing the training's random numbers."""
+"""Evaluation, previews and inference: the same samples every time, without disturbing the training.
+
+A task only computes (`Task.evaluate_batch`, `preview`, `infer`). What must hold around it is entered here: networks in
+evaluation mode, no gradients, the precision mode's forward, random numbers of their own. A task that forgets one of
+these cannot change BatchNorm's statistics or the training's random numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from mpt.data.images import write_grid
 from mpt.data.loader import Loader, to_device
-from mpt.engine.build import Run
+from mpt.data.seeds import mix
 from mpt.run.layout import RunDirectory
-from mpt.seams import Batch, Dataset
+from mpt.seams import Batch, Dataset, Evidence, Inference, Run
+
+
+@contextlib.contextmanager
+def apart_from_training(run: Run) -> Iterator[None]:
+    """Put the networks in evaluation mode and switch gradients off; training modes and random generators come back."""
+    roots = [*run.task.modules.values(), *run.task.trainable.values()]
+    modes = {module: module.training for root in roots for module in root.modules()}
+    devices = [run.device.index or 0] if run.device.type == "cuda" else []
+    try:
+        for root in roots:
+            root.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(run.config.seed)
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextlib.contextmanager
+def inferring(run: Run) -> Iterator[None]:
+    """Enter all that a task's `preview` and `infer` may rely on."""
+    with apart_from_training(run), run.precision.forward():
+        yield
+
+
+def infer(run: Run, batch: Batch | None, count: int) -> Inference:
+    """Return the task's inference for a batch on the run's device, or for `count` samples; the same each time."""
+    with inferring(run):
+        return run.task.infer(batch, count, run.config.seed)
+
+
+def preview(run: Run, batch: Batch) -> torch.Tensor | None:
+    """Return the tiles of the task's preview of a batch on the run's device."""
+    with inferring(run):
+        return run.task.preview(batch)
 
 
 def test_batches(run: Run, data: Dataset, batch_size: int) -> Iterator[Batch]:
     """Yield the whole test set in order, on the run's device."""
-    loader = Loader(data, min(batch_size, len(data)), run.config.seed, drop_last=False, shuffle=False)
+    workers = run.config.dataset.settings.workers
+    loader = Loader(data, min(batch_size, len(data)), run.config.seed, workers, drop_last=False, shuffle=False)
     for batch in loader.evaluation_batches():
         yield to_device(batch, run.device, run.data)
 
 
 def evaluate(run: Run, data: Dataset, batch_size: int) -> dict[str, float]:
-    """Return the task's figures on the test set. Random generators are left as they were found."""
-    with torch.random.fork_rng(devices=_cuda(run.device)):
-        torch.manual_seed(run.config.seed)
-        return run.task.evaluate(test_batches(run, data, batch_size))
+    """Return the task's figures on the test set."""
+    return evaluate_batches(run, test_batches(run, data, batch_size), min(batch_size, len(data)))
+
+
+def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int) -> dict[str, float]:
+    """Return the task's figures on batches that are on the run's device; it makes samples `chunk` at a time."""
+    with apart_from_training(run):
+        evidence = list(gather_evidence(run, batches, chunk))
+        return run.task.conclude(evidence)
+
+
+def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[Evidence]:
+    """Yield what the task keeps of each batch and of its own samples, on the CPU.
+
+    Random numbers depend on the seed and the batch's number alone, so that batches can be shared out.
+    """
+    for number, batch in enumerate(batches):
+        torch.manual_seed(mix(run.config.seed, number))
+        with run.precision.forward():
+            evidence = run.task.evaluate_batch(batch)
+        yield {name: value.cpu() for name, value in evidence.items()}
+    count = run.task.evaluation_samples
+    for first in range(0, count, chunk):
+        torch.manual_seed(mix(run.config.seed, first))
+        with run.precision.forward():
+            evidence = run.task.evaluate_samples(first, min(chunk, count - first))
+        yield {name: value.cpu() for name, value in evidence.items()}
 
 
 def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -> None:
     """Write the task's preview grid for this step as a PNG, where the task has one."""
     count = min(len(data), run.config.train.batch_size)
-    batch = to_device(data.fetch(list(range(count)), 0), run.device, run.data)
-    with torch.random.fork_rng(devices=_cuda(run.device)):
-        torch.manual_seed(run.config.seed)
-        tiles = run.task.preview(batch)
+    tiles = preview(run, to_device(data.fetch(list(range(count)), 0), run.device, run.data))
     if tiles is not None:
-        columns = getattr(run.task, "preview_columns", None)
-        write_grid(tiles, directory.samples / f"step-{step:08d}.png", columns)
-
-
-def _cuda(device: torch.device) -> list[int]:
-    return [device.index or 0] if device.type == "cuda" else []
+        write_grid(tiles, directory.samples / f"step-{step:08d}.png", run.task.preview_columns)

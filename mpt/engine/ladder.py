@@ -21,11 +21,11 @@ from torch.nn.modules.batchnorm import BatchNorm1d, _BatchNorm
 
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import Config
-from mpt.engine.build import Run
 from mpt.errors import ConfigError
 from mpt.memory.set_to_none import KeepsModuleGradients
 from mpt.precision.islands import Float32Island
 from mpt.precision.master import HalfDoor
+from mpt.seams import Run
 
 FLOOR = 8
 """Samples per micro-batch below which a GPU idles and BatchNorm's statistics are mostly noise."""

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from mpt.data.loader import Loader, prefetch
 from mpt.engine import recovery
-from mpt.engine.build import Run, parameter_count
+from mpt.engine.build import parameter_count
 from mpt.engine.evaluation import evaluate, write_preview
 from mpt.engine.ladder import move_again
 from mpt.engine.memory import TRACKED_STEP, CudaPeaks, known_tensors, outside_bytes
@@ -36,7 +36,7 @@ from mpt.run.recorder import Recorder, tidy
 from mpt.run.signals import StopRequest
 from mpt.run.state_checks import first_non_finite
 from mpt.run.tensorboard import TensorBoardWriter
-from mpt.seams import Batch, Dataset
+from mpt.seams import Batch, Dataset, Run
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Training:
         def perform() -> bool:
             for phase in due:
                 done = recovery.update_with_memory_ladder(self, phase, batch)
-                if not done.finite and recovery.handle_non_finite(self, phase, batch):
+                if not done.finite and recovery.handle_non_finite(self, phase, done):
                     return False
                 updates[phase.name] = done
             self.run.task.after_step(self.step, self.step * self.train.batch_size)
@@ -172,7 +172,7 @@ class Training:
                     self.memory = {"kind": "tracked", **split.to_record()}
         for name, done in updates.items():
             self.count(name, done)
-        recovery.check_floor(self, batch)
+        recovery.check_floor(self, updates)
         return True
 
     def count(self, phase: str, done: Update) -> None:
@@ -234,8 +234,7 @@ class Training:
 
     def advise(self, figures: dict[str, float]) -> None:
         """Show what the task has to say about these losses or metrics, where it has an opinion."""
-        advise = getattr(self.run.task, "advise", None)
-        for message in advise(figures) if advise is not None else ():
+        for message in self.run.task.advise(figures):
             self.warn(message)
 
     def evaluate(self) -> None:

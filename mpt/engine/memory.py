@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpt.engine.build import Run
+from mpt.seams import Run
 
 TRACKED_STEP = 1
 """How many whole steps (no phase skipped) go before those that are tracked on a CPU: the first has no optimizer state

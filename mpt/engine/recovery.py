@@ -6,7 +6,7 @@ Each recovery is an event in the log, each gives up after a bound, and none of t
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,14 +19,13 @@ from mpt.engine.diagnosis import find_first_non_finite
 from mpt.engine.state import capture_random, restore_random
 from mpt.engine.step import Update, restore_buffers, update
 from mpt.errors import CheckpointError, ConfigError, MemoryBudgetError, NonFiniteError
-from mpt.memory.dry_run import copy_notes, put_back_notes
 from mpt.run import checkpoint
 from mpt.run.state_checks import first_non_finite
 from mpt.seams import Batch, Phase
 
 if TYPE_CHECKING:
-    from mpt.engine.build import Run
     from mpt.engine.loop import Training
+    from mpt.seams import Run
 
 REFUSALS = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -59,7 +58,7 @@ def update_with_memory_ladder(training: Training, phase: Phase, batch: Batch) ->
     """
     run = training.run
     random_state = capture_random(run.device) if run.micro_batch_auto else {}
-    notes = copy_notes(run.task) if run.micro_batch_auto else {}
+    notes = run.task.snapshot() if run.micro_batch_auto else {}
     refused: dict[str, str] = {}
     trial: Trial | None = None
     while True:
@@ -81,7 +80,7 @@ def update_with_memory_ladder(training: Training, phase: Phase, batch: Batch) ->
         if steps or not run.micro_batch_auto:
             fail(training, phase, reason, refused, bool(steps))
         undo_update(run, phase, random_state, notes)
-        notes = copy_notes(run.task)
+        notes = run.task.snapshot()
         trial = climb(training, phase, refused)
         if trial is None:
             fail(training, phase, reason, refused, False)
@@ -112,11 +111,9 @@ def undo_update(run: Run, phase: Phase, random_state: dict[str, Any], notes: dic
     phase.optimizer.zero_grad(set_to_none=True)
     phase.module.zero_grad(set_to_none=True)
     restore_buffers(run)
-    put_back_notes(run.task, notes)
+    run.task.restore(notes)
     for trick in run.tricks:
-        abandon = getattr(trick, "abandon", None)
-        if abandon is not None:
-            abandon(phase)
+        trick.abandon(phase)
     gc.collect()
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -177,7 +174,7 @@ def fail(training: Training, phase: Phase, reason: str, refused: dict[str, str],
     raise MemoryBudgetError(message)
 
 
-def handle_non_finite(training: Training, phase: Phase, batch: Batch) -> bool:
+def handle_non_finite(training: Training, phase: Phase, done: Update) -> bool:
     """Act on a NaN or infinite loss as `train.on_non_finite` says. Return True when the run was rolled back.
 
     Raises NonFiniteError with the first bad module and operator when told to stop, or when recovery did not help.
@@ -191,10 +188,10 @@ def handle_non_finite(training: Training, phase: Phase, batch: Batch) -> bool:
         training.non_finite_in_a_row += 1
         if training.non_finite_in_a_row <= SKIP_PATIENCE:
             return False
-        stop(training, phase, batch, f"{SKIP_PATIENCE} steps in a row were not finite")
+        stop(training, phase, done, f"{SKIP_PATIENCE} steps in a row were not finite")
     if policy == "stop" or training.rollbacks >= training.train.max_rollbacks:
         after = f" after {training.rollbacks} rollbacks" if training.rollbacks else ""
-        stop(training, phase, batch, f"the loss of {phase.name} is not finite at step {training.step}{after}")
+        stop(training, phase, done, f"the loss of {phase.name} is not finite at step {training.step}{after}")
     return roll_back(training, f"{phase.name} was not finite at step {training.step}")
 
 
@@ -215,13 +212,14 @@ def roll_back(training: Training, why: str) -> bool:
     return True
 
 
-def stop(training: Training, phase: Phase, batch: Batch, why: str) -> None:
-    """Raise NonFiniteError naming the first bad module and operator."""
-    culprit = find_first_non_finite(training.run, phase, batch)
+def stop(training: Training, phase: Phase, done: Update, why: str) -> None:
+    """Raise NonFiniteError naming the first bad module and operator of an update that was skipped."""
+    assert done.batch is not None
+    culprit = find_first_non_finite(training.run, phase, done.batch)
     training.event("stopped", f"{why}; first at {culprit}")
     remedies = ["a lower optimizer.lr", "optimizer.clip_grad_norm=1"]
     precision = training.run.precision
-    if any(not scaler.dynamic for scaler in getattr(precision, "scalers", {}).values()):
+    if any(not scaler.dynamic for scaler in precision.scalers.values()):
         remedies.append("a lower precision.loss_scale")
     if precision.dtype != torch.float32:
         remedies.append("precision=fp32")
@@ -229,12 +227,12 @@ def stop(training: Training, phase: Phase, batch: Batch, why: str) -> None:
     raise NonFiniteError(f"{why}. First bad value: {culprit}. Try {tried}")
 
 
-def check_floor(training: Training, batch: Batch) -> None:
+def check_floor(training: Training, updates: Mapping[str, Update]) -> None:
     """Act when a scale sits at its floor and still overflows: stop, or fall back, as `precision.at_min_scale` says."""
     run = training.run
     for phase in run.phases:
-        scaler = getattr(run.precision, "scalers", {}).get(phase.name)
-        if scaler is None or scaler.overflows_at_floor < FLOOR_PATIENCE:
+        scaler = run.precision.scalers.get(phase.name)
+        if scaler is None or scaler.overflows_at_floor < FLOOR_PATIENCE or phase.name not in updates:
             continue
         why = f"{phase.name}: gradients overflow at the smallest loss scale, {scaler.scale:.10g}"
         if run.config.precision.settings.at_min_scale == "fall_back" and run.precision.fall_back(run.task):
@@ -243,7 +241,7 @@ def check_floor(training: Training, batch: Batch) -> None:
             training.console.warning(f"{why}; going on in bfloat16 without scaling")
             return
         training.save()
-        stop(training, phase, batch, why)
+        stop(training, phase, updates[phase.name], why)
 
 
 def refuse_poisoned_state(training: Training, bad: str) -> None:

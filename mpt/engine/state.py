@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mpt.engine.build import Run
 from mpt.errors import CheckpointError
 from mpt.optim.groups import fit_saved_groups
 from mpt.run.state_checks import compare_keys
+from mpt.seams import Run
 
 NumpyState = tuple[str, numpy.ndarray[Any, Any], int, int, float]
 

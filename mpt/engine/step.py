@@ -10,22 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mpt.memory.set_to_none import KeepsModuleGradients
-from mpt.seams import Batch, MemoryTrick, Phase, StepStats
-
-if TYPE_CHECKING:
-    from mpt.engine.build import Run
-
-
-NOTHING = nullcontext()
+from mpt.seams import NOTHING, Batch, Loss, Phase, Run, StepStats, draw_batch, entered, losses_of
 
 
 @dataclass
@@ -36,37 +27,84 @@ class Update:
     losses: dict[str, Tensor] = field(default_factory=dict)
     finite: bool = True
     """False when a loss was NaN or infinite and no scaler stood by: the optimizer did not step."""
+    batch: Batch | None = None
+    """Of an update whose step was skipped: the whole batch with its random inputs, to be looked into."""
 
 
 def update(run: Run, phase: Phase, batch: Batch) -> Update:
     """Perform one phase's update on a whole batch."""
     drop_gradients(run, phase)
     remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.recovery
-    batch = run.task.draw(batch, phase)
-    losses: dict[str, Tensor] = {}
-    others = run.frozen[phase.name]
-    with only(others) if others else NOTHING:
-        for part, share in split(batch, run.micro_batch_size):
-            pending = phase.losses(part)
-            while True:
-                with run.precision.forward(), memory_forward(run.tricks):
-                    loss = next(pending, None)
-                if loss is None:
-                    break
-                weight = share if loss.reduction == "mean" else 1.0
-                value = loss.value if weight == 1.0 else loss.value * weight
-                run.precision.backward(value, phase)
-                detached = value.detach()
-                losses[loss.name] = losses[loss.name] + detached if loss.name in losses else detached
-                del loss, value
+    batch = draw_batch(run, phase, batch)
+    losses = back_propagate(run, phase, batch)
     if phase.name not in run.scaled_phases and not all_finite(losses):
         drop_gradients(run, phase)
         restore_buffers(run)
-        return Update(StepStats(skipped=True), losses, finite=False)
-    stats = run.precision.step(phase, run.clip_norms[phase.name])
-    if stats.skipped:
-        restore_buffers(run)
-    return Update(stats, losses)
+        return Update(StepStats(skipped=True), losses, finite=False, batch=batch)
+    with entered(trick.step(phase) for trick in run.tricks):
+        stats = run.precision.step(phase, run.clip_norms[phase.name])
+    if not stats.skipped:
+        return Update(stats, losses)
+    restore_buffers(run)
+    return Update(stats, losses, batch=batch)
+
+
+def back_propagate(run: Run, phase: Phase, batch: Batch) -> dict[str, Tensor]:
+    """Leave the gradient of a drawn batch's losses in the phase's weights; return the losses, on the device."""
+    losses: dict[str, Tensor] = {}
+    normaliser = Normaliser(phase.least_weight) if phase.normalised else None
+    others = run.frozen[phase.name]
+    with only(others) if others else NOTHING:
+        for part, share in split(batch, run.micro_batch_size):
+            if normaliser is not None:
+                normaliser.begin_part()
+            for loss in losses_of(run, phase, part):
+                if normaliser is not None:
+                    value = normaliser.scale(loss)
+                else:
+                    value = loss.value if loss.reduction == "sum" or share == 1.0 else loss.value * share
+                with entered(trick.backward(phase) for trick in run.tricks):
+                    run.precision.backward(value, phase)
+                detached = value.detach()
+                losses[loss.name] = losses[loss.name] + detached if loss.name in losses else detached
+                del loss, value  # and the graph, before the next loss is computed
+    if normaliser is not None and normaliser.parts > 1:
+        correction = normaliser.correction()
+        gradients = [weight.grad for weight in trained_weights(run, phase) if weight.grad is not None]
+        for gradient in gradients:
+            gradient.mul_(correction)
+        losses = {name: value * correction for name, value in losses.items()}
+    return losses
+
+
+class Normaliser:
+    """Divides the losses of a `normalised` phase by the batch's total weight, which is known after the last part.
+
+    Each part is divided by the first part's weight, so that gradients have their final size but for a factor, and stay
+    in half precision's range; the factor follows. A batch in one part needs none.
+    """
+
+    def __init__(self, least_weight: float) -> None:
+        self.least_weight = least_weight
+        self.parts = 0
+        self.weights: list[Tensor] = []
+
+    def begin_part(self) -> None:
+        """Take the next loss's weight for that of a new part."""
+        self.parts += 1
+
+    def scale(self, loss: Loss) -> Tensor:
+        """Return a loss of the current part as it is to be back-propagated."""
+        assert loss.weight is not None, f"loss {loss.name!r}: a normalised phase yields losses with their weight"
+        if len(self.weights) < self.parts:
+            weight = torch.as_tensor(loss.weight, device=loss.value.device).detach()
+            self.weights.append(weight.to(torch.promote_types(weight.dtype, torch.float32)))
+        return loss.value / self.weights[0].clamp_min(self.least_weight)
+
+    def correction(self) -> Tensor:
+        """Return what the gradients of all parts together are to be multiplied by."""
+        total = torch.stack(self.weights).sum().clamp_min(self.least_weight)
+        return self.weights[0].clamp_min(self.least_weight) / total
 
 
 def drop_gradients(run: Run, phase: Phase) -> None:
@@ -75,16 +113,21 @@ def drop_gradients(run: Run, phase: Phase) -> None:
     `zero_grad` does the same but walks the module tree each time, which a small network's step feels. It is called
     where `memory.set_to_none: false` has changed what it does.
     """
-    if isinstance(phase.module, KeepsModuleGradients):
+    if run.keeps_gradients:
         phase.optimizer.zero_grad()
         phase.module.zero_grad()
         return
+    for parameter in trained_weights(run, phase):
+        parameter.grad = None
+
+
+def trained_weights(run: Run, phase: Phase) -> list[nn.Parameter]:
+    """Return a phase's weights and their masters, which are looked for at its first update."""
     if phase.name not in run.trained:
         groups = phase.optimizer.param_groups
         own = {id(p): p for p in (*phase.module.parameters(), *(p for group in groups for p in group["params"]))}
         run.trained[phase.name] = list(own.values())
-    for parameter in run.trained[phase.name]:
-        parameter.grad = None
+    return run.trained[phase.name]
 
 
 def remember_buffers(run: Run) -> None:
@@ -131,16 +174,6 @@ def split(batch: Batch, micro_batch_size: int | None) -> Iterator[tuple[Batch, f
     for start in range(0, count, micro_batch_size):
         part = {name: value[start : start + micro_batch_size] for name, value in batch.items()}
         yield part, min(micro_batch_size, count - start) / count
-
-
-def memory_forward(tricks: list[MemoryTrick]) -> AbstractContextManager[Any]:
-    """Enter every trick's forward context."""
-    if not tricks:
-        return NOTHING
-    stack = ExitStack()
-    for trick in tricks:
-        stack.enter_context(trick.forward())
-    return stack
 
 
 def all_finite(losses: dict[str, Tensor]) -> bool:

@@ -21,12 +21,13 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from mpt.config.load import change_precision
 from mpt.config.schema import Config
-from mpt.engine.build import Run, build_run
+from mpt.engine.build import build_run
 from mpt.engine.state import restore_modules
 from mpt.errors import ConfigError
 from mpt.inference.trained import Trained
 from mpt.precision.choice import DTYPES, cpu_has_fast_bfloat16
 from mpt.precision.islands import Float32Island
+from mpt.seams import Run
 
 KEPT_FLOAT32 = (Float32Island, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 MULTIPLE = 8

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mpt.engine.build import Run
 from mpt.run.memory_meter import measure_step
 from mpt.run.tensor_file import build_header
-from mpt.seams import Inference
+from mpt.seams import Inference, Run
 
 WARM_UP_CALLS = 3
 FEWEST_CALLS, MOST_CALLS = 5, 100

@@ -9,13 +9,13 @@ from pathlib import Path
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.absent import AbsentDataset
-from mpt.engine.build import Run, build_datasets, build_run, choose_device
+from mpt.engine.build import build_datasets, build_run, choose_device
 from mpt.engine.state import restore_modules
 from mpt.errors import CheckpointError, DataError
 from mpt.run import checkpoint
 from mpt.run.data_layout import read_layout
 from mpt.run.layout import RunDirectory, find_run, newest_run
-from mpt.seams import Dataset
+from mpt.seams import Dataset, Run
 
 
 @dataclass

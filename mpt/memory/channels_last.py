@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpt.config.options import Options
-from mpt.memory.trick import Trick
-from mpt.seams import Precision, Task
+from mpt.seams import MemoryTrick, Precision, Task
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -20,7 +19,7 @@ class Settings(Options):
     """Nothing to set."""
 
 
-class ChannelsLast(Trick):
+class ChannelsLast(MemoryTrick):
     """Reorders the weights; convolutions then produce channels-last activations by themselves."""
 
     name, exact = "channels_last", False

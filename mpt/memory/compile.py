@@ -14,7 +14,7 @@ from torch import nn
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.memory.trick import Trick
+from mpt.seams import MemoryTrick, Run
 
 CONFLICTS = {
     "recompute": "compiled networks choose for themselves what to recompute; leave one of the two out",
@@ -34,7 +34,7 @@ class Settings(Options):
     """`aot_eager` traces without generating code: for finding out whether a network can be compiled."""
 
 
-class Compile(Trick):
+class Compile(MemoryTrick):
     """Compiles in place; state-dict keys and deep copies are as before."""
 
     name, exact = "compile", False
@@ -42,7 +42,7 @@ class Compile(Trick):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """Compile each trained network, after precision has changed it."""
         if run.precision.name == "O1":
             raise ConfigError(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.memory.trick import Trick
+from mpt.seams import MemoryTrick, Run
 
 CONFLICTS = {
     "optimizer_in_backward": "that one steps on the device during backward; use one of the two",
@@ -91,18 +91,18 @@ def _pins(parameter: Tensor) -> bool:
     return parameter.device.type == "cuda" and torch._guards.detect_fake_mode() is None
 
 
-class CpuOptimizer(Trick):
+class CpuOptimizer(MemoryTrick):
     """Replaces each optimizer by one that works in host memory."""
 
     name, exact, replaces_optimizers = "cpu_optimizer", False, True
 
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """Put host optimizers in place, in the run and in its phases."""
         hosts = {optimizer: HostOptimizer(optimizer) for optimizer in run.optimizers.values()}
         replace_optimizers(run, hosts)
 
 
-def replace_optimizers(run: Any, new: dict[Optimizer, Any]) -> None:
+def replace_optimizers(run: Run, new: dict[Optimizer, Any]) -> None:
     """Put new optimizers in the places of old ones, in the run and in its phases."""
     run.optimizers = {name: new[optimizer] for name, optimizer in run.optimizers.items()}
     run.phases = [dataclasses.replace(phase, optimizer=new[phase.optimizer]) for phase in run.phases]

@@ -6,8 +6,8 @@ untouched, since fake tensors have no values; what the task noted on itself is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.flop_counter import flop_registry
 
 from mpt.memory.blocks import Unit
+from mpt.seams import MemoryTrick, Phase, Run, draw_batch, losses_of
 
 
 @dataclass
@@ -48,7 +49,20 @@ class FlopCount(TorchDispatchMode):
         return result
 
 
-def count_losses(run: Any) -> dict[str, int]:
+class SavedTensors(MemoryTrick):
+    """Tells a function of every tensor that a forward saves for backward."""
+
+    name = "saved_tensors"
+
+    def __init__(self, pack: Callable[[Tensor], Tensor]) -> None:
+        self.pack = pack
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the hooks of one forward."""
+        return saved_tensors_hooks(self.pack, lambda tensor: tensor)
+
+
+def count_losses(run: Run) -> dict[str, int]:
     """Return how many losses each phase of a built run back-propagates in one update."""
     counts = {}
     with _on_fake_tensors(run):
@@ -57,7 +71,7 @@ def count_losses(run: Any) -> dict[str, int]:
     return counts
 
 
-def measure_units(run: Any, units: list[Unit]) -> dict[Unit, UnitCost]:
+def measure_units(run: Run, units: list[Unit]) -> dict[Unit, UnitCost]:
     """Return what each unit saves and costs in one step of all phases, by the tensors autograd keeps."""
     costs = {unit: UnitCost() for unit in units}
     inside: list[UnitCost] = []
@@ -72,6 +86,7 @@ def measure_units(run: Any, units: list[Unit]) -> dict[Unit, UnitCost]:
             inside[-1].saved_bytes += tensor.untyped_storage().nbytes()
         return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
 
+    watch = SavedTensors(pack)  # the last of the tricks, so that autograd asks it and no other
     with _on_fake_tensors(run), FlopCount() as counter:
         parameters = [p for module in run.task.modules.values() for p in module.parameters()]
         weights = [*parameters, *(_fake_twin(p) for p in parameters)]  # a view of a weight is of its twin
@@ -92,24 +107,20 @@ def measure_units(run: Any, units: list[Unit]) -> dict[Unit, UnitCost]:
             handles.append(unit.modules[0].register_forward_pre_hook(enter, prepend=True))
             handles.append(unit.modules[-1].register_forward_hook(leave))
         try:
-            with saved_tensors_hooks(pack, lambda tensor: tensor):
-                for phase in run.phases:
-                    for _ in _losses(run, phase):
-                        pass
+            run.tricks.append(watch)
+            for phase in run.phases:
+                for _ in _losses(run, phase):
+                    pass
         finally:
+            run.tricks.remove(watch)
             for handle in handles:
                 handle.remove()
     return costs
 
 
-def _losses(run: Any, phase: Any) -> Iterator[None]:
-    batch = run.task.draw(run.data.zeros(run.config.train.batch_size, run.device), phase)
-    pending = phase.losses(batch)
-    while True:
-        with run.precision.forward():
-            loss = next(pending, None)
-        if loss is None:
-            return
+def _losses(run: Run, phase: Phase) -> Iterator[None]:
+    batch = draw_batch(run, phase, run.data.zeros(run.config.train.batch_size, run.device))
+    for loss in losses_of(run, phase, batch):
         del loss  # and its graph: the next loss is computed without it
         yield
 
@@ -122,8 +133,8 @@ def _fake_twin(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _on_fake_tensors(run: Any) -> Iterator[None]:
-    notes = copy_notes(run.task)
+def _on_fake_tensors(run: Run) -> Iterator[None]:
+    notes = run.task.snapshot()
     # A planner's own fake mode serves as well; a second one would refuse its tensors. Its recorder is switched off:
     # what is allocated here is none of the run's.
     fake = detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
@@ -137,24 +148,4 @@ def _on_fake_tensors(run: Any) -> Iterator[None]:
     finally:
         for owner, own in buffers:
             owner._buffers.update(own)
-        put_back_notes(run.task, notes)
-
-
-def copy_notes(task: Any) -> dict[str, Any]:
-    """Return what a task has noted on itself, to be put back later. Tensors and modules are not copied."""
-    return {name: _copied(value) for name, value in vars(task).items()}
-
-
-def put_back_notes(task: Any, notes: dict[str, Any]) -> None:
-    """Make a task forget what it noted since `copy_notes`. The notes may be put back once."""
-    vars(task).clear()
-    vars(task).update(notes)
-
-
-def _copied(value: Any) -> Any:
-    """Copy dicts and lists all the way down, and nothing else: tensors and modules stay themselves."""
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) in (list, set):
-        return type(value)(_copied(item) for item in value)
-    return value
+        run.task.restore(notes)

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from mpt.config.options import Options
-from mpt.memory.trick import Trick
+from mpt.seams import MemoryTrick, Run
 
 
 class Settings(Options):
@@ -24,7 +24,7 @@ class Settings(Options):
     """Optimizer steps between two, over all phases."""
 
 
-class EmptyCacheEvery(Trick):
+class EmptyCacheEvery(MemoryTrick):
     """Counts optimizer steps."""
 
     name = "empty_cache_every"
@@ -33,7 +33,7 @@ class EmptyCacheEvery(Trick):
         self.updates = settings.updates
         self.count = 0
 
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """Count the steps of every optimizer."""
         if run.device.type != "cuda":
             run.notes.append(f"memory.empty_cache_every: {run.device} has no cache to empty; nothing is done")

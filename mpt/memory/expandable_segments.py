@@ -7,24 +7,22 @@ devices there is nothing to set. The same as PYTORCH_CUDA_ALLOC_CONF=expandable_
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from mpt.config.options import Options
-from mpt.memory.trick import Trick
+from mpt.seams import MemoryTrick, Run
 
 
 class Settings(Options):
     """Nothing to set."""
 
 
-class ExpandableSegments(Trick):
+class ExpandableSegments(MemoryTrick):
     """One setting of the allocator, made before the first step."""
 
     name = "expandable_segments"
 
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """Tell the allocator; memory reserved before keeps its old segments."""
         if run.device.type == "cuda":
             torch._C._accelerator_setAllocatorSettings("expandable_segments:True")

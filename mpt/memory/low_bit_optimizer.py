@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.cpu_optimizer import replace_optimizers
-from mpt.memory.trick import Trick
+from mpt.seams import MemoryTrick, Run
 
 CONFLICTS = {
     "optimizer_in_backward": "8-bit optimizers keep state per parameter group; use one of the two",
@@ -38,7 +38,7 @@ class Settings(Options):
     """`auto` takes bitsandbytes where it is installed, else torchao."""
 
 
-class LowBitOptimizer(Trick):
+class LowBitOptimizer(MemoryTrick):
     """Replaces each Adam or AdamW by its 8-bit form."""
 
     name, exact, replaces_optimizers = "low_bit_optimizer", False, True
@@ -46,7 +46,7 @@ class LowBitOptimizer(Trick):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """Put 8-bit optimizers in place, with the same groups and hyperparameters."""
         for optimizer in run.optimizers.values():
             if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):

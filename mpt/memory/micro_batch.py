@@ -7,14 +7,13 @@ for the whole batch before it. `auto` starts with the whole batch and halves whe
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpt.config.options import Options
-from mpt.seams import Precision, Task
+from mpt.seams import MemoryTrick, Run
 
 
 class Settings(Options):
@@ -26,7 +25,7 @@ class Settings(Options):
     """Samples per micro-batch, or `auto`: the whole batch, halved whenever memory runs out."""
 
 
-class MicroBatch:
+class MicroBatch(MemoryTrick):
     """Sets the size; the step splits."""
 
     name, exact = "micro_batch", False
@@ -34,10 +33,7 @@ class MicroBatch:
     def __init__(self, settings: Settings) -> None:
         self.size = settings.size
 
-    def apply(self, task: Task, precision: Precision) -> None:
-        """Change nothing in the task."""
-
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """Tell the step the size, and warn where BatchNorm will see smaller batches."""
         run.micro_batch_auto = run.micro_batch_auto or self.size == "auto"
         run.micro_batch_size = None if self.size == "auto" else self.size
@@ -49,10 +45,6 @@ class MicroBatch:
                 f"memory.micro_batch: BatchNorm sees {run.micro_batch_size} samples at a time instead of {batch_size}; "
                 "its statistics, and so the result, differ from the whole batch's"
             )
-
-    def forward(self) -> AbstractContextManager[Any]:
-        """Return no context."""
-        return nullcontext()
 
 
 def build(settings: Settings) -> MicroBatch:

@@ -19,8 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mpt.config.options import Options
-from mpt.memory.trick import Trick
-from mpt.seams import Precision, Task
+from mpt.seams import MemoryTrick, Precision, Task
 
 CONFLICTS = {"compile": "compiled graphs save tensors without asking; use recompute or compile alone"}
 FETCH_AHEAD = 2
@@ -84,7 +83,7 @@ class Travelled:
         return result
 
 
-class OffloadActivations(Trick):
+class OffloadActivations(MemoryTrick):
     """Gives autograd's saved tensors a place on the host."""
 
     name = "offload_activations"

@@ -15,17 +15,16 @@ PyTorch tutorial "How to save memory by fusing the optimizer step into the backw
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
-from torch import Tensor
+from torch import nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.dry_run import count_losses
-from mpt.memory.trick import Trick
-from mpt.seams import Phase
+from mpt.seams import MemoryTrick, Phase, Run
 
 CONFLICTS = {
     "micro_batch": "a gradient is whole only after the last micro-batch; use recompute to hold fewer activations",
@@ -40,33 +39,32 @@ class Settings(Options):
     """Nothing to set."""
 
 
-class OptimizerInBackward(Trick):
+class OptimizerInBackward(MemoryTrick):
     """Hooks on the parameters, active during the last backward of their phase's update."""
 
     name = "optimizer_in_backward"
 
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """Refuse what needs all gradients at once; else hang a hook on every trained parameter."""
         refuse_incompatible(run)
         self.losses = count_losses(run)
         self.done = dict.fromkeys(self.losses, 0)
         self.active: Phase | None = None
         self.precision = run.precision
-        self.backward: Callable[[Tensor, Phase], None] = run.precision.backward
-        run.precision.backward = self.backward_and_step
         run.precision.steps_in_backward = True
         for optimizer in dict.fromkeys(run.optimizers.values()):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.register_post_accumulate_grad_hook(self.step_one)
 
-    def backward_and_step(self, loss: Tensor, phase: Phase) -> None:
-        """Back-propagate a loss; during the phase's last one parameters step as they go."""
+    @contextlib.contextmanager
+    def backward(self, phase: Phase) -> Iterator[None]:
+        """During the backward of the phase's last loss, let parameters step as they go."""
         self.done[phase.name] += 1
         if self.done[phase.name] == self.losses[phase.name]:
             self.active, self.done[phase.name] = phase, 0
         try:
-            self.backward(loss, phase)
+            yield
         finally:
             self.active = None
 
@@ -74,7 +72,7 @@ class OptimizerInBackward(Trick):
         """Count the phase's losses from the start again."""
         self.done[phase.name], self.active = 0, None
 
-    def step_one(self, parameter: Tensor) -> None:
+    def step_one(self, parameter: nn.Parameter) -> None:
         """Step one parameter and release its gradient."""
         phase = self.active
         if phase is None:
@@ -83,7 +81,7 @@ class OptimizerInBackward(Trick):
         everyone = [group["params"] for group in optimizer.param_groups]
         if not any(parameter is one for group in everyone for one in group):
             return
-        scaler = getattr(self.precision, "scalers", {}).get(phase.name)
+        scaler = self.precision.scalers.get(phase.name)
         if scaler is not None:
             scaler.unscale([parameter])
         narrow(optimizer, parameter)
@@ -95,16 +93,15 @@ class OptimizerInBackward(Trick):
         parameter.grad = None
 
 
-def narrow(optimizer: Optimizer, parameter: Tensor) -> None:
+def narrow(optimizer: Optimizer, parameter: nn.Parameter) -> None:
     """Leave one parameter in the optimizer's groups, in the group that has it."""
     for group in optimizer.param_groups:
         group["params"] = [one for one in group["params"] if one is parameter]
 
 
-def refuse_incompatible(run: Any) -> None:
+def refuse_incompatible(run: Run) -> None:
     """Raise ConfigError with the reason and the way out."""
-    scalers = getattr(run.precision, "scalers", {})
-    dynamic = [name for name, scaler in scalers.items() if scaler.dynamic]
+    dynamic = [name for name, scaler in run.precision.scalers.items() if scaler.dynamic]
     clipped = [name for name, norm in run.clip_norms.items() if norm is not None]
     refused = "memory.optimizer_in_backward: "
     if dynamic:
@@ -117,7 +114,7 @@ def refuse_incompatible(run: Any) -> None:
             f"{refused}optimizer.clip_grad_norm needs the norm of all gradients before the first step. "
             "Leave one of the two out"
         )
-    if getattr(run.precision, "masters", {}):
+    if run.precision.masters:
         raise ConfigError(
             f"{refused}{run.precision.name} copies gradients to float32 masters after backward. "
             "Use precision=amp with dtype bfloat16, or bf16-pure"

@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -26,8 +26,7 @@ from mpt.errors import ConfigError
 from mpt.memory.blocks import Chain, Unit, find_chains, is_plain_sequential
 from mpt.memory.dry_run import UnitCost, measure_units
 from mpt.memory.replay import Recomputed, wrap_module, wrap_runs
-from mpt.memory.trick import Trick
-from mpt.seams import Precision, Task
+from mpt.seams import MemoryTrick, Precision, Run, Task
 
 CONFLICTS = {"compile": "compiled networks choose for themselves what to recompute; leave one of the two out"}
 
@@ -56,7 +55,7 @@ class Settings(Options):
         return self
 
 
-class Recompute(Trick):
+class Recompute(MemoryTrick):
     """Wraps the chosen blocks; the step knows nothing of it."""
 
     name = "recompute"
@@ -86,7 +85,7 @@ class Recompute(Trick):
         if self.settings.budget is None:
             self.wrap(self.choose())
 
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """Choose by measured bytes, where there is a budget."""
         if self.settings.budget is not None:
             units = [unit for chain in self.chains for unit in chain]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.memory.trick import Trick
+from mpt.seams import MemoryTrick, Run
 
 
 class Settings(Options):
@@ -28,7 +28,7 @@ class Settings(Options):
     """Globs over the names of the trained networks."""
 
 
-class ReleaseGradients(Trick):
+class ReleaseGradients(MemoryTrick):
     """A hook after the step of each chosen network's optimizer."""
 
     name = "release_grads_after"
@@ -36,7 +36,7 @@ class ReleaseGradients(Trick):
     def __init__(self, settings: Settings) -> None:
         self.globs = settings.modules
 
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """Hang a hook on the chosen networks' optimizers."""
         chosen: set[str] = set()
         for glob in self.globs:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.memory.trick import Trick
+from mpt.seams import MemoryTrick, Run
 
 
 class Settings(Options):
@@ -40,7 +40,7 @@ class KeepsGradients(Optimizer):
         super().zero_grad(set_to_none=False)
 
 
-class SetToNone(Trick):
+class SetToNone(MemoryTrick):
     """Nothing to do when on, since the step releases gradients; when off, clearing becomes zeroing."""
 
     name = "set_to_none"
@@ -48,10 +48,11 @@ class SetToNone(Trick):
     def __init__(self, settings: Settings) -> None:
         self.enabled = settings.enabled
 
-    def attach(self, run: Any) -> None:
+    def attach(self, run: Run) -> None:
         """When off, swap the classes of networks and optimizers: instances keep their state and can be copied."""
         if self.enabled:
             return
+        run.keeps_gradients = True
         for module in {id(phase.module): phase.module for phase in run.phases}.values():
             _mix_in(module, KeepsModuleGradients)
         for optimizer in dict.fromkeys(run.optimizers.values()):

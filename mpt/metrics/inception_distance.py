@@ -32,13 +32,23 @@ class InceptionDistance:
 
         self.metric: Any = FrechetInceptionDistance(normalize=True, feature_extractor_weights_path=str(path)).to(device)
 
+    def features(self, image_bchw: Tensor) -> Tensor:
+        """Return Inception's features (b, 2048) of images; the distance is the Frechet distance of two sets of them."""
+        features: Tensor = self.metric.inception((_as_colour(image_bchw) * 255).byte())
+        return features.reshape(len(image_bchw), -1)
+
     def update(self, image_bchw: Tensor, real: bool) -> None:
-        """Add images of one kind; grey ones are repeated to three channels, an alpha channel is left out."""
-        self.metric.update(image_bchw[:, :3].float().expand(-1, 3, -1, -1), real=real)
+        """Add images of one kind."""
+        self.metric.update(_as_colour(image_bchw), real=real)
 
     def compute(self) -> float:
         """Return the distance."""
         return float(self.metric.compute())
+
+
+def _as_colour(image_bchw: Tensor) -> Tensor:
+    """Return three float32 channels: grey is repeated, an alpha channel is left out."""
+    return image_bchw[:, :3].float().expand(-1, 3, -1, -1)
 
 
 def require_inception(weights: str) -> Path:

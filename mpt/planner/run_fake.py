@@ -11,7 +11,7 @@ Must run in a process of its own: the fake device cannot be unregistered.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import (
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpt.config.schema import Config
-from mpt.engine.build import Run, build_run
+from mpt.engine.build import build_run
 from mpt.engine.step import update
 from mpt.errors import MptError
 from mpt.planner import fake_device, routes
@@ -37,7 +37,7 @@ from mpt.planner.gpus import Gpu
 from mpt.planner.time_model import Work
 from mpt.planner.trace import Recorder, Trace
 from mpt.planner.unseen import Unseen
-from mpt.seams import Batch, DataSpec, Phase
+from mpt.seams import Batch, DataSpec, MemoryTrick, Phase, Run
 
 STEPS = 2
 DEVICES_MEET = ("found at least two devices", "found two different devices")
@@ -156,26 +156,40 @@ def watch_run(run: Run, recorder: Recorder) -> Iterator[None]:
             recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
 
     removals.append(register_optimizer_step_post_hook(after_optimizer).remove)
-    backward, step = run.precision.backward, run.precision.step
-
-    def noted_backward(loss: Tensor, phase: Phase) -> None:
-        index = recorder.trace.spans[-1].step
-        recorder.enter_moment(index, phase.name, "backward")
-        backward(loss, phase)
-        recorder.enter_moment(index, phase.name, "forward")
-
-    def noted_step(phase: Phase, clip_norm: float | None) -> Any:
-        recorder.enter_moment(recorder.trace.spans[-1].step, phase.name, "step")
-        recorder.mark((p.grad for p in masters if p.grad is not None), "gradients")
-        return step(phase, clip_norm)
-
-    run.precision.backward, run.precision.step = noted_backward, noted_step  # type: ignore[method-assign]
+    moments = Moments(recorder, masters)
+    run.tricks.append(moments)
     try:
         yield
     finally:
-        del run.precision.backward, run.precision.step
+        run.tricks.remove(moments)
         for remove in removals:
             remove()
+
+
+class Moments(MemoryTrick):
+    """Tells the recorder which moment of an update it is."""
+
+    name = "moments"
+
+    def __init__(self, recorder: Recorder, updated: Iterable[nn.Parameter]) -> None:
+        self.recorder, self.updated = recorder, list(updated)
+
+    @contextmanager
+    def backward(self, phase: Phase) -> Iterator[None]:
+        """Note a backward, and the forward that follows it."""
+        self._enter(phase, "backward")
+        yield
+        self._enter(phase, "forward")
+
+    @contextmanager
+    def step(self, phase: Phase) -> Iterator[None]:
+        """Note the optimizer's step, and what gradients it has."""
+        self._enter(phase, "step")
+        self.recorder.mark((p.grad for p in self.updated if p.grad is not None), "gradients")
+        yield
+
+    def _enter(self, phase: Phase, moment: str) -> None:
+        self.recorder.enter_moment(self.recorder.trace.spans[-1].step, phase.name, moment)
 
 
 def _trainable(run: Run) -> list[nn.Parameter]:

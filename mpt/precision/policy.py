@@ -7,7 +7,7 @@ the weights (O2, O3). The base class alone is float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -15,22 +15,20 @@ from torch import Tensor, nn
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
-from mpt.precision.islands import in_float32, make_island, matching_modules
+from mpt.precision.islands import full_precision, in_float32, make_island, matching_modules
 from mpt.precision.scaler import LossScaler, clip_gradients
-from mpt.seams import Phase, StepStats, Task
+from mpt.seams import Phase, Precision, StepStats, Task
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Policy:
-    """Float32, and the base of every other mode. Implements `mpt.seams.Precision`."""
+class Policy(Precision):
+    """Float32, and the base of every other mode."""
 
     casts_back = False
     """Whether a float32 island's outputs return in its input's dtype."""
     can_fall_back = False
     """Whether the mode can go on in bfloat16 where float16 overflows at the smallest scale."""
-    steps_in_backward = False
-    """Set where parameters are updated, and their gradients released, before `step` is called."""
 
     def __init__(
         self, name: str, settings: PrecisionOptions, device: torch.device, dtype: torch.dtype, reason: str
@@ -43,10 +41,6 @@ class Policy:
         """Make the float32 islands that the settings name."""
         for module in matching_modules(task.modules, self.settings.keep_fp32):
             make_island(module, self.device.type, self.casts_back, self.dtype)
-
-    def parameters(self, module: nn.Module) -> list[nn.Parameter]:
-        """Return what the optimizer updates for this module."""
-        return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
     @property
     def scales_losses(self) -> bool:
@@ -70,9 +64,9 @@ class Policy:
                     dynamic=static is None,
                 )
 
-    def forward(self) -> AbstractContextManager[Any]:
-        """Return the context in which forwards run."""
-        return nullcontext()
+    def float32(self) -> AbstractContextManager[Any]:
+        """Return the context that switches off autocast and O1's casts."""
+        return full_precision(self.device.type)
 
     def loss(self, function: F) -> F:
         """Wrap a loss function to run in float32, unless the settings say that losses inherit the mode."""
@@ -126,22 +120,6 @@ class Policy:
             return False
         self.dtype, self.scalers, self.fell_back = torch.bfloat16, {}, True
         return True
-
-    def scales(self) -> dict[str, float]:
-        """Return the loss scale of each scaled phase."""
-        return {name: scaler.scale for name, scaler in self.scalers.items()}
-
-    def skips_overflow(self) -> frozenset[str]:
-        """Return the phases whose scaler skips a step that overflows; a constant scale never skips."""
-        return frozenset(name for name, scaler in self.scalers.items() if scaler.dynamic)
-
-    def module_state(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return a module's state to save, by its own state-dict keys."""
-        return module.state_dict()
-
-    def load_module_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
-        """Load what `module_state` returned; shapes and keys were checked by the caller."""
-        module.load_state_dict(dict(state))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scalers' state, the dtype in force and how it came to be."""

@@ -6,8 +6,7 @@ ImageNet's own figures are given in `configs/resnet50_imagefolder.yaml`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from pydantic import Field
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 from mpt.config.options import Options
 from mpt.errors import DataError
 from mpt.metrics.choice import find_metrics
-from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
+from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.tasks.average import follow, make_twin
 
 
@@ -34,12 +33,11 @@ class Settings(Options):
     """Further figures at every evaluation, by their file's name in mpt/metrics: `[top_five]`."""
 
 
-class Classify:
+class Classify(Task):
     """Train `net` to name images."""
 
     metric, higher_is_better = "accuracy", True
-    inputs: tuple[str, ...] = ("image",)
-    optional_inputs = False
+    inputs = ("image",)
 
     def __init__(self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision) -> None:
         self.settings, self.net, self.classes, self.precision = settings, net, data.classes, precision
@@ -53,11 +51,6 @@ class Classify:
         self.mean = torch.tensor(settings.mean, device=device).view(1, -1, 1, 1)
         self.std = torch.tensor(settings.std, device=device).view(1, -1, 1, 1)
         self.further_metrics = find_metrics(settings.metrics)
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        """The network as a whole; memory tricks find the blocks inside."""
-        return [self.net]
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the one phase."""
@@ -73,10 +66,6 @@ class Classify:
         """Subtract the mean and divide by the standard deviation, per channel."""
         return (image_bchw - self.mean) / self.std
 
-    def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Add nothing: a classifier has no random inputs beside dropout."""
-        return batch
-
     def after_step(self, step: int, samples_seen: int) -> None:
         """Let the EMA twin follow; its decay grows from 1/11 as (1 + step) / (10 + step)."""
         if self.settings.ema:
@@ -87,30 +76,23 @@ class Classify:
         """The network that is evaluated and exported."""
         return self.modules.get("net_ema", self.net)
 
-    @torch.no_grad()
     def logits(self, image_bchw: Tensor) -> Tensor:
-        """Return float32 logits in evaluation mode, under the run's precision."""
-        net = self.inference_net
-        was_training = net.training
-        net.eval()
-        with self.precision.forward():
-            logits: Tensor = net(self.standardize(image_bchw))
-        net.train(was_training)
+        """Return float32 logits of the network that is evaluated."""
+        logits: Tensor = self.inference_net(self.standardize(image_bchw))
         return logits.float()
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def evaluate_batch(self, batch: Batch) -> Evidence:
+        """Return the logits (b, classes) and the labels (b,)."""
+        return {"logits": self.logits(batch["image"]), "label": batch["label"]}
+
+    def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return accuracy, mean cross-entropy and the further metrics over all batches."""
-        answers = [(self.logits(batch["image"]), batch["label"]) for batch in batches]
-        logits, labels = (torch.cat(parts) for parts in zip(*answers, strict=True))
+        logits, labels = gather(evidence, "logits"), gather(evidence, "label")
         figures = {
             "accuracy": float((logits.argmax(1) == labels).sum()) / len(labels),
             "cross_entropy": float(functional.cross_entropy(logits, labels)),
         }
         return figures | {name: measure(logits, labels) for name, measure in self.further_metrics.items()}
-
-    def preview(self, batch: Batch) -> Tensor | None:
-        """Return nothing: a classifier has no pictures of its own."""
-        return None
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return the label and its probability for each image of the batch."""
@@ -123,13 +105,6 @@ class Classify:
             for index, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         return Inference(rows=rows, outputs=logits)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing beyond the modules."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing beyond the modules."""
 
 
 def build(

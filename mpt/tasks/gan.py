@@ -11,7 +11,7 @@ differentiates twice: it runs in float32, outside autocast and O1 (`Precision.lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -26,10 +26,10 @@ from mpt.losses import adversarial
 from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.inception_distance import require_inception
 from mpt.nn.generative_mlp import Judgement
-from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
+from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task
 from mpt.tasks.advice import Advice
 from mpt.tasks.average import follow, make_twin
-from mpt.tasks.samples import Prior, Sampler, draw_latents, show_reconstructions
+from mpt.tasks.samples import Prior, Quality, Sampler, draw_latents, show_reconstructions
 
 ENERGY_OBJECTIVES = ("energy", "balanced")
 TEST_SAMPLES = 2
@@ -59,7 +59,7 @@ class Settings(GenerativeOptions):
     """Decay of a moving average of the generator, which is then what is sampled."""
 
 
-class Gan:
+class Gan(Task):
     """Train `gen` (with `encoder` or `recognition` beside it, where the model has one) against `disc`."""
 
     metric, higher_is_better = "frechet_distance", False
@@ -97,7 +97,7 @@ class Gan:
         self.encoder, self.recognition = modules.get("encoder"), modules.get("recognition")
         self.condition = modules.get("condition")
         # Without an encoder, what it infers comes from noise.
-        self.inputs: tuple[str, ...] = ("image",) if self.encoder is not None else ()
+        self.inputs = ("image",) if self.encoder is not None else ()
         self.modules: dict[str, nn.Module] = dict(modules)
         self.trainable = {"disc": self.disc, "gen": self._generator_side()}
         if settings.ema:
@@ -106,7 +106,9 @@ class Gan:
         self.image_range: tuple[float, float] = getattr(self.gen, "image_range", (-1.0, 1.0))
         device = next(self.gen.parameters()).device
         prior: Prior = getattr(self.gen, "prior", "normal")
-        self.sampler = Sampler(self.generate, self.latent_size, prior, device, self._classes)
+        self.sampler = Sampler(self.generate, self.latent_size, prior, device, precision, self._classes)
+        self.quality = Quality(data, device, settings.inception_weights)
+        self.evaluation_samples = settings.metric_samples
         self.preview_columns = self.sampler.columns
         self.balance = torch.zeros((), device=device)
         self.energies: dict[str, list[tuple[Tensor, int]]] = {"real": [], "fake": []}
@@ -250,28 +252,33 @@ class Gan:
         low, high = self.image_range
         return ((made_bchw.float() - low) / (high - low)).clamp(0, 1)
 
-    @torch.no_grad()
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
         """Return images in [0, 1] from the generator that is evaluated; sample i has class (first + i) mod classes.
 
         Truncation below 1 shortens the latents: less variety, better samples.
         """
         gen = self.modules.get("gen_ema", self.gen)
-        was_training = gen.training
-        gen.eval()
         inputs = [latent_bz * truncation]
         if self.condition is not None:
             numbers = torch.arange(first, first + len(latent_bz), device=latent_bz.device)
             inputs.append(self.condition(numbers % self._classes))
-        with self.precision.forward():
-            image: Tensor = gen(*inputs)
-        gen.train(was_training)
+        image: Tensor = gen(*inputs)
         return self.to_image(image)
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def evaluate_batch(self, batch: Batch) -> Evidence:
+        """Return the features of real images."""
+        with self.precision.float32():
+            return self.quality.features(batch["image"], "real")
+
+    def evaluate_samples(self, first: int, count: int) -> Evidence:
+        """Return the features of samples."""
+        image = self.sampler.part(self.evaluation_samples, first, count)
+        with self.precision.float32():
+            return self.quality.features(image, "fake")
+
+    def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return the Frechet distance and the diversity of samples beside the real images."""
-        settings = self.settings
-        return self.sampler.quality(self.data, batches, settings.metric_samples, settings.inception_weights)
+        return self.quality.figures(evidence)
 
     def preview(self, batch: Batch) -> Tensor | None:
         """Return samples from fixed latents."""
@@ -283,9 +290,8 @@ class Gan:
         """
         if batch is None or self.encoder is None:
             return self.sampler.infer(count, seed, self.settings.truncation)
-        with torch.no_grad(), self.precision.forward():
-            code = self.encoder(self.to_network(batch["image"]))
-            rebuilt = self.gen(code)
+        code = self.encoder(self.to_network(batch["image"]))
+        rebuilt = self.gen(code)
         return show_reconstructions(batch["image"], self.to_image(rebuilt), code)
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mpt.data.seeds import mix
 from mpt.metrics.diversity import diversity_ratio
-from mpt.metrics.feature_space import choose_feature_space
+from mpt.metrics.feature_space import FeatureSpace, choose_feature_space
 from mpt.metrics.frechet import frechet_distance
 from mpt.metrics.inception_distance import InceptionDistance
-from mpt.seams import Batch, DataSpec, Inference
+from mpt.seams import DataSpec, Evidence, Inference, Precision, gather
 
 Prior = Literal["normal", "uniform"]
 PATH_STEPS, PATHS, METRIC_SEED = 8, 8, 1234
@@ -35,6 +35,7 @@ class Sampler:
     latent_size: int
     prior: Prior
     device: torch.device
+    precision: Precision
     classes: int = 0
     """Of a class-conditional model; 0 where samples have none."""
 
@@ -48,6 +49,10 @@ class Sampler:
         numbers = torch.Generator().manual_seed(mix(LATENTS, seed))
         return draw_latents(count, self.latent_size, self.prior, torch.device("cpu"), numbers).to(self.device)
 
+    def part(self, total: int, first: int, count: int) -> Tensor:
+        """Return samples `first` to `first + count` of the `total` by which an evaluation judges."""
+        return self.make(self.latents(total, METRIC_SEED)[first : first + count], first, 1.0)
+
     def sample(self, count: int, seed: int, truncation: float = 1.0) -> Tensor:
         """Return `count` images."""
         return self.make(self.latents(count, seed), 0, truncation)
@@ -58,7 +63,8 @@ class Sampler:
         There is a row per class, where `columns` has room for them, else `PATHS` rows.
         """
         ends = torch.split(self.latents(2 * (self.columns or PATHS), seed), 2)
-        ways = [interpolate(first, last, PATH_STEPS, self.prior) for first, last in ends]
+        with self.precision.float32():
+            ways = [interpolate(first, last, PATH_STEPS, self.prior) for first, last in ends]
         frames = torch.stack(ways, dim=1)  # (steps, paths, d): row i of the result keeps class i
         images = torch.stack([self.make(frame, 0, 1.0) for frame in frames], dim=1)
         return images.flatten(0, 1)
@@ -70,38 +76,40 @@ class Sampler:
         columns = {"interpolation": PATH_STEPS} | ({"truncated": self.columns} if self.columns else {})
         return Inference(tiles=tiles, columns=self.columns, outputs=tiles, figures=figures, figure_columns=columns)
 
-    def quality(
-        self, data: DataSpec, real: Iterable[Batch], count: int, inception_weights: str | None = None
-    ) -> dict[str, float]:
-        """Return the Frechet distance and the diversity of `count` samples beside the real images, two at least.
 
-        With a weights file the published FID is given as well.
-        """
-        space = choose_feature_space(data)
-        inception = InceptionDistance(inception_weights, self.device) if inception_weights else None
-        real_features: list[Tensor] = []
-        batch_size = 1
-        for batch in real:
-            image = batch["image"]
-            batch_size = max(batch_size, len(image))
-            real_features.append(space.features(image))
-            if inception is not None:
-                inception.update(image, real=True)
-        fake_features: list[Tensor] = []
-        first = 0
-        for latent in torch.split(self.latents(count, METRIC_SEED), batch_size):
-            image = self.make(latent, first, 1.0)
-            first += len(latent)
-            fake_features.append(space.features(image))
-            if inception is not None:
-                inception.update(image, real=False)
-        real_nd, fake_nd = torch.cat(real_features), torch.cat(fake_features)
+class Quality:
+    """How near samples are to real images: the Frechet distance, the diversity, and with weights the published FID.
+
+    Networks that compute features are made at the first image of an evaluation and let go at its end.
+    """
+
+    def __init__(self, data: DataSpec, device: torch.device, inception_weights: str | None = None) -> None:
+        self.data, self.device, self.inception_weights = data, device, inception_weights
+        self.space: FeatureSpace | None = None
+        self.inception: InceptionDistance | None = None
+
+    def features(self, image_bchw: Tensor, kind: Literal["real", "fake"]) -> Evidence:
+        """Return the features of images in [0, 1]; call in float32, see `Precision.float32`."""
+        if self.space is None:
+            self.space = choose_feature_space(self.data)
+            if self.inception_weights:
+                self.inception = InceptionDistance(self.inception_weights, self.device)
+        found: Evidence = {kind: self.space.features(image_bchw)}
+        if self.inception is not None:
+            found[f"{kind}_inception"] = self.inception.features(image_bchw)
+        return found
+
+    def figures(self, evidence: Sequence[Evidence]) -> dict[str, float]:
+        """Return the figures of an evaluation with at least two images of either kind."""
+        self.space = self.inception = None
+        real_nd, fake_nd = gather(evidence, "real"), gather(evidence, "fake")
         figures = {
             "frechet_distance": frechet_distance(real_nd, fake_nd),
             "diversity": diversity_ratio(real_nd, fake_nd),
         }
-        if inception is not None:
-            figures["inception_distance"] = inception.compute()
+        if self.inception_weights:
+            real_nd, fake_nd = gather(evidence, "real_inception"), gather(evidence, "fake_inception")
+            figures["inception_distance"] = frechet_distance(real_nd, fake_nd)
         return figures
 
 

@@ -6,9 +6,8 @@ The Frechet distance of samples from the prior is given beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -19,10 +18,13 @@ from mpt.config.options import GenerativeOptions, Options
 from mpt.losses import variational
 from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.inception_distance import require_inception
-from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
+from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.tasks.advice import Advice
-from mpt.tasks.samples import Sampler, show_reconstructions
+from mpt.tasks.samples import Quality, Sampler, show_reconstructions
 
+COLUMNS = 8
+"""Of the preview, where classes do not say otherwise."""
+TERMS = ("reconstruction", "divergence")
 TEST_SAMPLES = 2
 """How small the test set may be: the distance between distributions needs a covariance."""
 
@@ -34,12 +36,11 @@ class Settings(GenerativeOptions):
     """Weight of the divergence in training (beta); the figure always counts it once."""
 
 
-class Vae:
+class Vae(Task):
     """Train `encoder` and `decoder` together."""
 
     metric, higher_is_better = "negative_elbo", False
-    inputs: tuple[str, ...] = ("image",)
-    optional_inputs = True
+    inputs, optional_inputs = ("image",), True
 
     def __init__(
         self,
@@ -63,8 +64,10 @@ class Vae:
         self.divergence = precision.loss(variational.gaussian_divergence)
         self.sample_posterior = precision.loss(variational.sample_gaussian)
         device = next(self.decoder.parameters()).device
-        self.sampler = Sampler(self.generate, self.latent_size, "normal", device, self.classes)
-        self.preview_columns = self.sampler.columns or 8
+        self.sampler = Sampler(self.generate, self.latent_size, "normal", device, precision, self.classes)
+        self.quality = Quality(data, device, settings.inception_weights)
+        self.evaluation_samples = settings.metric_samples
+        self.preview_columns = self.sampler.columns or COLUMNS
         self.advice = Advice()
 
     @property
@@ -104,25 +107,20 @@ class Vae:
         """Count the steps; there is no average to move."""
         self.advice.steps_done = step
 
-    @torch.no_grad()
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
         """Return the decoder's pixel means for latents of the prior; sample i has class (first + i) mod classes."""
         numbers = torch.arange(first, first + len(latent_bz), device=latent_bz.device)
         return self._decode(latent_bz * truncation, numbers % self.classes if self.classes else None)
 
-    @torch.no_grad()
     def encode(self, image_bchw: Tensor, label_b: Tensor | None = None) -> Tensor:
         """Return the posterior means (b, z) in float32."""
-        with self.precision.forward():
-            mean: Tensor = self.encoder(image_bchw, label_b if self.classes else None)[0]
+        mean: Tensor = self.encoder(image_bchw, label_b if self.classes else None)[0]
         return mean.float()
 
-    @torch.no_grad()
     def reconstruct(self, image_bchw: Tensor, label_b: Tensor | None = None) -> Tensor:
         """Return images decoded from the posterior means."""
         return self._decode(self.encode(image_bchw, label_b), label_b if self.classes else None)
 
-    @torch.no_grad()
     def likeliest_label(self, image_bchw: Tensor) -> Tensor:
         """Return the labels (b,) under which images are reconstructed with the least squared error."""
         errors = []
@@ -131,37 +129,34 @@ class Vae:
             errors.append((self.reconstruct(image_bchw, label) - image_bchw).square().mean((1, 2, 3)))
         return torch.stack(errors).argmin(0)
 
-    @torch.no_grad()
     def _decode(self, latent_bz: Tensor, label_b: Tensor | None) -> Tensor:
-        with self.precision.forward():
-            logits: Tensor = self.decoder(latent_bz, label_b)
+        logits: Tensor = self.decoder(latent_bz, label_b)
         return logits.float().sigmoid()
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def evaluate_batch(self, batch: Batch) -> Evidence:
+        """Return the bound's terms, each sample with the mean of its batch, and the features of the images."""
+        terms = self.bound({**batch, **self._noise(batch["image"])})
+        means = {name: term.expand(len(batch["image"])) for name, term in zip(TERMS, terms, strict=True)}
+        with self.precision.float32():
+            return {**means, **self.quality.features(batch["image"], "real")}
+
+    def evaluate_samples(self, first: int, count: int) -> Evidence:
+        """Return the features of samples from the prior."""
+        image = self.sampler.part(self.evaluation_samples, first, count)
+        with self.precision.float32():
+            return self.quality.features(image, "fake")
+
+    def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return the bound per test image and its terms, and the quality of samples from the prior."""
-        sums = {"reconstruction": 0.0, "divergence": 0.0}
-        count = 0
-
-        def measured() -> Iterator[Batch]:
-            nonlocal count
-            for batch in batches:
-                with torch.no_grad(), self.precision.forward():
-                    terms = self.bound({**batch, **self._noise(batch["image"])})
-                for name, term in zip(sums, terms, strict=True):
-                    sums[name] += float(term) * len(batch["image"])
-                count += len(batch["image"])
-                yield batch
-
-        settings = self.settings
-        quality = self.sampler.quality(self.data, measured(), settings.metric_samples, settings.inception_weights)
-        means = {name: value / count for name, value in sums.items()}
-        return {"negative_elbo": sum(means.values()), **means, **quality}
+        means = {name: float(gather(evidence, name).double().mean()) for name in TERMS}
+        return {"negative_elbo": sum(means.values()), **means, **self.quality.figures(evidence)}
 
     def preview(self, batch: Batch) -> Tensor | None:
         """Return two rows of test images over their reconstructions, then samples from fixed latents."""
         samples = self.sampler.sample(self.settings.preview_count, seed=0)
-        image, label = batch["image"][: self.preview_columns], batch.get("label")
-        if len(image) < self.preview_columns:
+        columns = self.preview_columns or COLUMNS
+        image, label = batch["image"][:columns], batch.get("label")
+        if len(image) < columns:
             return samples
         rebuilt = self.reconstruct(image, None if label is None else label[: len(image)])
         return torch.cat([image.float(), rebuilt, samples])
@@ -193,13 +188,6 @@ class Vae:
             "model.latent_size or more steps"
         )
         return self.advice.say({"unused": message})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing beyond the modules."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing beyond the modules."""
 
 
 def build(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import Run, build_run
-from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.engine.build import build_run
+from mpt.seams import Batch, DataSpec, FieldSpec, Run
 
 DIGITS = DataSpec(
     fields={"image": FieldSpec((1, 16, 16), torch.float32), "label": FieldSpec((), torch.int64)},

@@ -15,14 +15,13 @@ from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
 from mpt.engine import ladder
-from mpt.engine.build import Run
 from mpt.engine.step import update
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.memory.replay import Recomputed, RecomputedSequence
 from mpt.precision.islands import Float32Island
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
-from mpt.seams import Loss
+from mpt.seams import Loss, Run
 from mpt.tasks.classify import Classify
 from mpt.tasks.gan import Gan
 from tests.engine import parts

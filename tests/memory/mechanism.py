@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mpt.engine.build import Run
 from mpt.engine.step import update
-from mpt.seams import Batch
+from mpt.seams import Batch, Run
 
 
 def saved_bytes(forward: Callable[[], Any], parameters: list[nn.Parameter]) -> int:

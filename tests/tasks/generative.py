@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import Run, build_run
+from mpt.engine.build import build_run
 from mpt.engine.step import Update, update
-from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.seams import Batch, DataSpec, FieldSpec, Run
 
 SIDE = 8
 ADVERSARIAL = (

@@ -1,4 +1,4 @@
-"""How good drawn faces and masks are: peak signal to noise, and the overlap of masks, averaged over samples."""
+"""How good drawn faces and masks are: peak signal to noise, and the overlap of masks."""
 
 from __future__ import annotations
 
@@ -20,22 +20,3 @@ def overlap(first: Tensor, second: Tensor) -> Tensor:
     common = (one & other).sum(dim=(1, 2, 3))
     either = (one | other).sum(dim=(1, 2, 3))
     return torch.where(either > 0, common / either.clamp(min=1), 1.0)
-
-
-class FigureSums:
-    """Means over samples of several batches."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[Tensor]] = {}
-
-    def add(self, name: str, figures: Tensor) -> None:
-        """Take one figure per sample, shape (b,)."""
-        self.values.setdefault(name, []).append(figures)
-
-    def add_overlap(self, name: str, drawn: Tensor, true: Tensor) -> None:
-        """Take the overlap of drawn and true masks."""
-        self.add(name, overlap(drawn, true))
-
-    def result(self) -> dict[str, float]:
-        """Return the mean of each figure over all samples."""
-        return {name: float(torch.cat(parts).mean()) for name, parts in self.values.items()}

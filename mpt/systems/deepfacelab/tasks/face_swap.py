@@ -7,7 +7,7 @@ DeepFaceLab does, and computed in float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.seams import Batch, DataSpec, Inference, Loss, Phase, Precision
+from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.systems.deepfacelab.losses import face_swap as losses
-from mpt.systems.deepfacelab.metrics.face_swap import FigureSums, peak_signal_to_noise
+from mpt.systems.deepfacelab.metrics.face_swap import overlap, peak_signal_to_noise
 
 
 class Settings(Options):
@@ -47,12 +47,13 @@ class Autoencoder(Protocol):
     def draw_swap(self, code: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-class FaceSwap:
+class FaceSwap(Task):
     """Train an autoencoder with a shared encoder to redraw two people, each from a bent picture."""
 
     metric, higher_is_better = "source_psnr", True
-    inputs: tuple[str, ...] = ("dst_target",)
-    optional_inputs = False
+    inputs = ("dst_target",)
+    preview_columns = 8
+    """Source, redrawn; destination, redrawn; swap, swap in place, and the two masks drawn for it."""
 
     def __init__(
         self, settings: Settings, model_settings: Any, modules: Mapping[str, nn.Module], precision: Precision
@@ -75,11 +76,6 @@ class FaceSwap:
         self.background = precision.loss(losses.background)
 
     @property
-    def preview_columns(self) -> int:
-        """Source, redrawn; destination, redrawn; swap, swap in place, and the two masks drawn for it."""
-        return 8
-
-    @property
     def blocks(self) -> Sequence[nn.Module]:
         """The networks, each by itself; memory tricks find the repeated stages inside."""
         discriminators = [module for name, module in self.trainable.items() if name != "autoencoder"]
@@ -93,10 +89,6 @@ class FaceSwap:
             "patch_disc": self.patch_disc_losses,
         }
         return [Phase(name, module, optimizers[name], functions[name]) for name, module in self.trainable.items()]
-
-    def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Add nothing: what is random was drawn with the data."""
-        return batch
 
     def autoencoder_losses(self, batch: Batch) -> Iterator[Loss]:
         """Yield the source's loss, with what the discriminators say of it, then the destination's."""
@@ -165,10 +157,6 @@ class FaceSwap:
         drawn = self.verdict(center, real=False) + self.verdict(pixels, real=False)
         yield Loss("drawn", 0.5 * drawn.sum(), "sum")
 
-    def after_step(self, step: int, samples_seen: int) -> None:
-        """Do nothing between steps."""
-
-    @torch.no_grad()
     def redraw(self, batch: Batch) -> dict[str, Tensor]:
         """Return float32 drawings by name: `swap` and, for the sides that the batch has, `src` and `dst`; with
         masks."""
@@ -178,25 +166,27 @@ class FaceSwap:
             "dst": (self.faces.encode_dst, self.faces.draw_dst, "dst_warped"),
             "swap": (self.faces.encode_swap, self.faces.draw_swap, "dst_warped"),
         }
-        with self.precision.forward():
-            for name, (encode, draw, field) in jobs.items():
-                if field in batch:
-                    image, mask = draw(encode(batch[field]))
-                    drawn[name], drawn[f"{name}_mask"] = image.float(), mask.float()
+        for name, (encode, draw, field) in jobs.items():
+            if field in batch:
+                image, mask = draw(encode(batch[field]))
+                drawn[name], drawn[f"{name}_mask"] = image.float(), mask.float()
         return drawn
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return PSNR in dB under the true masks, and the overlap of masks; of swaps where the true ones are known."""
-        sums = FigureSums()
-        for batch in batches:
-            drawn = self.redraw(batch)
+    def evaluate_batch(self, batch: Batch) -> Evidence:
+        """Return each sample's PSNR under the true mask and overlap of masks, of swaps too where the true are known."""
+        drawn = self.redraw(batch)
+        found: Evidence = {}
+        with self.precision.float32():
             for side, name in (("src", "source"), ("dst", "destination"), ("swap", "swap")):
-                if f"{side}_mask" not in batch:
-                    continue
-                mask = batch[f"{side}_mask"]
-                sums.add(f"{name}_psnr", peak_signal_to_noise(drawn[side] * mask, batch[f"{side}_target"] * mask))
-                sums.add_overlap(f"{name}_mask_iou", drawn[f"{side}_mask"], mask)
-        return sums.result()
+                if f"{side}_mask" in batch:
+                    mask = batch[f"{side}_mask"]
+                    found[f"{name}_psnr"] = peak_signal_to_noise(drawn[side] * mask, batch[f"{side}_target"] * mask)
+                    found[f"{name}_mask_iou"] = overlap(drawn[f"{side}_mask"], mask)
+        return found
+
+    def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
+        """Return the mean of each figure over all samples: PSNR in dB, overlap as a share."""
+        return {name: float(gather(evidence, name).mean()) for name in evidence[0]}
 
     def preview(self, batch: Batch) -> Tensor | None:
         """Return a row of `preview_columns` tiles per sample."""
@@ -233,13 +223,6 @@ class FaceSwap:
         return Inference(
             tiles=self.tiles(batch, drawn, sides), columns=4 + 2 * len(sides), outputs=outputs, figures=figures
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing beyond the modules."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing beyond the modules."""
 
 
 def build(

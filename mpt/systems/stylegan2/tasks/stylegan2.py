@@ -11,7 +11,7 @@ Source: Karras et al. 2020 (StyleGAN2), section 3 and appendix B; Karras et al. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,7 @@ from mpt.config.options import GenerativeOptions, Options
 from mpt.data.seeds import mix
 from mpt.losses import adversarial
 from mpt.nn.generative_mlp import Judgement
-from mpt.seams import Batch, DataSpec, Loss, Phase, Precision
+from mpt.seams import Batch, DataSpec, Evidence, Loss, Phase, Precision
 from mpt.systems.stylegan2.nn.adaptive_augment import DRAWS, AdaptiveAugment
 from mpt.systems.stylegan2.nn.stylegan2 import Generator
 from mpt.tasks import gan
@@ -193,9 +193,9 @@ class StyleGan2(gan.Gan):
         half_life = min(style.ema_kimg * 1000, samples_seen * style.ema_rampup)
         follow(self.modules["gen_ema"], self.gen, 0.5 ** (self.batch_size / max(half_life, 1e-8)))
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return the figures of quality, the mean path length and the probability of augmentation."""
-        figures = super().evaluate(batches)
+        figures = super().conclude(evidence)
         if self.style.path_weight:
             figures["path_length"] = float(self.path_mean)
         if self.augment is not None:
@@ -208,19 +208,18 @@ class StyleGan2(gan.Gan):
             return "task.ada_target=0.6"
         return f"task.r1_gamma={10 * self.style.r1_gamma or 1:g}"
 
-    @torch.no_grad()
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
         """Return images in [0, 1] from the averaged generator, with noise that depends on the sample's number."""
         gen = self.modules["gen_ema"]
         assert isinstance(gen, Generator)
-        mean = gen.mean_style() if truncation < 1 else None
+        with self.precision.float32():
+            mean = gen.mean_style() if truncation < 1 else None
         images = []
         for start in range(0, len(latent_bz), SAMPLE_CHUNK):
             chunk = latent_bz[start : start + SAMPLE_CHUNK]
             numbers = range(first + start, first + start + len(chunk))
             noise = torch.stack([draw_noise(gen.synthesis.noise_size, number) for number in numbers])
-            with self.precision.forward():
-                image = gen(chunk, noise.to(chunk.device), mean_style_d=mean, truncation=truncation)
+            image = gen(chunk, noise.to(chunk.device), mean_style_d=mean, truncation=truncation)
             images.append(self.to_image(image))
         return torch.cat(images)
 

@@ -5,7 +5,7 @@ from mpt.precision import amp
 from mpt.precision.fp32 import Settings as Float32Settings
 from mpt.precision.fp32 import build as build_float32
 from mpt.systems.deepfacelab.data import procedural_faces
-from mpt.systems.deepfacelab.metrics.face_swap import FigureSums, overlap, peak_signal_to_noise
+from mpt.systems.deepfacelab.metrics.face_swap import overlap, peak_signal_to_noise
 from mpt.systems.deepfacelab.nn import saehd
 from mpt.systems.deepfacelab.nn.saehd import build as build_networks
 from mpt.systems.deepfacelab.optim import adabelief
@@ -155,13 +155,18 @@ def test_losses_are_float32_when_the_drawing_is_half():
     assert torch.equal(value, expected)
 
 
+@torch.no_grad()
+def evaluate(task, *batches):
+    return task.conclude([task.evaluate_batch(batch) for batch in batches])
+
+
 def test_evaluation_measures_swaps_only_where_the_true_ones_are_known():
     task = make_task()
-    with_truth = task.evaluate([TEST_DATA.fetch([0, 1], 0), TEST_DATA.fetch([2], 0)])
+    with_truth = evaluate(task, TEST_DATA.fetch([0, 1], 0), TEST_DATA.fetch([2], 0))
     assert {"source_psnr", "swap_psnr", "swap_mask_iou", "destination_mask_iou"} <= set(with_truth)
     batch = {name: value for name, value in TEST_DATA.fetch([0, 1], 0).items() if not name.startswith("swap")}
-    assert task.metric in task.evaluate([batch])
-    assert "swap_psnr" not in task.evaluate([batch])
+    assert task.metric in evaluate(task, batch)
+    assert "swap_psnr" not in evaluate(task, batch)
 
 
 def test_a_perfect_drawing_scores_in_full():
@@ -172,12 +177,9 @@ def test_a_perfect_drawing_scores_in_full():
     assert overlap(masks, masks).tolist() == [1, 1]
     assert overlap(masks, 1 - masks).tolist() == [0, 0]
     assert overlap(masks * 0, masks * 0).tolist() == [1, 1]
-    sums = FigureSums()
-    sums.add("x", torch.tensor([1.0, 2.0]))
-    sums.add("x", torch.tensor([6.0]))
-    assert sums.result() == {"x": 3.0}
 
 
+@torch.no_grad()
 def test_a_preview_row_shows_source_destination_swap_and_masks():
     task = make_task(Settings(preview_count=2))
     batch = TEST_DATA.fetch([0, 1, 2], 0)
@@ -189,9 +191,10 @@ def test_a_preview_row_shows_source_destination_swap_and_masks():
     assert tiles.max() <= 1
 
 
+@torch.no_grad()
 def test_inference_from_pictures_alone_gives_a_swap_and_a_mask_for_each():
     task = make_task()
-    result = task.infer({"image": TEST_DATA.fetch([0, 1], 0)["dst_target"]}, 2, 0)
+    result = task.infer({"dst_target": TEST_DATA.fetch([0, 1], 0)["dst_target"]}, 2, 0)
     assert result.outputs.shape == (2, 4, 64, 64)
     assert set(result.figures) == {"swap-0000", "swap-0001", "mask-0000", "mask-0001"}
     assert len(result.tiles) == 2 * result.columns

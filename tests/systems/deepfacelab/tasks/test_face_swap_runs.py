@@ -6,6 +6,7 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.engine.build import build_datasets, build_run
+from mpt.engine.evaluation import preview
 from mpt.engine.step import update
 
 MODEL = {"name": "saehd", "archi": "df-ud", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2}
@@ -42,7 +43,7 @@ def test_a_step_with_both_discriminators_is_finite_in_every_mode(mode):
     assert torch.isfinite(after).all()
     assert not torch.equal(before, after)
     with torch.no_grad():
-        assert torch.isfinite(run.task.preview(data.fetch([0, 1], 0))).all()
+        assert torch.isfinite(preview(run, data.fetch([0, 1], 0))).all()
 
 
 def test_recomputing_stages_changes_no_bit():

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from mpt.engine.evaluation import evaluate_batches, infer
 from mpt.engine.state import capture, restore
 from mpt.engine.step import update
 from mpt.systems.stylegan2.tasks.stylegan2 import Settings, StyleGan2, draw_noise
@@ -113,11 +114,10 @@ def test_evaluation_tells_what_the_controllers_do() -> None:
     assert task.augment is not None
     task.path_mean.fill_(2.5)
     task.augment.probability.fill_(0.25)
-    figures = task.evaluate([make_batch(run)])
+    figures = evaluate_batches(run, [make_batch(run)], chunk=8)
     assert (figures["path_length"], figures["augment_probability"]) == (2.5, 0.25)
-    plain = build("stylegan2", task={"path_weight": 0.0, "metric_samples": 8}).task
-    assert isinstance(plain, StyleGan2)
-    assert not {"path_length", "augment_probability"} & set(plain.evaluate([make_batch(run)]))
+    plain = build("stylegan2", task={"path_weight": 0.0, "metric_samples": 8})
+    assert not {"path_length", "augment_probability"} & set(evaluate_batches(plain, [make_batch(run)], chunk=8))
 
 
 @pytest.mark.parametrize("settings", [{}, {"ada_target": 0.6}, {"ada_target": 0.6, "r1_gamma": 0.0}])
@@ -180,6 +180,7 @@ def test_samples_come_from_the_average_and_truncation_narrows_them() -> None:
     assert torch.equal(task.sampler.sample(16, 0), wide)
 
 
+@torch.no_grad()
 def test_a_samples_noise_depends_on_its_number_alone() -> None:
     task = build("stylegan2").task
     assert isinstance(task, StyleGan2)
@@ -251,6 +252,6 @@ def test_float16_on_a_gpu_takes_twenty_finite_steps(mode: str) -> None:
         take_step(run, step)
     for module in run.task.trainable.values():
         assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
-    sample = run.task.infer(None, 4, 0).tiles
+    sample = infer(run, None, 4).tiles
     assert sample is not None
     assert torch.isfinite(sample).all()

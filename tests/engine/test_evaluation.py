@@ -1,0 +1,107 @@
+"""Evaluation, previews and inference leave the training as they found it, whatever a task forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mpt.config.load import load_config
+from mpt.data.loader import Loader
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.evaluation import evaluate, evaluate_batches, infer, preview
+from mpt.seams import Batch, Evidence, Inference, Phase, Run, Task, gather
+from tests.engine.parts import batch, classifier
+
+
+class Careless(Task):
+    """A task that enters no mode, draws random numbers and looks at what is in force."""
+
+    metric, higher_is_better, inputs, evaluation_samples = "mean", True, ("image",), 5
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self.modules = self.trainable = {"net": net}
+        self.seen: list[tuple[bool, bool, bool]] = []
+
+    def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
+        return []
+
+    def look(self, image: torch.Tensor) -> torch.Tensor:
+        self.seen.append((self.net.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        noise: torch.Tensor = self.net(image + torch.randn_like(image))
+        return noise.float()
+
+    def evaluate_batch(self, batch: Batch) -> Evidence:
+        return {"mean": self.look(batch["image"]).mean(1)}
+
+    def evaluate_samples(self, first: int, count: int) -> Evidence:
+        return {"number": torch.arange(first, first + count)}
+
+    def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
+        assert gather(evidence, "number").tolist() == [0, 1, 2, 3, 4]
+        return {"mean": float(gather(evidence, "mean").mean())}
+
+    def preview(self, batch: Batch) -> torch.Tensor | None:
+        return self.look(batch["image"])
+
+    def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
+        assert batch is not None
+        return Inference(outputs=self.look(batch["image"]))
+
+
+def careless_run() -> tuple[Run, Careless]:
+    run = classifier("bf16")
+    task = Careless(run.task.modules["net"])
+    run.task = task
+    return run, task
+
+
+@pytest.mark.parametrize("what", ["evaluate", "preview", "infer"])
+def test_a_task_that_enters_no_mode_changes_neither_buffers_nor_random_numbers(what: str) -> None:
+    run, task = careless_run()
+    dropout = next(module for module in task.net.modules() if isinstance(module, nn.BatchNorm2d))
+    dropout.eval()  # a mode of its own, which has to come back
+    state = {name: value.clone() for name, value in task.net.state_dict().items()}
+    numbers = torch.get_rng_state()
+    calls: dict[str, Any] = {
+        "evaluate": lambda: evaluate_batches(run, [batch(), batch(1, 3)], chunk=2),
+        "preview": lambda: preview(run, batch()),
+        "infer": lambda: infer(run, batch(), 8),
+    }
+    first = calls[what]()
+    assert task.seen == [(False, False, True)] * len(task.seen)
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert all(torch.equal(value, state[name]) for name, value in task.net.state_dict().items())
+    assert task.net.training
+    assert not dropout.training
+    again = calls[what]()
+    if what == "evaluate":
+        assert first == again
+    else:
+        one, other = (first, again) if what == "preview" else (first.outputs, again.outputs)
+        assert torch.equal(one, other)
+        assert not one.requires_grad
+
+
+def test_evaluation_reads_the_test_set_with_the_data_sets_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    original = Loader.evaluation_batches
+
+    def watched(self: Loader) -> Any:
+        seen.append(self.workers)
+        return original(self)
+
+    monkeypatch.setattr(Loader, "evaluation_batches", watched)
+    figures = []
+    for workers in (0, 1):
+        changes = [f"dataset.workers={workers}", "model.features=4", "precision=fp32"]
+        config = load_config("configs/classify_digits.yaml", changes)
+        _, test = build_datasets(config)
+        figures.append(evaluate(build_run(config, torch.device("cpu"), test.spec), test, 64))
+    assert seen == [0, 1]
+    assert figures[0] == figures[1]

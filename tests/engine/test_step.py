@@ -1,0 +1,96 @@
+"""One update: what is drawn and prepared before the split, and losses normalised by more than a sample count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mpt.engine.step import update
+from mpt.seams import Batch, Loss, Phase, Run
+from tests.engine.parts import batch, classifier
+
+
+def run_with(losses: Any, **changes: Any) -> tuple[Run, Phase]:
+    """Return a classifier's run in float64 whose one phase has these losses of (network, batch)."""
+    run = classifier("fp32")
+    net = run.task.trainable["net"].double().eval()
+    phase = replace(run.phases[0], losses=lambda part: losses(net, part), **changes)
+    run.phases = [phase]
+    return run, phase
+
+
+def gradients(run: Run, phase: Phase, micro_batch: int | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    run.micro_batch_size = micro_batch
+    kept: list[torch.Tensor] = []
+    handle = phase.optimizer.register_step_pre_hook(
+        lambda *_: kept.extend(p.grad.clone() for p in phase.module.parameters() if p.grad is not None)
+    )
+    weights = [p.detach().clone() for p in phase.module.parameters()]
+    done = update(run, phase, weighted_batch())
+    handle.remove()
+    with torch.no_grad():
+        for parameter, value in zip(phase.module.parameters(), weights, strict=True):
+            parameter.copy_(value)
+    return kept, done.losses
+
+
+def weighted_batch() -> Batch:
+    """Return samples with a weight each, of which the first part of a split has none."""
+    drawn = {name: value.double() if value.is_floating_point() else value for name, value in batch(size=8).items()}
+    return {**drawn, "score": torch.tensor([0.0, 0.0, 0.0, 2.0, 5.0, 0.25, 1.0, 3.0]).double()}
+
+
+def by_score(net: nn.Module, part: Batch) -> Iterator[Loss]:
+    each = nn.functional.cross_entropy(net(part["image"]), part["label"], reduction="none")
+    total = part["score"].sum()
+    yield Loss("score", (each * part["score"]).sum(), "sum", weight=total)
+    yield Loss("size", (net(part["image"]).square().sum(1) * part["score"]).sum(), "sum", weight=total)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 4])
+def test_micro_batches_of_a_normalised_phase_give_the_whole_batchs_gradient(micro_batch: int) -> None:
+    run, phase = run_with(by_score, normalised=True)
+    whole, whole_losses = gradients(run, phase, None)
+    parts, part_losses = gradients(run, phase, micro_batch)
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
+    for name in ("score", "size"):
+        assert torch.allclose(whole_losses[name], part_losses[name], rtol=1e-6)
+
+
+def test_a_total_weight_below_the_least_counts_as_the_least() -> None:
+    def light(net: nn.Module, part: Batch) -> Iterator[Loss]:
+        yield Loss("loss", net(part["image"]).sum(), "sum", weight=0.125 * len(part["image"]) / 8)
+
+    run, phase = run_with(light, normalised=True)
+    plain, plain_phase = run_with(lambda net, part: iter([Loss("loss", net(part["image"]).sum(), "sum")]))
+    expected, _ = gradients(plain, plain_phase, None)
+    for micro_batch in (None, 3):
+        found, _ = gradients(run, phase, micro_batch)
+        assert all(torch.allclose(one, other) for one, other in zip(expected, found, strict=True))
+    phase = replace(phase, least_weight=0.0)
+    found, _ = gradients(run, phase, None)
+    assert all(torch.allclose(8 * one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_a_normaliser_of_the_whole_batch_is_prepared_once_before_the_split() -> None:
+    calls: list[int] = []
+
+    def prepare(drawn: Batch) -> Batch:
+        calls.append(len(drawn["score"]))
+        return {**drawn, "share": drawn["score"] / drawn["score"].sum()}
+
+    def shared(net: nn.Module, part: Batch) -> Iterator[Loss]:
+        each = nn.functional.cross_entropy(net(part["image"]), part["label"], reduction="none")
+        yield Loss("loss", (each * part["share"]).sum(), "sum")
+
+    run, phase = run_with(shared, prepare=prepare)
+    whole, _ = gradients(run, phase, None)
+    parts, _ = gradients(run, phase, 3)
+    assert calls == [8, 8]
+    assert all(torch.allclose(one, other, rtol=1e-10) for one, other in zip(whole, parts, strict=True))
