@@ -468,12 +468,17 @@ def losses_of(run: Run, phase: Phase, part: Batch) -> Iterator[Loss]:
     """
     pending = phase.losses(part)
     while True:
-        with run.precision.forward(), entered(trick.forward() for trick in run.tricks):
+        with run.precision.forward(), memory_forward(run.tricks):
             loss = next(pending, None)
         if loss is None:
             return
         yield loss
         del loss
+
+
+def memory_forward(tricks: Iterable[MemoryTrick]) -> AbstractContextManager[Any]:
+    """Return the tricks' contexts of one forward as one."""
+    return entered(trick.forward() for trick in tricks)
 
 
 def entered(contexts: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:

@@ -28,14 +28,14 @@ from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.engine.build import build_run
 from mpt.engine.memory import known_tensors
-from mpt.engine.step import memory_forward, update
+from mpt.engine.step import update
 from mpt.errors import MptError
 from mpt.memory.selective import Kept
 from mpt.planner.gpus import find_gpu
 from mpt.planner.replay import replay
 from mpt.planner.run_fake import trace_config
 from mpt.run.memory_meter import measure_step
-from mpt.seams import Batch, DataSpec, FieldSpec, Run
+from mpt.seams import Batch, DataSpec, FieldSpec, Run, memory_forward
 
 START, END = "<!-- tables by scripts/memory_table.py -->", "<!-- end of tables -->"
 CPU = torch.device("cpu")

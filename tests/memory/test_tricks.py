@@ -19,12 +19,12 @@ from mpt.config.load import load_config
 from mpt.config.registry import Registry
 from mpt.engine.build import build_run
 from mpt.engine.state import capture, restore
-from mpt.engine.step import memory_forward, update
+from mpt.engine.step import update
 from mpt.errors import ConfigError
 from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations
 from mpt.memory.cpu_optimizer import HostOptimizer
 from mpt.run.state import pack, unpack
-from mpt.seams import Run
+from mpt.seams import Run, memory_forward
 from tests.engine import parts
 from tests.memory import mechanism
 

@@ -57,11 +57,11 @@ def test_a_conditional_model_uses_the_label_on_both_sides() -> None:
     assert not torch.equal(task.reconstruct(batch["image"], batch["label"]), task.reconstruct(batch["image"], other))
 
 
+@torch.no_grad()
 def test_evaluation_weighs_batches_by_their_size() -> None:
     task, batch = task_of("vae")
     small = {name: value[:4] for name, value in batch.items()}
-    with torch.no_grad():
-        figures = task.conclude([*map(task.evaluate_batch, (batch, small)), task.evaluate_samples(0, 64)])
+    figures = task.conclude([*map(task.evaluate_batch, (batch, small)), task.evaluate_samples(0, 64)])
     both = [task.evaluate_batch(one)["divergence"].mean() for one in (batch, small)]
     assert figures["divergence"] == pytest.approx(float(16 * both[0] + 4 * both[1]) / 20, rel=1e-5)
     assert figures["negative_elbo"] == pytest.approx(figures["reconstruction"] + figures["divergence"])
