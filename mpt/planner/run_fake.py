@@ -256,6 +256,6 @@ def _place(errors: list[BaseException], recorder: Recorder) -> str:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             module = recorder.module_names.get(id(owner), type(owner).__name__)
-        if "/torch/" not in path.replace("\\", "/") and "/mpt/plan/" not in path.replace("\\", "/"):
+        if "/torch/" not in path.replace("\\", "/") and "/mpt/planner/" not in path.replace("\\", "/"):
             line = f"{path}:{number}"
     return f"{module} ({line})" if module else line
