@@ -1,9 +1,11 @@
 """Read the data inside DeepFaceLab's pickles without ever running a pickle.
 
 Python's unpickler is a machine that calls what a file names. This is another machine: it knows the opcodes of plain
-data and arrays and nothing else, and the four names that an array needs (`ALLOWED`) are not looked up but recognised.
+data and arrays and nothing else, and the names that arrays and scalars need (`ALLOWED`) are not looked up but
+recognised.
 So there is no name that could be reached by a longer path, and nothing is allocated that the file does not hold: an
-array is made from the bytes that are there, which must be exactly what its shape and dtype ask for.
+array is made from the bytes that are there, which must be exactly what its shape and dtype ask for. A NumPy scalar is
+read as one. A caller may name enumerations (`integers`), whose members are read as their numbers.
 
 The opcodes are walked once to refuse what is not allowed, then once more to build. A list, dict or array may be used
 once: sharing would let a short file unfold into an endless one. `leras_pickle` writes such pickles.
@@ -17,7 +19,7 @@ import io
 import math
 import pickletools
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,9 +28,11 @@ import numpy as np
 
 from mpt.errors import CheckpointError, MptError
 
-ALLOWED = {
+ALLOWED: dict[tuple[str, ...], str] = {
     ("numpy._core.multiarray", "_reconstruct"): "reconstruct",
     ("numpy.core.multiarray", "_reconstruct"): "reconstruct",
+    ("numpy._core.multiarray", "scalar"): "scalar",
+    ("numpy.core.multiarray", "scalar"): "scalar",
     ("numpy", "ndarray"): "ndarray",
     ("numpy", "dtype"): "dtype",
     ("_codecs", "encode"): "encode",
@@ -69,17 +73,26 @@ class _Mark:
 
 
 Opcode = tuple[str, Any, int]
+Names = Mapping[tuple[str, ...], str]
+"""(module, name) -> its role."""
 
 
-def read_pickle(data: bytes, where: str, error: type[MptError] = CheckpointError) -> Any:
-    """Return what a pickle holds: None, bool, int, float, str, bytes, list, tuple, dict and numeric arrays.
+def read_pickle(
+    data: bytes,
+    where: str,
+    error: type[MptError] = CheckpointError,
+    integers: Collection[tuple[str, str]] = (),
+) -> Any:
+    """Return what a pickle holds: None, bool, int, float, str, bytes, list, tuple, dict, numeric arrays and scalars.
 
-    Anything else raises `error`, naming `where`, the byte, and what was found there.
+    `integers` are enumerations (module, name) whose members may occur; they come back as plain numbers. Anything else
+    raises `error`, naming `where`, the byte, and what was found there.
     """
-    for _ in _walk(data, where, error):
+    allowed: Names = {**ALLOWED, **dict.fromkeys(integers, "integer")}
+    for _ in _walk(data, where, error, allowed):
         pass
-    machine = _Machine(where, error)
-    for name, argument, position in _walk(data, where, error):
+    machine = _Machine(where, error, allowed)
+    for name, argument, position in _walk(data, where, error, allowed):
         machine.position = position
         machine.run(name, argument)
     return machine.result()
@@ -99,6 +112,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             f"{path}: holds a {type(content).__name__}; DeepFaceLab's weights are a dict of arrays by name"
         )
     for name, value in content.items():
+        if isinstance(value, np.generic):
+            content[name] = value = np.asarray(value)
         if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
             raise CheckpointError(
                 f"{path}: entry {str(name)[:80]!r} is a {type(value).__name__}; only arrays of numbers are weights"
@@ -106,7 +121,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return content
 
 
-def _walk(data: bytes, where: str, error: type[MptError]) -> Iterator[Opcode]:
+def _walk(data: bytes, where: str, error: type[MptError], allowed: Names) -> Iterator[Opcode]:
     """Yield (name, argument, position), refusing every opcode that plain data and arrays do not need."""
     count = 0
     try:
@@ -116,7 +131,7 @@ def _walk(data: bytes, where: str, error: type[MptError]) -> Iterator[Opcode]:
                 raise error(
                     f"{where}: refused at byte {position}: opcode {opcode.name} is no part of plain data; not loaded"
                 )
-            if opcode.name == "GLOBAL" and tuple(str(argument).split(" ", 1)) not in ALLOWED:
+            if opcode.name == "GLOBAL" and tuple(str(argument).split(" ", 1)) not in allowed:
                 raise error(
                     f"{where}: refused at byte {position}: the file names {argument!r}; only arrays may be named"
                 )
@@ -130,8 +145,8 @@ def _walk(data: bytes, where: str, error: type[MptError]) -> Iterator[Opcode]:
 class _Machine:
     """A stack, a memo, and one method per kind of opcode."""
 
-    def __init__(self, where: str, error: type[MptError]) -> None:
-        self.where, self.error, self.position = where, error, 0
+    def __init__(self, where: str, error: type[MptError], allowed: Names) -> None:
+        self.where, self.error, self.position, self.allowed = where, error, 0, allowed
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.depth: dict[int, int] = {}
@@ -201,7 +216,7 @@ class _Machine:
         elif name in ("BINGET", "LONG_BINGET"):
             self.recall(argument)
         elif name == "GLOBAL":
-            self.stack.append(_Name(ALLOWED[tuple(argument.split(" ", 1))]))
+            self.stack.append(_Name(self.allowed[tuple(argument.split(" ", 1))]))
         elif name == "STACK_GLOBAL":
             self.name_from_stack()
         elif name == "REDUCE":
@@ -227,9 +242,9 @@ class _Machine:
 
     def name_from_stack(self) -> None:
         name, module = self.pop(str), self.pop(str)
-        if (module, name) not in ALLOWED:
+        if (module, name) not in self.allowed:
             self.fail(f"the file names {f'{module}.{name}'[:120]!r}; only arrays may be named")
-        self.stack.append(_Name(ALLOWED[(module, name)]))
+        self.stack.append(_Name(self.allowed[(module, name)]))
 
     def collect(self, name: str) -> None:
         if name.startswith("EMPTY_"):
@@ -276,8 +291,23 @@ class _Machine:
                 self.stack.append(arguments[0].encode("latin1"))
             except UnicodeEncodeError:
                 self.fail("text that is not latin1")
+        elif function.role == "scalar":
+            self.stack.append(self.scalar(arguments))
+        elif function.role == "integer":
+            if len(arguments) != 1 or type(arguments[0]) is not int:
+                self.fail("an enumeration's member is named by one number")
+            self.stack.append(arguments[0])
         else:
             self.fail(f"{function.role} may not be called")
+
+    def scalar(self, arguments: tuple[Any, ...]) -> np.generic:
+        if len(arguments) != 2 or not isinstance(arguments[0], _Dtype) or not isinstance(arguments[1], bytes):
+            self.fail("a scalar is not a dtype and bytes")
+        dtype = np.dtype(arguments[0].order + arguments[0].code)
+        if len(arguments[1]) != dtype.itemsize:
+            self.fail(f"a scalar of {dtype.itemsize} bytes has {len(arguments[1])}")
+        value: np.generic = np.frombuffer(arguments[1], dtype)[0]
+        return value
 
     def build(self) -> None:
         state = self.pop(tuple)

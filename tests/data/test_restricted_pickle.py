@@ -1,11 +1,13 @@
 """`pickle` appears here to write what a hostile author would write, and to check that honest files load elsewhere."""
 
 import builtins
+import enum
 import io
 import os
 import pickle
 import pickletools
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +53,55 @@ def test_what_is_written_is_protocol_4_that_python_and_we_read_with_the_old_modu
 def test_plain_data_are_written_so_that_python_and_we_read_them():
     data = {"iter": 7, "rate": 0.5, "name": "größe", "on": True, "none": None, "nested": {"list": [1, -(2**40), "x"]}}
     assert pickle.loads(write_plain(data)) == read_pickle(write_plain(data), "file") == data
+
+
+def old_names(data):
+    """A pickle of today's NumPy with the module names of NumPy 1."""
+    data = data.replace(b"\x8c\x16numpy._core.multiarray", b"\x8c\x15numpy.core.multiarray")
+    return data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+@pytest.mark.parametrize("names", [old_names, bytes])
+def test_scalars_that_numpy_pickled_are_read_with_their_types(protocol, names):
+    scalars = {"resolution": np.int64(64), "power": np.float64(0.5), "on": np.bool_(True), "iters:0": np.int32(7)}
+    found = read_pickle(names(pickle.dumps(scalars, protocol)), "file")
+    assert found == scalars
+    assert [type(value) for value in found.values()] == [type(value) for value in scalars.values()]
+    assert pickle.loads(write_plain(found)) == scalars
+
+
+def test_a_scalar_among_weights_is_an_array(tmp_path):
+    (tmp_path / "opt.npy").write_bytes(old_names(pickle.dumps({"iters:0": np.int64(7)}, 4)))
+    assert read_arrays(tmp_path / "opt.npy")["iters:0"] == 7
+
+
+def test_options_that_deepfacelab_wrote_are_read():
+    path = Path(__file__).parents[1] / "systems" / "deepfacelab" / "fixtures" / "SAEHD_default_options.dat"
+    options = read_pickle(path.read_bytes(), str(path))
+    assert (options["resolution"], options["archi"], options["adabelief"]) == (64, "df-ud", True)
+
+
+class Colour(enum.IntEnum):
+    RED = 3
+
+
+def test_enumerations_are_numbers_where_they_are_granted_and_refused_elsewhere():
+    data = pickle.dumps({"kind": Colour.RED}, 4)
+    assert read_pickle(data, "file", integers=[(__name__, "Colour")]) == {"kind": 3}
+    with pytest.raises(CheckpointError, match="only arrays may be named"):
+        read_pickle(data, "file")
+    text_member = b"\x80\x04c" + f"{__name__}\nColour\n".encode() + text(b"RED") + b"\x85R."
+    with pytest.raises(CheckpointError, match="named by one number"):
+        read_pickle(text_member, "file", integers=[(__name__, "Colour")])
+
+
+def test_what_is_written_comes_back_with_its_types():
+    data = {"t": (1, "x"), "b": b"bytes", "n": 2**70, "s": np.float32(0.5), "a": [np.zeros((2, 0)), np.eye(2)]}
+    for found in (pickle.loads(write_plain(data)), read_pickle(write_plain(data), "file")):
+        assert (found["t"], found["b"], found["n"], found["s"]) == ((1, "x"), b"bytes", 2**70, np.float32(0.5))
+        assert type(found["s"]) is np.float32
+        assert [array.shape for array in found["a"]] == [(2, 0), (2, 2)]
 
 
 def test_big_endian_arrays_keep_their_values():
@@ -129,6 +180,13 @@ HOSTILE = {
     "a shape smaller than its bytes": array_pickle([2, 2], b"\0" * 20),
     "a negative shape": array_pickle([-1, -1], b"\0" * 4),
     "an overflowing shape": array_pickle([2**39, 2**39, 2**39], b""),
+    "a scalar of objects": b"\x80\x04cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n"
+    + text(b"O8")
+    + b"\x89\x88\x87RC\x01x\x86R.",
+    "a scalar with too few bytes": b"\x80\x04cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n"
+    + text(b"f8")
+    + b"\x89\x88\x87RC\x01x\x86R.",
+    "a scalar of a dtype that is none": b"\x80\x04cnumpy.core.multiarray\nscalar\n" + text(b"f8") + b"C\x01x\x86R.",
     "object dtype": array_pickle([1], b"\0" * 8, b"O8"),
     "structured dtype": array_pickle([1], b"\0" * 8, b"V8"),
     "text dtype": array_pickle([1], b"\0" * 8, b"U2"),

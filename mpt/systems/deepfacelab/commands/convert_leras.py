@@ -1,19 +1,18 @@
 """SAEHD to and from DeepFaceLab: what `mpt deepfacelab leras-to-torch` and `torch-to-leras` do.
 
 DeepFaceLab keeps a file per network and per optimizer in its model folder, all beginning with the model's name
-(`new_SAEHD_encoder.npy`). To torch they become a run: a folder that `mpt infer` and `mpt train --resume` take. To
-leras they are written beside a `_data.dat` with the options, without which DeepFaceLab would start anew; one that is
-there is left.
+(`new_SAEHD_encoder.npy`). To torch they become a run: a folder that `mpt infer` and `mpt train --resume` take, with the
+options, the iteration and the state of the optimizers. What has no place in a run is kept in it as it was, in
+`deepfacelab/`, and goes back with it: `_data.dat` with what changed, its loss history grown, the rest untouched.
 
-Weights do not tell the options `u` and `c`. They are read from `_summary.txt`, which DeepFaceLab writes beside the
-weights, or given as `archi`. `_data.dat` is not read: it holds more kinds of objects than are safe to allow.
+Weights do not tell everything. Without a `_data.dat` the options `u` and `c` are read from `_summary.txt` or given as
+`archi`, and a GAN's patch size must be given in a configuration.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,33 @@ from torch import Tensor, nn
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.data.restricted_pickle import read_arrays
 from mpt.engine.build import build_datasets, build_networks, build_run
 from mpt.engine.state import capture
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.trained import tell_notes
 from mpt.run import checkpoint
+from mpt.run.data_layout import read_layout, write_layout
 from mpt.run.files import failures_explained, write_atomically
-from mpt.run.layout import create_run, find_run
-from mpt.systems.deepfacelab.data.leras_pickle import write_arrays, write_plain
+from mpt.run.layout import RunDirectory, create_run, find_run
+from mpt.run.recorder import read_lines
+from mpt.seams import DataSpec
+from mpt.systems.deepfacelab.commands.model_folder import (
+    KEPT,
+    Folder,
+    find_model,
+    keep_others,
+    kept_folder,
+    model_prefix,
+    restore_others,
+    write_file,
+)
+from mpt.systems.deepfacelab.data.leras_pickle import write_plain
+from mpt.systems.deepfacelab.data.model_data import (
+    default_options,
+    extend_history,
+    read_settings,
+    update_options,
+)
 from mpt.systems.deepfacelab.nn.leras_weights import (
     Arrays,
     network_from_leras,
@@ -45,39 +62,31 @@ DISCRIMINATORS = {"code_discriminator": ("code_discriminator", "dis"), "patch_di
 OPTIMIZERS = {"autoencoder": "src_dst_opt", "code_disc": "D_code_opt", "patch_disc": "GAN_opt"}
 """What we train -> its optimizer's file."""
 TRAINED = {"code_disc": "code_discriminator", "patch_disc": "patch_discriminator"}
-KINDS = ({"ms", "vs"}, {"acc"})
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A DeepFaceLab model folder and the name its files begin with."""
-
-    path: Path
-    prefix: str
-
-    def file(self, part: str) -> Path:
-        """Return the path of a network's or an optimizer's file."""
-        return self.path / f"{self.prefix}{part}.npy"
-
-    def read(self, part: str) -> Arrays | None:
-        """Return a file's arrays, None where there is no such file."""
-        return read_arrays(self.file(part)) if self.file(part).is_file() else None
+KINDS = (frozenset({"ms", "vs"}), frozenset({"acc"}))
+SRC, DST = Path("data_src/aligned"), Path("data_dst/aligned")
+"""Where DeepFaceLab's workspace has its faces, beside the folder of models."""
 
 
 def leras_to_torch(model_dir: Path, output: Path, archi: str | None = None, config: Path | None = None) -> Path:
     """Make a run of a DeepFaceLab model and return its folder.
 
     With `config` the run is that configuration's, and the weights must be its model's. Raises CheckpointError for
-    weights that are hostile, damaged or of another architecture, ConfigError where `archi` is missing or wrong.
+    weights that are hostile, damaged or of another architecture, ConfigError where something that the weights do not
+    tell is not said.
     """
     folder = find_model(model_dir)
+    data = folder.read_data()
     names = ("encoder", "inter", "inter_AB", "inter_B", "decoder_src", "decoder_dst", "decoder")
     files = {name: arrays for name in names if (arrays := folder.read(name)) is not None}
     found = recognize(files)
-    chosen = load_config(config) if config else make_config(found, archi or read_archi(folder), folder)
+    if config is not None:
+        chosen = load_config(config)
+    elif data is not None:
+        chosen = config_of_data(data, folder, archi)
+    else:
+        chosen = config_of_weights(found, archi or read_archi(folder), folder)
     check_model(chosen, found, folder)
-    train_data, _ = build_datasets(chosen)
-    run = build_run(chosen, torch.device("cpu"), train_data.spec)
+    run = build_run(chosen, torch.device("cpu"), data_layout(chosen))
     weights: dict[str, Tensor] = {}
     for name, network in run.task.modules["autoencoder"].named_children():
         if name not in files:
@@ -85,39 +94,43 @@ def leras_to_torch(model_dir: Path, output: Path, archi: str | None = None, conf
         state = network_from_leras(network, files.pop(name), str(folder.file(name)))
         weights |= {f"{name}.{key}": value for key, value in state.items()}
     run.precision.load_module_state(run.task.modules["autoencoder"], weights)
+    used = {folder.file(name) for name in names}
     for name, (part, _) in DISCRIMINATORS.items():
-        arrays = folder.read(part)
-        if name in run.task.modules and arrays is not None:
+        arrays = folder.read(part) if name in run.task.modules else None
+        if arrays is not None:
             state = network_from_leras(run.task.modules[name], arrays, str(folder.file(part)))
             run.precision.load_module_state(run.task.modules[name], state)
+            used.add(folder.file(part))
     iterations = 0
     for trained, optimizer in run.optimizers.items():
         arrays = folder.read(OPTIMIZERS[trained])
         if arrays is not None:
             where = str(folder.file(OPTIMIZERS[trained]))
             iterations = max(iterations, load_optimizer(optimizer, run.task.trainable[trained], trained, arrays, where))
+            used.add(folder.file(OPTIMIZERS[trained]))
+    step = int(data["iter"]) if data is not None else iterations
     directory = create_run(output.parent, output.name)
     write_atomically(directory.config_path, chosen.to_yaml())
+    write_layout(directory.data_path, run.data)
+    keep_others(folder, directory.path / KEPT, used)
     captured = capture(run)
-    loop = {"step": iterations, "seconds": 0.0, "skipped": {}, "sums": {}, "counts": {}, "best": None, "best_step": 0}
-    captured["loop"] = {**loop, "scales_seen": {}, "memory": {}}
-    checkpoint.save(directory, iterations, captured, keep_last=1, extra_manifest={"source": folder.prefix.rstrip("_")})
-    print(
-        f"wrote {directory.path}: {chosen.model.settings.archi} at {chosen.model.settings.image_size} pixels, "
-        f"{iterations} iterations"
-    )
+    loop = {"step": step, "seconds": 0.0, "skipped": {}, "sums": {}, "counts": {}, "best": None, "best_step": 0}
+    captured["loop"] = {**loop, "last_metrics": {}, "scales_seen": {}, "memory": {}}
+    checkpoint.save(directory, step, captured, keep_last=1, extra_manifest={"source": folder.prefix.rstrip("_")})
+    model = chosen.model.settings
+    print(f"wrote {directory.path}: {model.archi} at {model.image_size} pixels, {step} iterations")
+    if not Path(getattr(chosen.dataset.settings, "src", ".")).exists():
+        print(
+            f"to train on: mpt train {directory.config_path} --resume {directory.path} dataset.src=DIR dataset.dst=DIR"
+        )
     return directory.path
 
 
-def find_model(model_dir: Path) -> Folder:
-    """Return the one model in a folder; CheckpointError when there is none, or several."""
-    if not model_dir.is_dir():
-        raise CheckpointError(f"{model_dir}: there is no such folder; name the folder of DeepFaceLab's model files")
-    found = sorted(path.name.removesuffix("encoder.npy") for path in model_dir.glob("*encoder.npy"))
-    if len(found) != 1:
-        what = f"holds several models ({', '.join(found)})" if found else "holds no MODEL_encoder.npy"
-        raise CheckpointError(f"{model_dir} {what}; put one SAEHD model's files into a folder of its own")
-    return Folder(model_dir, found[0])
+def data_layout(config: Config) -> DataSpec:
+    """Return what the configuration's data set delivers, without opening it where it can be told so."""
+    module = config.dataset.load()
+    spec = module.assume(config.sized_dataset.native_settings()) if hasattr(module, "assume") else None
+    return spec or build_datasets(config)[0].spec
 
 
 def read_archi(folder: Folder) -> str:
@@ -132,14 +145,29 @@ def read_archi(folder: Folder) -> str:
     )
 
 
-def make_config(found: Mapping[str, Any], archi: str, folder: Folder) -> Config:
-    """Return a configuration for recognised weights. Its data are drawn faces, to be replaced for training."""
+def config_of_data(data: Mapping[str, Any], folder: Folder, archi: str | None) -> Config:
+    """Return the configuration that a model's `_data.dat` describes, training on DeepFaceLab's usual folders."""
+    sections = read_settings(data, str(folder.data_path))
+    if archi is not None:
+        sections["model"]["archi"] = archi
+    workspace = folder.path.resolve().parent
+    sections["dataset"] |= {"name": "faceset", "src": str(workspace / SRC), "dst": str(workspace / DST)}
+    sections["model"] |= {"name": "saehd"}
+    return load_config({**sections, "precision": {"mode": "fp32"}})
+
+
+def config_of_weights(found: Mapping[str, Any], archi: str, folder: Folder) -> Config:
+    """Return a configuration for recognised weights without a `_data.dat`. Its data are drawn faces."""
     model = {"name": "saehd", **found, "archi": archi}
     if folder.file("code_discriminator").is_file():
         model["true_face_power"] = 0.01
-    gan = folder.read("GAN")
-    if gan is not None and "in_conv/weight:0" in gan:
-        model |= {"gan_power": 0.1, "gan_dims": int(gan["in_conv/weight:0"].shape[-1])}
+    if folder.file("GAN").is_file():
+        # Patch sizes whose strides differ have weights of equal shapes: a guess would be a wrong network, silently.
+        raise ConfigError(
+            f"{folder.path}: there is a GAN and no {folder.data_path.name}, and weights do not tell its patch size: "
+            "put the file there, or name it as model.gan_patch_size, with model.gan_power and model.gan_dims, in a "
+            "configuration: --config"
+        )
     optimizer = folder.read("src_dst_opt")
     name = "rmsprop_leras" if optimizer and any(key.startswith("acc_") for key in optimizer) else "adabelief"
     data = {
@@ -198,10 +226,11 @@ def load_optimizer(
     return iterations
 
 
-def torch_to_leras(run: str, output: Path, name: str = "new_SAEHD", runs: str = "runs") -> Path:
+def torch_to_leras(run: str, output: Path, name: str | None = None, runs: str = "runs") -> Path:
     """Write a run's newest whole checkpoint as a DeepFaceLab model and return the folder.
 
-    Raises CheckpointError for runs without one, ConfigError for runs that are no saehd's.
+    The model keeps the name under which it came, or takes `name` ("foo", or "foo_SAEHD"). Raises CheckpointError for
+    runs without a checkpoint, ConfigError for runs that are no saehd's.
     """
     directory, chosen = find_run(run, Path(runs))
     config = load_config(directory.config_path)
@@ -209,9 +238,10 @@ def torch_to_leras(run: str, output: Path, name: str = "new_SAEHD", runs: str = 
         raise ConfigError(f"{directory.path}: its model is {config.model.name}; only saehd has a form in DeepFaceLab")
     loaded = checkpoint.load(chosen or directory)
     tell_notes(loaded)
-    train_data, _ = build_datasets(config)
-    modules = build_networks(config, train_data.spec, fake=True)
-    folder = Folder(output, f"{name}_")
+    modules = build_networks(config, read_layout(directory.data_path) or data_layout(config), fake=True)
+    kept = kept_folder(directory.path / KEPT)
+    folder = Folder(output, model_prefix(name) if name else kept.prefix if kept else "new_SAEHD_")
+    written: set[str] = set()
     with failures_explained(output):
         output.mkdir(parents=True, exist_ok=True)
     saved: Mapping[str, Mapping[str, Tensor]] = loaded.state["modules"]
@@ -222,74 +252,68 @@ def torch_to_leras(run: str, output: Path, name: str = "new_SAEHD", runs: str = 
     for module_name, (part, _) in DISCRIMINATORS.items():
         if module_name in modules:
             write_file(folder.file(part), network_to_leras(modules[module_name], saved[module_name]))
-    iterations = loaded.step
+            written.add(part)
     for trained, state in loaded.state["optimizers"].items():
-        module = modules[TRAINED.get(trained, trained)]
-        arrays = optimizer_arrays(module, trained, state)
+        arrays = optimizer_arrays(modules[TRAINED.get(trained, trained)], trained, state)
+        written.add(OPTIMIZERS[trained])
         if arrays is None:
             print(f"{OPTIMIZERS[trained]}: left out, for {config.optimizer.name} has no counterpart in DeepFaceLab")
         else:
             write_file(folder.file(OPTIMIZERS[trained]), arrays)
-    options = output / f"{folder.prefix}data.dat"
-    if not options.exists():
-        write_atomically(options, write_plain(make_options(config, iterations)))
+    write_options(folder, kept, config, directory, loaded.step)
+    if kept is not None:
+        restore_others(kept, folder, written)
     model = config.model.settings
-    summary = output / f"{folder.prefix}summary.txt"
-    if not summary.exists():
-        write_atomically(summary, f"resolution: {model.image_size}\narchi: {model.archi}\n")
-    print(f"wrote {output}: {model.archi} at {model.image_size} pixels, step {loaded.step}")
+    print(
+        f"wrote {output}: {folder.prefix.rstrip('_')}, {model.archi} at {model.image_size} pixels, step {loaded.step}"
+    )
     return output
+
+
+def write_options(folder: Folder, kept: Folder | None, config: Config, directory: RunDirectory, step: int) -> None:
+    """Write `_data.dat`: the one that is there, or came with the run, with what changed; and the summary."""
+    base = folder.read_data() or (kept.read_data() if kept else None)
+    plain = config.to_data()
+    losses = logged_losses(directory)
+    if base is None:
+        content: dict[str, Any] = {"iter": 1, "options": default_options(plain), "loss_history": []}
+        content |= {"sample_for_preview": None, "choosed_gpu_indexes": None}
+    else:
+        content = {**base, "options": update_options(base["options"], plain)}
+    # DeepFaceLab takes a model at iteration 0 for a new one, and asks for all its options again.
+    content["iter"] = max(step, 1)
+    content["loss_history"] = extend_history(list(content.get("loss_history") or []), step, losses)
+    write_atomically(folder.data_path, write_plain(content))
+    lines = [f"== {key}: {value} ==" for key, value in content["options"].items()]
+    heading = [f"== Model name: {folder.prefix.rstrip('_')} ==", f"== Current iteration: {content['iter']} =="]
+    write_atomically(folder.path / f"{folder.prefix}summary.txt", "\n".join([*heading, *lines]) + "\n")
+
+
+def logged_losses(directory: RunDirectory) -> list[tuple[int, float, float]]:
+    """Return the run's logged (step, source, destination) losses per sample."""
+    found = []
+    for line in read_lines(directory.metrics_path):
+        losses = line.get("losses") if line.get("kind") == "train" else None
+        if isinstance(losses, dict) and {"autoencoder/src", "autoencoder/dst"} <= set(losses):
+            found.append((int(line["step"]), float(losses["autoencoder/src"]), float(losses["autoencoder/dst"])))
+    return found
 
 
 def optimizer_arrays(module: nn.Module, trained: str, saved: Mapping[str, Any]) -> Arrays | None:
     """Return an optimizer's saved state as leras keeps it; None where its kinds are others or there is none yet."""
     tensors: Mapping[Any, Mapping[str, Tensor]] = saved["state"]
-    names = [name for name, _ in module.named_parameters()]
-    if len(tensors) != len(names) or any(set(state) not in KINDS for state in tensors.values()):
+    kinds = {frozenset(state) for state in tensors.values()}
+    if len(kinds) != 1 or next(iter(kinds)) not in KINDS:
         return None
     order = [index for group in saved["param_groups"] for index in group["params"]]
-    by_name = {name: tensors[index] for name, index in zip(names, order, strict=True)}
+    by_name = {}
+    for (name, parameter), index in zip(module.named_parameters(), order, strict=True):
+        # What was never trained (inter_AB without random warp) has no state yet; DeepFaceLab has zeros.
+        zeros = {kind: torch.zeros(parameter.shape) for kind in next(iter(kinds))} if index not in tensors else {}
+        by_name[name] = tensors.get(index) or zeros
     networks = networks_of(trained, module)
     states: dict[str, dict[str, Mapping[str, Tensor]]] = {}
     for scope, network in networks.items():
         prefix = f"{scope}." if trained == "autoencoder" else ""
         states[scope] = {name: by_name[prefix + name] for name, _ in network.named_parameters()}
     return optimizer_to_leras(networks, states, int(saved["param_groups"][0]["iterations"]))
-
-
-def write_file(path: Path, arrays: Arrays) -> None:
-    """Write one file under a temporary name, then give it its own."""
-    temporary = path.with_name(path.name + ".tmp")
-    with failures_explained(path, sum(array.nbytes for array in arrays.values())):
-        try:
-            with temporary.open("wb") as file:
-                write_arrays(file, arrays)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def make_options(config: Config, iterations: int) -> dict[str, Any]:
-    """Return what DeepFaceLab's `_data.dat` holds, as far as the run says it; DeepFaceLab fills in the rest."""
-    model, data = config.model.settings, config.dataset.settings
-    options = {
-        "resolution": model.image_size,
-        "face_type": "f",
-        "archi": model.archi,
-        "ae_dims": model.ae_dims,
-        "e_dims": model.e_dims,
-        "d_dims": model.d_dims,
-        "d_mask_dims": model.d_mask_dims,
-        "masked_training": config.task.settings.masked_training,
-        "eyes_mouth_prio": config.task.settings.eyes_mouth_priority,
-        "adabelief": config.optimizer.name != "rmsprop_leras",
-        "true_face_power": model.true_face_power,
-        "gan_power": model.gan_power,
-        "gan_patch_size": model.gan_patch_size or model.image_size // 8,
-        "gan_dims": model.gan_dims,
-        "batch_size": config.train.batch_size,
-        "random_warp": getattr(data, "random_warp", True),
-        "random_src_flip": getattr(data, "random_src_flip", False),
-        "random_dst_flip": getattr(data, "random_dst_flip", False),
-    }
-    return {"iter": max(iterations, 1), "options": options, "loss_history": [], "sample_for_preview": None}

@@ -13,7 +13,7 @@ import typer
 class Command:
     """Make a run of a DeepFaceLab model.
 
-    Networks and optimizers are taken over.
+    Networks, optimizers, options and the iteration are taken over.
     """
 
     model_dir: Annotated[Path, typer.Argument(metavar="MODEL_DIR", show_default=False)]
@@ -21,7 +21,7 @@ class Command:
     output: Annotated[Path, typer.Argument(metavar="OUT", show_default=False)]
     """The run's folder, which must not be there."""
     archi: str | None = None
-    """What weights do not tell, such as df-ud; by default it is read from DeepFaceLab's summary."""
+    """What weights do not tell, such as df-ud; by default it is read from the model's data.dat or summary."""
     config: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     """The configuration the run is to have; its model must be the weights'."""
 

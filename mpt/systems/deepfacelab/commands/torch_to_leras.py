@@ -19,6 +19,8 @@ class Command:
     """A run or a checkpoint."""
     output: Annotated[Path, typer.Argument(metavar="OUT", show_default=False)]
     """The model's folder."""
+    name: str | None = None
+    """The model's name in DeepFaceLab; by default the one under which it came, or new."""
     runs: Runs = "runs"
 
 
@@ -26,4 +28,4 @@ def run(command: Command) -> None:
     """Convert as the arguments say."""
     from mpt.systems.deepfacelab.commands.convert_leras import torch_to_leras
 
-    torch_to_leras(command.run, command.output, runs=command.runs)
+    torch_to_leras(command.run, command.output, command.name, command.runs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,7 +31,20 @@ class Settings(DatasetOptions):
     random_transform: bool = True
     random_src_flip: bool = False
     random_dst_flip: bool = True
+    face_type: Literal["h", "mf", "f", "wf", "head"] | None = None
+    """How much of the head the model draws; larger faces are cut to it by their landmarks. null takes them as they are,
+    all of one type."""
+    mask: Literal["painted", "xseg", "hull"] = "painted"
+    """painted: the XSeg mask, else the polygons, else the hull of the landmarks. xseg is DeepFaceLab's rule when it
+    trains: XSeg mask, else hull. hull looks at no mask."""
+    ct_mode: Literal["none", "rct", "lct", "mkl", "idt", "sot"] = "none"
+    """Colour transfer from random destination faces to the source's."""
+    random_hsv_power: float = Field(0.0, ge=0, le=0.3)
+    """Random hue, saturation and brightness of the source's input."""
+    uniform_yaw: bool = False
+    """Draw faces so that all turns of the head are equally frequent."""
     test_every: int = Field(10, ge=2)
+    """Of this many faces of each person one is held out of training, for evaluation and previews."""
 
 
 class FileIdentity:

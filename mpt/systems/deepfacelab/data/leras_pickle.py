@@ -9,34 +9,32 @@ Source: the opcodes' documentation in Python's `pickletools`; NumPy's documented
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
 
-def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write a dict of arrays as a protocol 4 pickle, without framing, that NumPy from 1.16 on loads."""
+def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray[Any, Any] | np.generic]) -> None:
+    """Write a dict of arrays and scalars as a protocol 4 pickle, without framing, that NumPy from 1.16 on loads."""
     file.write(b"\x80\x04}(")
     for name, array in arrays.items():
-        array = np.asarray(array, order="C")
         file.write(_text(name))
-        file.write(b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R(K\x01(")
-        file.write(b"".join(_integer(side) for side in array.shape) + b"t")
-        file.write(b"cnumpy\ndtype\n" + _text(array.dtype.str[1:]) + b"\x89\x88\x87R(K\x03" + _text(array.dtype.str[0]))
-        file.write(b"NNN" + _integer(-1) * 2 + b"K\x00tb\x89")
-        file.write(b"\x8e" + struct.pack("<Q", array.nbytes))
-        file.write(array.data if array.ndim and array.size else array.tobytes())
-        file.write(b"tb")
+        for part in _numpy(array):
+            file.write(part)
     file.write(b"u.")
 
 
 def write_plain(value: object) -> bytes:
-    """Return None, bool, int, float, str and dicts and lists of them as a protocol 4 pickle."""
+    """Return None, bool, int, float, str, bytes, arrays, NumPy scalars, and dicts, lists and tuples of them as a
+    protocol 4 pickle.
+    """
     return b"\x80\x04" + _plain(value) + b"."
 
 
 def _plain(value: object) -> bytes:
+    if isinstance(value, np.ndarray | np.generic):  # before float, which np.float64 is
+        return b"".join(bytes(part) for part in _numpy(value))
     if value is None or isinstance(value, bool):
         return {None: b"N", True: b"\x88", False: b"\x89"}[value]
     if isinstance(value, int):
@@ -45,10 +43,36 @@ def _plain(value: object) -> bytes:
         return b"G" + struct.pack(">d", value)
     if isinstance(value, str):
         return _text(value)
+    if isinstance(value, bytes):
+        return b"\x8e" + struct.pack("<Q", len(value)) + value
     if isinstance(value, list):
-        return b"](" + b"".join(_plain(item) for item in value) + b"e"
+        return b"](" + b"".join(map(_plain, value)) + b"e"
+    if isinstance(value, tuple):
+        return b"(" + b"".join(map(_plain, value)) + b"t"
     assert isinstance(value, dict), f"{type(value).__name__} is not plain"
     return b"}(" + b"".join(_plain(key) + _plain(item) for key, item in value.items()) + b"u"
+
+
+def _numpy(value: np.ndarray[Any, Any] | np.generic) -> Iterator[bytes | memoryview]:
+    """Yield the pieces of an array's or a scalar's pickle; a large array's bytes are not copied."""
+    if isinstance(value, np.generic):
+        data = value.tobytes()
+        yield b"cnumpy.core.multiarray\nscalar\n" + _dtype(value.dtype) + b"C" + struct.pack("<B", len(data))
+        yield data + b"\x86R"
+        return
+    fortran = value.flags.f_contiguous and not value.flags.c_contiguous
+    array = np.asarray(value.T if fortran else value, order="C")
+    yield b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R(K\x01("
+    yield b"".join(_integer(side) for side in value.shape) + b"t" + _dtype(value.dtype)
+    yield (b"\x88" if fortran else b"\x89") + b"\x8e" + struct.pack("<Q", array.nbytes)
+    yield array.data.cast("B") if array.ndim and array.size else array.tobytes()
+    yield b"tb"
+
+
+def _dtype(dtype: np.dtype[Any]) -> bytes:
+    order, code = dtype.str[0], dtype.str[1:]
+    size = b"NNN" + _integer(-1) * 2 + b"K\x00tb"
+    return b"cnumpy\ndtype\n" + _text(code) + b"\x89\x88\x87R(K\x03" + _text(order) + size
 
 
 def _text(value: str) -> bytes:
@@ -59,4 +83,6 @@ def _text(value: str) -> bytes:
 def _integer(value: int) -> bytes:
     if -(2**31) <= value < 2**31:
         return b"J" + struct.pack("<i", value)
-    return b"\x8a\x08" + struct.pack("<q", value)
+    length = value.bit_length() // 8 + 1
+    assert length < 256, "numbers of files have at most 255 bytes"
+    return b"\x8a" + struct.pack("<B", length) + value.to_bytes(length, "little", signed=True)

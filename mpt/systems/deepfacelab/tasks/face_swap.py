@@ -28,6 +28,14 @@ class Settings(Options):
     """Compare faces under their mask only."""
     eyes_mouth_priority: bool = False
     """Weigh eyes and mouth far above the rest."""
+    blur_out_mask: bool = False
+    """Train on targets whose surround is smoothed towards the mask."""
+    face_style_power: float = Field(0.0, ge=0, le=100)
+    """Draw the swap's colours, inside the mask, towards the destination's."""
+    bg_style_power: float = Field(0.0, ge=0, le=100)
+    """Draw the swap, outside the mask, towards the destination."""
+    pretrain: bool = False
+    """Train on many faces of many people first: no warp, flips on, no discriminators, no styles."""
     preview_count: int = Field(6, ge=1)
 
 

@@ -3,7 +3,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from mpt.cli import app
 from mpt.config.load import load_config
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.state import capture
@@ -12,6 +14,7 @@ from mpt.errors import CheckpointError, ConfigError
 from mpt.run import checkpoint
 from mpt.run.layout import RunDirectory, create_run
 from mpt.systems.deepfacelab.commands.convert_leras import leras_to_torch, torch_to_leras
+from tests.systems.deepfacelab.data.face_makers import folder as write_folder
 
 TINY = {"name": "saehd", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2}
 
@@ -91,16 +94,153 @@ def test_files_and_options_are_those_that_deepfacelab_loads(tmp_path):
     assert (options["options"]["resolution"], options["options"]["archi"]) == (64, "df-ud")
 
 
-def test_options_that_are_there_are_left_alone(tmp_path):
-    (tmp_path / "dfl").mkdir()
-    (tmp_path / "dfl" / "new_SAEHD_data.dat").write_bytes(b"theirs")
-    torch_to_leras(str(train(tmp_path, config_of()).path), tmp_path / "dfl")
-    assert (tmp_path / "dfl" / "new_SAEHD_data.dat").read_bytes() == b"theirs"
+OPTIONS = {
+    "resolution": np.int64(64),
+    "face_type": "wf",
+    "models_opt_on_gpu": False,
+    "archi": "df-ud",
+    "ae_dims": np.int64(6),
+    "e_dims": np.int64(4),
+    "d_dims": np.int64(4),
+    "d_mask_dims": np.int64(2),
+    "masked_training": True,
+    "eyes_mouth_prio": True,
+    "uniform_yaw": False,
+    "blur_out_mask": False,
+    "adabelief": True,
+    "lr_dropout": "cpu",
+    "random_warp": False,
+    "random_hsv_power": np.float64(0.0),
+    "true_face_power": np.float64(0.01),
+    "face_style_power": np.float64(0.0),
+    "bg_style_power": np.float64(0.0),
+    "ct_mode": "none",
+    "clipgrad": True,
+    "pretrain": False,
+    "autobackup_hour": 2,
+    "write_preview_history": False,
+    "target_iter": 0,
+    "random_src_flip": False,
+    "random_dst_flip": True,
+    "batch_size": 2,
+    "gan_power": np.float64(0.1),
+    "gan_patch_size": np.int64(12),
+    "gan_dims": 4,
+    "of a later version": [1, "x"],
+}
+
+
+def original(tmp_path, options, iterations=7, count=3, name="foo_SAEHD"):
+    """A model folder in the layout that DeepFaceLab saves: framed pickles of NumPy's own scalars and arrays."""
+    settings = {"gan_power": float(options["gan_power"]), "gan_patch_size": int(options["gan_patch_size"])}
+    config = config_of(true_face_power=0.01, gan_dims=4, **settings)
+    folder = torch_to_leras(str(train(tmp_path / "made", config, count).path), tmp_path / "workspace" / "model", name)
+    for path in folder.glob("*.npy"):
+        arrays = {
+            key: np.array(value) if np.ndim(value) else value for key, value in pickle.loads(path.read_bytes()).items()
+        }
+        path.write_bytes(pickle.dumps(arrays, 4))
+    preview = [[np.zeros((2, 64, 64, 3), np.float32), np.ones((2, 64, 64, 1), np.float32)]]
+    data = {"iter": iterations, "options": options, "loss_history": [[1.0, 2.0] for _ in range(iterations)]}
+    data |= {"sample_for_preview": preview, "choosed_gpu_indexes": None, "unknown": (1, 2)}
+    (folder / f"{name}_data.dat").write_bytes(pickle.dumps(data, 4))
+    (folder / "SAEHD_default_options.dat").write_bytes(pickle.dumps(options, 4))
+    return folder
+
+
+def assert_equal(one, two, path=""):
+    """The same values of the same types, whatever the order of keys."""
+    assert type(one) is type(two), path
+    if isinstance(one, dict):
+        assert set(one) == set(two), path
+        for key, value in one.items():
+            assert_equal(value, two[key], f"{path}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(two), path
+        for index, value in enumerate(one):
+            assert_equal(value, two[index], f"{path}/{index}")
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == two.dtype, path
+        np.testing.assert_array_equal(one, two, err_msg=path)
+    else:
+        assert one == two, path
+
+
+def test_nothing_of_a_model_is_lost_on_a_round_trip(tmp_path):
+    folder = original(tmp_path, OPTIONS)
+    run = leras_to_torch(folder, tmp_path / "runs" / "foo")
+    back = torch_to_leras(str(run), tmp_path / "back")
+    assert {path.name for path in folder.iterdir()} == {path.name for path in back.iterdir()}
+    for path in folder.iterdir():
+        if path.suffix != ".txt":
+            assert_equal(pickle.loads(path.read_bytes()), pickle.loads((back / path.name).read_bytes()), path.name)
+
+
+def test_a_runs_settings_are_the_options(tmp_path):
+    run = leras_to_torch(original(tmp_path, OPTIONS), tmp_path / "runs" / "foo")
+    config = load_config(run / "config.yaml")
+    assert (config.dataset.settings.face_type, config.dataset.settings.random_warp) == ("wf", False)
+    assert config.dataset.settings.src == str(tmp_path / "workspace" / "data_src" / "aligned")
+    assert config.task.settings.eyes_mouth_priority
+    assert (config.model.settings.gan_patch_size, config.model.settings.true_face_power) == (12, 0.01)
+    optimizer = config.optimizer.settings
+    assert (config.optimizer.name, optimizer.lr_dropout, optimizer.lr_cos, optimizer.clip_grad_norm) == (
+        "adabelief",
+        0.3,
+        500,
+        1.0,
+    )
+    assert (config.train.batch_size, checkpoint.load(RunDirectory(run)).step) == (2, 7)
+
+
+def test_a_converted_run_trains_on_and_deepfacelab_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = original(tmp_path, OPTIONS)
+    run = leras_to_torch(folder, tmp_path / "runs" / "foo")
+    faces = [write_folder(tmp_path / side, 4, metadata={"face_type": "whole_face"}) for side in ("src", "dst")]
+    overrides = [f"dataset.src={faces[0]}", f"dataset.dst={faces[1]}", "train.steps=9", "train.log_every=2"]
+    overrides += ["task.eyes_mouth_priority=false"]
+    done = CliRunner().invoke(app, ["train", str(run / "config.yaml"), "--resume", str(run), *overrides])
+    assert done.exit_code == 0, done.output
+    back = torch_to_leras(str(run), tmp_path / "back", name="bar")
+    data = pickle.loads((back / "bar_SAEHD_data.dat").read_bytes())
+    assert_equal(data["options"], {**OPTIONS, "eyes_mouth_prio": False})
+    assert (data["iter"], data["unknown"], len(data["loss_history"])) == (9, (1, 2), 9)
+    assert data["loss_history"][:7] == [[1.0, 2.0]] * 7
+    state = pickle.loads((back / "bar_SAEHD_src_dst_opt.npy").read_bytes())
+    assert state["iters:0"] == 5
+    before = pickle.loads((folder / "foo_SAEHD_encoder.npy").read_bytes())
+    after = pickle.loads((back / "bar_SAEHD_encoder.npy").read_bytes())
+    assert any(not np.array_equal(before[key], after[key]) for key in before)
+
+
+def test_discriminators_that_are_switched_off_go_back_as_they_came(tmp_path):
+    folder = original(tmp_path, OPTIONS)
+    data = pickle.loads((folder / "foo_SAEHD_data.dat").read_bytes())
+    data["options"] = {**OPTIONS, "gan_power": np.float64(0.0), "true_face_power": np.float64(0.0)}
+    (folder / "foo_SAEHD_data.dat").write_bytes(pickle.dumps(data, 4))
+    back = torch_to_leras(str(leras_to_torch(folder, tmp_path / "runs" / "foo")), tmp_path / "back")
+    for part in ("GAN", "GAN_opt", "code_discriminator", "D_code_opt"):
+        assert (back / f"foo_SAEHD_{part}.npy").read_bytes() == (folder / f"foo_SAEHD_{part}.npy").read_bytes()
+
+
+def test_a_gans_patch_size_is_not_guessed(tmp_path):
+    folder = original(tmp_path, OPTIONS)
+    (folder / "foo_SAEHD_data.dat").unlink()
+    with pytest.raises(ConfigError, match="weights do not tell its patch size"):
+        leras_to_torch(folder, tmp_path / "runs" / "foo", archi="df-ud")
+
+
+def test_a_models_name_has_no_underscore(tmp_path):
+    directory = train(tmp_path, config_of())
+    with pytest.raises(ConfigError, match="ends it at the first '_'"):
+        torch_to_leras(str(directory.path), tmp_path / "dfl", name="my_model")
 
 
 def test_the_archi_comes_from_the_summary_or_the_user(tmp_path):
     folder = torch_to_leras(str(train(tmp_path, config_of()).path), tmp_path / "dfl")
     own = leras_to_torch(folder, tmp_path / "own")
+    (folder / "new_SAEHD_data.dat").unlink()
     (folder / "new_SAEHD_summary.txt").unlink()
     with pytest.raises(ConfigError, match="do not tell the options u and c"):
         leras_to_torch(folder, tmp_path / "out")
