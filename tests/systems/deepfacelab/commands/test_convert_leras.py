@@ -3,9 +3,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from mpt.cli import app
+from mpt import cli
 from mpt.config.load import load_config
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.state import capture
@@ -200,8 +199,9 @@ def test_a_converted_run_trains_on_and_deepfacelab_goes_on_where_it_stopped(tmp_
     faces = [write_folder(tmp_path / side, 4, metadata={"face_type": "whole_face"}) for side in ("src", "dst")]
     overrides = [f"dataset.src={faces[0]}", f"dataset.dst={faces[1]}", "train.steps=9", "train.log_every=2"]
     overrides += ["task.eyes_mouth_priority=false"]
-    done = CliRunner().invoke(app, ["train", str(run / "config.yaml"), "--resume", str(run), *overrides])
-    assert done.exit_code == 0, done.output
+    with pytest.raises(SystemExit) as done:
+        cli.main(["train", str(run / "config.yaml"), "--resume", str(run), *overrides])
+    assert done.value.code == 0
     back = torch_to_leras(str(run), tmp_path / "back", name="bar")
     data = pickle.loads((back / "bar_SAEHD_data.dat").read_bytes())
     assert_equal(data["options"], {**OPTIONS, "eyes_mouth_prio": False})
