@@ -34,6 +34,7 @@ from mpt.planner.session import Session
 from mpt.planner.timeline import write_timeline
 from mpt.report.units import show_seconds
 from mpt.run.layout import find_run
+from mpt.run.used_parts import missing_parts_explained
 
 WORKERS = 2
 PICTURED = 3
@@ -208,7 +209,8 @@ def calibrate(arguments: PlanArguments, wanted: str) -> None:
     """Learn the unseen parts of a card from a finished run on it."""
     directory, _ = find_run(wanted, Path(arguments.runs))
     measured = read_measurement(directory.path)
-    config = load_config(directory.config_path, allow=arguments.allow)
+    with missing_parts_explained(directory.path):
+        config = load_config(directory.config_path, allow=arguments.allow)
     gpu = measured.gpu
     with Session(gpu, Calibration(), arguments.allow) as session:
         without = session.plan([config])[0].get()

@@ -82,12 +82,14 @@ def never_saved(directory: RunDirectory) -> bool:
 def begin(training: Training) -> None:
     """Write what a run from step 0 is made of, over what a run that never saved has left. Call with the lock held."""
     from mpt.run.data_layout import write_layout
+    from mpt.run.used_parts import write_used_parts
 
     if not never_saved(training.directory):  # another process trained here since this one looked
         raise InputOutputError(f"{training.directory.path} has checkpoints by now; go on from them with --resume")
     training.recorder.truncate_after(-1)
     write_atomically(training.directory.config_path, training.run.config.to_yaml())
     write_layout(training.directory.data_path, training.run.data)
+    write_used_parts(training.directory.parts_path)
     write_environment(training.directory, resumes=False)
     note = training.run.task.metric_note
     if note is not None:
@@ -105,6 +107,7 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
     from mpt.run import checkpoint
     from mpt.run.data_layout import write_layout
     from mpt.run.retention import set_aside_after
+    from mpt.run.used_parts import changed_parts, write_used_parts
 
     directory, console = training.directory, training.console
     loaded = checkpoint.load(source)
@@ -113,6 +116,7 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
     training.run.precision.load_state_dict(loaded.state["precision"])  # with the dtype of a run that fell back
     before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
+    changed += [f"the part {file}" for file in changed_parts(directory.parts_path)]
     config, settings = changed_settings(training.run.config, settings_at(directory, loaded.step))
     if arguments.exact:
         refuse_changes(changed, [change for change in settings if has_effect(change, config)])
@@ -129,6 +133,7 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
     training.recorder.truncate_after(training.step)
     replace_settings(directory, training.step, config.to_yaml())
     write_layout(directory.data_path, training.run.data)
+    write_used_parts(directory.parts_path)
     write_environment(directory, resumes=True)
     training.event("resume", f"resumed at step {training.step} from {loaded.path.name}", notes=list(loaded.notes))
     console.message(f"resumed {directory.path} at step {training.step} of {training.total_steps}")

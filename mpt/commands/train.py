@@ -18,6 +18,8 @@ from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
 from mpt.errors import MemoryBudgetError, MptError
+from mpt.run.launch import refuse_several_processes
+from mpt.run.used_parts import missing_parts_explained
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 def run(arguments: TrainArguments) -> None:
     """Train as the arguments say. Raises MptError for everything that is the user's to mend."""
+    refuse_several_processes()
     config = read_config(arguments)
     for warning in find_strange_patches(arguments.patches, config):
         print(f"warning: {warning}", file=sys.stderr)
@@ -54,7 +57,8 @@ def read_config(arguments: TrainArguments) -> Config:
     ):
         if value is not None:
             overrides.append(write_override(key, value))
-    return load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
+    with missing_parts_explained(arguments.config.parent):
+        return load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
 
 
 def train(config: Config, arguments: TrainArguments, stop_after: int | None = None) -> Path | None:

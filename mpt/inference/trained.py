@@ -15,6 +15,7 @@ from mpt.errors import CheckpointError, DataError
 from mpt.run import checkpoint
 from mpt.run.data_layout import read_layout
 from mpt.run.layout import RunDirectory, find_run, newest_run
+from mpt.run.used_parts import changed_parts, missing_parts_explained
 from mpt.seams import Dataset, Run
 
 
@@ -64,10 +65,14 @@ def open_trained(
     directory, chosen = find_run(wanted, runs) if wanted else (newest_run(runs), None)
     if not directory.config_path.is_file():
         raise CheckpointError(f"{directory.path}: no config.yaml in it; it is not a run's folder")
-    config = load_config(directory.config_path, overrides, allow=allow)
+    with missing_parts_explained(directory.path):
+        config = load_config(directory.config_path, overrides, allow=allow)
     train_data, test_data = open_datasets(config, directory)
     run = build_run(config, choose_device(device_name), train_data.spec, trains=False)
     loaded = checkpoint.load(chosen or directory)
     restore_modules(run, loaded.state)
     tell_notes(loaded)
+    changed = changed_parts(directory.parts_path)
+    if changed:
+        print(f"warning: parts changed since {directory.path} was trained: {', '.join(changed)}", file=sys.stderr)
     return Trained(directory, config, run, train_data, test_data, loaded)

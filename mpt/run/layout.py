@@ -52,6 +52,11 @@ class RunDirectory:
         return self.path / "data.json"
 
     @property
+    def parts_path(self) -> Path:
+        """Which parts from outside of the package the run used; absent where it used none."""
+        return self.path / "parts.json"
+
+    @property
     def metrics_path(self) -> Path:
         """One line per logged step and per evaluation."""
         return self.path / "metrics.jsonl"

@@ -1,0 +1,17 @@
+"""How this process was started: alone, or as one of several by torchrun and its like."""
+
+from __future__ import annotations
+
+import os
+
+from mpt.errors import ConfigError
+
+
+def refuse_several_processes() -> None:
+    """Raise ConfigError where this process is one of several: each would train the whole, in a folder of its own."""
+    count = os.environ.get("WORLD_SIZE", "1").strip()
+    if count.isdecimal() and int(count) > 1:
+        raise ConfigError(
+            f"this process is one of {count} (WORLD_SIZE), as torchrun starts them; mpt trains on one device, and each "
+            "would train a copy of its own. Start it without torchrun (or unset WORLD_SIZE), with --device cuda:N"
+        )
