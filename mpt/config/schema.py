@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from inspect import signature
 from types import ModuleType
 from typing import Any, Literal
 
@@ -114,16 +113,6 @@ class Choice:
         """Return the settings in the imported module's own class, which pickles and passes isinstance."""
         return self.plugin.native_settings(self.settings)
 
-    def build(self, **parts: Any) -> Any:
-        """Import the plugin and call its `build` with its settings and the given parts, all by keyword.
-
-        A `build` that has a parameter `name` also gets the name that was written in YAML.
-        """
-        build = self.load().build
-        if "name" in signature(build).parameters:
-            parts["name"] = self.name
-        return build(settings=self.native_settings(), **parts)
-
 
 @dataclass(frozen=True)
 class Precision(Choice):
@@ -142,10 +131,6 @@ class Memory:
     tricks: dict[str, Any]
     """Name -> the trick's `Settings`. A trick that is off is absent."""
     plugins: dict[str, Plugin] = field(repr=False, compare=False)
-
-    def choices(self) -> list[Choice]:
-        """Return the tricks in the order they were written, ready to `build`."""
-        return [Choice(name, settings, self.plugins[name]) for name, settings in self.tricks.items()]
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,6 @@ class BadImageError(DataError):
         return type(self), (self.path, self.reason)
 
 
-def decode_image(path: Path, channels: int, size: tuple[int, int] | None, max_pixels: int) -> Tensor:
-    """Return an image file as float32 (channels, h, w) in [0, 1]; see `decode_bytes`."""
-    return decode_bytes(path, channels, size, max_pixels).float().div_(255)
-
-
 def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pixels: int) -> Tensor:
     """Return an image file as uint8 (channels, h, w). Raises BadImageError.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 
@@ -33,13 +32,6 @@ def grid_of(tiles_bchw: Tensor, columns: int | None = None, padding: int = 2) ->
         top, left = (index // columns) * cell_h + padding, (index % columns) * cell_w + padding
         canvas[:, top : top + height * zoom, left : left + width * zoom] = tile
     return Image.fromarray((canvas * 255).round().byte().permute(1, 2, 0).numpy())
-
-
-def encode_grid(tiles_bchw: Tensor, columns: int | None = None) -> bytes:
-    """Return tiles as the bytes of one PNG."""
-    target = io.BytesIO()
-    grid_of(tiles_bchw, columns).save(target, "PNG")
-    return target.getvalue()
 
 
 def write_grid(tiles_bchw: Tensor, path: Path, columns: int | None = None) -> None:

@@ -1,8 +1,7 @@
-"""The share of samples whose class was named right. Sums stay on the device until `compute`."""
+"""The share of samples whose class was named right."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -17,21 +16,3 @@ def count_correct(logits: Tensor, labels: Tensor, top: int = 1) -> Tensor:
 def accuracy(logits: Tensor, labels: Tensor, top: int = 1) -> float:
     """Return the share of correct answers in one batch, from 0 to 1."""
     return count_correct(logits, labels, top).item() / max(1, len(labels))
-
-
-class Accuracy:
-    """Accuracy over many batches of any sizes."""
-
-    def __init__(self, top: int = 1) -> None:
-        self.top, self.count = top, 0
-        self.correct: Tensor | None = None
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch. Does not wait for the device."""
-        correct = count_correct(logits, labels, self.top).to(torch.int64)
-        self.correct = correct if self.correct is None else self.correct + correct
-        self.count += len(labels)
-
-    def compute(self) -> float:
-        """Return the share of correct answers, from 0 to 1; NaN when nothing was counted."""
-        return self.correct.item() / self.count if self.correct is not None and self.count else float("nan")

@@ -54,9 +54,9 @@ def _as_colour(image_bchw: Tensor) -> Tensor:
 def require_inception(weights: str) -> Path:
     """Return the path of the weights; raise DataError or ConfigError, before any training, where FID cannot be had."""
     path = check_weights(weights)
-    if importlib.util.find_spec("torch_fidelity") is None:
+    if not all(map(importlib.util.find_spec, ("torch_fidelity", "torchmetrics"))):
         raise ConfigError(
-            "task.inception_weights: the published FID needs torch-fidelity, which is not installed. Install it with "
+            "task.inception_weights: the published FID needs torch-fidelity and torchmetrics. Install them with "
             "`pip install -e '.[fid]'` in mpt's folder, or leave the setting out: the built-in distance is there."
         )
     return path

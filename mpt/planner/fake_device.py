@@ -57,11 +57,6 @@ def find_operator(name: str, overload: str) -> Any:
     return getattr(getattr(torch.ops.aten, name, None), overload, None)
 
 
-def is_registered() -> bool:
-    """Return whether this process has the device."""
-    return bool(_libraries)
-
-
 def register() -> int:
     """Register the device and its autocast kernels once; return the number of operators with an autocast rule."""
     if _libraries:

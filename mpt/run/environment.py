@@ -1,17 +1,15 @@
 """What a run was made with: versions, devices, threads, processor features, the commit, the command line.
 
-Results differ between one and two threads and between versions, so both are kept beside them, and a resume compares.
+Results differ between one and two threads and between versions, so both are kept beside them.
 Only environment variables that change the numbers or the devices are kept: the rest may hold secrets.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,18 +32,6 @@ VARIABLES = (
 )
 PROCESSOR_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16", "bf16")
 PACKAGES = ("torchvision", "numpy", "timm", "bitsandbytes", "torchao")
-DECISIVE = (
-    "torch",
-    "torchvision",
-    "python",
-    "mpt",
-    "threads",
-    "devices",
-    "processor",
-    "processor_features",
-    "variables",
-)
-"""What may change the numbers; `compare_environments` names differences in these."""
 
 
 def describe_environment() -> dict[str, Any]:
@@ -118,17 +104,3 @@ def current_commit(folder: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None if answer.returncode == 0 else None
-
-
-def compare_environments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each difference that may change the numbers, so that a resume can warn or refuse."""
-    return [
-        f"{name} is now {show(now.get(name))} and was {show(before.get(name))}"
-        for name in DECISIVE
-        if before.get(name) != now.get(name)
-    ]
-
-
-def show(value: Any) -> str:
-    """Return a value in short."""
-    return value if isinstance(value, str) else json.dumps(value)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpt.errors import CheckpointError, NonFiniteError
+from mpt.errors import CheckpointError
 
 SHOWN_KEYS = 5
 
@@ -31,16 +31,6 @@ def first_non_finite(state: Any) -> str | None:
     if all(bool(torch.stack(group).all()) for group in flags.values()):
         return None
     return next(name for name, tensor in named if not bool(finite_flag(tensor)))
-
-
-def finite_or_raise(state: Any, where: str = "the state to be saved") -> None:
-    """Raise NonFiniteError naming the first tensor of a nested state that holds NaN or infinity."""
-    name = first_non_finite(state)
-    if name is not None:
-        raise NonFiniteError(
-            f"{where} holds NaN or infinity in {name}, so it was not saved; the last good checkpoint is untouched. "
-            "Lower optimizer.lr, set optimizer.clip_grad_norm, or train this part in float32 (precision.keep_fp32)."
-        )
 
 
 def is_checkable(tensor: Tensor) -> bool:

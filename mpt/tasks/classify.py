@@ -1,4 +1,4 @@
-"""Image classification: one network, one phase, cross-entropy, accuracy.
+"""Image classification: one network, one phase, cross-entropy or another loss, accuracy.
 
 Images are standardised on the device with `task.mean` and `task.std` (by default .5 and .5, that is to [-1, 1];
 ImageNet's own figures are given in `configs/resnet50_imagefolder.yaml`).
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import DataError
+from mpt.losses.choice import find_loss
 from mpt.metrics.choice import find_metrics
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.tasks.average import follow, make_twin
@@ -24,13 +25,18 @@ from mpt.tasks.average import follow, make_twin
 class Settings(Options):
     """Loss and input scaling of a classifier."""
 
+    loss: str = "cross_entropy"
+    """What is minimised: cross_entropy, or the name of a file in `losses/` with `loss(logits, labels)`, as focal."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """How much of the cross-entropy's target is spread over all classes."""
     mean: tuple[float, ...] = (0.5,)
+    """What is subtracted from the image, one number or one per channel."""
     std: tuple[float, ...] = (0.5,)
+    """What the image is divided by after that."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of a moving average of the weights, which is then what is evaluated."""
     metrics: tuple[str, ...] = ()
-    """Further figures at every evaluation, by their file's name in mpt/metrics: `[top_five]`."""
+    """Further figures at every evaluation, by their file's name in `metrics/`: `[top_five]`."""
 
 
 class Classify(Task):
@@ -45,7 +51,7 @@ class Classify(Task):
         self.trainable = {"net": net}
         if settings.ema:
             self.modules["net_ema"] = make_twin(net)
-        self.cross_entropy = precision.loss(functional.cross_entropy)
+        self.loss = precision.loss(find_loss(settings.loss, settings.label_smoothing))
         # Made once: from a list, each would be a blocking copy to the GPU in every step.
         device = next(net.parameters()).device
         self.mean = torch.tensor(settings.mean, device=device).view(1, -1, 1, 1)
@@ -57,10 +63,8 @@ class Classify(Task):
         return [Phase("net", self.net, optimizers["net"], self.losses)]
 
     def losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the cross-entropy."""
-        logits = self.net(self.standardize(batch["image"]))
-        smoothing = self.settings.label_smoothing
-        yield Loss("loss", self.cross_entropy(logits, batch["label"], label_smoothing=smoothing))
+        """Yield the loss, cross-entropy by default."""
+        yield Loss("loss", self.loss(self.net(self.standardize(batch["image"])), batch["label"]))
 
     def standardize(self, image_bchw: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation, per channel."""

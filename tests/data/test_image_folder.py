@@ -65,7 +65,7 @@ def test_every_mode_of_file_becomes_the_wanted_channels(tmp_path, mode, channels
         picture = Image.fromarray(numpy.full((8, 8), 51, dtype=numpy.uint8)).convert(mode)
     path = tmp_path / "a.tif"
     picture.save(path)
-    image = decoding.decode_image(path, channels, None, 1000)
+    image = decoding.decode_bytes(path, channels, None, 1000)
     assert image.shape == (channels, 8, 8)
     if mode in ("L", "RGB", "I;16", "LA"):
         assert torch.allclose(image[0], torch.full((8, 8), 0.2))
@@ -136,7 +136,7 @@ def test_a_bomb_is_refused_before_its_pixels_are_decoded(tmp_path, monkeypatch):
     Image.new("L", (200, 200)).save(tmp_path / "a.png")
     monkeypatch.setattr(decoding, "convert_mode", lambda *arguments: pytest.fail("decoded"))
     with pytest.raises(decoding.BadImageError, match=r"200 x 200 pixels are more than dataset\.max_pixels=39999"):
-        decoding.decode_image(tmp_path / "a.png", 3, (8, 8), 39_999)
+        decoding.decode_bytes(tmp_path / "a.png", 3, (8, 8), 39_999)
 
 
 def test_a_folder_of_bad_files_only_stops_even_when_skipping(tmp_path):

@@ -1,9 +1,7 @@
-import math
-
 import pytest
 import torch
 
-from mpt.metrics.accuracy import Accuracy, accuracy
+from mpt.metrics.accuracy import accuracy
 
 LOGITS = torch.tensor([[3.0, 2.0, 1.0], [1.0, 3.0, 2.0], [1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])
 LABELS = torch.tensor([0, 2, 0, 2])
@@ -12,11 +10,3 @@ LABELS = torch.tensor([0, 2, 0, 2])
 @pytest.mark.parametrize(("top", "expected"), [(1, 0.25), (2, 0.75), (3, 1.0), (9, 1.0)])
 def test_top_k_counts_labels_among_the_k_highest(top, expected):
     assert accuracy(LOGITS, LABELS, top) == expected
-
-
-def test_batches_of_unequal_size_weigh_by_their_samples():
-    running = Accuracy()
-    running.update(LOGITS[:1], LABELS[:1])
-    running.update(LOGITS[1:], LABELS[1:])
-    assert running.compute() == accuracy(LOGITS, LABELS) == 0.25
-    assert math.isnan(Accuracy().compute())

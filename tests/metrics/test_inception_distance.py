@@ -13,7 +13,7 @@ from mpt.errors import ConfigError, DataError
 from mpt.metrics.frechet import frechet_distance
 from mpt.metrics.inception_distance import WEIGHTS_NAME, InceptionDistance, check_weights
 
-HAS_EXTRA = importlib.util.find_spec("torch_fidelity") is not None
+HAS_EXTRA = all(map(importlib.util.find_spec, ("torch_fidelity", "torchmetrics")))
 
 
 def test_a_missing_file_says_what_to_fetch(tmp_path: Path) -> None:

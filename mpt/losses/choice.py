@@ -1,0 +1,32 @@
+"""The loss of a classifier by name: a file in `losses/` of a part package with `loss(logits, labels)` is one.
+
+`cross_entropy` is torch's own. Only files in that folder are looked for, so a name imports nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+from mpt.config.registry import INSTALLED
+from mpt.errors import ConfigError
+
+CROSS_ENTROPY = "cross_entropy"
+
+ClassificationLoss = Callable[[Tensor, Tensor], Tensor]
+"""Logits (b, classes) and labels (b,) to the mean over the batch, a scalar."""
+
+
+def find_loss(name: str, label_smoothing: float = 0.0) -> ClassificationLoss:
+    """Return the loss of that name. Raises ConfigError for a name without a file, and for smoothing that it lacks."""
+    if name == CROSS_ENTROPY:
+        return lambda logits, labels: functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+    known = INSTALLED.functions("losses")
+    if name not in known:
+        raise ConfigError(f"task.loss: no loss {name!r}; there are {', '.join([CROSS_ENTROPY, *known])}")
+    if label_smoothing:
+        raise ConfigError(f"task.label_smoothing: {name} has none; it belongs to {CROSS_ENTROPY}")
+    found: ClassificationLoss = known[name].member("loss")
+    return found
