@@ -65,7 +65,7 @@ def test_every_mode_of_file_becomes_the_wanted_channels(tmp_path, mode, channels
         picture = Image.fromarray(numpy.full((8, 8), 51, dtype=numpy.uint8)).convert(mode)
     path = tmp_path / "a.tif"
     picture.save(path)
-    image = decoding.decode_bytes(path, channels, None, 1000)
+    image = decoding.decode_bytes(path, channels, None, 1000).float() / 255
     assert image.shape == (channels, 8, 8)
     if mode in ("L", "RGB", "I;16", "LA"):
         assert torch.allclose(image[0], torch.full((8, 8), 0.2))
