@@ -1,0 +1,99 @@
+"""Builds the pretend device's extension with the installed torch's headers, once, and finds it again.
+
+The compiler is called as `torch.utils.cpp_extension` calls it (its include and library folders, its C++ ABI), three
+files at once, but without ninja, which not every machine has. What was built is kept in a folder named after
+everything that went into it: the sources, torch, Python, the compiler.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+HERE = Path(__file__).parent
+SOURCES = ("device.cpp", "kernels.cpp", "module.cpp")
+NAME = "pretend_cuda"
+
+
+class CannotBuild(RuntimeError):
+    """There is no compiler, or no headers to compile with."""
+
+
+def compiler() -> str:
+    """Return the C++ compiler. Raises CannotBuild, which says what is missing."""
+    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++") or shutil.which("clang++")
+    if found is None:
+        raise CannotBuild("the pretend CUDA device needs a C++ compiler (g++), and there is none")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        raise CannotBuild(f"the pretend CUDA device needs Python's headers, and there is no {header}")
+    return found
+
+
+def load() -> ModuleType:
+    """Build what is not built yet and import it; torch must be imported before."""
+    library = build()
+    found = importlib.util.spec_from_file_location(NAME, library)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def build() -> Path:
+    """Return the extension's file, built if there is none; two processes do not build it twice."""
+    import torch
+
+    cxx = compiler()
+    texts = [(HERE / name).read_bytes() for name in ("device.h", *SOURCES)]
+    key = hashlib.sha256(b"\0".join([*texts, torch.__version__.encode(), sys.version.encode(), cxx.encode()]))
+    folder = cache_folder() / key.hexdigest()[:16]
+    library = folder / f"{NAME}.so"
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            compile_into(library, cxx)
+    return library
+
+
+def cache_folder() -> Path:
+    """Return where extensions are kept: `MPT_REHEARSAL_CACHE`, or a folder of this user's among temporary files."""
+    named = os.environ.get("MPT_REHEARSAL_CACHE")
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"mpt-cuda-rehearsal-{os.getuid()}"
+
+
+def compile_into(library: Path, cxx: str) -> None:
+    """Compile each source on its own, at once, and link them."""
+    import torch
+    from torch.utils import cpp_extension
+
+    flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-w", f"-DTORCH_EXTENSION_NAME={NAME}"]
+    flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    flags += [f"-I{path}" for path in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"])]
+    objects = [library.with_name(f"{Path(name).stem}.o") for name in SOURCES]
+    running = [
+        subprocess.Popen([cxx, *flags, "-c", str(HERE / name), "-o", str(made)], stderr=subprocess.PIPE, text=True)
+        for name, made in zip(SOURCES, objects, strict=True)
+    ]
+    for name, process in zip(SOURCES, running, strict=True):
+        said = process.communicate()[1]
+        if process.returncode:
+            raise RuntimeError(f"{name} does not compile with torch {torch.__version__}:\n{said[-4000:]}")
+    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    unfinished = library.with_suffix(".unfinished")
+    link = [cxx, "-shared", *map(str, objects), "-o", str(unfinished), *libraries]
+    subprocess.run([*link, "-lc10", "-ltorch_cpu", "-ltorch_python"], check=True)
+    unfinished.rename(library)

@@ -1,0 +1,448 @@
+// A CUDA device for a torch that was built without one: its guard, streams, events, memory and random states.
+//
+// Everything runs at once on the CPU, so streams and events order nothing; they are kept so that a program which asks
+// for them, or counts them, gets CUDA's answers. Memory is the host's; what may be allocated is decided in Python by
+// the planner's model of the caching allocator.
+#include "device.h"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GeneratorImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <typeinfo>
+
+namespace rehearsal {
+
+Host* host = nullptr;
+int device_count = 0;
+
+namespace {
+
+thread_local int current = 0;
+thread_local std::array<int64_t, kMostDevices> current_streams{};
+std::atomic<int64_t> streams_made{0};
+std::atomic<uintptr_t> blocks_made{0};
+std::array<std::atomic<bool>, kMostDevices> contexts{};
+std::atomic<pid_t> owner{0};
+
+std::mutex counts_lock;
+std::map<std::string, int64_t> counts;
+
+std::mutex pinned_lock;
+std::map<uintptr_t, size_t> pinned;
+
+constexpr size_t kAlignment = 512;
+
+void* host_memory(size_t bytes) {
+  void* address = nullptr;
+  TORCH_CHECK(posix_memalign(&address, kAlignment, bytes) == 0, "the host has no ", bytes, " bytes left");
+  return address;
+}
+
+// A block on the device: memory of its own, or a CPU storage that was adopted.
+struct Block {
+  int device;
+  uintptr_t key;
+  void* own = nullptr;
+  c10::Storage adopted;
+};
+
+void free_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  host->on_free(block->device, block->key);
+  std::free(block->own);
+  delete block;
+}
+
+void account(int device, uintptr_t key, size_t bytes) {
+  touch(device);
+  const auto refusal = host->on_malloc(device, key, bytes, current_streams[device]);
+  TORCH_CHECK_WITH(OutOfMemoryError, refusal.empty(), refusal);
+}
+
+struct DeviceMemory final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device device(c10::kCUDA, current);
+    if (bytes == 0) {
+      return {nullptr, device};
+    }
+    const uintptr_t key = ++blocks_made;
+    account(current, key, bytes);
+    void* address = host_memory(bytes);
+    return {address, new Block{current, key, address, {}}, &free_block, device};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return nullptr;
+  }
+  void copy_data(void* target, const void* source, size_t bytes) const override {
+    default_copy_data(target, source, bytes);
+  }
+};
+
+void free_pinned(void* address) {
+  const std::lock_guard<std::mutex> held(pinned_lock);
+  pinned.erase(reinterpret_cast<uintptr_t>(address));
+  std::free(address);
+}
+
+struct PinnedMemory final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    touch(current);  // page-locking happens in a context
+    void* address = host_memory(std::max<size_t>(bytes, 1));
+    const std::lock_guard<std::mutex> held(pinned_lock);
+    pinned[reinterpret_cast<uintptr_t>(address)] = bytes;
+    return {address, address, &free_pinned, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &free_pinned;
+  }
+  void copy_data(void* target, const void* source, size_t bytes) const override {
+    default_copy_data(target, source, bytes);
+  }
+};
+
+DeviceMemory device_memory;
+PinnedMemory pinned_memory;
+const bool registered = [] {
+  c10::SetAllocator(c10::kCUDA, &device_memory);
+  return true;
+}();
+
+c10::Stream stream_of(int device, int64_t id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), id);
+}
+
+using Clock = std::chrono::steady_clock;
+
+struct Event {
+  Clock::time_point recorded;
+};
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override {
+    return c10::kCUDA;
+  }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device before = getDevice();
+    uncheckedSetDevice(device);
+    return before;
+  }
+  c10::Device getDevice() const override {
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(current)};
+  }
+  void setDevice(c10::Device device) const override {
+    uncheckedSetDevice(device);
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (device.index() >= 0) {
+      current = device.index();
+    }
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    const auto index = device.index() < 0 ? current : device.index();
+    return stream_of(index, current_streams[index]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    const auto index = device.index() < 0 ? current : device.index();
+    return stream_of(index, 0);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return getNewStream(device, 0);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    count("stream");
+    const auto index = device.index() < 0 ? current : device.index();
+    touch(index);
+    return stream_of(index, ++streams_made);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const auto before = getStream(stream.device());
+    current_streams[stream.device_index()] = stream.id();
+    return before;
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Event*>(event);
+  }
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+    count("event recorded");
+    touch(stream.device_index());
+    if (*event == nullptr) {
+      *event = new Event;
+    }
+    static_cast<Event*>(*event)->recorded = Clock::now();
+  }
+  void block(void*, const c10::Stream&) const override {
+    count("stream waits for an event");
+  }
+  bool queryEvent(void*) const override {
+    return true;
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(device_count);
+  }
+  bool queryStream(const c10::Stream&) const override {
+    return true;
+  }
+  void synchronizeStream(const c10::Stream&) const override {
+    synchronised("a stream's synchronize()");
+  }
+  void synchronizeEvent(void*) const override {
+    synchronised("an event's synchronize()");
+  }
+  void synchronizeDevice(const c10::DeviceIndex) const override {
+    synchronised("synchronize()");
+  }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {
+    count("record_stream");
+  }
+  double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
+    TORCH_CHECK(first && second, "Both events must be recorded before calculating elapsed time.");
+    const auto between = static_cast<Event*>(second)->recorded - static_cast<Event*>(first)->recorded;
+    return std::chrono::duration<double, std::milli>(between).count();
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+
+// Seed and offset, 16 bytes, as CUDA's generators have it.
+struct DeviceGenerator final : c10::GeneratorImpl {
+  uint64_t seed_ = c10::default_rng_seed_val;
+  uint64_t offset_ = 0;
+
+  explicit DeviceGenerator(int device)
+      : GeneratorImpl(
+            c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)),
+            c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+  void set_current_seed(uint64_t seed) override {
+    seed_ = seed;
+    offset_ = 0;
+  }
+  void set_offset(uint64_t offset) override {
+    offset_ = offset;
+  }
+  uint64_t get_offset() const override {
+    return offset_;
+  }
+  uint64_t current_seed() const override {
+    return seed_;
+  }
+  uint64_t seed() override {
+    set_current_seed(std::random_device{}());
+    return seed_;
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    at::detail::check_rng_state(state);
+    TORCH_CHECK(state.numel() == 16, "RNG state is wrong size");
+    const auto* words = static_cast<const uint64_t*>(state.data());
+    seed_ = words[0];
+    offset_ = words[1];
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    auto state = at::empty({16}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
+    auto* words = static_cast<uint64_t*>(state.data_ptr());
+    words[0] = seed_;
+    words[1] = offset_;
+    return state.getIntrusivePtr();
+  }
+  DeviceGenerator* clone_impl() const override {
+    auto* copy = new DeviceGenerator(device_.index());
+    copy->seed_ = seed_;
+    copy->offset_ = offset_;
+    return copy;
+  }
+};
+
+int index_or_current(c10::DeviceIndex index) {
+  return index < 0 ? current : index;
+}
+
+}  // namespace
+
+struct CUDAHooks final : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool isBuilt() const override {
+    return true;
+  }
+  bool isAvailable() const override {
+    return device_count > 0;
+  }
+  bool hasCUDA() const override {
+    return device_count > 0;
+  }
+  bool hasCUDART() const override {
+    return true;
+  }
+  bool hasPrimaryContext(c10::DeviceIndex index) const override {
+    return has_context(index);
+  }
+  c10::DeviceIndex deviceCount() const override {
+    return static_cast<c10::DeviceIndex>(device_count);
+  }
+  c10::DeviceIndex current_device() const override {
+    return static_cast<c10::DeviceIndex>(current);
+  }
+  c10::DeviceIndex getCurrentDevice() const override {
+    return static_cast<c10::DeviceIndex>(current);
+  }
+  void setCurrentDevice(c10::DeviceIndex index) const override {
+    current = index;
+  }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    const auto before = static_cast<c10::DeviceIndex>(current);
+    current = index_or_current(index);
+    return before;
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return exchangeDevice(index);
+  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
+    return default_generator(index_or_current(index));
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    return at::make_generator<DeviceGenerator>(index_or_current(index));
+  }
+  at::Device getDeviceFromPtr(void*) const override {
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(current)};
+  }
+  bool isPinnedPtr(const void* address) const override {
+    return is_pinned(address);
+  }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    return &pinned_memory;
+  }
+  c10::Allocator* getCUDADeviceAllocator() const override {
+    return &device_memory;
+  }
+  int getNumGPUs() const override {
+    return device_count;
+  }
+  void deviceSynchronize(c10::DeviceIndex) const override {
+    synchronised("synchronize()");
+  }
+  std::string showConfig() const override {
+    return "pretend CUDA";
+  }
+};
+
+int current_device() {
+  return current;
+}
+
+void set_current_device(int index) {
+  current = index;
+}
+
+void touch(int device) {
+  const pid_t here = getpid();
+  pid_t nobody = 0;
+  if (!owner.compare_exchange_strong(nobody, here)) {
+    TORCH_CHECK(
+        nobody == here,
+        "CUDA error: initialization error (this process was forked from one that had used CUDA; start it anew)");
+  }
+  TORCH_CHECK(device < device_count, "CUDA error: invalid device ordinal");
+  contexts[device] = true;
+}
+
+bool has_context(int device) {
+  return device >= 0 && device < device_count && contexts[device];
+}
+
+void synchronised(const std::string& what) {
+  host->on_sync(what);
+}
+
+c10::Storage adopt(const c10::Storage& made_on_cpu, int device) {
+  const size_t bytes = made_on_cpu.nbytes();
+  const c10::Device place(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
+  if (bytes == 0) {
+    return c10::Storage(
+        c10::make_intrusive<c10::StorageImpl>(
+            c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, place), &device_memory, true));
+  }
+  auto* address = made_on_cpu.mutable_data();
+  const uintptr_t key = ++blocks_made;
+  account(device, key, bytes);
+  c10::DataPtr data(address, new Block{device, key, nullptr, made_on_cpu}, &free_block, place);
+  return c10::Storage(
+      c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), &device_memory, true));
+}
+
+void open_handle(int device) {
+  static thread_local std::set<std::pair<int, int64_t>> open;
+  if (open.emplace(device, current_streams[device]).second) {
+    const auto refusal = host->on_workspace(device, current_streams[device]);
+    TORCH_CHECK_WITH(OutOfMemoryError, refusal.empty(), refusal);
+  }
+}
+
+bool is_pinned(const void* address) {
+  const std::lock_guard<std::mutex> held(pinned_lock);
+  const auto place = reinterpret_cast<uintptr_t>(address);
+  auto next = pinned.upper_bound(place);
+  if (next == pinned.begin()) {
+    return false;
+  }
+  --next;
+  return place < next->first + std::max<size_t>(next->second, 1);
+}
+
+uint64_t next_seed(const at::Generator& generator) {
+  auto* numbers = generator.get<DeviceGenerator>();
+  const std::lock_guard<std::mutex> held(numbers->mutex_);
+  uint64_t mixed = numbers->seed_ * 0x9E3779B97F4A7C15ULL + (numbers->offset_ + 1) * 0xBF58476D1CE4E5B9ULL;
+  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBULL;
+  numbers->offset_ += 4;
+  return mixed ^ (mixed >> 31);
+}
+
+const at::Generator& default_generator(int device) {
+  static std::array<at::Generator, kMostDevices> generators;
+  static std::mutex lock;
+  const std::lock_guard<std::mutex> held(lock);
+  TORCH_CHECK(device >= 0 && device < device_count, "CUDA error: invalid device ordinal");
+  if (!generators[device].defined()) {
+    generators[device] = at::make_generator<DeviceGenerator>(device);
+  }
+  return generators[device];
+}
+
+void count(const std::string& what) {
+  const std::lock_guard<std::mutex> held(counts_lock);
+  ++counts[what];
+}
+
+int64_t count_of(const std::string& what) {
+  const std::lock_guard<std::mutex> held(counts_lock);
+  const auto found = counts.find(what);
+  return found == counts.end() ? 0 : found->second;
+}
+
+void reset_counts() {
+  const std::lock_guard<std::mutex> held(counts_lock);
+  counts.clear();
+}
+
+void take_hooks() {
+  // Whatever asked first made torch keep the hooks of a build without CUDA. They have no members: ours take their place.
+  const auto& kept = at::detail::getCUDAHooks();
+  if (typeid(kept) == typeid(at::CUDAHooksInterface)) {
+    static_assert(sizeof(CUDAHooks) == sizeof(at::CUDAHooksInterface));
+    new (const_cast<at::CUDAHooksInterface*>(&kept)) CUDAHooks(at::CUDAHooksArgs{});
+  }
+}
+
+}  // namespace rehearsal

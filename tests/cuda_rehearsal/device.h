@@ -1,0 +1,65 @@
+// What the device (device.cpp) offers to its kernels (kernels.cpp) and to Python (module.cpp).
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
+
+#include <string>
+
+namespace rehearsal {
+
+constexpr int kMostDevices = 16;
+
+// What Python decides and learns: the caching allocator's model and the record of synchronisations.
+struct Host {
+  virtual ~Host() = default;
+  // Return why the request fails ("CUDA out of memory. ..."), or nothing.
+  virtual std::string on_malloc(int device, uintptr_t key, size_t bytes, int64_t stream) = 0;
+  virtual void on_free(int device, uintptr_t key) = 0;
+  // A library took its workspace, which stays.
+  virtual std::string on_workspace(int device, int64_t stream) = 0;
+  // The host waits for the device here.
+  virtual void on_sync(const std::string& what) = 0;
+};
+
+// What an operator says when it fails, after so many calls that do not.
+struct Fault {
+  int64_t calls_before;
+  bool out_of_memory;
+  std::string words;
+};
+
+extern Host* host;
+extern int device_count;
+
+// Answer for CUDA where torch asks; call once.
+void take_hooks();
+
+int current_device();
+void set_current_device(int index);
+// Raise as CUDA does in a process that was forked after the device was used, and note the context.
+void touch(int device);
+// Devices on which this process has a context.
+bool has_context(int device);
+void synchronised(const std::string& what);
+
+// Let cuBLAS take a workspace where this thread multiplies matrices on this stream for the first time.
+void open_handle(int device);
+
+// Put memory that a CPU kernel allocated onto the device: it is accounted for there, and freed there.
+c10::Storage adopt(const c10::Storage& made_on_cpu, int device);
+
+// Is this address in page-locked memory?
+bool is_pinned(const void* address);
+
+// The numbers that the next random operator draws from: a new seed for each, made of the generator's seed and offset.
+uint64_t next_seed(const at::Generator& generator);
+const at::Generator& default_generator(int device);
+
+int64_t count_of(const std::string& what);
+void count(const std::string& what);
+void reset_counts();
+
+}  // namespace rehearsal

@@ -1,0 +1,540 @@
+// The device's operators: each runs the CPU's kernel on the same bytes, once CUDA's rules are met.
+//
+// An argument on the device is handed on as a CPU tensor over the same memory; results that are views of an argument
+// become views on the device, and new ones move there with their memory. What CUDA refuses is refused: tensors of two
+// devices in one operator (but for numbers, tensors of dimension 0 on the CPU), host indices where there is no
+// kernel that takes them, a dtype that the CUDA kernel does not know. Operators that make the host wait are noted.
+#include "device.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/fill.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace rehearsal {
+
+std::map<std::string, std::pair<at::ScalarType, std::string>> refused_dtypes;
+bool half_convolutions_are_broken = false;
+std::map<std::string, Fault> faults;
+
+namespace {
+
+using torch::jit::Stack;
+
+// Operators whose CUDA kernel or its caller reads a result back before it goes on.
+const std::set<std::string> kWaiting = {
+    "aten::_local_scalar_dense", "aten::nonzero",        "aten::masked_select",  "aten::_unique2",
+    "aten::unique_dim",          "aten::unique_consecutive", "aten::bincount",   "aten::repeat_interleave.Tensor",
+    "aten::equal",               "aten::is_nonzero",     "aten::_unique",        "aten::argwhere",
+    "aten::nonzero.out",         "aten::masked_select.out"};
+
+// Operators that take tensors of the host beside the device's: indices, lengths.
+const std::set<std::string> kMeeting = {
+    "aten::index.Tensor",        "aten::index.Tensor_out",       "aten::_index_put_impl_",
+    "aten::index_put_",          "aten::_pack_padded_sequence",  "aten::_unsafe_index.Tensor",
+    "aten::index_put",           "aten::_unsafe_index_put"};
+
+const std::set<std::string> kMatrixProducts = {
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmv", "aten::mv"};
+
+struct Call {
+  const c10::OperatorHandle& op;
+  int device = -1;
+  // CPU storage made for this call -> the device's storage whose bytes it shows.
+  std::unordered_map<c10::StorageImpl*, c10::Storage> shown;
+  // CPU tensor made for this call -> the device's tensor.
+  std::unordered_map<c10::TensorImpl*, at::Tensor> originals;
+  std::unordered_map<c10::StorageImpl*, c10::Storage> aliases;
+
+  explicit Call(const c10::OperatorHandle& operator_) : op(operator_) {}
+
+  std::string name() const {
+    const auto& full = op.schema();
+    return full.overload_name().empty() ? full.name() : full.name() + "." + full.overload_name();
+  }
+
+  c10::Storage alias_of(const c10::Storage& storage) {
+    auto& made = aliases[storage.unsafeGetStorageImpl()];
+    if (!made) {
+      auto* address = storage.nbytes() ? storage.mutable_data() : nullptr;
+      made = c10::Storage(
+          c10::make_intrusive<c10::StorageImpl>(
+              c10::StorageImpl::use_byte_size_t(),
+              storage.nbytes(),
+              c10::DataPtr(address, c10::Device(c10::kCPU)),
+              c10::GetAllocator(c10::kCPU),
+              true));
+      shown.emplace(made.unsafeGetStorageImpl(), storage);
+    }
+    return made;
+  }
+
+  at::Tensor on_cpu(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cuda()) {
+      return tensor;
+    }
+    auto alias = at::detail::make_tensor<c10::TensorImpl>(
+        alias_of(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+    alias.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    alias.unsafeGetTensorImpl()->_set_neg(tensor.is_neg());
+    alias.unsafeGetTensorImpl()->_set_conj(tensor.is_conj());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      alias.unsafeGetTensorImpl()->set_wrapped_number(true);
+    }
+    originals.emplace(alias.unsafeGetTensorImpl(), tensor);
+    return alias;
+  }
+
+  c10::Storage storage_on_device(const c10::Storage& storage) {
+    const auto found = shown.find(storage.unsafeGetStorageImpl());
+    if (found != shown.end()) {
+      return found->second;
+    }
+    // Two results may share what a kernel has just made.
+    auto moved = adopt(storage, device);
+    shown.emplace(storage.unsafeGetStorageImpl(), moved);
+    return moved;
+  }
+
+  at::Tensor on_device(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage()) {
+      return tensor;
+    }
+    const auto found = originals.find(tensor.unsafeGetTensorImpl());
+    if (found != originals.end()) {
+      return found->second;
+    }
+    auto result = at::detail::make_tensor<c10::TensorImpl>(
+        storage_on_device(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::CUDA), tensor.dtype());
+    auto* made = result.unsafeGetTensorImpl();
+    made->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    made->_set_neg(tensor.is_neg());
+    made->_set_conj(tensor.is_conj());
+    return result;
+  }
+
+  // Let a tensor of the device follow what the kernel did to its CPU twin: another size, or other memory.
+  void follow(const at::Tensor& alias) {
+    const auto found = originals.find(alias.unsafeGetTensorImpl());
+    if (found == originals.end()) {
+      return;
+    }
+    auto* original = found->second.unsafeGetTensorImpl();
+    const auto twin = shown.find(alias.storage().unsafeGetStorageImpl());
+    if (twin == shown.end()) {
+      original->set_storage_keep_dtype(adopt(alias.storage(), device));
+    } else {
+      const auto& storage = twin->second;
+      if (storage.unsafeGetStorageImpl() != original->storage().unsafeGetStorageImpl()) {
+        original->set_storage_keep_dtype(storage);
+      }
+      if (alias.storage().data() != storage.data() && alias.storage().nbytes()) {
+        auto grown = adopt(alias.storage(), device);
+        auto data = storage.unsafeGetStorageImpl()->set_data_ptr(
+            grown.unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr(nullptr, grown.device())));
+        storage.unsafeGetStorageImpl()->set_nbytes(alias.storage().nbytes());
+      }
+    }
+    if (original->sizes() != alias.sizes() || original->strides() != alias.strides() ||
+        original->storage_offset() != alias.storage_offset()) {
+      original->set_sizes_and_strides(alias.sizes(), alias.strides(), alias.storage_offset());
+    }
+  }
+
+  [[noreturn]] void refuse(const std::string& other) const {
+    TORCH_CHECK(
+        false,
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:",
+        device < 0 ? current_device() : device,
+        " and ",
+        other,
+        "! (when checking arguments of ",
+        name(),
+        ")");
+  }
+
+  // Check one argument's place; `number`: a tensor of dimension 0 may stay on the host.
+  void meet(const at::Tensor& tensor, bool number) {
+    if (!tensor.defined()) {
+      return;
+    }
+    if (tensor.is_cuda()) {
+      device = device < 0 ? tensor.get_device() : device;
+      if (device != tensor.get_device()) {
+        refuse(tensor.device().str());
+      }
+    } else if (tensor.is_cpu() && !(number && tensor.dim() == 0)) {
+      refuse("cpu");
+    }
+  }
+
+  // Check indices: on the host, or where the indexed tensor is.
+  void meet_indices(const at::Tensor& self, const std::vector<at::Tensor>& indices) const {
+    for (const auto& index : indices) {
+      TORCH_CHECK(
+          !index.defined() || index.is_cpu() || index.device() == self.device(),
+          "indices should be either on cpu or on the same device as the indexed tensor (",
+          self.device(),
+          ")");
+    }
+  }
+};
+
+bool is_tensor_list(const c10::IValue& value) {
+  return value.isTensorList() || value.isOptionalTensorList();
+}
+
+std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return {value.toTensor()};
+  }
+  if (value.isTensorList()) {
+    return value.toTensorVector();
+  }
+  std::vector<at::Tensor> found;
+  if (value.isOptionalTensorList()) {
+    for (const auto& entry : value.toOptionalTensorVector()) {
+      found.push_back(entry.value_or(at::Tensor()));
+    }
+  }
+  return found;
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
+void note_waiting(const std::string& name, const Stack& stack, size_t first) {
+  if (kWaiting.count(name)) {
+    synchronised(name);
+    return;
+  }
+  if (!kMeeting.count(name) || name == "aten::_pack_padded_sequence") {
+    return;
+  }
+  const bool puts = name.find("put") != std::string::npos;
+  for (const auto& index : tensors_of(stack[first + 1])) {
+    if (!index.defined()) {
+      continue;
+    }
+    const bool mask = index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
+    if (index.is_cpu()) {
+      synchronised(name + " by an index of the host");
+    } else if (mask && !(puts && stack[first + 2].toTensor().numel() == 1)) {
+      synchronised(name + " by a mask");
+    }
+  }
+}
+
+void refuse_dtypes(const std::string& name, const Stack& stack, size_t first) {
+  const auto rule = refused_dtypes.find(name);
+  if (rule == refused_dtypes.end()) {
+    return;
+  }
+  for (const auto& tensor : tensors_of(stack[first])) {
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() != rule->second.first, rule->second.second);
+  }
+}
+
+// A test may have asked that an operator fails once.
+void fail_if_told(const std::string& name) {
+  const auto fault = faults.find(name);
+  if (fault == faults.end() || fault->second.calls_before-- > 0) {
+    return;
+  }
+  const auto words = fault->second.words;
+  const bool out_of_memory = fault->second.out_of_memory;
+  faults.erase(fault);
+  TORCH_CHECK_WITH(OutOfMemoryError, !out_of_memory, words);
+  TORCH_CHECK(false, words);
+}
+
+// Draws of an operator without a generator among its arguments come from the CPU's default one: lend it a seed.
+struct LentNumbers {
+  at::Generator numbers = at::detail::getDefaultCPUGenerator();
+  at::Tensor before;
+
+  explicit LentNumbers(uint64_t seed) {
+    const std::lock_guard<std::mutex> held(numbers.mutex());
+    before = numbers.get_state();
+    numbers.set_current_seed(seed);
+  }
+  ~LentNumbers() {
+    const std::lock_guard<std::mutex> held(numbers.mutex());
+    numbers.set_state(before);
+  }
+};
+
+void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const auto& schema = op.schema();
+  const auto& arguments = schema.arguments();
+  const size_t first = stack->size() - arguments.size();
+  Call call(op);
+  const auto name = call.name();
+
+  bool wants_device = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& value = (*stack)[first + i];
+    if (value.isDevice() && value.toDevice().is_cuda()) {
+      wants_device = true;
+      const int index = value.toDevice().index();
+      call.device = index < 0 ? current_device() : index;
+    }
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& value = (*stack)[first + i];
+    if (kMeeting.count(name) && i == 1) {
+      if (value.isOptionalTensorList()) {
+        call.meet_indices((*stack)[first].toTensor(), tensors_of(value));
+      }
+    } else {
+      for (const auto& tensor : tensors_of(value)) {
+        call.meet(tensor, value.isTensor() && !is_written(arguments[i]));
+      }
+    }
+    if (value.isStorage() && value.toStorage().device().is_cuda() && call.device < 0) {
+      call.device = value.toStorage().device().index();
+    }
+  }
+  if (call.device < 0) {
+    call.device = current_device();
+  }
+  const c10::DeviceGuard guard(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(call.device)));
+  touch(call.device);
+  refuse_dtypes(name, *stack, first);
+  fail_if_told(name);
+  if (kMatrixProducts.count(schema.name())) {
+    open_handle(call.device);
+  }
+  note_waiting(name, *stack, first);
+
+  at::Generator numbers = default_generator(call.device);
+  bool takes_generator = false;
+  bool is_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  std::vector<std::pair<size_t, at::Tensor>> written;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto& value = (*stack)[first + i];
+    if (value.isTensor()) {
+      auto alias = call.on_cpu(value.toTensor());
+      if (is_written(arguments[i]) && alias.defined()) {
+        written.emplace_back(i, alias);
+      }
+      value = std::move(alias);
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& tensor : tensors_of(value)) {
+        list.push_back(tensor.defined() ? std::optional<at::Tensor>(call.on_cpu(tensor)) : std::nullopt);
+      }
+      value = list;
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const auto& tensor : tensors_of(value)) {
+        auto alias = call.on_cpu(tensor);
+        if (is_written(arguments[i])) {
+          written.emplace_back(i, alias);
+        }
+        list.push_back(alias);
+      }
+      value = list;
+    } else if (value.isStorage() && value.toStorage().device().is_cuda()) {
+      value = call.alias_of(value.toStorage());
+    } else if (value.isDevice() && value.toDevice().is_cuda()) {
+      value = c10::Device(c10::kCPU);
+    } else if (arguments[i].type()->str().find("Generator") != std::string::npos) {
+      takes_generator = true;
+      if (value.isGenerator()) {
+        TORCH_CHECK(
+            value.toGenerator().device().is_cuda(),
+            "Expected a 'cuda' device type for generator but found '",
+            value.toGenerator().device().type(),
+            "'");
+        numbers = value.toGenerator();
+      }
+      value = at::detail::createCPUGenerator(next_seed(numbers));
+    }
+  }
+  {
+    std::optional<LentNumbers> lent;
+    if (is_random && !takes_generator) {
+      lent.emplace(next_seed(numbers));
+    }
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  for (const auto& entry : written) {
+    call.follow(entry.second);
+  }
+  const size_t results = stack->size() - schema.returns().size();
+  const bool broken = half_convolutions_are_broken && name == "aten::convolution";
+  const bool stays = !wants_device && name == "aten::_pack_padded_sequence";
+  for (size_t i = results; i < stack->size(); ++i) {
+    auto& value = (*stack)[i];
+    if (value.isTensor()) {
+      if (stays && i > results) {
+        continue;  // the batch sizes are the host's
+      }
+      if (broken && value.toTensor().scalar_type() == at::kHalf) {
+        value.toTensor().fill_(std::numeric_limits<float>::quiet_NaN());
+      }
+      value = call.on_device(value.toTensor());
+    } else if (is_tensor_list(value)) {
+      c10::List<at::Tensor> list;
+      for (const auto& tensor : tensors_of(value)) {
+        list.push_back(call.on_device(tensor));
+      }
+      value = list;
+    }
+  }
+}
+
+at::DispatchKey key_of_device() {
+  return c10::DispatchKey::CUDA;
+}
+
+struct AtDevice {
+  c10::DeviceGuard guard;
+  explicit AtDevice(std::optional<at::Device> device)
+      : guard(c10::Device(c10::kCUDA, device && device->has_index() ? device->index() : current_device())) {}
+};
+
+at::Tensor empty_memory_format(
+    c10::IntArrayRef size,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory,
+    std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
+  const AtDevice here(device);
+  touch(current_device());
+  return at::detail::empty_generic(
+      size,
+      c10::GetAllocator(c10::kCUDA),
+      c10::DispatchKeySet(key_of_device()),
+      c10::dtype_or_default(dtype),
+      format);
+}
+
+at::Tensor empty_strided(
+    c10::IntArrayRef size,
+    c10::IntArrayRef stride,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
+  const AtDevice here(device);
+  touch(current_device());
+  return at::detail::empty_strided_generic(
+      size,
+      stride,
+      c10::GetAllocator(c10::kCUDA),
+      c10::DispatchKeySet(key_of_device()),
+      c10::dtype_or_default(dtype));
+}
+
+void note_copy(const at::Tensor& target, const at::Tensor& source, bool non_blocking) {
+  if (target.is_cuda() == source.is_cuda()) {
+    return;
+  }
+  const bool to_host = source.is_cuda();
+  const auto& on_host = to_host ? target : source;
+  count(to_host ? "copy to the host" : "copy to the device");
+  // To pageable memory the driver waits for the bytes whatever was asked for.
+  if (!non_blocking || (to_host && !is_pinned(on_host.data_ptr()))) {
+    synchronised(to_host ? "a copy to the host" : "a copy to the device");
+  }
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (self.numel()) {
+    note_copy(self, source, non_blocking);
+  }
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  Call call(op);
+  call.device = self.is_cuda() ? self.get_device() : source.get_device();
+  touch(call.device);
+  auto target = call.on_cpu(self);
+  const auto origin = call.on_cpu(source);
+  static const auto typed = op.typed<at::Tensor&(at::Tensor&, const at::Tensor&, bool)>();
+  typed.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), target, origin, false);
+  return self;
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  synchronised("item()");
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_local_scalar_dense", "");
+  Call call(op);
+  static const auto typed = op.typed<at::Scalar(const at::Tensor&)>();
+  return typed.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), call.on_cpu(self));
+}
+
+void record_stream(at::Tensor&, c10::Stream) {
+  count("record_stream");
+}
+
+// The plain formula: what is taken where the card has no fused kernel.
+int64_t fused_sdp_choice(
+    const at::Tensor&,
+    const at::Tensor&,
+    const at::Tensor&,
+    const std::optional<at::Tensor>&,
+    double,
+    bool,
+    std::optional<double>,
+    bool) {
+  return 0;
+}
+
+const std::set<std::string> kOwn = {
+    "aten::empty.memory_format",
+    "aten::empty_strided",
+    "aten::copy_",
+    "aten::_local_scalar_dense",
+    "aten::record_stream",
+    "aten::_fused_sdp_choice"};
+
+// Composite operators that have a kernel of their own on CUDA.
+const std::vector<std::string> kWhole = {
+    "convolution", "convolution_backward", "native_layer_norm", "native_group_norm", "_fused_rms_norm"};
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, CUDA, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("empty.memory_format", empty_memory_format);
+  library.impl("empty_strided", empty_strided);
+  library.impl("copy_", copy_);
+  library.impl("_local_scalar_dense", local_scalar_dense);
+  library.impl("record_stream", record_stream);
+  library.impl("_fused_sdp_choice", fused_sdp_choice);
+  std::set<std::string> whole(kWhole.begin(), kWhole.end());
+  // Every operator with a kernel for the CPU has one for CUDA; none is decomposed that the other keeps whole.
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) {
+      continue;
+    }
+    const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    const auto found = c10::Dispatcher::singleton().findSchema(name);
+    if (!found || kOwn.count(full) || found->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
+      continue;
+    }
+    if (found->hasKernelForDispatchKey(c10::DispatchKey::CPU) || whole.count(full.substr(6))) {
+      library.impl(full.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+    }
+  }
+}
+
+}  // namespace rehearsal

@@ -1,0 +1,89 @@
+// What Python sees of the device: `tests.cuda_rehearsal.torch_cuda` makes torch's own functions of it.
+#include "device.h"
+
+#include <c10/core/ScalarType.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+
+namespace py = pybind11;
+
+namespace rehearsal {
+
+extern std::map<std::string, std::pair<at::ScalarType, std::string>> refused_dtypes;
+extern bool half_convolutions_are_broken;
+extern std::map<std::string, Fault> faults;
+
+namespace {
+
+// Calls a Python object; after the interpreter's end memory is freed without telling anybody.
+struct PythonHost final : Host {
+  py::object memory, waits;
+
+  static bool is_over() {
+#if PY_VERSION_HEX >= 0x030D0000
+    return !Py_IsInitialized() || Py_IsFinalizing();
+#else
+    return !Py_IsInitialized() || _Py_IsFinalizing();
+#endif
+  }
+  std::string on_malloc(int device, uintptr_t key, size_t bytes, int64_t stream) override {
+    const py::gil_scoped_acquire held;
+    const py::error_scope kept;
+    return memory.attr("malloc")(device, key, bytes, stream).cast<std::string>();
+  }
+  void on_free(int device, uintptr_t key) override {
+    if (is_over()) {
+      return;
+    }
+    const py::gil_scoped_acquire held;
+    const py::error_scope kept;
+    memory.attr("free")(device, key);
+  }
+  std::string on_workspace(int device, int64_t stream) override {
+    const py::gil_scoped_acquire held;
+    const py::error_scope kept;
+    return memory.attr("open_workspace")(device, stream).cast<std::string>();
+  }
+  void on_sync(const std::string& what) override {
+    const py::gil_scoped_acquire held;
+    const py::error_scope kept;
+    waits(what);
+  }
+};
+
+void open(int devices, py::object memory, py::object waits) {
+  TORCH_CHECK(devices <= kMostDevices, "at most ", kMostDevices, " devices");
+  auto* told = new PythonHost;  // lives as long as the process
+  told->memory = std::move(memory);
+  told->waits = std::move(waits);
+  host = told;
+  device_count = devices;
+  take_hooks();
+}
+
+void refuse_dtype(const std::string& name, const py::object& dtype, const std::string& words) {
+  refused_dtypes[name] = {reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type, words};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.def("open", &open);
+  module.def("current_device", &current_device);
+  module.def("set_current_device", &set_current_device);
+  module.def("touch", &touch);
+  module.def("has_context", &has_context);
+  module.def("count_of", &count_of);
+  module.def("reset_counts", &reset_counts);
+  module.def("is_pinned_address", [](uintptr_t address) { return is_pinned(reinterpret_cast<void*>(address)); });
+  module.def("refuse_dtype", &refuse_dtype);
+  module.def("fail_once", [](const std::string& name, int64_t calls_before, bool out_of_memory, const std::string& words) {
+    faults[name] = {calls_before, out_of_memory, words};
+  });
+  module.def("break_half_convolutions", [](bool broken) { half_convolutions_are_broken = broken; });
+  module.def("default_generator", [](int device) { return default_generator(device); });
+}
+
+}  // namespace rehearsal
