@@ -59,7 +59,9 @@ struct Block {
 
 void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
-  host->on_free(block->device, block->key);
+  if (owner == getpid()) {  // a forked process frees its copy of the bytes, not the device's
+    host->on_free(block->device, block->key);
+  }
   std::free(block->own);
   delete block;
 }

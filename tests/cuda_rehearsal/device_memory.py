@@ -7,7 +7,11 @@ with those of a run that happens.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +146,7 @@ class Memory:
 
     def __init__(self, cards: list[tuple[int, tuple[int, int]]]) -> None:
         self.cards = [CardMemory(total, capability) for total, capability in cards]
+        self.lock = threading.Lock()
         setting = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
         self.use(expandable=bool(wants_expandable(setting)))
 
@@ -151,15 +156,30 @@ class Memory:
             card.use(expandable)
 
     def malloc(self, device: int, key: int, size: int, stream: int) -> str:
-        return self.cards[device].malloc(key, size, stream)
+        with self._alone():
+            return self.cards[device].malloc(key, size, stream)
 
     def free(self, device: int, key: int) -> None:
-        self.cards[device].free(key)
+        with self._alone():
+            self.cards[device].free(key)
 
     def open_workspace(self, device: int, stream: int) -> str:
         """Take a cuBLAS workspace, which stays."""
         card = self.cards[device]
         deterministic = bool(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
-        card.workspaces += 1
         size = Unseen(card.capability, deterministic).cublas_bytes
-        return card.malloc(-card.workspaces, size, stream)  # addresses are positive
+        with self._alone():
+            card.workspaces += 1
+            return card.malloc(-card.workspaces, size, stream)  # other keys are positive
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep out other threads, and the garbage collector, which would free in the middle of an allocation."""
+        with self.lock:
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                yield
+            finally:
+                if collects:
+                    gc.enable()

@@ -12,6 +12,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/fill.h>
+#include <ATen/ops/to.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -55,6 +56,8 @@ struct Call {
   // CPU tensor made for this call -> the device's tensor.
   std::unordered_map<c10::TensorImpl*, at::Tensor> originals;
   std::unordered_map<c10::StorageImpl*, c10::Storage> aliases;
+  // Alive as long as the call, or another tensor at the same address would be taken for one of them.
+  std::vector<at::Tensor> kept;
 
   explicit Call(const c10::OperatorHandle& operator_) : op(operator_) {}
 
@@ -92,6 +95,7 @@ struct Call {
       alias.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
     originals.emplace(alias.unsafeGetTensorImpl(), tensor);
+    kept.push_back(alias);
     return alias;
   }
 
@@ -275,6 +279,23 @@ struct LentNumbers {
   }
 };
 
+// CUDA's softmax reads float16 and writes float32, and its backward the reverse; the CPU's converts beforehand. Return
+// whether the result is to be made float16.
+bool widen_softmax(const std::string& name, Stack& stack, size_t first) {
+  if ((name == "aten::_softmax" || name == "aten::_log_softmax") && stack[first + 2].toBool()) {
+    stack[first] = stack[first].toTensor().to(at::kFloat);
+    stack[first + 2] = false;
+  }
+  if (name != "aten::_softmax_backward_data" && name != "aten::_log_softmax_backward_data") {
+    return false;
+  }
+  const bool mixed = stack[first + 3].toScalarType() == at::kHalf && stack[first].toTensor().scalar_type() == at::kFloat;
+  if (mixed) {
+    stack[first + 3] = at::kFloat;
+  }
+  return mixed;
+}
+
 void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
@@ -363,6 +384,7 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
       value = at::detail::createCPUGenerator(next_seed(numbers));
     }
   }
+  const auto narrow = widen_softmax(schema.name(), *stack, first);
   {
     std::optional<LentNumbers> lent;
     if (is_random && !takes_generator) {
@@ -381,6 +403,9 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
     if (value.isTensor()) {
       if (stays && i > results) {
         continue;  // the batch sizes are the host's
+      }
+      if (narrow && value.isTensor()) {
+        value = value.toTensor().to(at::kHalf);
       }
       if (broken && value.toTensor().scalar_type() == at::kHalf) {
         value.toTensor().fill_(std::numeric_limits<float>::quiet_NaN());

@@ -3,6 +3,8 @@
 
 #include <c10/core/ScalarType.h>
 #include <pybind11/pybind11.h>
+#include <pthread.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <map>
@@ -39,7 +41,11 @@ struct PythonHost final : Host {
     }
     const py::gil_scoped_acquire held;
     const py::error_scope kept;
-    memory.attr("free")(device, key);
+    try {
+      memory.attr("free")(device, key);
+    } catch (py::error_already_set& error) {  // this is called from destructors
+      error.discard_as_unraisable("freeing the pretend device's memory");
+    }
   }
   std::string on_workspace(int device, int64_t stream) override {
     const py::gil_scoped_acquire held;
@@ -61,6 +67,8 @@ void open(int devices, py::object memory, py::object waits) {
   host = told;
   device_count = devices;
   take_hooks();
+  // As torch does: a forked process asks for CUDA anew, and is told that it cannot have it.
+  pthread_atfork(nullptr, nullptr, [] { torch::utils::set_requires_device_init(at::kCUDA, true); });
 }
 
 void refuse_dtype(const std::string& name, const py::object& dtype, const std::string& words) {

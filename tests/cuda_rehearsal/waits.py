@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = (str(Path(__file__).parent), "/torch/")
+OWN = (*(str(Path(__file__).with_name(name)) for name in ("waits.py", "torch_cuda.py", "device_memory.py")), "/torch/")
 
 
 @dataclass(frozen=True)
