@@ -1,8 +1,8 @@
 """The pretend cards' memory: what may be allocated, as the planner's model of CUDA's caching allocator decides it.
 
 The bytes are the host's; this is the bookkeeping that CUDA's allocator would do for them, with its rounding,
-segments, fragmentation, cache and limit. It is the same code by which `mpt plan` predicts, fed with other requests: here
-with those of a run that happens.
+segments, fragmentation, cache and limit. It is the same code by which `mpt plan` predicts, fed with other requests:
+those of a run that happens.
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ class Server:
         printed = path.with_suffix(".out")
         said = printed.read_text("utf-8", "replace") if printed.exists() else ""
         if not path.exists():
-            return Outcome("died", f"the rehearsal's process ended without a word ({status or 'with its server'})", said)
+            return Outcome(
+                "died", f"the rehearsal's process ended without a word ({status or 'with its server'})", said
+            )
         outcome: Outcome = pickle.loads(path.read_bytes())
         outcome.printed = said
         return outcome
@@ -117,9 +119,9 @@ class Server:
 
 def serve() -> None:
     """Fork for each request on the standard input; answer with the exit status when it is done."""
-    from tests.cuda_rehearsal import build
-
     import torch  # noqa: F401 - loaded for the forks
+
+    from tests.cuda_rehearsal import build
 
     build.load()
     for name in LOADED:

@@ -1,7 +1,7 @@
 """Gives a torch that was built for the CPU the functions by which `torch.cuda` asks its driver.
 
-`torch.cuda` is Python over functions named `torch._C._cuda_*`, which a CPU build does not have. They are defined here for
-the pretend machine, so that torch's own code runs over them: lazy initialisation, queued seeds, forked processes,
+`torch.cuda` is Python over functions named `torch._C._cuda_*`, which a CPU build does not have. They are defined here
+for the pretend machine, so that torch's own code runs over them: lazy initialisation, queued seeds, forked processes,
 statistics by name. Streams and events are torch's device-independent ones.
 
 Must be called before anything else touches CUDA, once in a process; it cannot be undone.
@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from mpt.planner.calibration import CONTEXT_BYTES
 from tests.cuda_rehearsal import build
 from tests.cuda_rehearsal.cards import BROKEN_HALF, Machine, Properties
 from tests.cuda_rehearsal.device_memory import Memory, wants_expandable
 from tests.cuda_rehearsal.waits import Record
-from mpt.planner.calibration import CONTEXT_BYTES
 
 CUDA_VERSION = "13.0"
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
@@ -42,9 +42,7 @@ class Device:
         """Return the cards on which this process has a context."""
         return [index for index in range(len(self.properties)) if self.extension.has_context(index)]
 
-    def fail_once(
-        self, operator: str, words: str = "", *, calls_before: int = 0, out_of_memory: bool = True
-    ) -> None:
+    def fail_once(self, operator: str, words: str = "", *, calls_before: int = 0, out_of_memory: bool = True) -> None:
         """Let an operator ("aten::addmm") fail once: for want of memory, or with a library's words."""
         self.extension.fail_once(operator, calls_before, out_of_memory, words or self.memory.cards[0].refusal(2**30))
 
@@ -63,7 +61,7 @@ def install(machine: Machine) -> Device:
     device = Device(machine, extension, memory, Record(), properties)
     extension.open(len(properties), memory, device.waits)
     extension.refuse_dtype(
-        UNSCALE, torch.bfloat16, '"_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for \'BFloat16\''
+        UNSCALE, torch.bfloat16, "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
     )
     extension.break_half_convolutions(any(card in BROKEN_HALF for card in machine.cards))
     _define_driver(device)
