@@ -40,7 +40,7 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu, find_gpu
-from mpt.planner.search import PAIRS, PARTS, SINGLE, SPLIT, joined, parted, patched, precision_patches
+from mpt.planner.search import PARTS, combinations, joined, parted, patched, precision_patches
 from mpt.planner.session import Answer, Session
 from mpt.run.files import write_atomically
 
@@ -125,9 +125,9 @@ def time_recipes(config: Config, gpu: Gpu, count: int) -> dict[str, Any]:
 
 def all_recipes(config: Config, gpu: Gpu) -> Iterator[Config]:
     """Yield the configurations that a search may try, in its order, without those that it refuses."""
-    split = tuple({**tricks, **parted(config, parts)} for parts in PARTS for tricks in SPLIT)
+    split = tuple({**tricks, **parted(config, parts)} for parts in PARTS for tricks in combinations().split)
     seen: list[dict[str, Any]] = []
-    for group in (SINGLE, PAIRS, split):
+    for group in (combinations().single, combinations().pairs, split):
         for precision, tricks in itertools.product(precision_patches(config, gpu), group):
             try:
                 changed = patched(config, joined(precision, tricks), ())

@@ -166,7 +166,7 @@ def choose_next_move(findings: Findings, config: Config, session: Session, devic
     """Propose the ladder's next move, where there is one that can be planned to hold less."""
     for name, value in ladder.next_moves(config, whole_ladder=True):
         patch = {"memory": {name: value}}
-        if name == "offload_activations" and device.type == "cpu":
+        if ladder.pointless(name, device):
             continue
         try:
             changed = patched(config, patch, session.allow)

@@ -16,6 +16,7 @@ from mpt.commands.arguments import TrainArguments
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
+from mpt.config.relief import environment
 from mpt.config.schema import Config
 from mpt.errors import MemoryBudgetError, MptError
 from mpt.run.launch import refuse_several_processes
@@ -163,8 +164,8 @@ def prepare_torch(config: Config) -> None:
     """Set what must be set before torch allocates: deterministic kernels, threads, the allocator."""
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if "expandable_segments" in config.memory.tricks:
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    for name, value in environment(config.memory.plugins).items():
+        os.environ.setdefault(name, value)
     import torch
 
     if config.train.threads:

@@ -31,7 +31,10 @@ ALLOWED_IMPORTS = (
     "typer",
     "typing",
 )
-LITERALS = ("NAMES", "TASK", "CONFLICTS")
+LITERALS = (
+    *("NAMES", "TASK", "CONFLICTS"),
+    *("RELIEVES", "PROPOSALS", "LADDER", "RANK", "IN_PARTS", "POINTLESS_ON", "ENVIRONMENT"),  # see mpt.config.relief
+)
 SETTINGS, COMMAND = "Settings", "Command"
 """The class that makes a file a part: what YAML sets, or in the folder `commands` what the command line does."""
 

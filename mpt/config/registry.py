@@ -89,6 +89,8 @@ class Plugin(Part):
     """What this name changes in the defaults of `Settings`."""
     task: str | None = None
     conflicts: Mapping[str, str] = field(default_factory=dict)
+    literals: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Whatever else the file declares of what is read as literals (`mpt.config.part_source`)."""
     notes: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What the file says about its settings, by field name."""
 
@@ -233,6 +235,7 @@ class Registry:
             defaults=file.names.get(name, {}),
             task=file.literals.get("TASK"),
             conflicts=file.literals.get("CONFLICTS", {}),
+            literals=file.literals,
             notes=file.notes,
         )
 

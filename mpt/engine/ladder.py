@@ -12,26 +12,23 @@ order of casts and recomputation, same state-dict keys, same parameters.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import BatchNorm1d, _BatchNorm
 
 from mpt.config.registry import INSTALLED
+from mpt.config.relief import Relief, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
-from mpt.memory.set_to_none import KeepsModuleGradients
-from mpt.precision.islands import Float32Island
-from mpt.precision.master import HalfDoor
+from mpt.nn.mixin import without_outermost
 from mpt.seams import Run
 
 FLOOR = 8
 """Samples per micro-batch below which a GPU idles and BatchNorm's statistics are mostly noise."""
-EXACT_TRICKS = {"recompute": "sqrt", "offload_activations": 1.0}
-OUTER_MIXINS: tuple[type[nn.Module], ...] = (Float32Island, HalfDoor, KeepsModuleGradients)
-"""What is mixed in front of a network's classes after the tricks were applied."""
 
 Move = tuple[str, Any]
 """A memory trick's name and the scalar that the configuration would set it to."""
@@ -42,27 +39,40 @@ def next_moves(config: Config, whole_ladder: bool, least: int = 1) -> Iterator[M
 
     Without `whole_ladder`, micro-batches alone. What cannot be combined with the configuration is left out.
     """
-    size = micro_batch_size(config)
+    size, splits = micro_batch_size(config), splitter()
     sizes: list[int] = []
-    while find_conflict(config, "micro_batch") is None:
+    while find_conflict(config, splits) is None:
         smaller = smaller_size(sizes[-1] if sizes else size, config.train.batch_size, least)
         if smaller is None:
             break
         sizes.append(smaller)
     if not whole_ladder:
-        yield from (("micro_batch", size) for size in sizes)
+        yield from ((splits, size) for size in sizes)
         return
-    yield from (("micro_batch", size) for size in sizes if size >= FLOOR)
-    for name, value in EXACT_TRICKS.items():
-        if name not in config.memory.tricks and find_conflict(config, name) is None:
-            yield name, value
-    yield from (("micro_batch", size) for size in sizes if size < FLOOR)
+    yield from ((splits, size) for size in sizes if size >= FLOOR)
+    for trick in later_tricks():
+        if trick.name not in config.memory.tricks and find_conflict(config, trick.name) is None:
+            yield trick.name, trick.ladder
+    yield from ((splits, size) for size in sizes if size < FLOOR)
+
+
+def later_tricks() -> list[Relief]:
+    """Return the tricks that can be applied to a run that is being trained."""
+    return [one for one in reliefs("activations") if one.ladder is not None]
+
+
+def pointless(name: str, device: torch.device) -> str | None:
+    """Return why a trick relieves nothing on a device, or None."""
+    return next((one.pointless_on.get(device.type) for one in reliefs("activations") if one.name == name), None)
 
 
 def micro_batch_size(config: Config) -> int:
     """Return the samples that go through the networks at once."""
-    settings = config.memory.tricks.get("micro_batch")
-    size = getattr(settings, "size", "auto")
+    name = splitter()
+    settings = config.memory.tricks.get(name)
+    if settings is None:
+        return config.train.batch_size
+    size: int | str = getattr(settings, config.memory.plugins[name].settings_class.shorthand or "size")
     return config.train.batch_size if size == "auto" else min(int(size), config.train.batch_size)
 
 
@@ -120,10 +130,11 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
         raise ConfigError(reason)
     adapted, size, tricks = dict(run.adapted), run.micro_batch_size, list(run.tricks)
     dressed = [(module, type(module), getattr(module, "inplace", None)) for module in _all_modules(run)]
-    if name == "micro_batch":
+    why_not = pointless(name, run.device)
+    if why_not is not None:
+        raise ConfigError(why_not)
+    if name == splitter():
         run.micro_batch_size = value
-    elif name == "offload_activations" and run.device.type == "cpu":
-        raise ConfigError("activations are in host memory already")
     else:
         add_trick(run, with_memory(run.config, {name: value}), name)
     run.adapted = {**adapted, name: value}
@@ -149,7 +160,7 @@ def move_again(run: Run, adapted: Mapping[str, Any]) -> dict[str, Any]:
     changed = {}
     for name, value in adapted.items():
         config = adapted_config(run)
-        known = micro_batch_size(config) <= value if name == "micro_batch" else name in config.memory.tricks
+        known = micro_batch_size(config) <= value if name == splitter() else name in config.memory.tricks
         if not known:
             with contextlib.suppress(ConfigError):  # configured otherwise by now; memory may run out again and be heard
                 move(run, name, value)
@@ -161,26 +172,10 @@ def add_trick(run: Run, config: Config, name: str) -> None:
     """Apply a configured trick to a run that is built already."""
     plugin = config.memory.plugins[name]
     trick = plugin.load().build(plugin.native_settings(config.memory.tricks[name]))
-    with undressed(_all_modules(run)):
+    with without_outermost(_all_modules(run)):
         trick.apply(run.task, run.precision)
     trick.attach(run)
     run.tricks.append(trick)
-
-
-@contextlib.contextmanager
-def undressed(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Take off what was mixed in front of the modules' classes inside the block, and put it back over what is new."""
-    layers: list[tuple[nn.Module, type[nn.Module]]] = []
-    for module in modules:
-        while len(bases := type(module).__bases__) == 2 and bases[0] in OUTER_MIXINS:
-            layers.append((module, bases[0]))
-            module.__class__ = bases[1]
-    try:
-        yield
-    finally:
-        for module, mixin in reversed(layers):
-            inner = type(module)
-            module.__class__ = type(inner.__name__, (mixin, inner), {"__module__": inner.__module__})
 
 
 def _all_modules(run: Run) -> list[nn.Module]:

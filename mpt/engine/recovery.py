@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.checkpoint import CheckpointError as RecomputationError
 
+from mpt.config.relief import splitter
 from mpt.engine import ladder
 from mpt.engine.diagnosis import find_first_non_finite
 from mpt.engine.state import capture_random, restore_random
@@ -132,11 +133,11 @@ def climb(training: Training, phase: Phase, refused: dict[str, str]) -> Trial | 
             take_back = ladder.move(run, name, value)
         except ConfigError as error:
             refused[name] = str(error).split("\n")[0]
-            if name in ladder.EXACT_TRICKS:
+            if name != splitter():
                 tell(training, phase, f"{name} cannot be used here ({refused[name]})")
             continue
-        what = f"micro-batch {before} -> {value}" if name == "micro_batch" else f"memory.{name}={value} from here on"
-        sees = f"; BatchNorm sees {value} samples" if name == "micro_batch" and ladder.has_batch_norm(run) else ""
+        what = f"micro-batch {before} -> {value}" if name == splitter() else f"memory.{name}={value} from here on"
+        sees = f"; BatchNorm sees {value} samples" if name == splitter() and ladder.has_batch_norm(run) else ""
         tell(training, phase, f"{what}, batch as before{sees}")
         return Trial(name, take_back)
     return None
@@ -162,10 +163,15 @@ def fail(training: Training, phase: Phase, reason: str, refused: dict[str, str],
             f"smaller: try memory.cpu_optimizer=true, {smaller}"
         )
     elif not run.micro_batch_auto and size > 1:
-        advice = f"try memory.micro_batch={size // 2} or memory.on_oom=adapt (same effective batch)"
+        advice = f"try memory.{splitter()}={size // 2} or memory.on_oom=adapt (same effective batch)"
     elif size == 1:
-        unused = "memory.recompute, " if "recompute" not in {**run.adapted, **run.config.memory.tricks} else ""
-        advice = f"a micro-batch of 1 is too much already: try {unused}{smaller}"
+        used = {**run.adapted, **run.config.memory.tricks}
+        unused = (
+            f"memory.{one.name}, "
+            for one in ladder.later_tricks()
+            if one.name not in used and not ladder.pointless(one.name, run.device)
+        )
+        advice = f"a micro-batch of 1 is too much already: try {next(unused, '')}{smaller}"
     else:
         refusals = "".join(f"; {name}: {why}" for name, why in refused.items())
         advice = f"nothing is left to adapt at a micro-batch of {size}{refusals}. Try {smaller}"

@@ -24,6 +24,9 @@ CONFLICTS = {
     "optimizer_in_backward": "that one steps on the device during backward; use one of the two",
     "low_bit_optimizer": "8-bit states live on the device; use one of the two",
 }
+RELIEVES = "optimizer"
+PROPOSALS = (True,)
+RANK = 2
 
 
 class Settings(Options):

@@ -12,6 +12,10 @@ import torch
 from mpt.config.options import Options
 from mpt.seams import MemoryTrick, Run
 
+RELIEVES = "fragmentation"
+PROPOSALS = (True,)
+ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
 
 class Settings(Options):
     """Nothing to set."""

@@ -25,6 +25,9 @@ CONFLICTS = {
     "optimizer_in_backward": "8-bit optimizers keep state per parameter group; use one of the two",
     "cpu_optimizer": "8-bit states live on the device; use one of the two",
 }
+RELIEVES = "optimizer"
+PROPOSALS = (True,)
+RANK = 3
 BLOCK, SMALLEST_QUANTISED = 256, 4096
 INSTALL = "pip install bitsandbytes or pip install torchao"
 

@@ -15,6 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mpt.config.options import Options
 from mpt.seams import MemoryTrick, Run
 
+RELIEVES = "batch"
+
 
 class Settings(Options):
     """How many samples are in a micro-batch."""

@@ -22,6 +22,13 @@ from mpt.config.options import Options
 from mpt.seams import MemoryTrick, Precision, Task
 
 CONFLICTS = {"compile": "compiled graphs save tensors without asking; use recompute or compile alone"}
+RELIEVES = "activations"
+PROPOSALS = (True,)
+LADDER = 1.0
+RANK = 2
+IN_PARTS = False
+"""In micro-batches most tensors are below `min_mebibytes`."""
+POINTLESS_ON = {"cpu": "activations are in host memory already"}
 FETCH_AHEAD = 2
 
 

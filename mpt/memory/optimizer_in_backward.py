@@ -33,6 +33,9 @@ CONFLICTS = {
     "release_grads_after": "gradients are released one by one already; leave that one out",
     "empty_cache_every": "it counts optimizer steps, of which there is one per parameter here; leave that one out",
 }
+RELIEVES = "optimizer"
+PROPOSALS = (True,)
+RANK = 1
 
 
 class Settings(Options):

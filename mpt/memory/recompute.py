@@ -29,6 +29,10 @@ from mpt.memory.replay import Recomputed, wrap_module, wrap_runs
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
 CONFLICTS = {"compile": "compiled networks choose for themselves what to recompute; leave one of the two out"}
+RELIEVES = "activations"
+PROPOSALS = ("sqrt", "selective", "all")
+LADDER = "sqrt"
+RANK = 1
 
 
 class Settings(Options):

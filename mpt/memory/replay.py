@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mpt.errors import ConfigError
 from mpt.memory.selective import KeepOutputs, ReuseOutputs
+from mpt.nn.mixin import Mixin, mix_in
 from mpt.precision import o1
 
 
@@ -132,7 +133,7 @@ class _Around(AbstractContextManager[None]):
         self.leave()
 
 
-class Recomputed(nn.Module):
+class Recomputed(Mixin, nn.Module):
     """Mixed in front of a module's class: its forward is recomputed in backward."""
 
     recomputes_selectively: bool
@@ -142,7 +143,7 @@ class Recomputed(nn.Module):
         return recompute(super().forward, [self], self.recomputes_selectively, args, kwargs)
 
 
-class RecomputedSequence(nn.Sequential):
+class RecomputedSequence(Mixin, nn.Sequential):
     """Mixed in front of a plain Sequential: runs of its children are recomputed in backward."""
 
     recomputes_selectively: bool
@@ -176,25 +177,20 @@ def wrap_module(module: nn.Module, selective: bool) -> None:
     """Recompute one module. Its class is swapped, so that a deep copy owns its wrapper; its state-dict keys stay."""
     if isinstance(module, Recomputed):
         return
-    _swap_class(module, Recomputed)
+    mix_in(module, Recomputed)
     module.recomputes_selectively = selective  # type: ignore[assignment]
     _forbid_in_place(module)
 
 
 def wrap_runs(sequential: nn.Module, runs: list[tuple[int, int]], selective: bool) -> None:
     """Recompute runs of children of a plain Sequential, each as one."""
-    _swap_class(sequential, RecomputedSequence)
+    mix_in(sequential, RecomputedSequence)
     sequential.recomputes_selectively = selective  # type: ignore[assignment]
     sequential.recomputed_runs = tuple(sorted(runs))  # type: ignore[assignment]
     children = list(sequential._modules.values())
     for start, stop in runs:
         for child in children[start:stop]:
             _forbid_in_place(child)
-
-
-def _swap_class(module: nn.Module, mixin: type[nn.Module]) -> None:
-    original = type(module)
-    module.__class__ = type(original.__name__, (mixin, original), {"__module__": original.__module__})
 
 
 def _forbid_in_place(module: nn.Module | None) -> None:

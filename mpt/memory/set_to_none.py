@@ -7,12 +7,13 @@ then stay the same, which some profilers want, at the price of one copy of the w
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
+from mpt.nn.mixin import Mixin, mix_in
 from mpt.seams import MemoryTrick, Run
 
 
@@ -24,15 +25,17 @@ class Settings(Options):
     enabled: bool = True
 
 
-class KeepsModuleGradients(nn.Module):
+class KeepsModuleGradients(Mixin, nn.Module):
     """Mixed in front of a network's class: clearing gradients fills them with zeros."""
+
+    is_outermost = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill gradients with zeros."""
         super().zero_grad(set_to_none=False)
 
 
-class KeepsGradients(Optimizer):
+class KeepsGradients(Mixin, Optimizer):
     """Mixed in front of an optimizer's class: clearing gradients fills them with zeros."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -54,14 +57,9 @@ class SetToNone(MemoryTrick):
             return
         run.keeps_gradients = True
         for module in {id(phase.module): phase.module for phase in run.phases}.values():
-            _mix_in(module, KeepsModuleGradients)
+            mix_in(module, KeepsModuleGradients)
         for optimizer in dict.fromkeys(run.optimizers.values()):
-            _mix_in(optimizer, KeepsGradients)
-
-
-def _mix_in(thing: Any, mixin: type) -> None:
-    original = type(thing)
-    thing.__class__ = type(original.__name__, (mixin, original), {"__module__": original.__module__})
+            mix_in(optimizer, KeepsGradients)
 
 
 def build(settings: Settings) -> SetToNone:

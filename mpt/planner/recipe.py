@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mpt.config.relief import reliefs, splitter
 from mpt.config.schema import Config
 from mpt.planner.session import Answer
 
 Patch = dict[str, Any]
 MASTERLESS = "bf16-pure"
-LEAVE_WEIGHTS = frozenset({"recompute", "offload_activations", "micro_batch"})
-"""Tricks that change neither weights nor gradients nor the optimizer's state."""
 TIE = 0.06
 """How far the time model was off when it ranked published runs of one model."""
 MARGIN = 0.03
@@ -78,17 +77,18 @@ class Recipe:
         """Whether the weights, gradients and optimizer state that this recipe shares with a patch are too much."""
         if self.plan["context_bytes"] + self.plan["held_throughout"] <= budget_bytes:
             return False
+        leave_weights = {one.name for one in reliefs("activations", "batch")}
         own, other = (
-            {name: value for name, value in tricks.items() if name not in LEAVE_WEIGHTS}
+            {name: value for name, value in tricks.items() if name not in leave_weights}
             for tricks in (self.tricks, patch.get("memory", {}))
         )
         return own == other and self.patch.get("precision") == patch.get("precision")
 
     def is_part_of(self, patch: Patch) -> bool:
         """Whether a patch has this precision and these tricks, in no larger a batch, and perhaps more."""
-        wanted = patch.get("memory", {})
+        wanted, size = patch.get("memory", {}), splitter()
         return self.patch.get("precision") == patch.get("precision") and all(
-            wanted.get(name, 0) <= value if name == "micro_batch" and name in wanted else wanted.get(name) == value
+            wanted.get(name, 0) <= value if name == size and name in wanted else wanted.get(name) == value
             for name, value in self.tricks.items()
         )
 

@@ -18,6 +18,7 @@ is said: the tricks' own `exact`, the change of precision, and the warnings of t
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,40 +27,68 @@ from typing import Any
 
 from mpt.config.layers import write_override
 from mpt.config.load import change_precision, load_config
+from mpt.config.relief import Relief, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
 from mpt.planner.gpus import Gpu
 from mpt.planner.recipe import MASTERLESS, Patch, Recipe, rank
 from mpt.planner.session import Answer, Session
 
-FOR_ACTIVATIONS: tuple[Patch, ...] = (
-    {"recompute": "sqrt"},
-    {"recompute": "selective"},
-    {"recompute": "all"},
-    {"offload_activations": True},
-)
-FOR_OPTIMIZER: tuple[Patch, ...] = (
-    {"optimizer_in_backward": True},
-    {"cpu_optimizer": True},
-    {"low_bit_optimizer": True},
-)
-SINGLE: tuple[Patch, ...] = ({}, *FOR_ACTIVATIONS, *FOR_OPTIMIZER)
-PAIRS: tuple[Patch, ...] = (
-    *({**activations, **optimizer} for activations in FOR_ACTIVATIONS for optimizer in FOR_OPTIMIZER),
-    {"recompute": "all", "offload_activations": True},
-)
-SPLIT: tuple[Patch, ...] = (
-    {},
-    {"recompute": "all"},
-    {"cpu_optimizer": True},
-    {"low_bit_optimizer": True},
-    {"recompute": "all", "cpu_optimizer": True},
-    {"recompute": "all", "low_bit_optimizer": True},
-)
-"""Combinations that are also tried with micro-batches."""
 PARTS = (2, 4, 8)
 LAST_RESORT_PARTS = (16, 32)
 FULL_PRECISION = ("fp32", "tf32", "O0")
+
+
+@dataclass(frozen=True)
+class Combinations:
+    """The combinations of memory tricks that are tried, from what the tricks' files declare (`mpt.config.relief`)."""
+
+    single: tuple[Patch, ...]
+    """No trick, and each proposal alone."""
+    pairs: tuple[Patch, ...]
+    """A trick for activations and one for the optimizer, or the strongest of two for activations."""
+    split: tuple[Patch, ...]
+    """What is also tried with micro-batches: the strongest for activations, one for the optimizer, both, neither."""
+
+
+def combinations() -> Combinations:
+    """Return what is tried with the tricks that there are."""
+    activations, optimizers, splitting = reliefs("activations"), reliefs("optimizer"), reliefs("batch")[0]
+    parted = [one for one in activations if one.proposals and one.in_parts and one.suits(splitting)]
+    with_parts = [one for one in optimizers if one.in_parts and one.suits(splitting)]
+    return Combinations(
+        single=({}, *each(activations), *each(optimizers)),
+        pairs=(
+            *({**first, **second} for first in each(activations) for second in each(optimizers) if suit(first, second)),
+            *(
+                {first.name: first.proposals[-1], second.name: second.proposals[-1]}
+                for first, second in itertools.combinations(activations, 2)
+                if first.proposals and second.proposals and first.suits(second)
+            ),
+        ),
+        split=(
+            {},
+            *({one.name: one.proposals[-1]} for one in parted),
+            *each(with_parts),
+            *(
+                {one.name: one.proposals[-1], **second}
+                for one in parted
+                for second in each(with_parts)
+                if suit({one.name: True}, second)
+            ),
+        ),
+    )
+
+
+def each(tricks: Iterable[Relief]) -> list[Patch]:
+    """Return every proposal of some tricks."""
+    return [{one.name: value} for one in tricks for value in one.proposals]
+
+
+def suit(first: Patch, second: Patch) -> bool:
+    """Return whether the tricks of two patches may be combined."""
+    known = {one.name: one for one in reliefs("activations", "optimizer")}
+    return all(known[one].suits(known[other]) for one in first for other in second)
 
 
 @dataclass(frozen=True)
@@ -88,10 +117,10 @@ def search(
 
     Raises PlanError when the configuration itself cannot be planned. `largest_batch` is looked for in that one only.
     """
-    found = _Search(session, config, budget_bytes)
+    found, tried = _Search(session, config, budget_bytes), combinations()
     precisions = list(precision_patches(config, gpu))
     first = session.submit(config, budget_bytes=budget_bytes, timeline=True, largest_batch=largest_batch)
-    singles = [found.submit(joined(precision, tricks)) for precision in precisions for tricks in SINGLE]
+    singles = [found.submit(joined(precision, tricks)) for precision in precisions for tricks in tried.single]
     answer = first.result()
     searches = goes_on(answer.get())
     found.keep(({}, config, first))
@@ -99,12 +128,12 @@ def search(
         return Search(found.recipes[:1], [], [])
     for attempt in singles:
         found.keep(attempt)
-    found.try_all(joined(precision, tricks) for precision in precisions for tricks in PAIRS)
-    for count in () if "micro_batch" in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
+    found.try_all(joined(precision, tricks) for precision in precisions for tricks in tried.pairs)
+    for count in () if splitter() in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
         if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(one.fits for one in found.recipes)):
             break
         found.try_all(
-            joined(precision, {**tricks, **parted(config, count)}) for precision in precisions for tricks in SPLIT
+            joined(precision, {**tricks, **parted(config, count)}) for precision in precisions for tricks in tried.split
         )
     if found.recipes and not any(one.fits for one in found.recipes):
         found.shrink_smallest()
@@ -148,7 +177,7 @@ class _Search:
         self.recipes.append(Recipe(patch, changed, answer))
         growing = answer.plan["growing"]
         if growing.get("fits"):
-            patch = joined(patch, {"expandable_segments": True})
+            patch = joined(patch, {one.name: one.proposals[0] for one in reliefs("fragmentation")[:1]})
             grown = patched(self.config, patch, self.session.allow)
             self.recipes.append(Recipe(patch, grown, Answer({**answer.plan, **growing}), traced=False))
 
@@ -166,7 +195,7 @@ class _Search:
     def shrink_smallest(self) -> None:
         """Where nothing fits, plan the smallest recipe with small micro-batches, to tell how far it is off."""
         patch = min(self.recipes, key=lambda one: one.total).patch
-        if "micro_batch" in patch.get("memory", {}):
+        if splitter() in patch.get("memory", {}):
             self.keep(self.submit(joined(patch, parted(self.config, LAST_RESORT_PARTS[0]))))
 
     def is_worth_trying(self, patch: Patch) -> bool:
@@ -184,12 +213,13 @@ class _Search:
         At every moment of a step bytes are a + b * size, so their peak is convex in the size: the line through two
         sizes, drawn on to a size of 0, lies below the peak of each smaller one.
         """
-        if "micro_batch" not in patch.get("memory", {}):
+        size = splitter()
+        if size not in patch.get("memory", {}):
             return False
         peaks = {
-            one.tricks["micro_batch"]: one.plan["allocated"] + one.plan["context_bytes"]
+            one.tricks[size]: one.plan["allocated"] + one.plan["context_bytes"]
             for one in self.recipes
-            if "micro_batch" in one.tricks and _is_same_but_for_size(one.patch, patch)
+            if size in one.tricks and _is_same_but_for_size(one.patch, patch)
         }
         if len(peaks) < 2:
             return False
@@ -228,11 +258,11 @@ def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> C
 
 def parted(config: Config, parts: int) -> Patch:
     """Return the trick that splits the batch into so many micro-batches."""
-    return {"micro_batch": -(-config.train.batch_size // parts)}
+    return {splitter(): -(-config.train.batch_size // parts)}
 
 
 def _is_same_but_for_size(one: Patch, other: Patch) -> bool:
-    return joined(one, {"micro_batch": 0}) == joined(other, {"micro_batch": 0})
+    return joined(one, {splitter(): 0}) == joined(other, {splitter(): 0})
 
 
 def joined(patch: Mapping[str, Any], tricks: Mapping[str, Any]) -> Patch:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from mpt.errors import ConfigError
+from mpt.nn.mixin import Mixin, mix_in
 from mpt.precision import o1
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,9 +64,10 @@ def in_float32(function: F, device_type: str) -> F:
     return run  # type: ignore[return-value]
 
 
-class Float32Island(nn.Module):
+class Float32Island(Mixin, nn.Module):
     """Mixed in front of a module's class by `make_island`."""
 
+    is_outermost = True
     island_device_type: str
     island_casts_back: bool
     island_half: torch.dtype | None
@@ -95,11 +97,8 @@ def make_island(module: nn.Module, device_type: str, casts_back: bool, half: tor
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in tensors):
         module.float()  # fake parameters refuse even the swap that changes nothing
-    original = type(module)
-    methods = {name: _island_method(function) for name, function in _own_methods(original).items()}
-    module.__class__ = type(
-        original.__name__, (Float32Island, original), {"__module__": original.__module__, **methods}
-    )
+    methods = {name: _island_method(function) for name, function in _own_methods(type(module)).items()}
+    mix_in(module, Float32Island, methods)
     module.island_device_type = device_type  # type: ignore[assignment]
     module.island_casts_back = casts_back  # type: ignore[assignment]
     module.island_half = half  # type: ignore[assignment]

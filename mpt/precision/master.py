@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpt.config.options import PrecisionOptions
+from mpt.nn.mixin import Mixin, mix_in
 from mpt.precision.choice import choose_dtype
 from mpt.precision.islands import Float32Island, cast_floating, make_island
 from mpt.precision.policy import Policy
@@ -38,9 +39,10 @@ class Settings(PrecisionOptions):
     """Nothing beyond the common settings."""
 
 
-class HalfDoor(nn.Module):
+class HalfDoor(Mixin, nn.Module):
     """Mixed in front of a network's class: inputs go in as half, outputs come back as float32."""
 
+    is_outermost = True
     door_dtype: torch.dtype
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,8 +72,7 @@ class HalfWeights(Policy):
             self._cast(module)
             # A ModuleDict is networks trained together; it has no forward, so its members get the doors.
             for network in module.values() if isinstance(module, nn.ModuleDict) else [module]:
-                original = type(network)
-                network.__class__ = type(original.__name__, (HalfDoor, original), {"__module__": original.__module__})
+                mix_in(network, HalfDoor)
                 network.door_dtype = self.dtype  # type: ignore[assignment]
         self._twins.clear()  # its keys are the float32 weights: without masters, nothing else may keep them alive
 

@@ -224,7 +224,7 @@ def test_memory_that_runs_out_elsewhere_says_where(config: Path, monkeypatch: py
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(card, "add_card", lambda message, training, arguments: message)
-    monkeypatch.setattr(Classify, "evaluate", full)
+    monkeypatch.setattr(Classify, "evaluate_batch", full)
     assert "step 2, outside the update" in fail(config, "memory.micro_batch=16")[0]
     import mpt.engine.build
 

@@ -16,8 +16,9 @@ from mpt.commands.train import train
 from mpt.config.load import load_config
 from mpt.engine import ladder
 from mpt.engine.step import update
-from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.errors import ConfigError, MemoryBudgetError, PartError
 from mpt.memory.replay import Recomputed, RecomputedSequence
+from mpt.planner.search import combinations
 from mpt.precision.islands import Float32Island
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
@@ -291,3 +292,61 @@ def test_a_gpu_that_is_too_small_for_the_batch_gets_smaller_micro_batches(tmp_pa
     found = checkpoint.load(open_run(path))
     assert found.step == settings["steps"]
     assert found.state["loop"]["adapted"]["micro_batch"] < 1400
+
+
+STRANGER = '''
+"""Recompute every module by the folder's own code: for the test, it only counts."""
+
+from __future__ import annotations
+
+from mpt.config.options import Options
+from mpt.seams import MemoryTrick, Precision, Task
+
+RELIEVES = "activations"
+PROPOSALS = (True,)
+LADDER = True
+RANK = 0
+
+
+class Settings(Options):
+    """Nothing to set."""
+
+
+class Strange(MemoryTrick):
+    """Counts where it was applied."""
+
+    name = "strange"
+    applied = 0
+
+    def apply(self, task: Task, precision: Precision) -> None:
+        Strange.applied += 1
+
+
+def build(settings: Settings) -> Strange:
+    return Strange()
+'''
+
+
+def test_a_trick_from_outside_is_proposed_and_used_when_memory_runs_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "strange.py").write_text(STRANGER, "utf-8")
+    monkeypatch.setenv("MPT_PARTS", str(tmp_path))
+    assert {"strange": True} in combinations().single
+    assert {"strange": True, "cpu_optimizer": True} in combinations().pairs
+    assert {"strange": True} in combinations().split
+    run = parts.classifier(memory={"on_oom": "adapt"})
+    moves = list(ladder.next_moves(run.config, whole_ladder=True))
+    assert moves.index(("strange", True)) < moves.index(("recompute", "sqrt"))
+    ladder.move(run, "strange", True)
+    assert [trick.name for trick in run.tricks] == ["strange"]
+    assert run.adapted == {"strange": True}
+
+
+def test_an_unknown_kind_of_relief_is_refused_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "strange.py").write_text(STRANGER.replace('"activations"', '"time"'), "utf-8")
+    monkeypatch.setenv("MPT_PARTS", str(tmp_path))
+    with pytest.raises(PartError, match=r"strange\.py: RELIEVES is 'time'; allowed are activations"):
+        combinations()

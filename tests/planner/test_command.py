@@ -16,6 +16,7 @@ from mpt.config.load import load_config
 from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
+from mpt.planner.search import Combinations
 from mpt.planner.session import Session
 
 CONFIG = """
@@ -51,9 +52,8 @@ def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     before = session.gpu, session.calibration, session.allow
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(plan, "Session", Shared(session))
-    monkeypatch.setattr("mpt.planner.search.SINGLE", FEW_TRICKS)
-    monkeypatch.setattr("mpt.planner.search.PAIRS", ())
-    monkeypatch.setattr("mpt.planner.search.SPLIT", ({},))
+    few = Combinations(single=FEW_TRICKS, pairs=(), split=({},))
+    monkeypatch.setattr("mpt.planner.search.combinations", lambda: few)
     path = tmp_path / "unet.yaml"
     path.write_text(CONFIG)
     yield PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))

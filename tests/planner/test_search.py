@@ -15,7 +15,7 @@ from mpt.config.yaml_text import write_text
 from mpt.errors import MemoryBudgetError
 from mpt.planner.gpus import find_gpu
 from mpt.planner.recipe import Patch, Recipe, describe_cost, rank, without_conflicts
-from mpt.planner.search import FOR_ACTIVATIONS, FOR_OPTIMIZER, patched, precision_patches, search
+from mpt.planner.search import combinations, patched, precision_patches, search
 from mpt.planner.session import Answer, PlanError
 
 GIB, MIB = 2**30, 2**20
@@ -66,7 +66,7 @@ def run(session: FakeSession, gpu: str = "rtx2060", **config: Any) -> Any:
 def test_where_the_configuration_fits_single_tricks_are_tried_once_and_no_pairs_nor_micro_batches() -> None:
     session = FakeSession(lambda memory, mode: plan(2.0))
     found = run(session)
-    assert len(session.asked) == 1 + len(FOR_ACTIVATIONS) + len(FOR_OPTIMIZER)
+    assert len(session.asked) == len(combinations().single)
     assert found.recipes[0].patch == {}
     assert all("micro_batch" not in recipe.tricks for recipe in found.recipes)
 

@@ -1,0 +1,83 @@
+"""What the planner may propose of memory tricks, and what is set when memory runs out: read from the tricks' own files.
+
+A trick's file says it in literals, so that a new file is planned, proposed and used in recovery without being named
+anywhere else:
+
+- `RELIEVES`: what it makes smaller, "activations", "optimizer" (its state, and gradients), "batch" (what goes through
+  the networks at once; its shorthand is a number of samples) or "fragmentation" (of the allocator).
+- `PROPOSALS`: what the planner may propose as its YAML value, the gentlest first.
+- `LADDER`: the YAML value that is set when memory runs out in training. Only for exact tricks, which can be applied to
+  a run that has begun.
+- `RANK`: a number by which tricks of a kind are tried, those that cost less time first.
+- `IN_PARTS = False`: not proposed together with a trick that splits the batch.
+- `POINTLESS_ON`: device type -> why it relieves nothing there.
+- `ENVIRONMENT`: variables to set before torch first allocates, where the user has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpt.config.registry import INSTALLED, Plugin
+from mpt.errors import PartError
+
+KINDS = ("activations", "optimizer", "batch", "fragmentation")
+LAST_RANK = 100
+
+
+@dataclass(frozen=True)
+class Relief:
+    """What one trick's file declares."""
+
+    name: str
+    relieves: str
+    proposals: tuple[Any, ...]
+    ladder: Any
+    """None where it is not for the ladder."""
+    rank: int
+    in_parts: bool
+    pointless_on: Mapping[str, str]
+    conflicts: Mapping[str, str]
+
+    def suits(self, other: Relief) -> bool:
+        """Whether two tricks may be combined."""
+        return other.name not in self.conflicts and self.name not in other.conflicts
+
+
+def read_relief(plugin: Plugin) -> Relief | None:
+    """Return what a trick declares, or None for one that relieves nothing. Raises PartError for an unknown kind."""
+    literals = plugin.literals
+    kind = literals.get("RELIEVES")
+    if kind is None:
+        return None
+    if kind not in KINDS:
+        raise PartError(f"{plugin.path}: RELIEVES is {kind!r}; allowed are {', '.join(KINDS)}")
+    return Relief(
+        name=plugin.name,
+        relieves=kind,
+        proposals=tuple(literals.get("PROPOSALS", ())),
+        ladder=literals.get("LADDER"),
+        rank=literals.get("RANK", LAST_RANK),
+        in_parts=literals.get("IN_PARTS", True),
+        pointless_on=literals.get("POINTLESS_ON", {}),
+        conflicts=plugin.conflicts,
+    )
+
+
+def reliefs(*kinds: str) -> list[Relief]:
+    """Return the tricks that relieve one of these, in the order in which they are tried."""
+    plugins = [INSTALLED.find("memory", name) for name in INSTALLED.names("memory")]
+    found = [read_relief(plugin) for plugin in plugins if plugin is not None]
+    return sorted((one for one in found if one is not None and one.relieves in kinds), key=lambda one: one.rank)
+
+
+def splitter() -> str:
+    """Return the name of the trick that splits the batch."""
+    return reliefs("batch")[0].name
+
+
+def environment(tricks: Mapping[str, Plugin]) -> dict[str, str]:
+    """Return the variables that the chosen tricks want to be set before torch allocates."""
+    return {name: value for plugin in tricks.values() for name, value in plugin.literals.get("ENVIRONMENT", {}).items()}

@@ -1,0 +1,53 @@
+"""Changing what one object does by putting a class in front of its own.
+
+The object's class is swapped for a subclass instead of replacing its methods on the instance: a deep copy (an EMA twin)
+then owns its behaviour instead of calling into the original, and state-dict keys stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, MappingProxyType
+from typing import Any, ClassVar
+
+from torch import nn
+
+
+class Mixin:
+    """A class to be put in front of another, whose methods it calls with `super()`."""
+
+    is_outermost: ClassVar[bool] = False
+    """Whether it belongs in front of what memory tricks put there: a precision mode's casts, for one."""
+
+
+def mix_in(thing: Any, mixin: type[Mixin], methods: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Put a mixin in front of an object's class, with methods that it makes for this class alone."""
+    original = type(thing)
+    members = {"__module__": original.__module__, **methods}
+    thing.__class__ = type(original.__name__, (mixin, original), members)
+
+
+@contextlib.contextmanager
+def without_outermost(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Take the outermost mixins off inside the block, and put them back in front of what is new.
+
+    What is put in front inside the block ends where it would be if it had come first.
+    """
+    layers: list[tuple[nn.Module, type[Mixin], dict[str, Any]]] = []
+    for module in modules:
+        while (mixin := _outermost(module)) is not None:
+            own = {name: value for name, value in vars(type(module)).items() if isinstance(value, FunctionType)}
+            layers.append((module, mixin, own))
+            module.__class__ = type(module).__bases__[1]
+    try:
+        yield
+    finally:
+        for module, mixin, own in reversed(layers):
+            mix_in(module, mixin, own)
+
+
+def _outermost(module: nn.Module) -> type[Mixin] | None:
+    bases = type(module).__bases__
+    is_mixed = len(bases) == 2 and issubclass(bases[0], Mixin) and bases[0].is_outermost
+    return bases[0] if is_mixed else None
