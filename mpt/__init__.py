@@ -1,16 +1,30 @@
 """Mixed-precision training that fits the card you have.
 
-Importing `mpt` is cheap: torch is loaded by the rooms that need it, never here.
+Importing `mpt` is cheap: torch is loaded by what needs it, never here. What the commands do is offered as functions
+(`mpt.api`): `mpt.load`, `mpt.train`, `mpt.plan`, `mpt.compare`, `mpt.infer`, and for a loop of one's own `mpt.build`
+and `mpt.update`.
 """
 
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpt.api import build as build
+    from mpt.api import compare as compare
+    from mpt.api import infer as infer
+    from mpt.api import load as load
+    from mpt.api import plan as plan
+    from mpt.api import train as train
+    from mpt.api import update as update
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "build", "compare", "infer", "load", "plan", "train", "update"]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import `precision` when it is first asked for, so that `mpt.precision.o1.casts(...)` works as written."""
+def __getattr__(name: str) -> Any:
+    """Import a function of the API, or `mpt.precision` (for `mpt.precision.o1.casts`), when it is first asked for."""
+    if name in __all__:
+        return getattr(import_module("mpt.api"), name)
     if name == "precision":
         return import_module("mpt.precision")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

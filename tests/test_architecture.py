@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mpt"
-LIGHT = ("errors", "config", "report", "cli", "__main__")
+LIGHT = ("errors", "config", "parts", "report", "cli", "__main__")
 """Rooms that never import torch, not even inside a function."""
 HEAVY_PACKAGES = {"torch", "torchvision", "timm", "torchmetrics", "safetensors"}
 
@@ -129,6 +129,7 @@ def test_importing_the_light_rooms_imports_no_torch() -> None:
     light_commands = ("arguments", "init", "listing", "report", "schema", "validate")
     files = [path for path in package_files() if room_of(path) in ("errors", "config", "report", "cli")]
     files += [PACKAGE / "commands" / f"{name}.py" for name in light_commands]
+    files += [PACKAGE / "__init__.py", PACKAGE / "api.py"]
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
     assert len(modules) > 20
     assert heavy_modules_after(f"import importlib\nfor name in {modules}: importlib.import_module(name)") == set()

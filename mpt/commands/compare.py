@@ -55,6 +55,22 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
     `train` and `check` are what tests replace: by default each is a process of its own.
     Raises ConfigError for what cannot be compared, GateError under `--gate` unless every mode is within the margin.
     """
+    comparison, folder = compare(arguments, None, train, check)
+    print_comparison(comparison, folder, as_json=arguments.json)
+    if arguments.gate and not comparison.passes:
+        failing = [
+            say_verdict(row, comparison) for row in comparison.rows if row.verdict and row.verdict.outcome != "within"
+        ]
+        raise GateError("\n".join(failing))
+
+
+def compare(
+    arguments: CompareArguments, base: Config | None = None, train: Train | None = None, check: Check | None = None
+) -> tuple[Comparison, Path]:
+    """Compare modes or finished runs, write the comparison, and return it with its folder.
+
+    `base` is what is trained, by default what `arguments.config` says.
+    """
     margin = Margin.parse(arguments.margin)
     overrides = [word for word in arguments.what if "=" in word]
     words = [word for word in arguments.what if "=" not in word]
@@ -66,6 +82,7 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
     else:
         folder, groups = run_modes(
             arguments,
+            base,
             check_modes(words, modes),
             overrides,
             train or train_in_process(arguments.allow),
@@ -73,12 +90,7 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
         )
     comparison = compare_groups(groups, margin)
     write_comparison(folder, comparison)
-    print_comparison(comparison, folder, as_json=arguments.json)
-    if arguments.gate and not comparison.passes:
-        failing = [
-            say_verdict(row, comparison) for row in comparison.rows if row.verdict and row.verdict.outcome != "within"
-        ]
-        raise GateError("\n".join(failing))
+    return comparison, folder
 
 
 def resolve_mode(word: str) -> str | None:
@@ -132,14 +144,20 @@ def suggest(word: str, known: Sequence[str]) -> str:
 
 
 def run_modes(
-    arguments: CompareArguments, modes: Mapping[str, str], overrides: Sequence[str], train: Train, check: Check
+    arguments: CompareArguments,
+    base: Config | None,
+    modes: Mapping[str, str],
+    overrides: Sequence[str],
+    train: Train,
+    check: Check,
 ) -> tuple[Path, list[Group]]:
     """Train every mode with every seed where it was not done yet; return the comparison's folder and groups."""
     if arguments.seeds < 1:
         raise ConfigError(f"--seeds: found {arguments.seeds}; allowed is 1 or more, 3 or more for a verdict.")
     options = [f"train.device={arguments.device}"] if arguments.device else []
     options.append("train.plan_memory=false")  # a plan beside would take time from what is timed
-    base = load_config(arguments.config or DEMO, [*overrides, *options], allow=arguments.allow)
+    source = base.to_data() if base else arguments.config or DEMO
+    base = load_config(source, [*overrides, *options], allow=arguments.allow)
     configs = {mode: in_mode(base, mode, word, overrides, arguments.allow) for mode, word in modes.items()}
     folder = open_folder(arguments, base, list(modes))
     seeds = [base.seed + index for index in range(arguments.seeds)]

@@ -38,13 +38,7 @@ def run(arguments: InferArguments) -> None:
     """
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
-    given = find_files(arguments.input)
-    wishes = {"task.truncation": arguments.truncation, "seed": arguments.seed}
-    overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
-    trained = open_trained(
-        arguments.run, Path(arguments.runs), arguments.device or "auto", overrides, allow=arguments.allow
-    )
-    samples = match_files(trained.run.task, trained.config.model.name, given)
+    trained, samples = open_with_inputs(arguments)
     output = Path(arguments.output) if arguments.output else Path(trained.directory.path) / "inference"
     batch_size = arguments.batch_size or trained.config.train.batch_size
     make_folder(output)
@@ -54,6 +48,17 @@ def run(arguments: InferArguments) -> None:
         results = list(infer(in_dtype(trained, arguments.dtype), samples, batch_size))
     for line in write(results, [next(iter(sample.values())) for sample in samples], output):
         print(line)
+
+
+def open_with_inputs(arguments: InferArguments) -> tuple[Trained, list[Sample]]:
+    """Return the run that the arguments name, built again, and the inputs that they name."""
+    given = find_files(arguments.input)
+    wishes = {"task.truncation": arguments.truncation, "seed": arguments.seed}
+    overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
+    trained = open_trained(
+        arguments.run, Path(arguments.runs), arguments.device or "auto", overrides, allow=arguments.allow
+    )
+    return trained, match_files(trained.run.task, trained.config.model.name, given)
 
 
 def in_dtype(trained: Trained, dtype: str | None) -> Trained:

@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
 from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
-from mpt.planner.capacity import find_capacity
+from mpt.planner.capacity import Capacity, find_capacity
 from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
 from mpt.planner.recipe import Recipe, describe_cost, describe_patch, has_margin, without_conflicts
 from mpt.planner.search import Search, search
@@ -38,6 +39,24 @@ from mpt.run.used_parts import missing_parts_explained
 
 WORKERS = 2
 PICTURED = 3
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A configuration's plan on a GPU, and the recipes that were searched where there is a budget."""
+
+    config: Config
+    gpu: Gpu
+    calibration: Calibration
+    capacity: Capacity
+    plan: dict[str, Any]
+    """The configuration's own plan (see `mpt.planner.plan.Plan`)."""
+    found: Search
+
+    @property
+    def best(self) -> Recipe | None:
+        """The fastest recipe that fits; None where none does, and without a budget."""
+        return next((recipe for recipe in self.found.recipes if recipe.fits), None)
 
 
 def run(arguments: PlanArguments) -> None:
@@ -56,20 +75,11 @@ def run(arguments: PlanArguments) -> None:
     config = load_config(arguments.config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
     for warning in find_strange_patches(arguments.patches, config):
         print(f"warning: {warning}", file=sys.stderr)
-    gpu = choose_gpu(arguments.gpu)
-    calibration = load_calibration(gpu.name)
-    capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
-    limit = capacity.budget_bytes
-    budget = limit if arguments.vram else None
-    with Session(gpu, calibration, arguments.allow, WORKERS if budget else 1) as session:
-        if budget is None:
-            plan = session.plan([config], budget_bytes=limit, largest_batch=limit is not None)[0].get()
-            found = Search([], [], [])
-        else:
-            found = search(session, config, gpu, budget, largest_batch=True, goes_on=partial(needs_search, budget))
-            plan = next(one.plan for one in found.recipes if not one.patch)
+    planned = make_plan(config, arguments)
+    gpu, calibration, capacity = planned.gpu, planned.calibration, planned.capacity
+    budget = capacity.budget_bytes if arguments.vram else None
+    plan, found, best = planned.plan, planned.found, planned.best
     recipes = found.recipes
-    best = next((recipe for recipe in recipes if recipe.fits), None)
     written: list[str] = []
     if best is not None and best.patch:
         assert budget is not None
@@ -90,6 +100,26 @@ def run(arguments: PlanArguments) -> None:
             console.print(f"  {train_command(arguments, path, recipes[0])}", markup=False, soft_wrap=True)
     if budget is not None and best is None:
         raise MemoryBudgetError(nothing_fits(recipes, budget))
+
+
+def make_plan(config: Config, arguments: PlanArguments) -> Planned:
+    """Plan a configuration, and search recipes where a budget is given. What fits, or whether, is left to the caller.
+
+    Raises ConfigError for an unknown GPU or budget, and MemoryBudgetError for a budget that the weights exceed.
+    """
+    gpu = choose_gpu(arguments.gpu)
+    calibration = load_calibration(gpu.name)
+    capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
+    limit = capacity.budget_bytes
+    budget = limit if arguments.vram else None
+    with Session(gpu, calibration, arguments.allow, WORKERS if budget else 1) as session:
+        if budget is None:
+            plan = session.plan([config], budget_bytes=limit, largest_batch=limit is not None)[0].get()
+            found = Search([], [], [])
+        else:
+            found = search(session, config, gpu, budget, largest_batch=True, goes_on=partial(needs_search, budget))
+            plan = next(one.plan for one in found.recipes if not one.patch)
+    return Planned(config, gpu, calibration, capacity, plan, found)
 
 
 def choose_output(arguments: PlanArguments) -> Path:

@@ -12,8 +12,13 @@ Goyal et al., 2017, section 2.2.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from mpt.config.options import OptimizerOptions
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 ONE_CYCLE_RISE = 0.3  # share of the run spent rising, unless warmup_steps says otherwise
 ONE_CYCLE_START = 1 / 25  # of the peak
@@ -37,6 +42,16 @@ def learning_rate(settings: OptimizerOptions, step: int, total_steps: int, base_
         return base_lr
     done = progress(step, settings.warmup_steps, total_steps)
     return base_lr * (cosine_between(1.0, 0.0, done) if settings.schedule == "cosine" else 1.0 - done)
+
+
+def set_learning_rates(
+    optimizers: Mapping[str, Optimizer], settings: Mapping[str, OptimizerOptions], step: int, total_steps: int
+) -> None:
+    """Set a step's rate in every parameter group of the optimizers, whose settings have the same names."""
+    for name, optimizer in optimizers.items():
+        rate = learning_rate(settings[name], step, total_steps, settings[name].lr)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 def progress(step: int, start: int, end: int) -> float:

@@ -1,0 +1,236 @@
+"""What `import mpt` offers: the work of the commands from Python, and the pieces for a training loop of one's own.
+
+    config = mpt.load("configs/classify_digits.yaml", "precision=bf16", "train.steps=200")
+    run = mpt.train(config)
+    print(run.figures["accuracy"])
+
+A configuration is checked once, by `load`; everything else takes the `Config` that it returns. Mistakes are raised as
+`mpt.errors.MptError`, whose message says what the command would print. Torch is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpt.commands.arguments import CompareArguments, InferArguments, PlanArguments, TrainArguments
+from mpt.config.load import load_config
+from mpt.config.part_packages import use_parts
+from mpt.config.schema import Config
+
+if TYPE_CHECKING:
+    from mpt.commands.plan import Planned
+    from mpt.engine.step import Update
+    from mpt.report.comparison import Comparison
+    from mpt.report.read_run import RunRecord
+    from mpt.seams import Batch, Dataset, Inference, Run
+
+PathLike = str | Path
+
+
+def load(
+    source: PathLike | Mapping[str, Any],
+    *overrides: str,
+    patches: Sequence[PathLike] = (),
+    allow: Sequence[str] = (),
+    parts: Iterable[PathLike] = (),
+) -> Config:
+    """Read a configuration from a YAML file, YAML text or plain values, and check it.
+
+    `overrides` are `key.path=value`, and `patches` YAML files laid over the source, as on the command line. `parts` are
+    folders with parts of your own, which this process knows from then on. `allow` names packages whose models may be
+    used. Raises ConfigError with a line for each mistake.
+    """
+    use_parts(parts)
+    return load_config(source, overrides, allow=allow, patches=[Path(patch) for patch in patches])
+
+
+@dataclass(frozen=True)
+class Built:
+    """A configuration as objects: networks, optimizers and data, ready for a loop."""
+
+    run: Run
+    train_data: Dataset
+    test_data: Dataset
+    total_steps: int
+
+    @property
+    def modules(self) -> dict[str, Any]:
+        """The networks by name, moving averages included."""
+        return dict(self.run.task.modules)
+
+    def batches(self, from_step: int = 0) -> Iterator[Batch]:
+        """Yield the batch of each step on the run's device, without end: the same ones that `mpt.train` takes."""
+        from mpt.data.loader import Loader, prefetch
+
+        config = self.run.config
+        on_gpu = self.run.device.type == "cuda"
+        workers = config.dataset.settings.workers
+        loader = Loader(self.train_data, config.train.batch_size, config.seed, workers, pin_memory=on_gpu)
+        return prefetch(loader.batches(from_step), self.run.device, self.run.data)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the task's figures on the test set. The training is not disturbed."""
+        from mpt.engine.evaluation import evaluate
+
+        return evaluate(self.run, self.test_data, self.run.config.train.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of all that a training consists of: networks, optimizers, loss scales, random generators."""
+        from mpt.engine.state import capture
+
+        return copy.deepcopy(capture(self.run))  # optimizers take the tensors of a state that they load for their own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put a state back. Raises CheckpointError where it does not fit."""
+        from mpt.engine.state import restore
+
+        restore(self.run, state)
+
+
+def build(config: Config, device: str | None = None) -> Built:
+    """Build a configuration's data, networks, precision mode, memory tricks and optimizers on a device.
+
+    The device is the configuration's own by default. Raises what the same configuration raises at the start of a run.
+    """
+    from mpt.commands.train import build_explained, prepare_torch
+    from mpt.engine.build import build_datasets, choose_device
+
+    if device is not None:
+        config = dataclasses.replace(config, train=config.train.model_copy(update={"device": device}))
+    prepare_torch(config)
+    chosen = choose_device(config.train.device)
+    train_data, test_data = build_datasets(config)
+    run = build_explained(config, chosen, train_data.spec)
+    per_epoch = max(1, len(train_data) // config.train.batch_size)
+    total = config.train.steps or max(1, round((config.train.epochs or 0) * per_epoch))
+    return Built(run, train_data, test_data, total)
+
+
+def update(built: Built, batch: Batch, step: int) -> dict[str, Update]:
+    """Train one step, counted from 0: every phase that is due, at the step's learning rate.
+
+    Returns what each phase's update did. This is `mpt.train`'s own step, without its recoveries: a loss that is not
+    finite is said (`Update.finite`), and running out of memory raises.
+    """
+    from mpt.data.loader import to_device
+    from mpt.engine import step as engine
+    from mpt.optim.schedules import set_learning_rates
+
+    run = built.run
+    batch = to_device(batch, run.device, run.data)
+    set_learning_rates(run.optimizers, run.optimizer_settings, step, built.total_steps)
+    due = [phase for phase in run.phases if step % phase.every == 0]
+    done = {phase.name: engine.update(run, phase, batch) for phase in due}
+    run.task.after_step(step, step * run.config.train.batch_size)
+    return done
+
+
+def train(
+    config: Config, *, runs: PathLike = "runs", resume: PathLike | None = None, exact: bool = False, quiet: bool = True
+) -> RunRecord:
+    """Train a configuration in a run's folder below `runs`, as `mpt train` does, and return what the run left there.
+
+    `resume` is "auto" or a run or a checkpoint to go on from; with `exact`, a resume that would not be bit-exact is
+    refused. Raises what ends the command: Interrupted after a saved SIGINT, NonFiniteError, MemoryBudgetError, ...
+    """
+    from mpt.commands.train import train as train_run
+    from mpt.report.read_run import read_run
+    from mpt.run.launch import refuse_several_processes
+
+    refuse_several_processes()
+    wanted = str(resume) if resume is not None else None
+    allow = granted(config)
+    arguments = TrainArguments(
+        config=Path("config.yaml"), resume=wanted, exact=exact, quiet=quiet, runs=str(runs), allow=allow
+    )
+    path = train_run(config, arguments)
+    assert path is not None
+    return read_run(path)
+
+
+def plan(config: Config, vram: str | None = None, gpu: str | None = None, desktop: str | None = None) -> Planned:
+    """Predict a configuration's peak memory and step time on a GPU that need not be here, as `mpt plan` does.
+
+    With `vram` ("6GiB") recipes are searched: `.best` is the fastest that fits, None where none does. Raises
+    ConfigError for an unknown GPU or budget, MemoryBudgetError for a budget that not even the weights fit.
+    """
+    from mpt.commands.plan import make_plan
+
+    return make_plan(config, PlanArguments(vram=vram, gpu=gpu, desktop=desktop, allow=granted(config)))
+
+
+def compare(
+    config: Config,
+    *modes: str,
+    seeds: int = 3,
+    margin: str = "1%",
+    name: str | None = None,
+    runs: PathLike = "runs",
+    quiet: bool = True,
+) -> Comparison:
+    """Train a configuration under several precision modes with the same seeds and data, and judge, as `mpt compare`.
+
+    The same call goes on with a comparison that was interrupted.
+    """
+    from mpt.commands.compare import compare as compare_modes
+
+    arguments = CompareArguments(
+        what=modes, seeds=seeds, margin=margin, name=name, runs=str(runs), quiet=quiet, allow=granted(config)
+    )
+    return compare_modes(arguments, config)[0]
+
+
+def infer(
+    run: PathLike | None = None,
+    inputs: Sequence[PathLike] = (),
+    *,
+    half: bool = False,
+    dtype: str | None = None,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    truncation: float | None = None,
+    device: str | None = None,
+    runs: PathLike = "runs",
+    allow: Sequence[str] = (),
+    parts: Iterable[PathLike] = (),
+) -> list[Inference]:
+    """Let a run's networks infer, and return what each batch of inputs makes; nothing is written.
+
+    `run` is a run or a checkpoint, the newest run by default; `inputs` are files, folders or `FIELD=PATH`. Without
+    inputs, test samples stand in for a task that needs some. `half` stores the weights in half precision.
+    """
+    from mpt.commands.infer import in_dtype, open_with_inputs
+    from mpt.commands.infer import infer as infer_batches
+    from mpt.inference.half import choose_half, rebuild_half
+
+    use_parts(parts)
+    arguments = InferArguments(
+        run=None if run is None else str(run),
+        half=half,
+        dtype=dtype,
+        input=tuple(map(str, inputs)),
+        batch_size=batch_size,
+        truncation=truncation,
+        seed=seed,
+        device=device,
+        runs=str(runs),
+        allow=tuple(allow),
+    )
+    trained, samples = open_with_inputs(arguments)
+    if half:
+        choice = choose_half(dtype, trained.run.device)
+        trained = dataclasses.replace(trained, run=rebuild_half(trained, choice.dtype))
+    else:
+        trained = in_dtype(trained, dtype)
+    return list(infer_batches(trained, samples, batch_size or trained.config.train.batch_size))
+
+
+def granted(config: Config) -> tuple[str, ...]:
+    """Return the package that a checked configuration's model comes from, which `load` was allowed to use."""
+    name = config.model.name
+    return (name.split(":")[0],) if ":" in name else ()
