@@ -1,0 +1,54 @@
+"""What every frame-interpolating network is to the task: two frames and a time in, the frame between out.
+
+`prepare` does what depends on the two frames alone and `render` what depends on the time, so that x4 and x8 do the
+first once. `forward` is both, which is what training runs and memory tricks wrap.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass
+class Between:
+    """A frame between two others. Images (b, 3, h, w) near [0, 1]; flows (b, 2, h, w) in pixels."""
+
+    image: Tensor
+    blended: Tensor | None = None
+    """The frame before its rectification, where the network has one; the loss looks at both."""
+    flow: Tensor | None = None
+    """Flow from the first frame to the last, where the network has one."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Interpolator(nn.Module):
+    """Base class. Heights and widths given to it are multiples of `multiple`."""
+
+    multiple: int = 1
+    margin: int = 32
+    """Pixels at a tile's edge whose values the tile's neighbour knows better."""
+
+    @abstractmethod
+    def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> Any:
+        """Return what does not depend on the time."""
+
+    @abstractmethod
+    def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Any, time_b: Tensor) -> Between:
+        """Return the frame at a time (b,) between 0 and 1."""
+
+    def between(self, first_bchw: Tensor, last_bchw: Tensor, time_b: Tensor) -> Between:
+        """Return the frame at a time with all that was computed on the way."""
+        return self.render(first_bchw, last_bchw, self.prepare(first_bchw, last_bchw), time_b)
+
+    def forward(self, first_bchw: Tensor, last_bchw: Tensor, time_b: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the frame and, where the network has one, the frame before its rectification."""
+        result = self.between(first_bchw, last_bchw, time_b)
+        return result.image, result.blended
+
+    def flow_both_ways(self, first_bchw: Tensor, last_bchw: Tensor) -> Tensor | None:
+        """Return the flows between the frames (b, 4, h, w), first to last then last to first; None without flow."""
+        return None

@@ -1,0 +1,122 @@
+"""The parts of DAIN that compute in float32 under every precision mode.
+
+Coordinates are the reason: in float16 neighbouring numbers are half a pixel apart between 512 and 1024, and a whole
+pixel beyond, in bfloat16 four and eight. A flow is small and may be half; the position it is added to may not. So
+positions, the sums of the projection, the exponential of depth and the scaling of flows are regions of their own: each
+is a module that casts its floating inputs up and runs with autocast and O1 switched off. Weights converted to half (O2,
+O3) do not reach them, for they have none.
+
+Pixels that are moved keep their own dtype: a feature map in half is gathered in half, by weights whose positions were
+found in float32. `FLOAT32_REGIONS` lists the classes; a test asserts their dtype inside under every mode.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpt.precision.islands import cast_floating, full_precision
+from mpt.systems.dain.nn.correlation import correlate
+from mpt.systems.dain.nn.filter_interpolation import gather_filtered, tap_positions
+from mpt.systems.dain.nn.positions import gather_weighted
+from mpt.systems.dain.nn.projection import project_flow
+from mpt.systems.dain.nn.warping import INSIDE, bilinear_taps
+
+
+def raised(value: Tensor) -> Tensor:
+    """Return half tensors as float32, others as they are (float64 stays)."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+class CorrelationRegion(nn.Module):
+    """A cost volume, whose means are taken in float32; the result returns in the features' dtype."""
+
+    def forward(self, first_bchw: Tensor, second_bchw: Tensor) -> Tensor:
+        """Return (b, 81, h, w)."""
+        with full_precision(first_bchw.device.type):
+            return correlate(raised(first_bchw), raised(second_bchw)).to(first_bchw.dtype)
+
+
+class WarpRegion(nn.Module):
+    """Bilinear warping with float32 positions; features keep their dtype."""
+
+    def __init__(self, masked: bool = True) -> None:
+        super().__init__()
+        self.masked = masked
+
+    def forward(self, x_bchw: Tensor, flow_b2hw: Tensor) -> Tensor:
+        """Return x read at each pixel plus the flow."""
+        with full_precision(x_bchw.device.type):
+            index, weight = bilinear_taps(raised(flow_b2hw))
+            if self.masked:
+                weight = weight * (weight.detach().sum(-1, keepdim=True) >= INSIDE)
+            return gather_weighted(x_bchw, index, weight.to(x_bchw.dtype))
+
+
+class FlowScalingRegion(nn.Module):
+    """From the flow network's output at 1/4 to pixels at full size: times 20 t, then bilinear upsampling."""
+
+    def __init__(self, scale: float, factor: int) -> None:
+        super().__init__()
+        self.scale, self.factor = scale, factor
+
+    def forward(self, flow_b2hw: Tensor, time_b: Tensor) -> Tensor:
+        """Return the flow to a time between (b, 2, h, w), float32."""
+        with full_precision(flow_b2hw.device.type):
+            scaled = self.scale * raised(time_b)[:, None, None, None] * raised(flow_b2hw)
+            return F.interpolate(scaled, scale_factor=self.factor, mode="bilinear", align_corners=False)
+
+
+class ProjectionRegion(nn.Module):
+    """Inverse depth and the projection weighted by it."""
+
+    def __init__(self, original_gradient: bool = False) -> None:
+        super().__init__()
+        self.original_gradient = original_gradient
+
+    def forward(self, flow_b2hw: Tensor, log_depth_b1hw: Tensor, fill: bool) -> Tensor:
+        """Return the projected flow, float32."""
+        with full_precision(flow_b2hw.device.type):
+            weight = 1e-6 + 1.0 / torch.exp(raised(log_depth_b1hw))
+            return project_flow(raised(flow_b2hw), weight, fill=fill, original_gradient=self.original_gradient)
+
+
+class FilterInterpolationRegion(nn.Module):
+    """Adaptive warping of several images by one flow and kernel, with float32 positions; images keep their dtype."""
+
+    def __init__(self, original_gradient: bool = False) -> None:
+        super().__init__()
+        self.original_gradient = original_gradient
+
+    def forward(self, images: tuple[Tensor, ...], flow_b2hw: Tensor, kernel_bkhw: Tensor) -> tuple[Tensor, ...]:
+        """Return the moved images; the second and later pass no gradient to flow and kernel, as DAIN's context."""
+        with full_precision(flow_b2hw.device.type):
+            flow, kernel = raised(flow_b2hw), raised(kernel_bkhw)
+            moved = []
+            for number, image in enumerate(images):
+                taps = tap_positions(flow if number == 0 else flow.detach())
+                own = kernel if number == 0 else kernel.detach()
+                moved.append(gather_filtered(image, taps, own, original_gradient=self.original_gradient))
+            return tuple(moved)
+
+
+class BlendRegion(nn.Module):
+    """The mean of both warped frames, weighted by time."""
+
+    def forward(self, first_bchw: Tensor, last_bchw: Tensor, time_b: Tensor) -> Tensor:
+        """Return (1 - t) first + t last, float32."""
+        with full_precision(first_bchw.device.type):
+            first, last, time = cast_floating([first_bchw, last_bchw, time_b[:, None, None, None]], torch.float32)
+            blended: Tensor = (1 - time) * first + time * last
+            return blended
+
+
+FLOAT32_REGIONS = (
+    CorrelationRegion,
+    WarpRegion,
+    FlowScalingRegion,
+    ProjectionRegion,
+    FilterInterpolationRegion,
+    BlendRegion,
+)
