@@ -2,7 +2,8 @@
 
 Each pixel travels along its flow F with the weight w (its inverse depth). If it lands at (x, y) with 0 <= x <= W - 1
 and 0 <= y <= H - 1, it adds -w F and w to the four pixels at floor(x), floor(x) + 1 and floor(y), floor(y) + 1,
-clamped to the image, so that a pixel on the last column counts twice there. The projected flow is the quotient of the sums.
+clamped to the image, so that a pixel on the last column counts twice there. The projected flow is the quotient of the
+sums.
 
 Backward, with n over the four pixels that source s adds to, c the summed weight and g the gradient at the output:
 

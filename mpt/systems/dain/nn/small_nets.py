@@ -81,7 +81,9 @@ class SmallUnet(nn.Module):
         one = self.down1(zero)
         two = self.up1(self.down2(one))
         one = F.interpolate(two, scale_factor=2, mode="bilinear", align_corners=False) + one
-        return F.interpolate(self.up0(one), scale_factor=2, mode="bilinear", align_corners=False) + zero
+        enlarged = F.interpolate(self.up0(one), scale_factor=2, mode="bilinear", align_corners=False)
+        result: Tensor = enlarged + zero
+        return result
 
 
 class SmallDepthNet(nn.Sequential):
