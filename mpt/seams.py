@@ -59,7 +59,8 @@ class Phase:
 
     `name` keys the loss scaler, metrics ("disc/real") and checkpoint entries. `losses(batch)` yields losses one by
     one; each is back-propagated before the next is computed, and a yielded loss's graph is never used again. `every`
-    runs the phase only on steps divisible by it (lazy regularisation, critics). `scaled=False` exempts the phase from
+    runs the phase only on steps divisible by it (lazy regularisation, critics), `since` and `until` only from that step
+    on and before that step (stages of a training). `scaled=False` exempts the phase from
     loss scaling (second-order penalties diverge under it).
 
     A loss that is normalised by something else than the number of samples has two ways to be exact in micro-batches:
@@ -78,9 +79,15 @@ class Phase:
     losses: Callable[[Batch], Iterator[Loss]]
     every: int = 1
     scaled: bool = True
+    since: int = 0
+    until: int | None = None
     prepare: Callable[[Batch], Batch] | None = None
     normalised: bool = False
     least_weight: float = 1.0
+
+    def is_due(self, step: int) -> bool:
+        """Does the phase run in this step?"""
+        return step % self.every == 0 and step >= self.since and (self.until is None or step < self.until)
 
 
 @dataclass
@@ -243,6 +250,14 @@ class Task:
     def draw(self, batch: Batch, phase: Phase) -> Batch:
         """Return the batch with this update's random inputs. Called on the whole batch, before any split."""
         return batch
+
+    @property
+    def rate_factor(self) -> float:
+        """Return what learning rates are multiplied by: 1, unless the task lowers them by what it was told."""
+        return 1.0
+
+    def after_evaluation(self, figures: Mapping[str, float]) -> None:
+        """Follow an evaluation on the whole test set (a rate that falls on a plateau)."""
 
     def after_step(self, step: int, samples_seen: int) -> None:
         """Follow a finished step (EMA and the like), without waiting for the device."""

@@ -142,7 +142,7 @@ class Training:
         self.set_learning_rates()
         updates: dict[str, Update] = {}
 
-        due = [phase for phase in self.run.phases if self.step % phase.every == 0]
+        due = [phase for phase in self.run.phases if phase.is_due(self.step)]
 
         def perform() -> bool:
             for phase in due:
@@ -200,7 +200,7 @@ class Training:
         """Set this step's rate in every parameter group."""
         for name, optimizer in self.run.optimizers.items():
             settings = self.run.optimizer_settings[name]
-            rate = learning_rate(settings, self.step, self.total_steps, settings.lr)
+            rate = learning_rate(settings, self.step, self.total_steps, settings.lr) * self.run.task.rate_factor
             for group in optimizer.param_groups:
                 group["lr"] = rate * group.get("lr_scale", 1.0)
 
@@ -248,6 +248,7 @@ class Training:
         self.console.row(self.recorder.write_evaluation(self.step, self.last_metrics, {"seconds": self.seconds}))
         if self.board:
             self.board.write(self.step, {"evaluate": self.last_metrics})
+        self.run.task.after_evaluation(self.last_metrics)
         self.advise(self.last_metrics)
 
     def write_preview(self) -> None:

@@ -34,7 +34,7 @@ class Settings(DatasetOptions):
     test_count: int = Field(64, ge=1)
     shapes: int = Field(2, ge=0, le=8)
     """Moving surfaces in front of the background, each nearer than the one before."""
-    max_motion: float = Field(6.0, gt=0, le=12)
+    max_motion: float = Field(7.0, gt=0, le=12)
     """Largest motion between first and last frame along each axis, in pixels; the background's is 0.4 of it."""
     times: list[float] = Field([0.5])
     """Where the middle frame stands; a training sample has one of them, drawn anew each epoch."""

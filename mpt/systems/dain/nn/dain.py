@@ -66,6 +66,7 @@ class Dain(Interpolator):
     """The five networks and the way between them."""
 
     margin = 64
+    has_flow = True
 
     def __init__(self, size: str = "full", original_gradients: bool = False) -> None:
         super().__init__()

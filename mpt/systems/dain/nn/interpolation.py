@@ -10,6 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -29,6 +30,8 @@ class Interpolator(nn.Module):
     """Base class. Heights and widths given to it are multiples of `multiple`."""
 
     multiple: int = 1
+    has_flow: bool = False
+    """Whether it has `flow_both_ways`, which can be trained alone."""
     margin: int = 32
     """Pixels at a tile's edge whose values the tile's neighbour knows better."""
 
@@ -44,11 +47,24 @@ class Interpolator(nn.Module):
         """Return the frame at a time with all that was computed on the way."""
         return self.render(first_bchw, last_bchw, self.prepare(first_bchw, last_bchw), time_b)
 
-    def forward(self, first_bchw: Tensor, last_bchw: Tensor, time_b: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the frame and, where the network has one, the frame before its rectification."""
-        result = self.between(first_bchw, last_bchw, time_b)
-        return result.image, result.blended
+    def forward(
+        self, first_bchw: Tensor, last_bchw: Tensor, time: Tensor, flow_only: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the frame and, where the network has one, the frame before its rectification, at times (b,).
 
-    def flow_both_ways(self, first_bchw: Tensor, last_bchw: Tensor) -> Tensor | None:
-        """Return the flows between the frames (b, 4, h, w), first to last then last to first; None without flow."""
-        return None
+        For times (b, n) the frames are (b, n, 3, h, w). With `flow_only` the flows between the frames (b, 4, h, w).
+        Everything that runs on a built task comes through here, where precision modes and memory tricks have their
+        wrappers.
+        """
+        if flow_only:
+            return self.flow_both_ways(first_bchw, last_bchw), None
+        prepared = self.prepare(first_bchw, last_bchw)
+        if time.dim() == 1:
+            result = self.render(first_bchw, last_bchw, prepared, time)
+            return result.image, result.blended
+        images = [self.render(first_bchw, last_bchw, prepared, one).image for one in time.unbind(1)]
+        return torch.stack(images, dim=1), None
+
+    def flow_both_ways(self, first_bchw: Tensor, last_bchw: Tensor) -> Tensor:
+        """Return the flows between the frames (b, 4, h, w), in pixels, first to last then last to first."""
+        raise NotImplementedError(f"{type(self).__name__} estimates no flow")

@@ -112,6 +112,38 @@ class BlendRegion(nn.Module):
             return blended
 
 
+class BackwardBlendRegion(nn.Module):
+    """Both frames read against the flow to a time between, weighted by time and by whether they were inside."""
+
+    def forward(self, first_bchw: Tensor, last_bchw: Tensor, flows_b4hw: Tensor, time_b: Tensor) -> Tensor:
+        """Return the blend, float32; `flows` are first to last and last to first."""
+        with full_precision(first_bchw.device.type):
+            first, last, flows, time = cast_floating(
+                [first_bchw, last_bchw, flows_b4hw, time_b[:, None, None, None]], torch.float32
+            )
+            # The flow at the time between is taken to be that of the same pixel in either frame, the nearer one more.
+            motion = (1 - time) * flows[:, :2] - time * flows[:, 2:]
+            total = weights = torch.zeros_like(first[:, :1])
+            for image, flow, share in ((first, -time * motion, 1 - time), (last, (1 - time) * motion, time)):
+                index, bilinear = bilinear_taps(flow)
+                share = share * (bilinear.sum(-1)[:, None] + 1e-6)
+                total = total + share * gather_weighted(
+                    image, index, bilinear / (bilinear.sum(-1, keepdim=True) + 1e-6)
+                )
+                weights = weights + share
+            return total / weights
+
+
+class FusionRegion(nn.Module):
+    """Two warped frames fused by a mask given as its logit."""
+
+    def forward(self, warped_0: Tensor, warped_1: Tensor, mask_logit_b1hw: Tensor) -> Tensor:
+        """Return the fused frame, float32."""
+        with full_precision(warped_0.device.type):
+            mask = torch.sigmoid(raised(mask_logit_b1hw))
+            return mask * raised(warped_0) + (1 - mask) * raised(warped_1)
+
+
 FLOAT32_REGIONS = (
     CorrelationRegion,
     WarpRegion,
@@ -119,4 +151,6 @@ FLOAT32_REGIONS = (
     ProjectionRegion,
     FilterInterpolationRegion,
     BlendRegion,
+    BackwardBlendRegion,
+    FusionRegion,
 )
