@@ -20,6 +20,7 @@ from mpt.commands.arguments import (
     TrainArguments,
     ValidateArguments,
 )
+from mpt.commands.init import DATASETS
 from mpt.config import registry
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, ROOMS
@@ -257,7 +258,8 @@ def test_list_names_every_plugin(capsys):
 def test_init_writes_a_config_that_means_the_defaults(capsys, tmp_path, model):
     path = tmp_path / "new.yaml"
     assert run("init", path, "--model", model) == 0
-    dataset = {"dataset": "procedural_faces"} if model == "saehd" else {}
+    name = DATASETS.get(INSTALLED.find("nn", model).task or "")
+    dataset = {"dataset": name} if name else {}
     assert load_config(path) == load_config({"model": {"name": model}, **dataset})
     assert path.read_text().count("#") > 10
     before = path.read_text()

@@ -19,7 +19,7 @@ from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError
 
 WIDTH = 100
-DATASETS = {"face_swap": "procedural_faces"}
+DATASETS = {"face_swap": "procedural_faces", "interpolate": "procedural_triplets"}
 """Task -> a data set in the package that it can learn from, where that is not the default one."""
 SHORT = 40
 """A note that fits beside its key stands there; a longer one stands above it."""
