@@ -343,6 +343,11 @@ class Precision:
     """Half weight -> the float32 parameter that the optimizer updates in its place."""
     steps_in_backward: bool = False
     """Set where parameters are updated, and their gradients released, before `step` is called."""
+    replaces_step: bool = False
+    """Whether `optimize` works on the optimizer's state by itself, and so needs one that keeps it as tensors."""
+
+    def convert(self, networks: Mapping[str, nn.Module]) -> None:
+        """Change built networks on the CPU, before they are moved to the device."""
 
     def prepare(self, task: Task) -> None:
         """Change the task's networks, before optimizers exist."""
@@ -372,8 +377,12 @@ class Precision:
 
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
         """Unscale and clip the gradients, and step the phase's optimizer."""
-        phase.optimizer.step()
+        self.optimize(phase)
         return StepStats()
+
+    def optimize(self, phase: Phase) -> None:
+        """Let the phase's optimizer update the parameters that are in its groups now."""
+        phase.optimizer.step()
 
     def fall_back(self, task: Task) -> bool:
         """Go on in bfloat16 without scaling; return False where the mode cannot."""

@@ -75,7 +75,10 @@ def main() -> None:
     cuda |= {"binary_cross_entropy": "refused", "norm": "float32", "add": "float32", "cat": "float32"}
     base = load_config({"model": {"name": "dcgan"}, "dataset": {"name": "digits"}})
     modes = {name: change_precision(base, name).precision for name in ("bf16", "O1")}
-    built = {name: choice.build(device=torch.device("cpu")) for name, choice in modes.items()}
+    built = {
+        name: choice.load().build(choice.mode, choice.native_settings(), torch.device("cpu"))
+        for name, choice in modes.items()
+    }
     print("| operator | amp on CUDA | amp on a CPU | O1 | O2, O3, pure |")
     print("|---|---|---|---|---|")
     for label, (name, operator) in operators().items():

@@ -1,9 +1,9 @@
 """Config -> Run: the only place where parts meet.
 
-Data spec -> networks (on the CPU, so that every device starts from the same weights) -> device -> task -> memory
-tricks -> precision -> optimizers -> phases. Optimizers come after module surgery, or their parameters would go stale.
-Under fake tensors networks are built on `meta` and given storage-less tensors of the device, since `Module.to`
-refuses fakes.
+Data spec -> networks (on the CPU, so that every device starts from the same weights) -> half, where a mode stores its
+weights so -> device -> task -> memory tricks -> precision -> optimizers -> phases. Optimizers come after module
+surgery, or their parameters would go stale. Under fake tensors networks are built on `meta` and given storage-less
+tensors of the device, since `Module.to` refuses fakes.
 """
 
 from __future__ import annotations
@@ -90,10 +90,13 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
     the packages and seconds that they need.
     """
     seed_everything(config.seed)
-    modules = {name: place(module, device, fake) for name, module in build_networks(config, data, fake).items()}
+    networks = build_networks(config, data, fake)
     precision: Precision = config.precision.load().build(
         config.precision.mode, config.precision.native_settings(), device
     )
+    with unset_fake_temporarily():
+        precision.convert(networks)
+    modules = {name: place(networks.pop(name), device, fake) for name in list(networks)}
     task: Task = config.task.load().build(
         config.task.native_settings(), config.model.native_settings(), modules, data, precision
     )

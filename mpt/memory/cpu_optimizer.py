@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
+from mpt.errors import ConfigError
 from mpt.seams import MemoryTrick, Run
 
 CONFLICTS = {
@@ -101,8 +102,18 @@ class CpuOptimizer(MemoryTrick):
 
     def attach(self, run: Run) -> None:
         """Put host optimizers in place, in the run and in its phases."""
+        refuse_own_steps(run, "memory.cpu_optimizer")
         hosts = {optimizer: HostOptimizer(optimizer) for optimizer in run.optimizers.values()}
         replace_optimizers(run, hosts)
+
+
+def refuse_own_steps(run: Run, trick: str) -> None:
+    """Raise ConfigError under a precision mode that works on the optimizer's state by itself (bf16-sr, bf16-kahan)."""
+    if run.precision.replaces_step:
+        raise ConfigError(
+            f"{trick}: {run.precision.name} takes the optimizer's steps on bfloat16 state itself; leave the trick out, "
+            "or use precision=bf16-pure"
+        )
 
 
 def replace_optimizers(run: Run, new: dict[Optimizer, Any]) -> None:

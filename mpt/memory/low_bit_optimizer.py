@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.memory.cpu_optimizer import replace_optimizers
+from mpt.memory.cpu_optimizer import refuse_own_steps, replace_optimizers
 from mpt.seams import MemoryTrick, Run
 
 CONFLICTS = {
@@ -51,6 +51,7 @@ class LowBitOptimizer(MemoryTrick):
 
     def attach(self, run: Run) -> None:
         """Put 8-bit optimizers in place, with the same groups and hyperparameters."""
+        refuse_own_steps(run, "memory.low_bit_optimizer")
         for optimizer in run.optimizers.values():
             if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
                 raise ConfigError(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -53,6 +54,8 @@ class OptimizerInBackward(MemoryTrick):
         self.losses = count_losses(run)
         self.done = dict.fromkeys(self.losses, 0)
         self.active: Phase | None = None
+        self.settings_before: dict[str, list[dict[str, Any]]] = {}
+        """What the groups held before the update: what an optimizer counts there, it counts once per update."""
         self.precision = run.precision
         run.precision.steps_in_backward = True
         for optimizer in dict.fromkeys(run.optimizers.values()):
@@ -63,6 +66,7 @@ class OptimizerInBackward(MemoryTrick):
     @contextlib.contextmanager
     def backward(self, phase: Phase) -> Iterator[None]:
         """During the backward of the phase's last loss, let parameters step as they go."""
+        self.settings_before.pop(phase.name, None)
         self.done[phase.name] += 1
         if self.done[phase.name] == self.losses[phase.name]:
             self.active, self.done[phase.name] = phase, 0
@@ -70,6 +74,13 @@ class OptimizerInBackward(MemoryTrick):
             yield
         finally:
             self.active = None
+
+    @contextlib.contextmanager
+    def step(self, phase: Phase) -> Iterator[None]:
+        """Let the phase's own step, which finds few gradients or none, be the one that counts."""
+        for group, before in zip(phase.optimizer.param_groups, self.settings_before.pop(phase.name, [])):
+            group.update(before)
+        yield
 
     def abandon(self, phase: Phase) -> None:
         """Count the phase's losses from the start again."""
@@ -87,13 +98,22 @@ class OptimizerInBackward(MemoryTrick):
         scaler = self.precision.scalers.get(phase.name)
         if scaler is not None:
             scaler.unscale([parameter])
+        if phase.name not in self.settings_before:
+            self.settings_before[phase.name] = [settings_of(group) for group in optimizer.param_groups]
+        for group, before in zip(optimizer.param_groups, self.settings_before[phase.name]):
+            group.update(before)
         narrow(optimizer, parameter)
         try:
-            optimizer.step()
+            self.precision.optimize(phase)
         finally:
             for group, parameters in zip(optimizer.param_groups, everyone):
                 group["params"] = parameters
         parameter.grad = None
+
+
+def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter group without its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def narrow(optimizer: Optimizer, parameter: nn.Parameter) -> None:

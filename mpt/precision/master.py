@@ -14,6 +14,7 @@ float32: averages with a decay of .999 vanish in half.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -63,9 +64,59 @@ class HalfWeights(Policy):
         self.keeps_masters = name == "O2"
         self.masters: dict[Tensor, nn.Parameter] = {}
         self._twins: dict[nn.Parameter, nn.Parameter] = {}
+        self._originals: dict[nn.Module, dict[str, Tensor]] = {}
+
+    def convert(self, networks: Mapping[str, nn.Module]) -> None:
+        """Cast weights without masters on the CPU: in float32 they would take twice their room on the device.
+
+        Which networks are trained is known only in `prepare`, where the others become float32 again.
+        """
+        if self.keeps_masters:
+            return
+        names = {id(m): f"{key}.{name}".rstrip(".") for key, net in networks.items() for name, m in net.named_modules()}
+        kept = {
+            parameter
+            for net in networks.values()
+            for module in net.modules()
+            if any(fnmatchcase(names[id(module)], glob) for glob in self.settings.keep_fp32)
+            for parameter in module.parameters()
+        }
+        twins: dict[Tensor, nn.Parameter] = {}
+        for network in networks.values():
+            self._originals[network] = dict(network.named_parameters(remove_duplicate=False))
+            for module in network.modules():
+                for name, parameter in module._parameters.items():
+                    if parameter is not None and parameter.dtype == torch.float32 and parameter not in kept:
+                        if parameter not in twins:
+                            half = parameter.detach().to(self.dtype)
+                            twins[parameter] = nn.Parameter(half, requires_grad=parameter.requires_grad)
+                        module._parameters[name] = twins[parameter]
+
+    def _restore_untrained(self, task: Task) -> None:
+        """Return to float32 what is not trained: averages, which would not move in half, and frozen networks."""
+        trained = {p for module in task.trainable.values() for p in module.parameters()}
+        full_of: dict[Tensor, nn.Parameter] = {}
+        for network in task.modules.values():
+            originals = self._originals.get(network, {})
+            for name, half in list(network.named_parameters(remove_duplicate=False)):
+                original = originals.get(name)
+                if (
+                    half in trained
+                    or half.dtype != self.dtype
+                    or (original is not None and original.dtype == half.dtype)
+                ):
+                    continue
+                if half not in full_of:
+                    full_of[half] = nn.Parameter(half.detach().float(), requires_grad=half.requires_grad)
+                    if original is not None and not original.is_meta:
+                        full_of[half].detach().copy_(original)
+                owner, _, key = name.rpartition(".")
+                network.get_submodule(owner)._parameters[key] = full_of[half]
+        self._originals.clear()
 
     def prepare(self, task: Task) -> None:
         """Keep masters, cast the trainable networks and hang a door on each."""
+        self._restore_untrained(task)
         super().prepare(task)
         self._widen_islands(task)
         for module in task.trainable.values():

@@ -98,7 +98,7 @@ class Policy(Precision):
         if clip_norm is not None and not overflowed:
             grad_norm = clip_gradients(parameters, clip_norm)
         if not overflowed:
-            phase.optimizer.step()
+            self.optimize(phase)
             self.publish_weights(phase)
         if scaler:
             scaler.update(overflowed)

@@ -51,3 +51,10 @@ def batch(seed: int = 0, size: int = 8) -> Batch:
         "image": torch.rand(size, 1, 16, 16, generator=generator),
         "label": torch.randint(0, 10, (size,), generator=generator),
     }
+
+
+def mode(settings: Mapping[str, Any] | str) -> Any:
+    """Return a precision mode on the CPU, with no run around it."""
+    data = {"model": {"name": "dcgan"}, "dataset": {"name": "digits"}, "precision": settings}
+    choice = load_config(data).precision
+    return choice.load().build(choice.mode, choice.native_settings(), torch.device("cpu"))

@@ -84,6 +84,8 @@ MODES: list[Any] = [
     "O1",
     "O2",
     "O3",
+    "bf16-sr",
+    {"mode": "bf16-kahan", "accumulate": "float32"},
     {"mode": "amp", "dtype": "float16", "growth_interval": 3},
     {"mode": "O1", "dtype": "float16", "growth_interval": 3},
     {"mode": "O2", "dtype": "float16", "growth_interval": 3},

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpt.config.load import load_config
 from mpt.seams import Loss, Phase
+from tests.engine import parts
 
 
 class Tied(nn.Module):
@@ -53,8 +53,7 @@ class Net(nn.Module):
 
 def prepared(net: nn.Module, mode: str, keep: str) -> Any:
     settings = {"mode": mode, "dtype": "bfloat16", "keep_fp32": [keep]}
-    config = load_config({"model": {"name": "dcgan"}, "dataset": {"name": "digits"}, "precision": settings})
-    precision: Any = config.precision.build(device=torch.device("cpu"))
+    precision = parts.mode(settings)
     task: Any = type("Task", (), {"modules": {"net": net}, "trainable": {"net": net}})
     precision.prepare(task)
     return precision

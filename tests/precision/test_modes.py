@@ -28,6 +28,8 @@ EVERY_MODE: list[Any] = [
     "O3",
     "fp16-pure",
     "bf16-pure",
+    "bf16-sr",
+    "bf16-kahan",
     {"mode": "amp", **HALF},
     {"mode": "O1", **HALF},
     {"mode": "O2", **HALF},

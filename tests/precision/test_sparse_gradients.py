@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpt.config.load import load_config
 from mpt.precision.scaler import LossScaler, clip_gradients, stored_gradients
 from mpt.seams import Loss, Phase
+from tests.engine.parts import mode as build_mode
 
 TOKENS = torch.tensor([1, 2, 2, 3, 1])
 
@@ -27,8 +27,7 @@ class Words:
 def one_step(mode: str, sparse: bool, clip_norm: float | None = None, parts: int = 1) -> Tensor:
     """Return the embedding after one step of SGD under a mode with its dynamic scale."""
     settings = {"mode": mode, "dtype": "float16", "init_scale": 256.0}
-    config = load_config({"model": {"name": "dcgan"}, "dataset": {"name": "digits"}, "precision": settings})
-    precision: Any = config.precision.build(device=torch.device("cpu"))
+    precision = build_mode(settings)
     task: Any = Words(sparse)
     precision.prepare(task)
     optimizer = torch.optim.SGD(precision.parameters(task.net), lr=0.1)

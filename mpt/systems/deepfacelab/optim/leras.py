@@ -24,6 +24,7 @@ PIECE = 2**23
 class LerasOptimizer(Optimizer):
     """An optimizer whose subclass says which tensors of state a parameter has and how one piece is updated."""
 
+    elementwise = True
     state_names: tuple[str, ...] = ()
 
     def __init__(self, parameters: Parameters, lr: float, lr_dropout: float, lr_cos: int, **defaults: float) -> None:
