@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
-from mpt.errors import DataError
+from mpt.errors import ConfigError, DataError
 
 Batch = dict[str, Tensor]
 """Named tensors that share dimension 0, the sample dimension.
@@ -485,17 +485,27 @@ def draw_batch(run: Run, phase: Phase, batch: Batch) -> Batch:
     return batch if phase.prepare is None else phase.prepare(batch)
 
 
+END = object()
+"""What stands for the end of a phase's losses: a phase may yield anything by mistake."""
+
+
 def losses_of(run: Run, phase: Phase, part: Batch) -> Iterator[Loss]:
     """Yield a phase's losses on a micro-batch, each computed when it is asked for: the only place where they are.
 
-    Drop a loss before asking for the next, or its graph stays in memory beside the next one's.
+    Drop a loss before asking for the next, or its graph stays in memory beside the next one's. Raises ConfigError where
+    a phase yields something else.
     """
     pending = phase.losses(part)
     while True:
         with run.precision.forward(), memory_forward(run.tricks):
-            loss = next(pending, None)
-        if loss is None:
+            loss: Any = next(pending, END)
+        if loss is END:
             return
+        if not isinstance(loss, Loss):
+            raise ConfigError(
+                f"phase {phase.name}: its losses yielded {type(loss).__name__}, not a Loss(name, value). "
+                "What has nothing to train at this step yields nothing"
+            )
         yield loss
         del loss
 

@@ -298,3 +298,17 @@ def test_a_phase_whose_losses_reach_no_parameter_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match="phase net: no parameter received a gradient"):
         update(run, phase, batch)
     assert run.precision.scalers["net"].clean_steps == 0
+
+
+@pytest.mark.parametrize("wrong", [None, torch.ones(())], ids=["None", "a tensor"])
+def test_a_phase_that_yields_no_loss_is_refused_in_words(wrong: Any) -> None:
+    run = parts.classifier("fp32")
+    losses = run.phases[0].losses
+
+    def mistaken(batch: Any) -> Any:
+        yield from losses(batch)
+        yield wrong
+
+    phase = dataclasses.replace(run.phases[0], losses=mistaken)
+    with pytest.raises(ConfigError, match=f"phase net: its losses yielded {type(wrong).__name__}, not a Loss"):
+        update(run, phase, parts.batch())
