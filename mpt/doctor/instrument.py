@@ -1,0 +1,270 @@
+"""Instruments on the step: every operator's result with its module, its source line, its range and a sample.
+
+One dispatch mode sees forward and backward alike. A forward operator belongs to the innermost module that is running; a
+backward operator to the module whose forward made its autograd node. The source line is the innermost one outside of
+torch and of this package: the user's own.
+
+Ranges are those of float16, whatever dtype was computed in, so a float32 step on a CPU tells what float16 would do.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+LARGEST, SMALLEST_NORMAL, SMALLEST = 65504.0, 2.0**-14, 2.0**-24
+"""Of float16."""
+SAMPLE = 2048
+"""Values that are kept of each result, evenly chosen, to compare two steps by."""
+SILENT = frozenset(
+    {
+        aten.empty,
+        aten.empty_like,
+        aten.empty_strided,
+        aten.new_empty,
+        aten.new_empty_strided,
+        aten.detach,
+        aten.view,
+        aten._unsafe_view,
+        aten.t,
+        aten.transpose,
+        aten.permute,
+        aten.expand,
+        aten.as_strided,
+        aten.alias,
+        aten.slice,
+        aten.select,
+        aten.unsqueeze,
+        aten.squeeze,
+        aten.split,
+        aten.unbind,
+        aten._to_copy,
+        aten.copy_,
+        aten.clone,
+        aten.zeros_like,
+        aten.ones_like,
+        aten.new_zeros,
+        aten.full,
+        aten.zeros,
+        aten.ones,
+        aten.scalar_tensor,
+        aten.lift_fresh,
+        aten.resize_,
+        aten.set_,
+    }
+)
+"""Operators that compute nothing of their own."""
+SKIPPED_FOLDERS = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parent),
+    str(Path(__file__).parents[1] / "engine"),
+)
+LOSS = "the loss"
+
+
+@dataclass
+class Result:
+    """One operator's result in a step. Shares are of all its values; ranges are float16's."""
+
+    module: str
+    operator: str
+    is_backward: bool
+    dtype: torch.dtype
+    line: str
+    occurrence: int
+    """How often this operator ran in this module and direction before."""
+    largest: float
+    """The largest finite magnitude."""
+    non_finite: int
+    inputs_finite: bool
+    underflow: float
+    """Share of values that are not zero and would be in float16."""
+    subnormal: float
+    """Share of values that float16 holds with fewer bits."""
+    zeros: float
+    count: int
+    sample: Tensor
+    inputs: tuple[Tensor, ...] = ()
+    """Samples of the floating inputs."""
+
+    @property
+    def key(self) -> tuple[str, str, bool, int]:
+        """What two steps' results are matched by."""
+        return self.module, self.operator, self.is_backward, self.occurrence
+
+    @property
+    def headroom_bits(self) -> float:
+        """How often the largest value could be doubled in float16; negative beyond its range."""
+        return math.log2(LARGEST / self.largest) if self.largest else math.inf
+
+    def describe(self) -> str:
+        """Return "module: operator in dtype (file:line)"."""
+        way = "backward of " if self.is_backward else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.module}: {way}{self.operator} in {dtype}" + (f" ({self.line})" if self.line else "")
+
+
+@dataclass
+class Instrument:
+    """What a step's operators did, in order."""
+
+    results: list[Result] = field(default_factory=list)
+    calls: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
+    modules: list[str] = field(default_factory=list)
+    """The modules that are running, outermost first."""
+    nodes: dict[Any, str] = field(default_factory=dict)
+    """Autograd node -> the module that made it."""
+
+    def observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note what an operator made."""
+        outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
+        if not outputs or func._overloadpacket in SILENT:
+            return
+        node = torch._C._current_autograd_node()
+        is_backward = node is not None
+        module = self.nodes.get(node, LOSS) if is_backward else self.modules[-1] if self.modules else LOSS
+        operator = func._schema.name.removeprefix("aten::").rstrip("_")
+        call = (module, operator, is_backward)
+        inputs = [
+            t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()
+        ]
+        finite_inputs = all(bool(torch.isfinite(one).all()) for one in inputs)
+        for output in outputs:
+            self.results.append(
+                measure(
+                    output.detach(),
+                    module=module,
+                    operator=operator,
+                    is_backward=is_backward,
+                    line="" if is_backward else source_line(),
+                    occurrence=self.calls[call],
+                    inputs_finite=finite_inputs,
+                    inputs=tuple(sample_of(one.detach()) for one in inputs),
+                )
+            )
+            self.calls[call] += 1
+
+    def tag(self, outputs: Any, path: str) -> None:
+        """Give the autograd nodes behind a module's outputs to it, but for those that an inner module has."""
+        pending = [t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.grad_fn is not None]
+        while pending:
+            node = pending.pop()
+            if node is None or node in self.nodes:
+                continue
+            self.nodes[node] = path
+            pending += [following for following, _ in node.next_functions]
+
+
+class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, instrument: Instrument) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.instrument = instrument
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.instrument.observe(func, args, kwargs or {}, result)
+        return result
+
+
+@contextmanager
+def observed(modules: Mapping[str, nn.Module]) -> Iterator[Instrument]:
+    """Watch every operator within the block; `modules` are the networks by name."""
+    instrument = Instrument()
+    handles: list[Any] = []
+
+    def enter(path: str) -> Any:
+        return lambda *_: instrument.modules.append(path)
+
+    def leave(path: str) -> Any:
+        def hook(module: nn.Module, args: Any, outputs: Any) -> None:
+            if instrument.modules:
+                instrument.modules.pop()
+            if outputs is not None:
+                instrument.tag(outputs, path)
+
+        return hook
+
+    for name, root in modules.items():
+        for path, module in root.named_modules():
+            full = f"{name}.{path}".rstrip(".")
+            handles.append(module.register_forward_pre_hook(enter(full)))
+            handles.append(module.register_forward_hook(leave(full), always_call=True))
+    try:
+        with _Observer(instrument):
+            yield instrument
+    finally:
+        instrument.nodes.clear()
+        for handle in handles:
+            handle.remove()
+
+
+def measure(value: Tensor, *, inputs: tuple[Tensor, ...], **about: Any) -> Result:
+    """Return a tensor's ranges and a sample of it."""
+    magnitude = value.float().abs()
+    finite = torch.isfinite(magnitude)
+    count = value.numel()
+    non_finite = count - int(finite.sum())
+    known = magnitude[finite] if non_finite else magnitude.flatten()
+    zeros = int((known == 0).sum())
+    below = int((known < SMALLEST / 2).sum()) - zeros
+    weak = int((known < SMALLEST_NORMAL).sum()) - zeros - below
+    return Result(
+        dtype=value.dtype,
+        largest=float(known.max()) if known.numel() else 0.0,
+        non_finite=non_finite,
+        underflow=below / count,
+        subnormal=weak / count,
+        zeros=zeros / count,
+        count=count,
+        sample=sample_of(value),
+        inputs=inputs,
+        **about,
+    )
+
+
+def sample_of(value: Tensor) -> Tensor:
+    """Return up to `SAMPLE` values of a tensor, evenly chosen, in float32 on the CPU."""
+    flat = value.reshape(-1)
+    if flat.numel() > SAMPLE:
+        flat = flat[torch.linspace(0, flat.numel() - 1, SAMPLE, device=flat.device).long()]
+    return flat.float().cpu()
+
+
+def source_line() -> str:
+    """Return "file:line" of the innermost frame that is neither torch's nor an instrument's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(SKIPPED_FOLDERS) and not name.startswith("<"):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def error_of(value: Tensor, true: Tensor) -> float:
+    """Return the error of a sample relative to the true one's norm; infinite where it is not finite."""
+    if value.shape != true.shape:
+        return math.nan
+    if not bool(torch.isfinite(value).all()):
+        return math.inf
+    scale = float(true.norm())
+    difference = float((value - true).norm())
+    return difference / scale if scale else (math.inf if difference else 0.0)
+
+
+def input_error(value: Sequence[Tensor], true: Sequence[Tensor]) -> float:
+    """Return the largest relative error among an operator's inputs."""
+    errors = [error_of(one, other) for one, other in zip(value, true, strict=False) if one.shape == other.shape]
+    return max((error for error in errors if not math.isnan(error)), default=0.0)

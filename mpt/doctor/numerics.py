@@ -1,0 +1,379 @@
+"""One step in float32 and in the chosen mode, on the same weights, batch and random numbers: what the mode costs, and where.
+
+A healthy lower precision is as wrong as rounding its inputs would make it. So the float32 step is taken a third time
+with weights and images moved by half a unit in the last place of the mode's dtype. An error that is large and many times
+what that does is a fault: the arithmetic loses more than the dtype must. A gradient that is noise in float32 already (a
+bias in front of BatchNorm) is moved as much by the rounding as by the mode, and raises no alarm.
+
+The fault's place is the first operator whose result is wrong although its inputs are not, found by matching the two
+steps' operators. Gradients are taken at the largest power-of-two loss scale that leaves them finite, as a dynamic scale
+would end up with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpt.config.load import change_precision
+from mpt.config.schema import Config
+from mpt.doctor.half_arithmetic import RoundedHalf
+from mpt.doctor.instrument import Result, error_of, input_error, observed
+from mpt.engine.build import build_run, seed_everything
+from mpt.engine.state import restore_modules
+from mpt.engine.step import back_propagate, drop_gradients, remember_buffers, restore_buffers
+from mpt.seams import Batch, DataSpec, Phase, Run, draw_batch
+
+LARGE_LOSS, LARGE_GRADIENT, LARGE_BUFFER = 0.05, 0.3, 0.1
+"""Relative errors from which on an error is looked at."""
+BEYOND_ROUNDING = 8.0
+"""Times what rounding the inputs does, from which on it is a fault."""
+SMALLEST_SHARE = 1e-4
+"""Of the phase's gradient norm: parameters with less do not decide anything."""
+JUMP = 0.25
+"""Relative error of a result whose operator is to blame, where its inputs have a quarter of that at most."""
+HALVINGS = 40
+
+
+@dataclass
+class Step:
+    """What one phase's update computed, before the optimizer."""
+
+    losses: dict[str, float]
+    gradients: dict[str, Tensor]
+    """Parameter's dotted name -> gradient without the loss scale, float32 on the CPU."""
+    buffers: dict[str, Tensor]
+    scale: float | None = None
+    results: list[Result] = field(default_factory=list)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether losses and gradients are all finite."""
+        return all(math.isfinite(value) for value in self.losses.values()) and all(
+            bool(torch.isfinite(value).all()) for value in self.gradients.values()
+        )
+
+
+@dataclass(frozen=True)
+class ParameterError:
+    """How wrong one parameter's gradient is."""
+
+    name: str
+    error: float
+    """Relative to the float32 gradient's norm."""
+    from_rounding: float
+    """The same with rounded inputs in float32."""
+    cosine: float
+    share: float
+    """Of the norm of all gradients."""
+
+
+@dataclass
+class Examination:
+    """What was found about one phase."""
+
+    phase: str
+    mode: str
+    dtype: str
+    scale: float | None
+    losses: dict[str, tuple[float, float]]
+    """Loss -> in float32, in the mode."""
+    parameters: list[ParameterError]
+    faults: list[str] = field(default_factory=list)
+    culprit: Result | None = None
+    results: list[Result] = field(default_factory=list)
+    """The float32 step's operators: what float16 would do to them."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing was found."""
+        return not self.faults
+
+
+Weights = Mapping[str, Any] | None
+"""A checkpoint's state; None examines the run as it begins."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is examined: a configuration, its data's layout, a batch on the CPU and weights."""
+
+    config: Config
+    data: DataSpec
+    batch: Batch
+    device: torch.device
+    weights: Weights = None
+
+    def build(self, config: Config) -> Run:
+        """Build the run in some precision, with the weights."""
+        run = build_run(config, self.device, self.data)
+        if self.weights is not None:
+            restore_modules(run, self.weights)
+        return run
+
+
+def as_on_a_gpu(config: Config, dtype: str | None = None) -> Config:
+    """Return the configuration with the dtype that a GPU would choose: float16 where nothing else is said."""
+    settings = config.precision.settings
+    if getattr(settings, "dtype", None) != "auto" and dtype is None:
+        return config
+    if "dtype" not in type(settings).model_fields:
+        return config
+    changed = settings.model_copy(update={"dtype": dtype or "float16"})
+    return dataclasses.replace(config, precision=dataclasses.replace(config.precision, settings=changed))
+
+
+def with_float32(config: Config, modules: Sequence[str]) -> Config:
+    """Return the configuration with these modules in float32 beside those that it names."""
+    settings = config.precision.settings
+    kept = list(dict.fromkeys([*settings.keep_fp32, *modules]))
+    changed = settings.model_copy(update={"keep_fp32": kept})
+    return dataclasses.replace(config, precision=dataclasses.replace(config.precision, settings=changed))
+
+
+def examine(subject: Subject) -> list[Examination]:
+    """Examine every phase of a run's step in its own mode. Raises ConfigError where the configuration does not build."""
+    reference, chosen = subject.build(change_precision(subject.config, "fp32")), subject.build(subject.config)
+    found = []
+    for true_phase, phase in zip(reference.phases, chosen.phases, strict=True):
+        true = take_step(reference, true_phase, subject.batch, watched=True)
+        moved = rounded_step(reference, true_phase, subject.batch, chosen.precision.dtype)
+        step = take_step(chosen, phase, subject.batch, watched=True)
+        found.append(judge(phase.name, chosen, true, moved, step))
+    return found
+
+
+class Verdict:
+    """Answers quickly whether a changed configuration is healthy: the float32 steps are taken once."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.tried = 0
+        reference = subject.build(change_precision(subject.config, "fp32"))
+        self.true = [take_step(reference, phase, subject.batch) for phase in reference.phases]
+        self.moved: dict[torch.dtype, list[Step]] = {}
+        self.reference = reference
+
+    def is_healthy(self, config: Config) -> bool:
+        """Take the steps of a configuration and judge them."""
+        self.tried += 1
+        run = self.subject.build(config)
+        dtype = run.precision.dtype
+        if dtype not in self.moved:
+            self.moved[dtype] = [
+                rounded_step(self.reference, phase, self.subject.batch, dtype) for phase in self.reference.phases
+            ]
+        return all(
+            judge(phase.name, run, true, moved, take_step(run, phase, self.subject.batch)).is_healthy
+            for phase, true, moved in zip(run.phases, self.true, self.moved[dtype], strict=True)
+        )
+
+
+def take_step(run: Run, phase: Phase, batch: Batch, *, watched: bool = False) -> Step:
+    """Return one update's losses and gradients, without the optimizer; the run stays as it was."""
+    scaler = run.precision.scalers.get(phase.name)
+    dynamic = scaler is not None and scaler.dynamic
+    before = scaler.scale if scaler is not None else None
+    try:
+        step = _back_propagate(run, phase, batch, False) if dynamic or not watched else None
+        for _ in range(HALVINGS if dynamic else 0):
+            assert step is not None
+            assert scaler is not None
+            if step.is_finite or not all(math.isfinite(value) for value in step.losses.values()):
+                break
+            scaler.scale /= 2
+            step = _back_propagate(run, phase, batch, False)
+        return _back_propagate(run, phase, batch, True) if watched else step  # type: ignore[return-value]
+    finally:
+        if scaler is not None and before is not None:
+            scaler.scale = before
+
+
+def _back_propagate(run: Run, phase: Phase, batch: Batch, watched: bool) -> Step:
+    seed_everything(run.config.seed)
+    notes = run.task.snapshot()
+    drop_gradients(run, phase)
+    remember_buffers(run)
+    scaler = run.precision.scalers.get(phase.name)
+    scale = scaler.scale if scaler is not None else 1.0
+    half_on_cpu = run.device.type == "cpu" and run.precision.dtype == torch.float16
+    try:
+        drawn = draw_batch(run, phase, run.data.as_floats({name: t.to(run.device) for name, t in batch.items()}))
+        with contextlib.ExitStack() as stack:
+            if half_on_cpu:
+                stack.enter_context(RoundedHalf())
+            seen = stack.enter_context(observed(run.task.modules)) if watched else None
+            losses = back_propagate(run, phase, drawn)
+        own = {id(parameter) for parameter in phase.module.parameters()}
+        gradients = {
+            name: parameter.grad.detach().to_dense().float().cpu() / scale
+            for name, parameter in named_parameters(run)
+            if parameter.grad is not None and id(parameter) in own
+        }
+        buffers = {
+            name: value.detach().float().cpu().clone()
+            for name, value in named_buffers(run)
+            if value.is_floating_point()
+        }
+    finally:
+        drop_gradients(run, phase)
+        restore_buffers(run)
+        run.task.restore(notes)
+    return Step(
+        losses={name: float(value) for name, value in losses.items()},
+        gradients=gradients,
+        buffers=buffers,
+        scale=None if scaler is None else scale,
+        results=seen.results if seen is not None else [],
+    )
+
+
+def named_parameters(run: Run) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield every network's parameters by dotted name."""
+    for name, module in run.task.modules.items():
+        for key, parameter in module.named_parameters():
+            yield f"{name}.{key}", parameter
+
+
+def named_buffers(run: Run) -> Iterator[tuple[str, Tensor]]:
+    """Yield every network's buffers by dotted name."""
+    for name, module in run.task.modules.items():
+        for key, value in module.named_buffers():
+            yield f"{name}.{key}", value
+
+
+@torch.no_grad()
+def rounded_step(run: Run, phase: Phase, batch: Batch, dtype: torch.dtype) -> Step:
+    """Take a float32 step with weights and images moved by up to half a unit in the last place of a dtype."""
+    amount = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0
+    numbers = torch.Generator().manual_seed(1)
+
+    def moved(value: Tensor) -> Tensor:
+        noise = torch.rand(value.shape, generator=numbers) * 2 - 1
+        return value * (1 + amount * noise.to(value.device))
+
+    weights = [parameter for _, parameter in named_parameters(run)]
+    kept = [parameter.clone() for parameter in weights]
+    try:
+        for parameter in weights:
+            parameter.copy_(moved(parameter))
+        rounded = {name: moved(value) if value.is_floating_point() else value for name, value in batch.items()}
+        with torch.enable_grad():
+            return take_step(run, phase, rounded)
+    finally:
+        for parameter, value in zip(weights, kept, strict=True):
+            parameter.copy_(value)
+
+
+def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examination:
+    """Compare the mode's step with the float32 one and say what is wrong."""
+    found = Examination(
+        phase=name,
+        mode=run.precision.name,
+        dtype=str(run.precision.dtype).removeprefix("torch."),
+        scale=step.scale,
+        losses={key: (true.losses[key], step.losses.get(key, math.nan)) for key in true.losses},
+        parameters=compare_gradients(true, moved, step),
+        results=true.results,
+    )
+    for key, (right, value) in found.losses.items():
+        if not math.isfinite(right):
+            found.faults.append(f"loss {key} is not finite in float32 either: no precision mode mends that")
+        elif not math.isfinite(value):
+            found.faults.append(f"loss {key} is {value:g} in {found.dtype} and {right:.4g} in float32")
+        elif is_beyond(relative(value, right), relative(moved.losses[key], right), LARGE_LOSS):
+            found.faults.append(f"loss {key} is {value:.4g} in {found.dtype} and {right:.4g} in float32")
+    if not found.faults and not step.is_finite:
+        found.faults.append(f"gradients are not finite in {found.dtype}" + _at_scale(step.scale))
+    for parameter in found.parameters if not found.faults else ():
+        if parameter.share >= SMALLEST_SHARE and is_beyond(parameter.error, parameter.from_rounding, LARGE_GRADIENT):
+            found.faults.append(
+                f"the gradient of {parameter.name} is wrong by {parameter.error:.0%} in {found.dtype} "
+                f"({parameter.from_rounding:.1%} would be rounding)" + _at_scale(step.scale)
+            )
+    for key, value in step.buffers.items() if not found.faults else ():
+        right_buffer = true.buffers[key]
+        error, rounding = error_of(value, right_buffer), error_of(moved.buffers[key], right_buffer)
+        if is_beyond(error, rounding, LARGE_BUFFER):
+            found.faults.append(f"buffer {key} is wrong by {error:.0%} in {found.dtype}")
+    if found.faults and step.results:
+        found.culprit = find_culprit(true.results, step.results)
+    return found
+
+
+def _at_scale(scale: float | None) -> str:
+    return "" if scale is None else f" at a loss scale of {scale:g}"
+
+
+def relative(value: float, true: float) -> float:
+    """Return a relative error."""
+    return abs(value - true) / abs(true) if true else (math.inf if value else 0.0)
+
+
+def is_beyond(error: float, rounding: float, limit: float) -> bool:
+    """Return whether an error is large, and more than rounding explains."""
+    return math.isnan(error) or (error > limit and error > BEYOND_ROUNDING * rounding)
+
+
+def compare_gradients(true: Step, moved: Step, step: Step) -> list[ParameterError]:
+    """Return the errors of all gradients, in the networks' order."""
+    total = math.sqrt(sum(float(value.norm()) ** 2 for value in true.gradients.values()))
+    errors = []
+    for name, right in true.gradients.items():
+        value = step.gradients.get(name, torch.zeros_like(right))
+        norms = float(right.norm()) * float(value.norm())
+        errors.append(
+            ParameterError(
+                name=name,
+                error=error_of(value, right),
+                from_rounding=error_of(moved.gradients.get(name, right), right),
+                cosine=float((right.flatten() @ value.flatten()) / norms) if norms else math.nan,
+                share=float(right.norm()) / total if total else 0.0,
+            )
+        )
+    return errors
+
+
+def find_culprit(true: Sequence[Result], seen: Sequence[Result]) -> Result | None:
+    """Return the first operator that makes a wrong result of right inputs.
+
+    First one that turns finite numbers into NaN or infinity; else the first whose result differs from the float32
+    step's much more than its inputs do; else the one whose result is furthest off.
+    """
+    for one in seen:
+        if one.non_finite and one.inputs_finite:
+            return one
+    by_key = {one.key: one for one in true}
+    worst: tuple[float, Result] | None = None
+    for one in seen:
+        right = by_key.get(one.key)
+        if right is None or not right.count:
+            continue
+        error = _error_without_scale(one.sample, right.sample)
+        if math.isnan(error):
+            continue
+        before = input_error(one.inputs, right.inputs)
+        if error > JUMP and before < error / 4:
+            return one
+        if worst is None or error > worst[0]:
+            worst = (error, one)
+    return worst[1] if worst and worst[0] > JUMP else None
+
+
+def _error_without_scale(value: Tensor, true: Tensor) -> float:
+    """Return the error of a sample that may be multiplied by a loss scale, which is a power of two."""
+    direct = error_of(value, true)
+    norm, right = float(value.norm()), float(true.norm())
+    if direct <= JUMP or not norm or not right or not math.isfinite(norm):
+        return direct
+    return min(direct, error_of(value / 2.0 ** round(math.log2(norm / right)), true))
+
+
+Judge = Callable[[Config], bool]

@@ -1,0 +1,240 @@
+"""Small classifiers, each with one place that half precision breaks: what `scripts/doctor_table.py` lets the doctor find.
+
+Every network is a trunk, a block called `planted`, and a head. The block is right in float32 and right again when it
+alone is kept in float32; everything around it is harmless in half. Each is a callable for `model.name:
+scripts.planted_faults:NAME`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+WIDTH = 32
+
+
+class Planted(nn.Module):
+    """A linear layer and a function of what it makes, (b, 32) to (b, 32)."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.function = function
+
+    def forward(self, value_bf: Tensor) -> Tensor:
+        """Apply the layer and the function."""
+        return self.function(self.linear(value_bf))
+
+
+class Network(nn.Module):
+    """Trunk, planted block, head, on images of 1x16x16."""
+
+    def __init__(self, planted: nn.Module, num_classes: int) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(256, WIDTH), nn.Tanh())
+        self.planted = planted
+        self.head = nn.Linear(WIDTH, num_classes)
+
+    def forward(self, image_bchw: Tensor) -> Tensor:
+        """Return logits."""
+        logits: Tensor = self.head(self.planted(self.trunk(image_bchw)))
+        return logits
+
+
+def attention_scores(h: Tensor) -> Tensor:
+    """Scores of queries and keys that were not divided by the square root of their size."""
+    query = (1200 * h)[:, None, :]
+    scores = (query.transpose(1, 2) @ query) / 1440000
+    return (scores.float().softmax(-1).to(h.dtype) @ h[..., None])[..., 0]
+
+
+def softmax_of_large_logits(h: Tensor) -> Tensor:
+    """Logits beyond float16's range go into a softmax."""
+    return 32 * torch.softmax(3e5 * h - (3e5 * h).amax(1, keepdim=True), 1)
+
+
+def log_of_tiny(h: Tensor) -> Tensor:
+    """1e-8 is zero in float16."""
+    return torch.log(torch.sigmoid(4 * h - 18) + 1e-8) / 10
+
+
+def log_of_complement(h: Tensor) -> Tensor:
+    """1 - p of a p that rounds to one."""
+    return torch.log(1 - torch.sigmoid(h + 9)) / 10
+
+
+def variance_by_difference(h: Tensor) -> Tensor:
+    """E[x^2] - E[x]^2 of numbers that are nearly equal."""
+    x = h + 60
+    variance = (x * x).mean(1, keepdim=True) - x.mean(1, keepdim=True) ** 2
+    return h / (variance.abs() + 1e-3).sqrt()
+
+
+def norm_of_large(h: Tensor) -> Tensor:
+    """The squares of a long vector."""
+    v = 900 * h
+    return 5 * v / ((v * v).sum(1, keepdim=True) + 1).sqrt()
+
+
+def mean_square(h: Tensor) -> Tensor:
+    """A hand-made RMSNorm of large activations."""
+    v = 1000 * h
+    return v * torch.rsqrt((v * v).mean(1, keepdim=True) + 1e-6)
+
+
+def vanishing_activations(h: Tensor) -> Tensor:
+    """Activations that float16 flushes to zero, made large again afterwards."""
+    return (1e-5 * (1e-4 * h)).float().mul(1e9).to(h.dtype)
+
+
+def exponential(h: Tensor) -> Tensor:
+    """exp of a little more than 11."""
+    e = torch.exp(h + 12)
+    return 5 * e / (1 + e.float().sum(1, keepdim=True)).to(e.dtype)
+
+
+def log_sum_exp(h: Tensor) -> Tensor:
+    """log of a sum of exponentials, without the largest taken out."""
+    x = 2 * h + 11
+    return x - torch.exp(x).sum(1, keepdim=True).log()
+
+
+def long_sum(h: Tensor) -> Tensor:
+    """A sum over many activations, then divided."""
+    total = (3000 * (h.abs() + 1)).sum(1, keepdim=True)
+    return h * (total / 96000)
+
+
+def squared_distance(h: Tensor) -> Tensor:
+    """|a|^2 + |b|^2 - 2ab of near points."""
+    a, b = h + 30, h.roll(1, 0) + 30
+    distance = (a * a).sum(1, keepdim=True) + (b * b).sum(1, keepdim=True) - 2 * (a * b).sum(1, keepdim=True)
+    return h * (distance.abs() + 0.1).sqrt()
+
+
+def coordinates(h: Tensor) -> Tensor:
+    """The fraction of a pixel at position 2000, where float16 knows steps of one."""
+    position = 2000 + 4 * h
+    return position - position.detach().floor()
+
+
+def product_of_many(h: Tensor) -> Tensor:
+    """A product of eight factors of about five."""
+    product = torch.ones_like(h)
+    for shift in range(8):
+        product = product * (h.roll(shift, 1) + 5)
+    return h * (product / 390625)
+
+
+def fourth_power(h: Tensor) -> Tensor:
+    """A polynomial feature."""
+    x = 20 * (h + 1)
+    return (x * x * x * x) / 160000
+
+
+def reciprocal(h: Tensor) -> Tensor:
+    """1 / (x + 1e-6) near zero."""
+    x = (h.abs() * 1e-6) + 1e-6
+    return (1 / x) * 1e-6
+
+
+def normalised_zero(h: Tensor) -> Tensor:
+    """x / (|x| + 1e-8) of a vector that is zero."""
+    x = h * (h.sum(1, keepdim=True) > 0)
+    return x / (x.abs().amax(1, keepdim=True) + 1e-8)
+
+
+def cubic_gelu(h: Tensor) -> Tensor:
+    """The tanh form of GELU: right forward, infinity times zero backward."""
+    x = 400 * h
+    return 0.5 * x * (1 + torch.tanh(1e-5 * (0.0447 * x * x * x + 0.8 * x))) / 400
+
+
+def root_near_zero(h: Tensor) -> Tensor:
+    """sqrt(x + 1e-10), whose gradient is infinite once both are zero."""
+    return 1e4 * torch.sqrt((1e-4 * h) * (1e-4 * h) + 1e-10)
+
+
+def structural_similarity(h: Tensor) -> Tensor:
+    """Local variance as DSSIM computes it, on a bright picture."""
+    image = functional.pad((h * 0.003 + 0.85)[:, None, :], (4, 4), mode="circular")
+    window = torch.full((1, 1, 9), 1 / 9, dtype=image.dtype, device=image.device)
+    mean = functional.conv1d(image, window)
+    square = functional.conv1d(image * image, window)
+    variance = square - mean * mean
+    return h * (variance[:, 0].abs() * 1e5 + 0.01).sqrt()
+
+
+def softplus_by_hand(h: Tensor) -> Tensor:
+    """log(1 + exp(x)) for large x."""
+    return torch.log(1 + torch.exp(3 * h + 12)) / 12
+
+
+class Explosion(nn.Module):
+    """Layers whose activations double until float16 ends; a norm follows them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(9))
+        for layer in self.layers:
+            nn.init.orthogonal_(layer.weight, gain=5.0)  # type: ignore[arg-type]
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, value_bf: Tensor) -> Tensor:
+        """Return normalised activations."""
+        for layer in self.layers:
+            value_bf = layer(value_bf)
+        normalised: Tensor = self.norm(value_bf)
+        return normalised
+
+
+FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    attention_scores,
+    softmax_of_large_logits,
+    log_of_tiny,
+    log_of_complement,
+    variance_by_difference,
+    norm_of_large,
+    mean_square,
+    vanishing_activations,
+    exponential,
+    log_sum_exp,
+    long_sum,
+    squared_distance,
+    coordinates,
+    product_of_many,
+    fourth_power,
+    reciprocal,
+    normalised_zero,
+    cubic_gelu,
+    root_near_zero,
+    structural_similarity,
+    softplus_by_hand,
+)
+PLANTED = (*(f"plant_{function.__name__}" for function in FUNCTIONS), "plant_explosion")
+"""The names of all networks with a fault."""
+
+
+def _make(function: Callable[[Tensor], Tensor]) -> Callable[..., nn.Module]:
+    def build(num_classes: int) -> nn.Module:
+        return Network(Planted(function), num_classes)
+
+    return build
+
+
+for _function in FUNCTIONS:
+    globals()[f"plant_{_function.__name__}"] = _make(_function)
+
+
+def plant_explosion(num_classes: int) -> nn.Module:
+    """Build the network whose activations grow with depth."""
+    return Network(Explosion(), num_classes)
+
+
+def harmless(num_classes: int, depth: int = 1) -> nn.Module:
+    """Build the same network without a fault, with some depth."""
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(depth)]
+    return Network(nn.Sequential(*layers), num_classes)
