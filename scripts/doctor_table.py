@@ -3,9 +3,9 @@
     python scripts/doctor_table.py            # all: about a minute on one core
     python scripts/doctor_table.py NAME ...   # some of the planted networks
 
-Prints a table in Markdown. A row counts as cured where the offered modules were tried, are inside the planted block, and
-leaving out any one of them was seen to fail. All runs are of one step with a random start, in float16 as a GPU would
-compute it (`mpt.doctor.half_arithmetic`), with torch's CPU lists for autocast.
+Prints a table in Markdown. A row counts as cured where the offered modules were tried, are inside the planted block,
+and leaving out any one of them was seen to fail. All runs are of one step with a random start, in float16 as a GPU
+would compute it (`mpt.doctor.half_arithmetic`), with torch's CPU lists for autocast.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scripts.planted_faults import PLANTED
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS: Mapping[str, Any] = {"dataset": "digits", "precision": "amp", "train": {"steps": 1, "batch_size": 32}}
 SHIPPED = ("classify_digits", "dcgan_amp", "lsgan", "wgan_gp", "vae", "began", "stylegan2_16")
-GENERATIVE = ("gan", "wgan", "cgan", "acgan", "infogan", "ebgan", "aae", "bigan", "cvae", "dvae")
+GENERATIVE = ("vanilla_gan", "wgan", "cgan", "acgan", "infogan", "ebgan", "aae", "bigan", "cvae", "dvae")
 VISION = ("resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5")
 
 

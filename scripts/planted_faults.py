@@ -1,4 +1,4 @@
-"""Small classifiers, each with one place that half precision breaks: what `scripts/doctor_table.py` lets the doctor find.
+"""Small classifiers, each with one place that half precision breaks, for `scripts/doctor_table.py`.
 
 Every network is a trunk, a block called `planted`, and a head. The block is right in float32 and right again when it
 alone is kept in float32; everything around it is harmless in half. Each is a callable for `model.name:

@@ -1,8 +1,8 @@
 """The smallest change that makes a mode healthy: modules to keep in float32, or another dtype.
 
 Tried in this order, and everything that is offered was tried: the module that was blamed alone; the fewest modules by
-delta debugging (Zeller & Hildebrandt, 2002), whose answer is minimal in the sense that leaving out any one of them fails
-again; the modules that contain others, from the inside outwards; bfloat16, which has float32's range.
+delta debugging (Zeller & Hildebrandt, 2002), whose answer is minimal in the sense that leaving out any one of them
+fails again; the modules that contain others, from the inside outwards; bfloat16, which has float32's range.
 """
 
 from __future__ import annotations
@@ -66,9 +66,8 @@ def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
         if helps([name]):
             return offer([name], True)
     lower = as_on_a_gpu(subject.config, "bfloat16")
-    if lower is not subject.config and str(getattr(subject.config.precision.settings, "dtype", "")) != "bfloat16":
-        if verdict.is_healthy(lower):
-            return Cure({"precision": {"dtype": "bfloat16"}}, (), True, verdict.tried)
+    if lower.to_data() != subject.config.to_data() and verdict.is_healthy(lower):
+        return Cure({"precision": {"dtype": "bfloat16"}}, (), True, verdict.tried)
     return None
 
 

@@ -41,6 +41,9 @@ MISSING = ("not implemented for 'Half'", "not supported on", "could not create a
 class RoundedHalf(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within its block float16 operators are computed in float32 and rounded."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not _holds_half((args, kwargs)):

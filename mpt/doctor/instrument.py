@@ -158,7 +158,9 @@ class Instrument:
 
     def tag(self, outputs: Any, path: str) -> None:
         """Give the autograd nodes behind a module's outputs to it, but for those that an inner module has."""
-        pending = [t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.grad_fn is not None]
+        pending: list[Any] = [
+            t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.grad_fn is not None
+        ]
         while pending:
             node = pending.pop()
             if node is None or node in self.nodes:

@@ -1,9 +1,9 @@
-"""One step in float32 and in the chosen mode, on the same weights, batch and random numbers: what the mode costs, and where.
+"""One step in float32 and in the chosen mode, on the same weights, batch and random numbers: what is lost, and where.
 
 A healthy lower precision is as wrong as rounding its inputs would make it. So the float32 step is taken a third time
-with weights and images moved by half a unit in the last place of the mode's dtype. An error that is large and many times
-what that does is a fault: the arithmetic loses more than the dtype must. A gradient that is noise in float32 already (a
-bias in front of BatchNorm) is moved as much by the rounding as by the mode, and raises no alarm.
+with weights and images moved by half a unit in the last place of the mode's dtype. An error that is large and many
+times what that does is a fault: the arithmetic loses more than the dtype must. A gradient that is noise in float32
+already (a bias in front of BatchNorm) is moved as much by the rounding as by the mode, and raises no alarm.
 
 The fault's place is the first operator whose result is wrong although its inputs are not, found by matching the two
 steps' operators. Gradients are taken at the largest power-of-two loss scale that leaves them finite, as a dynamic scale
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,7 +139,7 @@ def with_float32(config: Config, modules: Sequence[str]) -> Config:
 
 
 def examine(subject: Subject) -> list[Examination]:
-    """Examine every phase of a run's step in its own mode. Raises ConfigError where the configuration does not build."""
+    """Examine every phase of a step in the run's own mode. Raises ConfigError where the configuration does not build."""
     reference, chosen = subject.build(change_precision(subject.config, "fp32")), subject.build(subject.config)
     found = []
     for true_phase, phase in zip(reference.phases, chosen.phases, strict=True):
@@ -298,9 +298,8 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
                 f"the gradient of {parameter.name} is wrong by {parameter.error:.0%} in {found.dtype} "
                 f"({parameter.from_rounding:.1%} would be rounding)" + _at_scale(step.scale)
             )
-    for key, value in step.buffers.items() if not found.faults else ():
-        right_buffer = true.buffers[key]
-        error, rounding = error_of(value, right_buffer), error_of(moved.buffers[key], right_buffer)
+    for key, buffer in step.buffers.items() if not found.faults else ():
+        error, rounding = error_of(buffer, true.buffers[key]), error_of(moved.buffers[key], true.buffers[key])
         if is_beyond(error, rounding, LARGE_BUFFER):
             found.faults.append(f"buffer {key} is wrong by {error:.0%} in {found.dtype}")
     if found.faults and step.results:
@@ -374,6 +373,3 @@ def _error_without_scale(value: Tensor, true: Tensor) -> float:
     if direct <= JUMP or not norm or not right or not math.isfinite(norm):
         return direct
     return min(direct, error_of(value / 2.0 ** round(math.log2(norm / right)), true))
-
-
-Judge = Callable[[Config], bool]
