@@ -139,7 +139,7 @@ def with_float32(config: Config, modules: Sequence[str]) -> Config:
 
 
 def examine(subject: Subject) -> list[Examination]:
-    """Examine every phase of a step in the run's own mode. Raises ConfigError where the configuration does not build."""
+    """Examine every phase of a step in the run's own mode. Raises ConfigError for what does not build."""
     reference, chosen = subject.build(change_precision(subject.config, "fp32")), subject.build(subject.config)
     found = []
     for true_phase, phase in zip(reference.phases, chosen.phases, strict=True):
@@ -299,6 +299,10 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
                 f"({parameter.from_rounding:.1%} would be rounding)" + _at_scale(step.scale)
             )
     for key, buffer in step.buffers.items() if not found.faults else ():
+        if not bool(torch.isfinite(buffer).all()):
+            found.faults.append(f"buffer {key} is not finite in {found.dtype}")
+        if not key.endswith("running_var"):  # a mean may be zero, of which any rounding is far off
+            continue
         error, rounding = error_of(buffer, true.buffers[key]), error_of(moved.buffers[key], true.buffers[key])
         if is_beyond(error, rounding, LARGE_BUFFER):
             found.faults.append(f"buffer {key} is wrong by {error:.0%} in {found.dtype}")
