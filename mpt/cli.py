@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "infer": ("infer", arguments.InferArguments),
     "compare": ("compare", arguments.CompareArguments),
     "plan": ("plan", arguments.PlanArguments),
+    "doctor": ("doctor", arguments.DoctorArguments),
     "report": ("report", arguments.ReportArguments),
     "convert": ("convert", arguments.ConvertArguments),
     "validate": ("validate", arguments.ValidateArguments),

@@ -130,6 +130,29 @@ class PlanArguments:
 
 
 @dataclass(frozen=True)
+class DoctorArguments:
+    """Examine the machine, the data, the numerics and the speed."""
+
+    subject: Annotated[str | None, typer.Argument(metavar="[CONFIG|RUN]", show_default="this machine")] = None
+    """A YAML file, a run or a checkpoint."""
+    overrides: Overrides = ()
+    only: Annotated[tuple[str, ...], typer.Option("--only", metavar="PART")] = ()
+    """environment, data, numerics or speed; may be given several times."""
+    dtype: str | None = None
+    """float16 or bfloat16: what a mode that may choose is examined in; on a CPU float16, as on most GPUs."""
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None
+    """Samples of the step whose numerics are examined."""
+    output: Output = None
+    page: Annotated[str | None, typer.Option(metavar="FILE")] = None
+    """Write an HTML page too."""
+    device: Device = None
+    json: Json = False
+    patches: Patches = ()
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
+@dataclass(frozen=True)
 class ReportArguments:
     """Write a run's tables, plots and page anew."""
 

@@ -109,6 +109,13 @@ class Result:
         """How often the largest value could be doubled in float16; negative beyond its range."""
         return math.log2(LARGEST / self.largest) if self.largest else math.inf
 
+    def underflow_at(self, scale: float) -> float:
+        """Return the share of values that would be zero in float16 after multiplying by a scale."""
+        if scale == 1.0:
+            return self.underflow
+        values = self.sample.abs() * scale
+        return float(((values > 0) & (values < SMALLEST / 2)).float().mean())
+
     def describe(self) -> str:
         """Return "module: operator in dtype (file:line)"."""
         way = "backward of " if self.is_backward else ""

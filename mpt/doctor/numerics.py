@@ -285,11 +285,11 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
     )
     for key, (right, value) in found.losses.items():
         if not math.isfinite(right):
-            found.faults.append(f"loss {key} is not finite in float32 either: no precision mode mends that")
+            found.faults.append(f"{name}/{key} is not finite in float32 either: no precision mode mends that")
         elif not math.isfinite(value):
-            found.faults.append(f"loss {key} is {value:g} in {found.dtype} and {right:.4g} in float32")
+            found.faults.append(f"{name}/{key} is {value:g} in {found.dtype} and {right:.4g} in float32")
         elif is_beyond(relative(value, right), relative(moved.losses[key], right), LARGE_LOSS):
-            found.faults.append(f"loss {key} is {value:.4g} in {found.dtype} and {right:.4g} in float32")
+            found.faults.append(f"{name}/{key} is {value:.4g} in {found.dtype} and {right:.4g} in float32")
     if not found.faults and not step.is_finite:
         found.faults.append(f"gradients are not finite in {found.dtype}" + _at_scale(step.scale))
     for parameter in found.parameters if not found.faults else ():

@@ -1,0 +1,157 @@
+"""`mpt doctor`: the machine, the data, the numerics of a model and its speed, each with what to do.
+
+A configuration is examined as it begins; a run with the weights of its newest checkpoint. The cure of a numerical fault
+is written as a patch for `mpt train CONFIG --with FILE` after it was tried.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpt.commands.arguments import DoctorArguments
+from mpt.config.layers import write_override
+from mpt.config.load import load_config
+from mpt.config.schema import Config
+from mpt.config.yaml_text import write_text
+from mpt.errors import ConfigError, NonFiniteError
+from mpt.run.files import write_atomically
+from mpt.run.layout import find_run
+
+if TYPE_CHECKING:
+    from mpt.doctor.findings import Section
+    from mpt.seams import Dataset
+
+PARTS = ("environment", "data", "numerics", "speed")
+MARKS = {"ok": "ok", "note": "note", "warning": "WARN", "fault": "FAULT"}
+
+
+def run(arguments: DoctorArguments) -> None:
+    """Examine what is asked for. Raises NonFiniteError (exit 6) when a fault was found."""
+    from mpt.doctor.findings import worst_of
+    from mpt.doctor.page import write_page
+
+    wanted = read_parts(arguments)
+    config, weights, subject = read_subject(arguments)
+    sections = [timed(lambda part=part: examine_part(part, arguments, config, weights)) for part in wanted]  # type: ignore[misc]
+    written = write_cure(arguments, sections)
+    if arguments.json:
+        print(json.dumps({"subject": subject, "sections": [one.to_record() for one in sections], "written": written}))
+    else:
+        for section in sections:
+            print_section(section)
+        for path in written:
+            print(f"wrote {path}: the cure, tried; train with --with {path}")
+    if arguments.page:
+        write_page(Path(arguments.page), subject, sections)
+        print(f"wrote {arguments.page}", file=sys.stderr if arguments.json else sys.stdout)
+    if worst_of(sections) == "fault":
+        faults = [one for section in sections for one in section.findings if one.level == "fault"]
+        raise NonFiniteError(f"doctor: {len(faults)} fault(s), first {faults[0].about}: {faults[0].text}")
+
+
+def read_parts(arguments: DoctorArguments) -> Sequence[str]:
+    """Return the parts that are asked for. Raises ConfigError for one that there is not."""
+    wanted = arguments.only or (PARTS if arguments.subject is not None else ("environment",))
+    for part in wanted:
+        if part not in PARTS:
+            raise ConfigError(f"--only: found {part!r}; allowed are {', '.join(PARTS)}")
+        if part != "environment" and arguments.subject is None:
+            raise ConfigError(f"mpt doctor --only {part}: name a configuration or a run to examine")
+    return wanted
+
+
+def read_subject(arguments: DoctorArguments) -> tuple[Config | None, dict[str, Any] | None, str]:
+    """Return the configuration, the weights of a run, and what is examined in words."""
+    if arguments.subject is None:
+        return None, None, "this machine"
+    path = Path(arguments.subject)
+    overrides = list(arguments.overrides)
+    if arguments.device is not None:
+        overrides.append(write_override("train.device", arguments.device))
+    if path.suffix in (".yaml", ".yml"):
+        return load_config(path, overrides, allow=arguments.allow, patches=arguments.patches), None, str(path)
+    from mpt.run import checkpoint
+
+    directory, chosen = find_run(arguments.subject, Path(arguments.runs))
+    config = load_config(directory.config_path, overrides, allow=arguments.allow, patches=arguments.patches)
+    loaded = checkpoint.load(chosen or directory)
+    for note in loaded.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    return config, dict(loaded.state), f"{directory.path} at step {loaded.step}"
+
+
+def timed(examine: Callable[[], Section]) -> Section:
+    """Return a section with the seconds that it took."""
+    started = time.perf_counter()
+    section = examine()
+    section.seconds = time.perf_counter() - started
+    return section
+
+
+def examine_part(
+    part: str, arguments: DoctorArguments, config: Config | None, weights: dict[str, Any] | None
+) -> Section:
+    """Run one part."""
+    from mpt.engine.build import build_datasets, build_run, choose_device
+
+    if part == "environment":
+        from mpt.doctor.environment import examine_environment
+
+        device = choose_device(config.train.device if config is not None else "auto")
+        return examine_environment(device, config.train.batch_size if config is not None else 8, Path(arguments.runs))
+    assert config is not None
+    train_data, test_data = build_datasets(config)
+    if part == "data":
+        from mpt.doctor.data_checks import examine_data
+
+        return examine_data(train_data, test_data)
+    device = choose_device(config.train.device)
+    if part == "speed":
+        from mpt.data.loader import Loader
+        from mpt.doctor.speed import examine_speed
+
+        loader = Loader(train_data, config.train.batch_size, config.seed, workers=config.dataset.settings.workers)
+        return examine_speed(build_run(config, device, train_data.spec), loader)
+    return examine_numerics(arguments, config, train_data, weights)
+
+
+def examine_numerics(
+    arguments: DoctorArguments, config: Config, data: Dataset, weights: dict[str, Any] | None
+) -> Section:
+    """Take the step in float32 and in the run's mode, and look for a cure of what is wrong."""
+    from mpt.data.loader import Loader
+    from mpt.doctor.numerics import Subject, as_on_a_gpu
+    from mpt.doctor.numerics_section import describe_numerics
+    from mpt.engine.build import choose_device
+
+    device = choose_device(config.train.device)
+    if device.type == "cpu" or arguments.dtype:
+        config = as_on_a_gpu(config, arguments.dtype)
+    size = min(config.train.batch_size, arguments.batch_size or config.train.batch_size)
+    batch = next(iter(Loader(data, size, config.seed).batches(0)))
+    return describe_numerics(Subject(config, data.spec, batch, device, weights))
+
+
+def write_cure(arguments: DoctorArguments, sections: Sequence[Section]) -> list[str]:
+    """Write the patch that a section offers."""
+    for section in sections:
+        for row in section.tables.get("cure", ()):
+            path = Path(arguments.output or "doctor.yaml")
+            text = f"# {row['cure']}\n# found by mpt doctor {arguments.subject}\n{write_text(row['patch'])}"
+            write_atomically(path, text)
+            return [str(path)]
+    return []
+
+
+def print_section(section: Section) -> None:
+    """Print a section's findings, those that matter with what to do."""
+    print(f"{section.name} ({section.seconds:.1f} s)")
+    for one in section.findings:
+        print(f"  {MARKS[one.level]:5s} {one.about}: {one.text}")
+        if one.advice:
+            print(f"        {one.advice}")

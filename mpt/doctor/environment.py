@@ -1,0 +1,117 @@
+"""The machine: cards, drivers, precision by computing it, memory, threads, disk.
+
+What can be computed is computed: bfloat16 may be emulated, float16 is broken on some GTX 16xx cards (their convolutions
+return NaN), and a wheel built for another driver fails at its first kernel and not at import.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpt.doctor.findings import Section
+from mpt.planner.budget import describe_bytes
+from mpt.precision.choice import cpu_has_fast_bfloat16
+from mpt.run.environment import package_version, processor_name
+from mpt.run.files import free_bytes
+
+LITTLE_DISK = 2 * 2**30
+BUSY_SHARE = 0.1
+"""Of a card's memory: what others may hold before it is said."""
+
+
+def examine_environment(device: torch.device, batch_size: int, runs: Path) -> Section:
+    """Look at the machine that a run would use."""
+    section = Section("environment")
+    versions = ", ".join(f"{name} {package_version(name) or 'not installed'}" for name in ("torch", "torchvision"))
+    section.add("ok", "versions", f"{versions}, built for {_build()}")
+    _examine_processor(section)
+    if torch.version.cuda and not torch.cuda.is_available():
+        advice = "install the wheel that fits your driver; README, 'On your GPU', has a table"
+        text = "this torch is built for CUDA, but it sees no CUDA device: no card, no driver, or one that is too old"
+        section.add("warning", "cuda", text, advice if device.type == "cuda" else "")
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        _examine_card(section, torch.device("cuda", index), batch_size)
+    free = free_bytes(runs)
+    if free is not None:
+        advice = "free some space: a checkpoint that does not fit ends the run" if free < LITTLE_DISK else ""
+        text = f"{describe_bytes(free)} free where runs are written ({runs})"
+        section.add("warning" if advice else "ok", "disk", text, advice)
+    return section
+
+
+def _build() -> str:
+    version: Any = torch.version
+    return f"CUDA {version.cuda}" if version.cuda else f"ROCm {version.hip}" if version.hip else "CPUs"
+
+
+def _examine_processor(section: Section) -> None:
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    advice = "set train.threads, or OMP_NUM_THREADS" if threads > cores else ""
+    text = f"{processor_name()}: torch uses {threads} of {cores} cores that this process may use"
+    section.add("warning" if threads > cores else "ok", "processor", text, advice)
+    native = cpu_has_fast_bfloat16()
+    text = "bfloat16 is native on this CPU" if native else "bfloat16 is emulated on this CPU: it saves memory, not time"
+    section.add("ok" if native else "note", "bfloat16", text)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > cores + 0.5:
+        section.add("note", "load", f"other programs keep {load:.1f} cores busy: times will be longer than usual")
+
+
+def _examine_card(section: Section, device: torch.device, batch_size: int) -> None:
+    properties = torch.cuda.get_device_properties(device)
+    name = f"{device}: {properties.name}"
+    capability = (properties.major, properties.minor)
+    section.add(
+        "ok", name, f"compute capability {capability[0]}.{capability[1]}, {describe_bytes(properties.total_memory)}"
+    )
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    if others > BUSY_SHARE * total:
+        advice = "close other programs, or plan with --desktop"
+        section.add("note", name, f"{describe_bytes(others)} are taken by other programs or the desktop", advice)
+    error = try_dtype(device, torch.float32, batch_size)
+    if error:
+        advice = "the wheel and the driver or card do not fit; README, 'On your GPU', has a table"
+        section.add("fault", name, f"a first computation failed: {error}", advice)
+        return
+    for dtype in (torch.float16, torch.bfloat16):
+        word = str(dtype).removeprefix("torch.")
+        error = try_dtype(device, dtype, batch_size)
+        if error:
+            other = "bf16" if dtype == torch.float16 and capability >= (8, 0) else "fp32"
+            section.add("fault", name, f"{word} is broken: {error}", f"use precision={other}, or cudnn disabled")
+        elif dtype == torch.bfloat16 and capability < (8, 0):
+            section.add("note", name, "bfloat16 is emulated: it saves memory, not time", "use amp in float16")
+        else:
+            section.add("ok", name, f"{word} convolutions and products are right")
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    if capability >= (8, 0):
+        section.add("ok", name, f"TF32 is {'on' if allowed else 'off'}; precision=tf32 switches it on")
+
+
+def try_dtype(device: torch.device, dtype: torch.dtype, batch_size: int) -> str:
+    """Compute a convolution and a product in a dtype, forward and backward; return what went wrong, or nothing."""
+    numbers = torch.Generator().manual_seed(0)
+    image = torch.rand(max(1, batch_size), 16, 16, 16, generator=numbers)
+    net = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8192, 8))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=numbers) * 0.02 - 0.01)
+    expected = net(image).detach()
+    try:
+        moved = net.to(device, dtype)
+        result = moved(image.to(device, dtype))
+        result.float().square().mean().backward()
+        value = result.detach().float().cpu()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    gradients = [parameter.grad for parameter in moved.parameters() if parameter.grad is not None]
+    if not bool(torch.isfinite(value).all()) or not all(bool(torch.isfinite(one).all()) for one in gradients):
+        return "it makes NaN of numbers between 0 and 1"
+    worst = float((value - expected).abs().max() / expected.abs().max())
+    return f"results are off by {worst:.0%}" if worst > 0.1 else ""

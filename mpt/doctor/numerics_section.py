@@ -1,0 +1,92 @@
+"""The numerics of a model in words and tables: faults with their cure, and each module's distance to float16's ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mpt.doctor.cure import find_cure
+from mpt.doctor.findings import Section
+from mpt.doctor.instrument import Result
+from mpt.doctor.numerics import Examination, Subject, examine
+from mpt.errors import ConfigError
+
+LITTLE_HEADROOM = 3.0
+"""Bits to overflow below which a module is named."""
+MUCH_UNDERFLOW = 0.25
+"""Share of a gradient that float16 would lose, with the loss scale, above which a module is named."""
+MOST_FAULTS = 3
+
+
+def describe_numerics(subject: Subject) -> Section:
+    """Examine the step of a configuration and look for the cure of what is wrong."""
+    section = Section("numerics")
+    try:
+        found = examine(subject)
+    except ConfigError as error:
+        section.add("fault", "configuration", str(error))
+        return section
+    for one in found:
+        _describe(section, one)
+    faulty = [one for one in found if not one.is_healthy]
+    if faulty:
+        cure = find_cure(subject, faulty)
+        if cure is None:
+            section.add("warning", "cure", "none was found that helps", "use precision=bf16 or fp32")
+        else:
+            section.add("note", "cure", f"{cure.describe()}; {cure.trials} steps were tried")
+            section.tables["cure"] = [{"cure": cure.describe(), "patch": cure.patch}]
+    return section
+
+
+def _describe(section: Section, found: Examination) -> None:
+    scale = "" if found.scale is None else f", loss scale {found.scale:g}"
+    about = f"phase {found.phase}"
+    for text in found.faults[:MOST_FAULTS]:
+        where = f"first wrong operator: {found.culprit.describe()}" if found.culprit is not None else ""
+        section.add("fault", about, text, where)
+    if found.is_healthy:
+        worst = max((one.error for one in found.parameters if one.share > 1e-3), default=0.0)
+        lowest = min((one.cosine for one in found.parameters if one.share > 1e-3), default=1.0)
+        text = f"{found.mode} in {found.dtype}{scale}: gradients are off by {worst:.1%} at most, cosine {lowest:.4f}"
+        section.add("ok", about, text)
+    for row in ranges_of(found.phase, found.results, found.scale or 1.0):
+        section.tables.setdefault("ranges", []).append(row)
+        if found.dtype != "float16" or row["module"] == "the loss":
+            continue
+        if row["forward_headroom_bits"] is not None and row["forward_headroom_bits"] < LITTLE_HEADROOM:
+            bits = row["forward_headroom_bits"]
+            near = f"comes within {bits:.1f} bits of" if bits > 0 else f"lies {-bits:.1f} bits beyond"
+            text = f"{row['module']} {near} float16's largest number"
+            section.add("note", about, text, "watch it: precision.keep_fp32 would keep it safe")
+        if row["gradient_underflow"] > MUCH_UNDERFLOW:
+            text = f"{row['gradient_underflow']:.0%} of the gradients in {row['module']} are too small for float16"
+            section.add("note", about, text, "a larger precision.init_scale, where it does not overflow")
+
+
+def ranges_of(phase: str, results: Sequence[Result], scale: float) -> list[dict[str, Any]]:
+    """Return a row per module: what float16 would do to its results and, times the loss scale, to its gradients."""
+    rows: dict[str, dict[str, Any]] = {}
+    for one in results:
+        row = rows.setdefault(
+            one.module,
+            {
+                "phase": phase,
+                "module": one.module,
+                "forward_headroom_bits": None,
+                "gradient_headroom_bits": None,
+                "forward_underflow": 0.0,
+                "gradient_underflow": 0.0,
+                "subnormal": 0.0,
+            },
+        )
+        way = "gradient" if one.is_backward else "forward"
+        bits = one.headroom_bits - (math.log2(scale) if one.is_backward else 0.0)
+        if math.isfinite(bits):
+            before = row[f"{way}_headroom_bits"]
+            row[f"{way}_headroom_bits"] = round(bits if before is None else min(bits, before), 2)
+        small = one.underflow_at(scale if one.is_backward else 1.0)
+        row[f"{way}_underflow"] = round(max(row[f"{way}_underflow"], small), 4)
+        row["subnormal"] = round(max(row["subnormal"], one.subnormal), 4)
+    return list(rows.values())

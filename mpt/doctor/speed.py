@@ -1,0 +1,86 @@
+"""Where a step's time goes: data, transfer, forward, backward, optimizer; and what to change.
+
+The step is the run's own, taken apart at its seams with the device awaited at each; the whole step is timed too, as the
+loop takes it, so that what waiting costs can be seen.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+
+from mpt.data.loader import Loader, to_device
+from mpt.doctor.findings import Section
+from mpt.engine.step import drop_gradients, only, split, update
+from mpt.inference.measurement import synchronize
+from mpt.report.units import show_seconds
+from mpt.seams import Batch, Run, draw_batch, losses_of
+
+WARM_UP, STEPS = 2, 8
+SLOW_DATA = 0.3
+"""Share of a step from which on fetching is worth mending."""
+
+
+def examine_speed(run: Run, loader: Loader) -> Section:
+    """Time a few steps. The run is trained by them: build it anew for anything else."""
+    section = Section("speed")
+    seconds: dict[str, list[float]] = defaultdict(list)
+    stream = loader.batches(0)
+    for step in range(WARM_UP + STEPS):
+        parts = _time_parts(run, stream, step)
+        if step >= WARM_UP:
+            for name, value in parts.items():
+                seconds[name].append(value)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    own = {name: value for name, value in medians.items() if name not in ("data", "whole step")}
+    whole = medians["whole step"]
+    for name, value in medians.items():
+        section.tables.setdefault("step", []).append({"part": name, "milliseconds": round(1e3 * value, 3)})
+    parts_said = ", ".join(f"{name} {show_seconds(value)}" for name, value in own.items())
+    section.add("ok", "step", f"{show_seconds(whole)} for {run.config.train.batch_size} samples: {parts_said}")
+    data, workers = medians["data"], loader.workers
+    text = f"fetching a batch takes {show_seconds(data)}" + (f" with {workers} workers" if workers else " in the loop")
+    if not workers and data > SLOW_DATA * whole:
+        section.add("warning", "data", text, "set dataset.workers to fetch beside the step")
+    elif workers and data > SLOW_DATA * whole:
+        section.add("warning", "data", text, "more dataset.workers, smaller files, or a set that fits in memory")
+    else:
+        section.add("ok", "data", text)
+    return section
+
+
+def _time_parts(run: Run, stream: Iterator[Batch], step: int) -> dict[str, float]:
+    parts: dict[str, float] = defaultdict(float)
+
+    def lap(name: str, since: float) -> float:
+        synchronize(run.device)
+        now = time.perf_counter()
+        parts[name] += now - since
+        return now
+
+    now = time.perf_counter()
+    stored = next(stream)
+    now = lap("data", now)
+    batch = to_device(stored, run.device, run.data)
+    now = lap("transfer", now)
+    due = [phase for phase in run.phases if step % phase.every == 0]
+    for phase in due:
+        drop_gradients(run, phase)
+        drawn = draw_batch(run, phase, batch)
+        with only(run.frozen[phase.name]):
+            for part, share in split(drawn, run.micro_batch_size):
+                now = time.perf_counter()
+                for loss in losses_of(run, phase, part):
+                    now = lap("forward", now)
+                    run.precision.backward(loss.value * share, phase)
+                    now = lap("backward", now)
+        now = time.perf_counter()
+        run.precision.step(phase, run.clip_norms[phase.name])
+        now = lap("optimizer", now)
+    now = time.perf_counter()
+    for phase in due:
+        update(run, phase, batch)
+    lap("whole step", now)
+    return parts

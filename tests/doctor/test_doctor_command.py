@@ -1,0 +1,81 @@
+"""`mpt doctor` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mpt.commands import doctor
+from mpt.commands.arguments import DoctorArguments
+from mpt.config.load import load_config
+from mpt.doctor.environment import try_dtype
+from mpt.errors import ConfigError, NonFiniteError
+
+BAD: dict[str, Any] = {
+    "model": {"name": "scripts.planted_faults:plant_log_of_tiny", "image_size": 16, "channels": 1},
+    "dataset": "digits",
+    "train": {"steps": 2, "batch_size": 16},
+}
+
+
+@pytest.fixture
+def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(BAD))
+    return path
+
+
+def test_a_fault_ends_with_6_and_the_patch_that_is_written_cures_it(
+    bad: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = DoctorArguments(subject=str(bad), only=("numerics",), allow=("scripts",), page="page.html")
+    with pytest.raises(NonFiniteError, match="net/loss is nan in float16"):
+        doctor.run(asked)
+    said = capsys.readouterr().out
+    assert "net.planted: log in float16 (planted_faults.py:" in said
+    assert load_config(bad, patches=[Path("doctor.yaml")], allow=["scripts"]).precision.settings.keep_fp32 == [
+        "net.planted"
+    ]
+    page = Path("page.html").read_text()
+    assert "net.planted" in page
+    assert "<script" not in page
+    doctor.run(DoctorArguments(str(bad), only=("numerics",), allow=("scripts",), patches=(Path("doctor.yaml"),)))
+
+
+def test_data_and_speed_are_examined_and_told_as_json(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.run(DoctorArguments(str(bad), only=("data", "speed"), allow=("scripts",), json=True))
+    told = json.loads(capsys.readouterr().out)
+    data, speed = told["sections"]
+    assert {row["set"] for row in data["tables"]["classes"]} == {"train", "test"}
+    assert data["worst"] in ("ok", "note")
+    assert {row["part"] for row in speed["tables"]["step"]} >= {"data", "forward", "backward", "optimizer"}
+
+
+def test_without_a_subject_the_machine_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.run(DoctorArguments())
+    assert "processor" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (DoctorArguments(only=("heart",)), "'heart'.*environment"),
+        (DoctorArguments(only=("numerics",)), "name a configuration or a run"),
+    ],
+)
+def test_bad_words_are_answered(asked: DoctorArguments, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        doctor.run(asked)
+
+
+def test_a_card_is_believed_only_after_it_computed() -> None:
+    import torch
+
+    assert try_dtype(torch.device("cpu"), torch.float32, 2) == ""
+    assert try_dtype(torch.device("cpu"), torch.bfloat16, 2) == ""
+    assert try_dtype(torch.device("meta"), torch.float32, 2)

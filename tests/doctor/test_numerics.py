@@ -1,0 +1,90 @@
+"""The doctor finds what was planted, names it, cures it with no more than is needed, and leaves the healthy alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mpt.config.load import load_config
+from mpt.doctor.cure import fewest, find_cure
+from mpt.doctor.half_arithmetic import RoundedHalf
+from mpt.doctor.instrument import observed, sample_of
+from mpt.doctor.numerics import Verdict, examine, with_float32
+from scripts.doctor_table import DIGITS, diagnose, planted, subject_of
+
+FEW = ("plant_log_of_tiny", "plant_variance_by_difference", "plant_root_near_zero", "plant_vanishing_activations")
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_planted_fault_is_found_named_and_cured_by_its_own_block(name: str) -> None:
+    row = diagnose(name, planted(name))
+    assert row.found
+    assert row.place.startswith("net.planted: ")
+    assert row.cure == "keep net.planted in float32 (the smallest list that helps)"
+
+
+def test_of_a_list_that_cures_no_module_can_be_left_out() -> None:
+    subject = subject_of(planted("plant_explosion"))
+    cure = find_cure(subject, examine(subject))
+    assert cure is not None
+    assert cure.is_minimal
+    assert len(cure.modules) > 1
+    verdict = Verdict(subject)
+    assert verdict.is_healthy(with_float32(subject.config, cure.modules))
+    for left_out in cure.modules:
+        rest = [name for name in cure.modules if name != left_out]
+        assert not verdict.is_healthy(with_float32(subject.config, rest)), left_out
+
+
+@pytest.mark.parametrize("model", ["small_cnn", "dcgan", "vae"])
+def test_a_healthy_model_raises_no_alarm(model: str) -> None:
+    size = {"image_size": 16} if model != "vae" else {}
+    found = examine(subject_of(load_config({"model": {"name": model, **size}, **DIGITS})))
+    assert [one.faults for one in found] == [[]] * len(found)
+    assert all(one.scale for one in found)
+
+
+def test_an_examination_leaves_weights_buffers_and_gradients_as_they_were() -> None:
+    subject = subject_of(load_config({"model": {"name": "small_cnn", "image_size": 16}, **DIGITS}))
+    verdict = Verdict(subject)
+    before = {name: value.clone() for name, value in verdict.reference.task.modules["net"].state_dict().items()}
+    assert verdict.is_healthy(subject.config)
+    after = verdict.reference.task.modules["net"].state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in verdict.reference.task.modules["net"].parameters())
+
+
+def test_a_fault_of_float32_itself_is_not_blamed_on_half() -> None:
+    config = load_config({"model": {"name": "small_cnn", "image_size": 16}, **DIGITS})
+    subject = subject_of(config)
+    subject.batch["image"][0, 0, 0, 0] = float("nan")
+    (found,) = examine(subject)
+    assert "not finite in float32 either" in found.faults[0]
+
+
+def test_delta_debugging_finds_the_fewest() -> None:
+    for needed in ({"c"}, {"a", "h"}, {"b", "d", "g"}, set("abcdefgh")):
+        found, is_minimal = fewest(list("abcdefgh"), lambda names, needed=needed: needed <= set(names), lambda: True)
+        assert set(found) == needed
+        assert is_minimal
+
+
+def test_products_in_float16_are_summed_in_float32_and_rounded() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(64, 64, generator=numbers).half() for _ in range(2))
+    with RoundedHalf():
+        product = left @ right
+    assert product.dtype == torch.float16
+    assert torch.equal(product, (left.float() @ right.float()).half())
+
+
+def test_operators_belong_to_the_module_that_ran_them_backward_too() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    with observed({"net": net}) as seen:
+        net(torch.ones(2, 4)).sum().backward()
+    places = {(one.module, one.operator, one.is_backward) for one in seen.results}
+    assert ("net.0", "addmm", False) in places
+    assert ("net.1", "tanh_backward", True) in places
+    assert ("net.0", "mm", True) in places
+    assert any(one.line.startswith("test_numerics.py:") for one in seen.results)
+    assert len(sample_of(torch.ones(10_000))) == 2048
