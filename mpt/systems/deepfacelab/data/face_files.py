@@ -1,13 +1,10 @@
 """Read aligned faces from disk: DeepFaceLab's JPGs with their metadata, its faceset.pak, and plain images with masks.
 
 DeepFaceLab keeps a pickled dict in each JPG's APP15 segment: the face type, 68 landmarks in the picture, and possibly
-a hand-made mask. It is read by `mpt.data.restricted_pickle`, never unpickled. A faceset.pak is a version, a pickled
-list of settings, offsets and the JPGs one after another. Without metadata, a folder must hold `masks/NAME.png` for
-each image.
-
-The face mask is the stored mask where there is one, else the convex hull of the landmarks with the brows raised; the
-eyes and mouth are the hulls of theirs, widened by a 32nd of the side. (DeepFaceLab joins several hulls; the outline is
-the same but for the hollow of the cheeks.)
+what its owner painted: an XSeg mask, which is an encoded image, or polygons. It is read by
+`mpt.data.restricted_pickle`, never unpickled. A faceset.pak is a version, a pickled list of settings, offsets and the
+JPGs one after another; its settings stand before the JPGs' own. Without metadata, a folder must hold `masks/NAME.png`
+for each image.
 """
 
 from __future__ import annotations
@@ -15,21 +12,32 @@ from __future__ import annotations
 import io
 import struct
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter
+import torch
+from PIL import Image
+from torch import Tensor
 
 from mpt.data.restricted_pickle import read_pickle
 from mpt.errors import DataError
+from mpt.systems.deepfacelab.data.face_geometry import NUMBERS, PADDING, TYPES, Matrix, Points, face_matrix
+from mpt.systems.deepfacelab.data.face_masks import Mask, Polygon, draw_eyes_mouth, draw_hull, draw_polygons
+from mpt.systems.deepfacelab.data.resampling import cut, resize
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 MOST_PIXELS = 4096 * 4096
 METADATA_MARKER = 0xEF
-BROWS, RIGHT_EYE, LEFT_EYE, MOUTH = slice(17, 27), slice(36, 42), slice(42, 48), slice(48, 60)
+ENUMERATIONS = (
+    ("samplelib.Sample", "SampleType"),
+    ("facelib.FaceType", "FaceType"),
+    ("facelib", "FaceType"),
+    ("core.imagelib.SegIEPolys", "SegIEPolyType"),
+)
+"""DeepFaceLab's enumerations that occur in metadata; they are read as numbers."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,22 @@ class FaceFile:
     offset: int = 0
     length: int | None = None
     face_type: str | None = None
-    landmarks: np.ndarray[Any, np.dtype[np.float64]] | None = None
-    drawn_mask: bytes | None = None
+    landmarks: Points | None = None
+    xseg_mask: bytes | None = None
+    polygons: tuple[Polygon, ...] = ()
     brow_factor: float = 1.0
     mask_path: Path | None = None
+    source_filename: str | None = None
+    """The frame that the face was cut from."""
+    source_landmarks: Points | None = None
+    """The landmarks in that frame."""
+    source_matrix: Matrix | None = None
+    """The map from the frame to the aligned picture."""
+
+    @property
+    def kind(self) -> str | None:
+        """The face's type as options call it; None for plain images."""
+        return None if self.face_type is None else TYPES[self.face_type]
 
     def read(self) -> bytes:
         """Return the encoded image."""
@@ -52,25 +72,53 @@ class FaceFile:
             file.seek(self.offset)
             return file.read(-1 if self.length is None else self.length)
 
-    def load(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return RGB, mask and eyes-and-mouth, uint8 (5, size, size). DataError when the file is damaged."""
+    def load(self, size: int, face_type: str | None = None, rule: str = "painted") -> Tensor:
+        """Return RGB, mask and eyes-and-mouth, float32 (5, size, size), cut to a type of face where one is given.
+
+        `rule` says which mask, see `faceset.Settings.mask`. DataError when the file is damaged.
+        """
         picture = open_image(self.read(), self.name).convert("RGB")
-        side = picture.size
-        picture = picture.resize((size, size), Image.Resampling.BICUBIC) if side != (size, size) else picture
+        image = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
         if self.mask_path is not None:
             mask = open_image(self.mask_path.read_bytes(), str(self.mask_path)).convert("L")
-            regions = Image.new("L", (size, size))
+            mask = mask.resize(picture.size, Image.Resampling.BILINEAR) if mask.size != picture.size else mask
+            masks = torch.from_numpy(np.array(mask, np.float32))[None] / 255
+            masks = torch.cat((masks, torch.zeros_like(masks)))
         else:
-            assert self.landmarks is not None, "checked when the folder was listed"
-            points = self.landmarks * (size / side[0], size / side[1])
-            regions = draw_eyes_mouth(points, size)
-            if self.drawn_mask:
-                mask = open_image(self.drawn_mask, f"{self.name}: its stored mask").convert("L")
-            else:
-                mask = draw_hull(raise_brows(points, self.brow_factor), size)
-        mask = mask.resize((size, size), Image.Resampling.BILINEAR) if mask.size != (size, size) else mask
-        planes = [np.asarray(picture).transpose(2, 0, 1), np.asarray(mask)[None], np.asarray(regions)[None]]
-        return np.concatenate(planes)
+            masks = self.draw_masks(picture.width, rule)
+        if face_type is None or face_type == self.kind or self.landmarks is None:
+            return torch.cat((resize(image, size, "bicubic"), resize(masks, size, "bilinear")))
+        matrix = face_matrix(self.landmarks, size, face_type)
+        return torch.cat((cut(image, matrix, size, "bicubic", "border"), cut(masks, matrix, size, "bilinear", "zeros")))
+
+    def draw_masks(self, side: int, rule: str = "painted") -> Tensor:
+        """Return the face mask and the eyes-and-mouth region within it, float32 (2, side, side)."""
+        assert self.landmarks is not None, "checked when the folder was listed"
+        mask = self.draw_face(side, rule)
+        regions = draw_eyes_mouth(self.landmarks, side) * (mask != 0)
+        return torch.from_numpy(np.stack((mask, regions)))
+
+    def draw_face(self, side: int, rule: str = "painted") -> Mask:
+        """Return the face mask by `rule`, float32 (side, side)."""
+        assert self.landmarks is not None, "checked when the folder was listed"
+        found = self.mask_kind(rule)
+        if found == "xseg":
+            assert self.xseg_mask is not None
+            drawn = open_image(self.xseg_mask, f"{self.name}: its XSeg mask").convert("L")
+            painted = torch.from_numpy(np.array(drawn, np.float32))[None] / 255
+            return np.asarray(resize(painted, side, "bicubic")[0].clamp(0, 1).numpy())
+        if found == "polygons" and any(polygon.includes for polygon in self.polygons):
+            return draw_polygons(self.polygons, np.zeros((side, side), np.float32))
+        hull = draw_hull(self.landmarks, side, self.brow_factor)
+        return draw_polygons(self.polygons, hull) if found == "polygons" else hull
+
+    def mask_kind(self, rule: str) -> str:
+        """Return where the face mask comes from: file, xseg, polygons or hull."""
+        if self.mask_path is not None:
+            return "file"
+        if rule != "hull" and self.xseg_mask is not None:
+            return "xseg"
+        return "polygons" if rule == "painted" and self.polygons else "hull"
 
 
 def list_faces(place: Path, side: str) -> list[FaceFile]:
@@ -98,16 +146,29 @@ def list_faces(place: Path, side: str) -> list[FaceFile]:
     return faces
 
 
-def check_face_types(sides: dict[str, list[FaceFile]]) -> str | None:
-    """Return the one face type of all faces, None for plain images; DataError when there are several."""
+def check_face_types(sides: Mapping[str, Sequence[FaceFile]], wanted: str | None) -> str | None:
+    """Return the type of face that all are to be cut to, None for plain images.
+
+    DataError when there are several types and none is wanted, or one that shows less of the head than the wanted one.
+    """
     first: dict[str | None, tuple[str, str]] = {}
     for side, faces in sides.items():
         for face in faces:
-            first.setdefault(face.face_type, (side, face.name))
-    if len(first) > 1:
+            first.setdefault(face.kind, (side, face.name))
+    if wanted is None and len(first) > 1:
         found = "; ".join(f"{kind or 'no type'} ({side}: {name})" for kind, (side, name) in first.items())
-        raise DataError(f"dataset: faces of several types do not fit one model: {found}; extract all with one type")
-    return next(iter(first))
+        raise DataError(
+            f"dataset: faces of several types do not fit one model: {found}; set dataset.face_type to the smallest of "
+            "them, or extract all with one type"
+        )
+    order = list(PADDING)
+    for kind, (side, name) in first.items():
+        if wanted is not None and kind is not None and order.index(kind) < order.index(wanted):
+            raise DataError(
+                f"dataset.{side}: {name} is of type {kind}, which shows less of the head than face_type {wanted}; "
+                "extract it again with a larger type"
+            )
+    return wanted or next(iter(first))
 
 
 def describe(path: Path) -> FaceFile:
@@ -120,35 +181,85 @@ def describe(path: Path) -> FaceFile:
     return with_metadata(FaceFile(path, str(path)), path.read_bytes())
 
 
-def with_metadata(face: FaceFile, data: bytes) -> FaceFile:
-    """Return the face with what its JPG's metadata say, unchanged when there are none."""
+def with_metadata(face: FaceFile, data: bytes, settings: Mapping[str, Any] | None = None) -> FaceFile:
+    """Return the face with what its JPG's metadata say, and a pack's settings where there are; unchanged without."""
     segment = find_metadata(data, face.name)
-    if segment is None:
-        return face
-    content = read_pickle(segment, face.name, DataError)
+    content = {} if segment is None else read_pickle(segment, face.name, DataError, ENUMERATIONS)
     if not isinstance(content, dict):
         raise DataError(f"{face.name}: its metadata are a {type(content).__name__}, not a dict; extract the face again")
-    drawn = content.get("xseg_mask")
+    for key, value in (settings or {}).items():
+        if value is not None:
+            content["xseg_mask" if key == "xseg_mask_compressed" else key] = value
+    if "landmarks" not in content:
+        if segment is None:
+            return face
+        raise DataError(f"{face.name}: its metadata hold no 68 landmarks; extract the face again")
     brow = content.get("eyebrows_expand_mod")
-    return FaceFile(
-        path=face.path,
-        name=face.name,
-        offset=face.offset,
-        length=face.length,
-        face_type=str(content.get("face_type") or "full_face"),
-        landmarks=read_landmarks(content.get("landmarks"), face.name),
-        drawn_mask=drawn if isinstance(drawn, bytes) else None,
+    filename = content.get("source_filename")
+    return replace(
+        face,
+        face_type=read_face_type(content.get("face_type"), face.name),
+        landmarks=read_landmarks(content["landmarks"], face.name),
+        xseg_mask=read_mask(content.get("xseg_mask"), face.name),
+        polygons=read_polygons(content.get("seg_ie_polys"), face.name),
         brow_factor=float(brow) if isinstance(brow, int | float) and 0 < brow < 10 else 1.0,
+        source_filename=filename if isinstance(filename, str) else None,
+        source_landmarks=read_numbers(content.get("source_landmarks"), (68, 2)),
+        source_matrix=read_numbers(content.get("image_to_face_mat"), (2, 3)),
     )
 
 
-def read_landmarks(value: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return 68 finite points (x, y), or raise DataError."""
+def read_face_type(value: Any, name: str) -> str:
+    """Return a type's name in metadata, given by name or number; a full face where none is said."""
+    named = NUMBERS.get(value, str(value)) if isinstance(value, int) else str(value or "full_face")
+    if named not in TYPES:
+        raise DataError(f"{name}: its face type is {named[:80]!r}; extract the face again as one of {', '.join(TYPES)}")
+    return named
+
+
+def read_mask(value: Any, name: str) -> bytes | None:
+    """Return the encoded image that a painted mask is, whatever it is kept in."""
+    if value is None or isinstance(value, bytes):
+        return value or None
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8:
+        return value.tobytes() or None
+    raise DataError(f"{name}: its XSeg mask is a {type(value).__name__}, not an encoded image; apply the mask again")
+
+
+def read_polygons(value: Any, name: str) -> tuple[Polygon, ...]:
+    """Return the polygons of metadata, those of three points or more."""
+    polys = value.get("polys") if isinstance(value, dict) else value
+    if polys is None:
+        return ()
+    found = []
+    for entry in polys if isinstance(polys, list | tuple) else [None]:
+        kind, points = (entry.get("type"), entry.get("pts")) if isinstance(entry, dict) else (None, None)
+        if isinstance(entry, list | tuple) and len(entry) == 2:
+            kind, points = entry
+        try:
+            array = np.asarray(points, dtype=np.float64).reshape(-1, 2)
+        except (TypeError, ValueError):
+            array = np.full((1, 2), np.nan)
+        if kind not in (0, 1) or not np.isfinite(array).all():
+            raise DataError(f"{name}: its polygons (seg_ie_polys) are none; draw them again")
+        if len(array) >= 3:
+            found.append(Polygon(kind == 1, array))
+    return tuple(found)
+
+
+def read_numbers(value: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any] | None:
+    """Return finite numbers of a shape, None for anything else."""
     try:
-        points = np.asarray(value, dtype=np.float64)
+        array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        points = np.empty(0)
-    if points.shape != (68, 2) or not np.isfinite(points).all():
+        return None
+    return array if array.shape == shape and np.isfinite(array).all() else None
+
+
+def read_landmarks(value: Any, name: str) -> Points:
+    """Return 68 finite points (x, y), or raise DataError."""
+    points = read_numbers(value, (68, 2))
+    if points is None:
         raise DataError(f"{name}: its metadata hold no 68 landmarks; extract the face again")
     return points
 
@@ -185,7 +296,7 @@ def read_pak(path: Path) -> Iterator[FaceFile]:
             raise DataError(
                 f"{path}: is cut off: {length} bytes of settings are announced, {size - 16} follow; copy it again"
             )
-        configs = read_pickle(file.read(length), str(path), DataError)
+        configs = read_pickle(file.read(length), str(path), DataError, ENUMERATIONS)
         if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
             raise DataError(f"{path}: its settings are no list of faces; pack it again")
         table = file.read(8 * (len(configs) + 1))
@@ -203,7 +314,7 @@ def read_pak(path: Path) -> Iterator[FaceFile]:
             name = f"{path}: {str(config.get('filename') or index)[:200]}"
             file.seek(edges[index])
             data = file.read(edges[index + 1] - edges[index])
-            yield with_metadata(FaceFile(path, name, edges[index], len(data)), data)
+            yield with_metadata(FaceFile(path, name, edges[index], len(data)), data, config)
 
 
 def open_image(data: bytes, name: str) -> Image.Image:
@@ -220,53 +331,3 @@ def open_image(data: bytes, name: str) -> Image.Image:
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError, Warning) as error:
         raise DataError(f"{name}: cannot be decoded ({error}); remove it or extract it again") from error
     return picture
-
-
-def draw_hull(points: np.ndarray[Any, Any], size: int) -> Image.Image:
-    """Return the filled convex hull of points (x, y) in pixels."""
-    canvas = Image.new("L", (size, size))
-    fill_hull(ImageDraw.Draw(canvas), points, 0)
-    return canvas
-
-
-def draw_eyes_mouth(points: np.ndarray[Any, Any], size: int) -> Image.Image:
-    """Return the soft region of eyes and mouth."""
-    canvas = Image.new("L", (size, size))
-    for part in (RIGHT_EYE, LEFT_EYE, MOUTH):
-        fill_hull(ImageDraw.Draw(canvas), points[part], max(1, size // 64))
-    return canvas.filter(ImageFilter.GaussianBlur(size / 64))
-
-
-def fill_hull(pencil: ImageDraw.ImageDraw, points: np.ndarray[Any, Any], margin: int) -> None:
-    """Fill the convex hull of points, widened by a margin in pixels."""
-    outline = [(float(x), float(y)) for x, y in convex_hull(points)]
-    if len(outline) > 2:
-        pencil.polygon(outline, fill=255)
-        if margin:  # a thick outline: a maximum filter of this width takes a hundred times as long
-            pencil.line([*outline, *outline[:2]], fill=255, width=2 * margin, joint="curve")
-
-
-def raise_brows(points: np.ndarray[Any, Any], factor: float) -> np.ndarray[Any, Any]:
-    """Return landmarks with the brows moved away from the eyes by half the distance between them, times a factor."""
-    raised = np.array(points)
-    eyes = (points[RIGHT_EYE].mean(axis=0) + points[LEFT_EYE].mean(axis=0)) / 2
-    raised[BROWS] += (points[BROWS].mean(axis=0) - eyes) * 0.5 * factor
-    return raised
-
-
-def convex_hull(points: np.ndarray[Any, Any]) -> list[tuple[float, float]]:
-    """Return the corners of the convex hull in order (Andrew's monotone chain)."""
-    ordered = sorted({(float(x), float(y)) for x, y in points})
-    chains: list[list[tuple[float, float]]] = []
-    for sequence in (ordered, ordered[::-1]):
-        chain: list[tuple[float, float]] = []
-        for point in sequence:
-            while len(chain) > 1 and _turn(chain[-2], chain[-1], point) <= 0:
-                chain.pop()
-            chain.append(point)
-        chains.append(chain[:-1])
-    return chains[0] + chains[1]
-
-
-def _turn(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float:
-    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

@@ -1,9 +1,10 @@
 """Bend faces out of shape, a batch at a time: the network gets the bent face and has to draw the unbent one.
 
 One affine map (rotation, scale, shift, flip) moves face and target alike; on top of it the input alone is displaced by
-a grid of jittered control points. Both maps are composed into one sampling grid, so a face is interpolated once. The
-numbers are DeepFaceLab's: 10 degrees, scale U(1/1.15, 1.15), shift 5 %, cells of a half, a quarter or an eighth of the
-side, inner points moved by a normal truncated at 2.5 deviations, at most .24 of a cell.
+a grid of jittered control points. Both maps are composed into one sampling grid, so a face is interpolated once
+(DeepFaceLab's inputs are twice), cubically as OpenCV does it; masks linearly. The numbers are DeepFaceLab's: 10
+degrees, scale U(1/1.15, 1.15), shift 5 %, cells of a half, a quarter or an eighth of the side, inner points moved by a
+normal truncated at 2.5 deviations, at most .24 of a cell.
 
 What a sample's numbers are depends on (seed, epoch, index) alone: they are read from a counter-based generator.
 """
@@ -79,7 +80,7 @@ def _offsets(numbers: Tensor) -> Tensor:
 
 
 def warp(images_b3hw: Tensor, masks_bchw: Tensor, warps: Warps, bend: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the bent images, the images that were only moved, and the moved masks.
+    """Return the bent images, the images that were only moved, and the moved masks. Images are cut to [0, 1].
 
     Beyond the border an image repeats its edge and a mask is zero.
     """
@@ -90,7 +91,7 @@ def warp(images_b3hw: Tensor, masks_bchw: Tensor, warps: Warps, bend: bool) -> t
     affine = warps.affine[:, :, :, None, None]
     moved = affine[:, :, 0] * x_bhw[:, None] + affine[:, :, 1] * y + affine[:, :, 2]
     moved_grid = _normalized(moved, size)
-    target = F.grid_sample(images_b3hw, moved_grid, padding_mode="border", align_corners=False)
+    target = sample(images_b3hw, moved_grid)
     masks = F.grid_sample(masks_bchw, moved_grid, padding_mode="zeros", align_corners=False)
     if not bend:
         return target, target, masks
@@ -98,7 +99,48 @@ def warp(images_b3hw: Tensor, masks_bchw: Tensor, warps: Warps, bend: bool) -> t
     nodes_grid = (moved * (2 / size) - 1).permute(0, 2, 3, 1)
     offsets = F.grid_sample(warps.offsets, nodes_grid, padding_mode="border", align_corners=True)
     bent_grid = _normalized(moved + offsets * size, size)
-    return F.grid_sample(images_b3hw, bent_grid, padding_mode="border", align_corners=False), target, masks
+    return sample(images_b3hw, bent_grid), target, masks
+
+
+def sample(images: Tensor, grid: Tensor) -> Tensor:
+    """Return images at a grid's places, cubically."""
+    return F.grid_sample(images, grid, mode="bicubic", padding_mode="border", align_corners=False).clamp_(0, 1)
+
+
+def shift_hues(images_b3hw: Tensor, numbers: Tensor, power: float) -> Tensor:
+    """Return RGB images whose hue, saturation and value are each moved by a random amount, as far as `power` allows.
+
+    `numbers` (b, 3) are uniform in [0, 1). Hue goes by whole degrees up to 180 times the power, the others up to half.
+    """
+    reach = max(1, int(360 * power * 0.5))
+    degrees = torch.floor(numbers[:, 0] * (2 * reach + 1)) - reach
+    hue, saturation, value = to_hsv(images_b3hw)
+    turned = (hue + degrees.float()[:, None, None]) % 360
+    saturation, value = (
+        (part + (numbers[:, index].float()[:, None, None] - 0.5) * power).clamp(0, 1)
+        for index, part in ((1, saturation), (2, value))
+    )
+    return from_hsv(turned, saturation, value)
+
+
+def to_hsv(images_b3hw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hue in degrees, saturation and value, each (b h w)."""
+    value, which = images_b3hw.max(dim=1)
+    spread = value - images_b3hw.amin(dim=1)
+    red, green, blue = images_b3hw.unbind(1)
+    safe = spread.clamp(min=1e-12)
+    sixths = torch.stack(((green - blue) / safe, (blue - red) / safe + 2, (red - green) / safe + 4))
+    hue = sixths.gather(0, which[None])[0] * 60 % 360
+    return hue, spread / value.clamp(min=1e-12), value
+
+
+def from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """Return RGB images (b 3 h w)."""
+    channels = []
+    for start in (5, 3, 1):
+        place = (hue / 60 + start) % 6
+        channels.append(value - value * saturation * torch.minimum(place, 4 - place).clamp(0, 1))
+    return torch.stack(channels, dim=1)
 
 
 def _normalized(pixels_b2hw: Tensor, size: int) -> Tensor:

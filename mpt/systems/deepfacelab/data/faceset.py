@@ -5,11 +5,11 @@ Every `test_every`-th face of each person is kept out of training and is what th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError
 from mpt.seams import Dataset, DataSpec
 from mpt.systems.deepfacelab.data.face_files import FaceFile, check_face_types, list_faces
+from mpt.systems.deepfacelab.data.face_geometry import estimate_yaw
 from mpt.systems.deepfacelab.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings, describe_pairs
 
 ASSUMED_COUNT = 1000
@@ -43,6 +44,9 @@ class Settings(DatasetOptions):
     """Random hue, saturation and brightness of the source's input."""
     uniform_yaw: bool = False
     """Draw faces so that all turns of the head are equally frequent."""
+    pretrain: bool = False
+    """Both folders hold many people, to teach the model faces in general: no warp, flips, all turns of the head, and
+    none of the losses that need two people. `mpt deepfacelab end-pretraining` makes the run that follows."""
     test_every: int = Field(10, ge=2)
     """Of this many faces of each person one is held out of training, for evaluation and previews."""
 
@@ -50,39 +54,67 @@ class Settings(DatasetOptions):
 class FileIdentity:
     """The faces of one person, decoded when they are asked for."""
 
-    def __init__(self, files: Sequence[FaceFile], size: int) -> None:
-        self.files, self.size = files, size
+    def __init__(self, files: Sequence[FaceFile], size: int, face_type: str | None, mask: str) -> None:
+        self.files, self.size, self.face_type, self.mask = files, size, face_type, mask
 
     def __len__(self) -> int:
         return len(self.files)
 
     def faces(self, indices: Sequence[int]) -> Faces:
-        planes = torch.from_numpy(np.stack([self.files[index].load(self.size) for index in indices])).float() / 255
+        loaded = [self.files[index].load(self.size, self.face_type, self.mask) for index in indices]
+        planes = torch.stack(loaded).clamp_(0, 1)
         return Faces(planes[:, :3], planes[:, 3:4], planes[:, 4:])
 
 
 def build(settings: Settings, split: str, seed: int) -> Dataset:
-    """List both people's faces and check that they are of one type."""
+    """List both people's faces and check that they can be cut to one type."""
     check_settings(settings.channels, settings.augment)
     if settings.image_size is None:
         raise ConfigError("dataset.image_size is missing and the model has none; write the side in pixels")
     sides = {side: list_faces(Path(getattr(settings, side)), side) for side in ("src", "dst")}
-    check_face_types(sides)
-    people = [FileIdentity(choose(files, split, settings.test_every), settings.image_size) for files in sides.values()]
-    augmentation = NONE
-    if split == "train":
-        augmentation = Augmentation(
-            settings.random_warp,
-            settings.random_transform,
-            0.4 if settings.random_src_flip else 0.0,
-            0.4 if settings.random_dst_flip else 0.0,
-        )
-    return FacePairs(people[0], people[1], settings.image_size, seed, augmentation, swaps=None)
+    face_type = check_face_types(sides, settings.face_type)
+    chosen = {side: choose(files, split, settings.test_every) for side, files in sides.items()}
+    people = [FileIdentity(files, settings.image_size, face_type, settings.mask) for files in chosen.values()]
+    extra = describe(settings, face_type)
+    extra["masks"] = {side: dict(Counter(f.mask_kind(settings.mask) for f in files)) for side, files in sides.items()}
+    if split != "train":
+        return FacePairs(people[0], people[1], settings.image_size, seed, NONE, swaps=None, extra=extra)
+    yaws = None
+    if settings.uniform_yaw or settings.pretrain:
+        yaws = {side: [turn_of(file) for file in files] for side, files in chosen.items()}
+    augmentation = augment(settings)
+    return FacePairs(people[0], people[1], settings.image_size, seed, augmentation, None, yaws, extra)
+
+
+def augment(settings: Settings) -> Augmentation:
+    """Return how training faces are changed."""
+    if settings.pretrain:
+        return Augmentation(False, settings.random_transform, 0.4, 0.4)
+    return Augmentation(
+        settings.random_warp,
+        settings.random_transform,
+        0.4 if settings.random_src_flip else 0.0,
+        0.4 if settings.random_dst_flip else 0.0,
+        settings.random_hsv_power,
+        settings.ct_mode,
+    )
+
+
+def describe(settings: Settings, face_type: str | None) -> dict[str, Any]:
+    """Return what model and task need to know of the data beside its layout."""
+    warps = settings.random_warp and not settings.pretrain
+    return {"random_warp": warps, "pretrain": settings.pretrain, "face_type": face_type}
+
+
+def turn_of(file: FaceFile) -> float:
+    """Return how far a face is turned, 0 where it has no landmarks."""
+    return 0.0 if file.landmarks is None else estimate_yaw(file.landmarks)
 
 
 def assume(settings: Settings) -> DataSpec | None:
     """Return the layout of faces that are not on this machine, so that a plan needs no data."""
-    return describe_pairs(settings.image_size, ASSUMED_COUNT) if settings.image_size else None
+    extra = describe(settings, settings.face_type)
+    return describe_pairs(settings.image_size, ASSUMED_COUNT, extra=extra) if settings.image_size else None
 
 
 def choose(files: list[FaceFile], split: str, test_every: int) -> list[FaceFile]:

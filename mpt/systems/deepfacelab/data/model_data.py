@@ -32,7 +32,7 @@ MAPPED = {
     "blur_out_mask": ("task", "blur_out_mask"),
     "face_style_power": ("task", "face_style_power"),
     "bg_style_power": ("task", "bg_style_power"),
-    "pretrain": ("task", "pretrain"),
+    "pretrain": ("dataset", "pretrain"),
     "face_type": ("dataset", "face_type"),
     "random_warp": ("dataset", "random_warp"),
     "random_src_flip": ("dataset", "random_src_flip"),
@@ -83,7 +83,8 @@ def read_settings(data: Mapping[str, Any], where: str) -> dict[str, dict[str, An
     if not sections["model"].get("gan_power"):
         sections["model"].pop("gan_patch_size", None)
     sections["optimizer"]["name"] = "adabelief" if options.get("adabelief", True) else "rmsprop_leras"
-    if options.get("lr_dropout", "n") in ("y", "cpu", True):
+    pretrains = bool(options.get("pretrain"))
+    if options.get("lr_dropout", "n") in ("y", "cpu", True) and not pretrains:
         sections["optimizer"] |= DROPOUT
     if options.get("clipgrad"):
         sections["optimizer"]["clip_grad_norm"] = 1.0
@@ -111,7 +112,8 @@ def update_options(options: Mapping[str, Any], config: Mapping[str, Mapping[str,
     optimizer = config["optimizer"]
     put("adabelief", optimizer["name"] != "rmsprop_leras")
     dropped = optimizer.get("lr_dropout", 1.0) < 1
-    if dropped != (plain(found.get("lr_dropout", "n")) in ("y", "cpu", True)):
+    pretrains = bool(plain(found.get("pretrain", False)))  # while which DeepFaceLab has no dropout
+    if not pretrains and dropped != (plain(found.get("lr_dropout", "n")) in ("y", "cpu", True)):
         found["lr_dropout"] = "y" if dropped else "n"
     put("clipgrad", optimizer.get("clip_grad_norm") is not None)
     if plain(found.get("target_iter", 0)):

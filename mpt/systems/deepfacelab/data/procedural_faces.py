@@ -155,9 +155,9 @@ def build(settings: Settings, split: str, seed: int) -> Dataset:
     src = DrawnIdentity(SOURCE, draw_expressions(count, 1 if train else 11), size)
     dst_expressions = draw_expressions(count, 2 if train else 12)
     dst = DrawnIdentity(DESTINATION, dst_expressions, size)
+    extra = {"random_warp": settings.random_warp}
     if not train:
-        return FacePairs(src, dst, size, seed, NONE, swaps=DrawnIdentity(SOURCE, dst_expressions, size))
+        return FacePairs(src, dst, size, seed, NONE, swaps=DrawnIdentity(SOURCE, dst_expressions, size), extra=extra)
     flips = (0.4 if settings.random_src_flip else 0.0, 0.4 if settings.random_dst_flip else 0.0)
-    return FacePairs(
-        src, dst, size, seed, Augmentation(settings.random_warp, settings.random_transform, *flips), swaps=None
-    )
+    augmentation = Augmentation(settings.random_warp, settings.random_transform, *flips)
+    return FacePairs(src, dst, size, seed, augmentation, swaps=None, extra=extra)

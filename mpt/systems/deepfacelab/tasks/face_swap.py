@@ -34,8 +34,6 @@ class Settings(Options):
     """Draw the swap's colours, inside the mask, towards the destination's."""
     bg_style_power: float = Field(0.0, ge=0, le=100)
     """Draw the swap, outside the mask, towards the destination."""
-    pretrain: bool = False
-    """Train on many faces of many people first: no warp, flips on, no discriminators, no styles."""
     preview_count: int = Field(6, ge=1)
 
 

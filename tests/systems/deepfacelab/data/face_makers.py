@@ -21,7 +21,8 @@ def landmarks(side):
         points[start : start + 6] = np.stack((middle + 0.07 * np.cos(turn), 0.4 + 0.03 * np.sin(turn)), 1)
     turn = np.linspace(0, 2 * np.pi, 12, endpoint=False)
     points[48:60] = np.stack((0.5 + 0.15 * np.cos(turn), 0.72 + 0.06 * np.sin(turn)), 1)
-    points[60:68] = (0.5, 0.72)
+    turn = np.linspace(0, 2 * np.pi, 8, endpoint=False)
+    points[60:68] = np.stack((0.5 + 0.11 * np.cos(turn), 0.72 + 0.04 * np.sin(turn)), 1)
     return points * side
 
 

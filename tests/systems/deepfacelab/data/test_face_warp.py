@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from mpt.systems.deepfacelab.data.face_warp import NODES, NUMBERS, Warps, draw_numbers, draw_warps, warp
+from mpt.systems.deepfacelab.data.face_warp import (
+    NODES,
+    NUMBERS,
+    Warps,
+    draw_numbers,
+    draw_warps,
+    from_hsv,
+    shift_hues,
+    to_hsv,
+    warp,
+)
 
 
 def still(count=1):
@@ -74,7 +84,9 @@ def test_a_bend_moves_the_input_and_leaves_the_target_and_a_control_point_reads_
     warps = Warps(still().affine, offsets, torch.tensor([False]))
     bent, target, _ = warp(ramp, torch.zeros(1, 2, size, size), warps, bend=True)
     torch.testing.assert_close(target, ramp, atol=1e-5, rtol=0)
-    torch.testing.assert_close(bent[0, 0, 32, 32], ramp[0, 0, 32, 32] + 0.05, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        bent[0, 0, 32, 32], ramp[0, 0, 32, 32] + 0.05, atol=1e-3, rtol=0
+    )  # cubic: no exact ramps
     torch.testing.assert_close(bent[0, 0, 16, 32], ramp[0, 0, 16, 32], atol=1e-4, rtol=0)
 
 
@@ -86,3 +98,28 @@ def test_beyond_the_border_images_repeat_and_masks_are_zero():
     torch.testing.assert_close(target[..., :8], image[..., :1].expand(-1, -1, -1, 8), atol=1e-5, rtol=0)
     assert (moved[..., :7] == 0).all()
     assert (moved[..., 9:] == 1).all()
+
+
+def test_hues_turn_as_opencvs_do():
+    cv2 = pytest.importorskip("cv2")
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    hue, saturation, value = to_hsv(images)
+    expected = cv2.cvtColor(images[0].permute(1, 2, 0).numpy(), cv2.COLOR_RGB2HSV)
+    torch.testing.assert_close(torch.stack((hue, saturation, value))[:, 0], torch.from_numpy(expected).permute(2, 0, 1))
+    torch.testing.assert_close(from_hsv(hue, saturation, value), images)
+    still = shift_hues(images, torch.full((2, 3), 0.5), 0.1)
+    torch.testing.assert_close(still, images, atol=1e-5, rtol=0)
+    assert (shift_hues(images, torch.rand(2, 3), 0.3) - images).abs().max() > 0.05
+
+
+def test_fine_detail_survives_as_with_opencvs_cubic():
+    """Waves of four pixels, moved by half a pixel: bilinear interpolation leaves .71 of them."""
+    size = 64
+    wave = (0.5 + 0.4 * torch.sin(torch.arange(size) * 2 * torch.pi / 4)).expand(1, 3, size, size).contiguous()
+    affine = torch.tensor([[[1.0, 0, 0.5], [0, 1.0, 0]]])
+    warps = Warps(affine, torch.zeros(1, 2, NODES, NODES), torch.tensor([False]))
+    target = warp(wave, torch.zeros(1, 2, size, size), warps, bend=False)[1]
+    amplitude = (target[0, 0, 32, 8:56] - 0.5).square().mean().sqrt() / (
+        wave[0, 0, 32, 8:56] - 0.5
+    ).square().mean().sqrt()
+    assert amplitude == pytest.approx(0.97, abs=0.01)

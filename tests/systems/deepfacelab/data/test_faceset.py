@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 from mpt.errors import ConfigError, DataError
-from mpt.systems.deepfacelab.data.face_files import convex_hull, list_faces
+from mpt.systems.deepfacelab.data.face_files import list_faces
+from mpt.systems.deepfacelab.data.face_masks import convex_hull
+from mpt.systems.deepfacelab.data.face_pairs import bin_yaws
 from mpt.systems.deepfacelab.data.faceset import Settings, build
 
 SPEC = importlib.util.spec_from_file_location("face_makers", Path(__file__).with_name("face_makers.py"))
@@ -106,7 +108,7 @@ def test_metadata_that_hold_code_are_refused_and_not_run(tmp_path):
 def test_mixed_face_types_are_refused_naming_one_of_each(tmp_path):
     paths = two_people(tmp_path, metadata={"face_type": "whole_face"})
     with pytest.raises(
-        DataError, match=r"whole_face \(src: .*00000\.jpg\); full_face \(dst: .*\); extract all with one"
+        DataError, match=r"wf \(src: .*00000\.jpg\); f \(dst: .*\); set dataset.face_type to the smallest"
     ):
         build(Settings(**paths, image_size=32), "train", 0)
 
@@ -186,10 +188,54 @@ def test_settings_that_faces_cannot_honour_are_refused(tmp_path):
 
 
 def test_the_hull_is_convex_and_holds_every_point():
-    points = np.random.default_rng(0).random((50, 2))
+    points = np.random.default_rng(0).integers(0, 1000, (50, 2))
     corners = np.array(convex_hull(points))
     edges = np.roll(corners, -1, axis=0) - corners
     for point in points:
         offset = point - corners
         assert (edges[:, 0] * offset[:, 1] - edges[:, 1] * offset[:, 0] >= -1e-12).all()
     assert {tuple(corner) for corner in corners} <= {tuple(point) for point in points}
+
+
+def test_a_whole_face_is_cut_to_the_models_type(tmp_path):
+    fixtures = Path(__file__).parents[1] / "fixtures"
+    paths = {"src": str(fixtures / "wf_xseg.pak"), "dst": str(fixtures / "wf_polygons.pak")}
+    data, batch = fetch(Settings(**paths, image_size=64, face_type="f", random_warp=False))
+    assert data.spec.extra["masks"] == {"src": {"xseg": 6}, "dst": {"polygons": 2, "hull": 2}}
+    whole = fetch(Settings(**paths, image_size=64))[1]
+    assert batch["src_mask"].mean() > 1.3 * whole["src_mask"].mean()
+    with pytest.raises(DataError, match="is of type wf, which shows less of the head than face_type head"):
+        build(Settings(**paths, image_size=64, face_type="head"), "train", 0)
+
+
+def test_eyes_and_mouth_reach_one_in_every_sample(tmp_path):
+    _, batch = fetch(Settings(**two_people(tmp_path), image_size=32))
+    torch.testing.assert_close(batch["src_eyes_mouth"].amax(dim=(1, 2, 3)), torch.ones(3))
+
+
+def test_the_sources_input_alone_changes_its_hue_and_the_source_takes_the_destinations_colours(tmp_path):
+    paths = two_people(tmp_path)
+    still = {"image_size": 32, "random_warp": False}
+    plain, shifted = (fetch(Settings(**paths, **still, random_hsv_power=power))[1] for power in (0.0, 0.2))
+    assert not torch.equal(plain["src_warped"], shifted["src_warped"])
+    for name in set(plain) - {"src_warped"}:
+        assert torch.equal(plain[name], shifted[name]), name
+    recoloured, again = (fetch(Settings(**paths, **still, ct_mode="sot"))[1] for _ in range(2))
+    assert not torch.equal(plain["src_target"], recoloured["src_target"])
+    torch.testing.assert_close(recoloured["src_warped"], recoloured["src_target"])
+    assert torch.equal(plain["dst_target"], recoloured["dst_target"])
+    assert torch.equal(recoloured["src_target"], again["src_target"])
+
+
+def test_all_turns_of_the_head_are_drawn_equally_often():
+    bins = bin_yaws([0.0] * 90 + [0.5] * 9 + [-1.0])
+    assert [len(faces) for faces in bins] == [1, 90, 9]
+
+
+def test_pretraining_warps_nothing_and_flips(tmp_path):
+    paths = two_people(tmp_path)
+    data, batch = fetch(Settings(**paths, image_size=32, pretrain=True))
+    assert data.spec.extra["pretrain"]
+    assert torch.equal(batch["src_warped"], batch["src_target"])
+    assert data.flips == {"src": 0.4, "dst": 0.4}
+    assert set(data.bins) == {"src", "dst"}
