@@ -18,6 +18,7 @@ STRUCTURE = 10.0
 COLOUR = 10.0
 MASK = 10.0
 EYES_MOUTH = 300.0
+STYLE = 10_000.0
 VARIATION = 1e-6
 BACKGROUND = 0.02
 
@@ -41,6 +42,31 @@ def mask_error(target: Tensor, drawn: Tensor) -> Tensor:
 def eyes_mouth_error(target: Tensor, drawn: Tensor, region: Tensor) -> Tensor:
     """Return the weighted absolute error inside `region` (b 1 h w), the eyes and the mouth."""
     return EYES_MOUTH * ((target - drawn) * region).abs().mean(dim=(1, 2, 3))
+
+
+def style_error(drawn: Tensor, style: Tensor) -> Tensor:
+    """Return how far the channels' means and deviations are apart, both pictures blurred over an eighth of the side."""
+    drawn, style = (blur(picture, picture.shape[-1] // 8) for picture in (drawn, style))
+    means = [picture.mean(dim=(2, 3)) for picture in (drawn, style)]
+    deviations = [(picture.var(dim=(2, 3), correction=0) + 1e-5).sqrt() for picture in (drawn, style)]
+    difference = (means[0] - means[1]).square() + (deviations[0] - deviations[1]).square()
+    return STYLE * difference.mean(dim=1)
+
+
+def surround_error(target: Tensor, drawn: Tensor, softened: Tensor) -> Tensor:
+    """Return dissimilarity and squared error outside a softened mask."""
+    target, drawn = target * (1 - softened), drawn * (1 - softened)
+    structure = dssim(drawn, target, int(target.shape[-1] / 11.6))
+    return STRUCTURE * structure + COLOUR * (drawn - target).square().mean(dim=(1, 2, 3))
+
+
+def smooth_surround(image: Tensor, mask: Tensor) -> Tensor:
+    """Return the image with its surround, outside the mask, blurred from the surround alone."""
+    sigma = image.shape[-1] / 128
+    outside = 1 - mask
+    weight = 1 - blur(mask, sigma)
+    smoothed = blur(image * outside, sigma) / torch.where(weight == 0, 1.0, weight)
+    return image * mask + smoothed * outside
 
 
 def soften(mask: Tensor) -> Tensor:

@@ -268,14 +268,14 @@ class CodeDiscriminator(nn.Module):
 
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
-    """Return `autoencoder`, and the discriminators whose power is not zero."""
-    del data
+    """Return `autoencoder`, and the discriminators whose power is not zero; pretraining has none."""
+    pretrains = bool(data.extra.get("pretrain"))
     modules: dict[str, nn.Module] = {
         "autoencoder": DFAutoencoder(settings) if settings.family == "df" else LIAEAutoencoder(settings)
     }
-    if settings.true_face_power:
+    if settings.true_face_power and not pretrains:
         modules["code_discriminator"] = CodeDiscriminator(settings.ae_dims, settings.code_size)
-    if settings.gan_power:
+    if settings.gan_power and not pretrains:
         patch_size = settings.gan_patch_size or settings.image_size // 8
         modules["patch_discriminator"] = PatchDiscriminator(patch_size, 3, settings.gan_dims)
     return modules

@@ -7,6 +7,7 @@ DeepFaceLab does, and computed in float32.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -62,9 +63,20 @@ class FaceSwap(Task):
     """Source, redrawn; destination, redrawn; swap, swap in place, and the two masks drawn for it."""
 
     def __init__(
-        self, settings: Settings, model_settings: Any, modules: Mapping[str, nn.Module], precision: Precision
+        self,
+        settings: Settings,
+        model_settings: Any,
+        modules: Mapping[str, nn.Module],
+        precision: Precision,
+        extra: Mapping[str, Any],
     ) -> None:
         self.settings, self.precision = settings, precision
+        powers = (settings.face_style_power, settings.bg_style_power)
+        self.face_style, self.surround_style = (0.0 if extra.get("pretrain") else power / 100 for power in powers)
+        self.metric_note = describe_masks(extra.get("masks", {}))
+        # Without warps DeepFaceLab leaves inter_AB out, of the training and of the norm that is clipped.
+        unwarped = extra.get("random_warp") is False and "inter_AB" in dict(modules["autoencoder"].named_children())
+        self.resting = list(modules["autoencoder"].get_submodule("inter_AB").parameters()) if unwarped else []
         self.modules: dict[str, nn.Module] = dict(modules)
         self.autoencoder = modules["autoencoder"]
         self.faces = cast(Autoencoder, self.autoencoder)
@@ -80,6 +92,8 @@ class FaceSwap(Task):
         self.drawing_loss = precision.loss(self.compare)
         self.verdict = precision.loss(losses.verdict)
         self.background = precision.loss(losses.background)
+        self.style_error = precision.loss(losses.style_error)
+        self.surround_error = precision.loss(losses.surround_error)
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -96,8 +110,23 @@ class FaceSwap(Task):
         }
         return [Phase(name, module, optimizers[name], functions[name]) for name, module in self.trainable.items()]
 
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        """Smooth the targets' surround where that is asked for. What is random was drawn with the data."""
+        if not self.settings.blur_out_mask:
+            return batch
+        smoothed = {
+            f"{side}_target": losses.smooth_surround(batch[f"{side}_target"], batch[f"{side}_mask"])
+            for side in ("src", "dst")
+        }
+        return {**batch, **smoothed}
+
     def autoencoder_losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the source's loss, with what the discriminators say of it, then the destination's."""
+        """Yield the source's loss, with what the discriminators say of it, then the destination's and the styles'."""
+        with resting(self.resting):
+            yield from self.drawing_losses(batch)
+
+    def drawing_losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield the losses of the autoencoder's phase, each with a graph of its own."""
         code = self.faces.encode_src(batch["src_warped"])
         image, mask = self.faces.draw_src(code)
         value = self.side_loss(image, mask, batch, "src")
@@ -109,6 +138,28 @@ class FaceSwap(Task):
         del code, image, mask, value  # the generator would keep the source's graph alive through the destination's
         image, mask = self.faces.draw_dst(self.faces.encode_dst(batch["dst_warped"]))
         yield Loss("dst", self.side_loss(image, mask, batch, "dst").sum(), "sum")
+        if self.face_style or self.surround_style:
+            style = (image * mask).detach()
+            del image, mask
+            yield Loss("style", self.style_loss(batch, style).sum(), "sum")
+
+    def style_loss(self, batch: Batch, style: Tensor) -> Tensor:
+        """Return per sample how far the swap's colours are from the destination's drawing under its mask (which trains
+        the decoder alone), and how far its surround is from the destination's.
+
+        The surround is outside of the source's mask: DeepFaceLab's own, though its swap lies on the destination's.
+        """
+        value = torch.zeros(len(style), device=style.device)
+        with contextlib.nullcontext() if self.surround_style else torch.no_grad():
+            code = self.faces.encode_swap(batch["dst_warped"])
+        if self.face_style:
+            image, mask = self.faces.draw_swap(code.detach())
+            value = value + self.face_style * self.style_error(image * mask.detach(), style)
+        if self.surround_style:
+            image, _ = self.faces.draw_swap(code)
+            softened = losses.soften(batch["src_mask"])
+            value = value + self.surround_style * self.surround_error(batch["dst_target"], image, softened)
+        return value
 
     def side_loss(self, image: Tensor, mask: Tensor, batch: Batch, side: str) -> Tensor:
         """Return one side's loss per sample."""
@@ -237,4 +288,31 @@ def build(
     """Build the task around `autoencoder` and whichever discriminators the model has."""
     for side in ("src", "dst"):
         data.require(f"{side}_warped", "task face_swap")
-    return FaceSwap(settings, model_settings, modules, precision)
+    return FaceSwap(settings, model_settings, modules, precision, data.extra)
+
+
+@contextlib.contextmanager
+def resting(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Keep parameters from getting gradients inside the block. They stay the optimizer's, so that its state is kept."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def describe_masks(masks: Mapping[str, Mapping[str, int]]) -> str | None:
+    """Say where the faces' masks come from; None where the data do not tell."""
+    words = {
+        "xseg": "painted XSeg masks",
+        "polygons": "painted polygons",
+        "hull": "hulls of landmarks",
+        "file": "files",
+    }
+    sides = [
+        f"{side}: " + ", ".join(f"{count} {words.get(kind, kind)}" for kind, count in found.items())
+        for side, found in masks.items()
+    ]
+    return f"masks of {'; '.join(sides)}" if sides else None

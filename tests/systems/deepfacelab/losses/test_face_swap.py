@@ -71,3 +71,30 @@ def test_the_background_term_is_total_variation_and_error_outside_the_mask():
     step = flat.clone()
     step[..., 4:] = 1.5
     assert losses.background(step, step, inside).item() == pytest.approx(1e-6 * 3 * 8)
+
+
+def test_style_is_the_distance_of_means_and_deviations():
+    numbers = torch.Generator().manual_seed(0)
+    drawn, style = torch.rand(2, 2, 3, 32, 32, generator=numbers).unbind()
+    one, other = (losses.blur(picture, 4) for picture in (drawn, style))
+    mean = (one.mean((2, 3)) - other.mean((2, 3))) ** 2
+    spread = ((one.var((2, 3), correction=0) + 1e-5).sqrt() - (other.var((2, 3), correction=0) + 1e-5).sqrt()) ** 2
+    torch.testing.assert_close(losses.style_error(drawn, style), 10_000 * (mean + spread).sum(1) / 3)
+    assert losses.style_error(drawn, drawn).abs().max() == 0
+
+
+def test_the_surround_counts_only_outside_the_mask():
+    numbers = torch.Generator().manual_seed(0)
+    target, drawn = torch.rand(2, 2, 3, 32, 32, generator=numbers).unbind()
+    inside = torch.zeros(2, 1, 32, 32)
+    inside[..., 8:24, 8:24] = 1
+    mixed = torch.where(inside > 0, drawn, target)
+    torch.testing.assert_close(losses.surround_error(target, mixed, inside), torch.zeros(2), atol=1e-5, rtol=0)
+    assert (losses.surround_error(target, drawn, inside) > 1).all()
+
+
+def test_a_smoothed_surround_does_not_take_in_the_face():
+    image, mask = torch.zeros(1, 3, 128, 128), torch.zeros(1, 1, 128, 128)
+    mask[..., 32:96, 32:96] = 1
+    image[..., 32:96, 32:96] = 1
+    torch.testing.assert_close(losses.smooth_surround(image, mask), image, atol=1e-6, rtol=0)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -16,13 +18,11 @@ DATA = procedural_faces.build(procedural_faces.Settings(image_size=64, count=4),
 TEST_DATA = procedural_faces.build(procedural_faces.Settings(image_size=64, test_count=3), "test", 0)
 
 
-def make_task(settings=None, precision=None, **changes):
+def make_task(settings=None, precision=None, spec=DATA.spec, **changes):
     torch.manual_seed(0)
     model_settings = saehd.Settings(**{**TINY, **changes})
     precision = precision or build_float32("fp32", Float32Settings(), torch.device("cpu"))
-    return build(
-        settings or Settings(), model_settings, build_networks(model_settings, DATA.spec), DATA.spec, precision
-    )
+    return build(settings or Settings(), model_settings, build_networks(model_settings, spec), spec, precision)
 
 
 def optimizers_of(task):
@@ -201,3 +201,67 @@ def test_inference_from_pictures_alone_gives_a_swap_and_a_mask_for_each():
     whole = task.infer(TEST_DATA.fetch([0, 1], 0), 2, 0)
     torch.testing.assert_close(whole.outputs, result.outputs)
     assert whole.columns == result.columns + 2
+
+
+def with_extra(**extra):
+    return dataclasses.replace(DATA.spec, extra=extra)
+
+
+def norms(task, batch):
+    """The gradients' norm by network after one step's losses."""
+    task.autoencoder.zero_grad()
+    for loss in task.autoencoder_losses(batch):
+        loss.value.backward()
+    return {
+        name: sum(p.grad.norm().item() for p in network.parameters() if p.grad is not None)
+        for name, network in task.autoencoder.named_children()
+    }
+
+
+def test_inter_ab_rests_while_nothing_is_warped_and_stays_the_optimizers():
+    batch = DATA.fetch([0, 1], 0)
+    warped = norms(make_task(archi="liae-ud", spec=with_extra(random_warp=True)), batch)
+    task = make_task(archi="liae-ud", spec=with_extra(random_warp=False))
+    unwarped = norms(task, batch)
+    assert unwarped["inter_AB"] == 0 < warped["inter_AB"]
+    for name in ("encoder", "inter_B", "decoder"):
+        assert unwarped[name] == pytest.approx(warped[name])
+    assert all(parameter.requires_grad for parameter in task.autoencoder.parameters())
+    assert norms(make_task(spec=with_extra(random_warp=False)), batch)["inter"] > 0
+
+
+def test_pretraining_has_no_discriminators_and_no_styles():
+    powers = {"true_face_power": 0.1, "gan_power": 0.1}
+    task = make_task(Settings(face_style_power=10, bg_style_power=10), spec=with_extra(pretrain=True), **powers)
+    assert set(task.modules) == {"autoencoder"}
+    assert [loss.name for loss in task.autoencoder_losses(DATA.fetch([0], 0))] == ["src", "dst"]
+
+
+@pytest.mark.parametrize("archi", ["df-ud", "liae-ud"])
+def test_the_style_of_the_face_trains_the_decoder_alone_and_that_of_the_surround_the_encoder_too(archi):
+    batch = DATA.fetch([0, 1], 0)
+    for settings, trains_encoder in ((Settings(face_style_power=10), False), (Settings(bg_style_power=10), True)):
+        task = make_task(settings, archi=archi)
+        style = list(task.autoencoder_losses(batch))[-1]
+        assert style.name == "style"
+        task.autoencoder.zero_grad()
+        style.value.backward()
+        found = {
+            name for name, n in task.autoencoder.named_children() if any(p.grad is not None for p in n.parameters())
+        }
+        decoder = "decoder" if archi.startswith("liae") else "decoder_src"
+        inter = "inter_AB" if archi.startswith("liae") else "inter"
+        assert found == {decoder, *({"encoder", inter} if trains_encoder else ())}
+
+
+def test_a_blurred_surround_leaves_the_face_and_smooths_the_rest():
+    task = make_task(Settings(blur_out_mask=True))
+    batch = DATA.fetch([0, 1], 0)
+    drawn = task.draw(batch, None)
+    mask = batch["src_mask"]
+    torch.testing.assert_close(drawn["src_target"] * (mask == 1), batch["src_target"] * (mask == 1))
+    noise = torch.rand(batch["src_target"].shape, generator=torch.Generator().manual_seed(0))
+    smoothed = task.draw({**batch, "src_target": noise}, None)["src_target"]
+    outside = (mask == 0).expand_as(noise)
+    assert smoothed[outside].var() < 0.8 * noise[outside].var()
+    assert torch.equal(make_task().draw(batch, None)["src_target"], batch["src_target"])
