@@ -50,7 +50,8 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
 
 
 def back_propagate(run: Run, phase: Phase, batch: Batch) -> dict[str, Tensor]:
-    """Leave the gradient of a drawn batch's losses in the phase's weights; return the losses, on the device."""
+    """Leave the gradient of a drawn batch's losses in the phase's weights; return them per sample, on the device."""
+    count = len(next(iter(batch.values())))
     losses: dict[str, Tensor] = {}
     normaliser = Normaliser(phase.least_weight) if phase.normalised else None
     others = run.frozen[phase.name]
@@ -66,6 +67,8 @@ def back_propagate(run: Run, phase: Phase, batch: Batch) -> dict[str, Tensor]:
                 with entered(trick.backward(phase) for trick in run.tricks):
                     run.precision.backward(value, phase)
                 detached = value.detach()
+                if normaliser is None and loss.reduction == "sum":
+                    detached = detached / count  # what is told of a sum is its mean over the samples
                 losses[loss.name] = losses[loss.name] + detached if loss.name in losses else detached
                 del loss, value  # and the graph, before the next loss is computed
     if normaliser is not None and normaliser.parts > 1:

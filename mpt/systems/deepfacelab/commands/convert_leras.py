@@ -114,8 +114,7 @@ def leras_to_torch(model_dir: Path, output: Path, archi: str | None = None, conf
     write_layout(directory.data_path, run.data)
     keep_others(folder, directory.path / KEPT, used)
     captured = capture(run)
-    loop = {"step": step, "seconds": 0.0, "skipped": {}, "sums": {}, "counts": {}, "best": None, "best_step": 0}
-    captured["loop"] = {**loop, "last_metrics": {}, "scales_seen": {}, "memory": {}}
+    captured["loop"] = start_of_loop(step)
     checkpoint.save(directory, step, captured, keep_last=1, extra_manifest={"source": folder.prefix.rstrip("_")})
     model = chosen.model.settings
     print(f"wrote {directory.path}: {model.archi} at {model.image_size} pixels, {step} iterations")
@@ -124,6 +123,12 @@ def leras_to_torch(model_dir: Path, output: Path, archi: str | None = None, conf
             f"to train on: mpt train {directory.config_path} --resume {directory.path} dataset.src=DIR dataset.dst=DIR"
         )
     return directory.path
+
+
+def start_of_loop(step: int) -> dict[str, Any]:
+    """Return what the training loop notes in a checkpoint, for a run that has trained elsewhere."""
+    loop = {"step": step, "seconds": 0.0, "skipped": {}, "sums": {}, "counts": {}, "best": None, "best_step": 0}
+    return {**loop, "last_metrics": {}, "scales_seen": {}, "memory": {}}
 
 
 def data_layout(config: Config) -> DataSpec:

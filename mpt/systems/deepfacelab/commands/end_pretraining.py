@@ -1,0 +1,69 @@
+"""Make the run that follows a pretraining: its weights, with the code between encoder and decoders begun anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpt.commands.arguments import Runs
+
+
+@dataclass(frozen=True)
+class Command:
+    """Make the run that follows a pretraining.
+
+    As in DeepFaceLab, encoder, decoders and the optimizers' state go on; inter begins anew, at iteration 0.
+    """
+
+    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
+    """The pretrained run or a checkpoint of it."""
+    output: Annotated[Path, typer.Argument(metavar="OUT", show_default=False)]
+    """The new run's folder, which must not be there."""
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)] = None
+    """Settings of the new run, such as dataset.src=DIR."""
+    runs: Runs = "runs"
+
+
+def run(command: Command) -> None:
+    """Write the new run."""
+    import dataclasses
+
+    import torch
+
+    from mpt.config.load import load_config
+    from mpt.engine.build import build_run
+    from mpt.engine.state import capture
+    from mpt.errors import ConfigError
+    from mpt.inference.trained import tell_notes
+    from mpt.run import checkpoint
+    from mpt.run.data_layout import write_layout
+    from mpt.run.files import write_atomically
+    from mpt.run.layout import create_run, find_run
+    from mpt.systems.deepfacelab.commands.convert_leras import data_layout, start_of_loop
+
+    directory, chosen = find_run(command.run, Path(command.runs))
+    before = load_config(directory.config_path)
+    if before.model.name != "saehd" or not getattr(before.dataset.settings, "pretrain", False):
+        raise ConfigError(f"{directory.path}: dataset.pretrain is not on in this run; there is no pretraining to end")
+    loaded = checkpoint.load(chosen or directory)
+    tell_notes(loaded)
+    overrides = ["dataset.pretrain=false", f"name={command.output.name}", *(command.overrides or [])]
+    config = load_config(directory.config_path, overrides=overrides)
+    # The same seed would begin as the pretraining began.
+    other_start = dataclasses.replace(config, seed=config.seed + 1)
+    made = build_run(other_start, torch.device("cpu"), data_layout(config))
+    module = made.task.modules["autoencoder"]
+    fresh = {name: value for name, value in module.state_dict().items() if name.startswith("inter")}
+    made.precision.load_module_state(module, {**loaded.state["modules"]["autoencoder"], **fresh})
+    made.optimizers["autoencoder"].load_state_dict(loaded.state["optimizers"]["autoencoder"])
+    captured = capture(made)
+    captured["loop"] = start_of_loop(0)
+    output = create_run(command.output.parent, command.output.name)
+    write_atomically(output.config_path, config.to_yaml())
+    write_layout(output.data_path, made.data)
+    checkpoint.save(output, 0, captured, keep_last=1, extra_manifest={"source": directory.name})
+    print(f"wrote {output.path}: {', '.join(sorted({name.split('.')[0] for name in fresh}))} begun anew")
+    print(f"go on with: mpt train {output.config_path} --resume {output.path}")
