@@ -475,6 +475,9 @@ class Run:
     trained: dict[str, list[nn.Parameter]] = field(default_factory=dict)
     """Phase name -> its weights and their masters, found at the phase's first update."""
     notes: list[str] = field(default_factory=list)
+    """What a user should be warned of."""
+    messages: list[str] = field(default_factory=list)
+    """What was done while building that a user should know: weights that were loaded."""
     keeps_gradients: bool = False
     """Gradients are filled with zeros when an update begins, instead of released."""
 

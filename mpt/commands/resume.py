@@ -45,29 +45,36 @@ LENGTHS = ("train.steps", "train.epochs")
 MOST_SHOWN = 8
 
 
-def open_directory(
+def find_run_to_resume(
     config: Config, arguments: TrainArguments, console: Console
-) -> tuple[RunDirectory, RunDirectory | Path | None]:
-    """Return the run's directory, and what to resume from: the run itself, one of its checkpoints, or None."""
+) -> tuple[RunDirectory | None, RunDirectory | Path | None]:
+    """Return the directory to go on in, and what to resume from: the run itself or one of its checkpoints.
+
+    Both are None for a new run; a run that never saved has a directory to begin anew in. Nothing is made yet.
+    """
     runs = Path(arguments.runs)
-    found: tuple[RunDirectory, Path | None] | None = None
+    if arguments.resume is None:
+        return None, None
     if arguments.resume == "auto":
         name = re.compile(re.escape(config.run_name) + r"(-[0-9]+)?")
         same = [run for run in list_runs(runs) if name.fullmatch(run.name)]
-        found = (same[-1], None) if same else None
         if not same:
             console.message(f"nothing to resume: there is no run named {config.run_name} in {runs}; starting one")
-    elif arguments.resume is not None:
-        found = find_run(arguments.resume, runs)
-    if found is not None:
-        directory, checkpoint = found
-        if checkpoint is None and never_saved(directory):
-            console.message(f"{directory.path} was stopped before its first checkpoint; it begins anew")
-            return directory, None
-        return directory, checkpoint or directory
-    directory = create_run(runs, config.run_name)
+            return None, None
+        directory, checkpoint = same[-1], None
+    else:
+        directory, checkpoint = find_run(arguments.resume, runs)
+    if checkpoint is None and never_saved(directory):
+        console.message(f"{directory.path} was stopped before its first checkpoint; it begins anew")
+        return directory, None
+    return directory, checkpoint or directory
+
+
+def make_directory(config: Config, arguments: TrainArguments, console: Console) -> RunDirectory:
+    """Make the directory of a new run."""
+    directory = create_run(Path(arguments.runs), config.run_name)
     console.message(f"run directory {directory.path}")
-    return directory, None
+    return directory
 
 
 def never_saved(directory: RunDirectory) -> bool:
@@ -91,6 +98,8 @@ def begin(training: Training) -> None:
     write_layout(training.directory.data_path, training.run.data)
     write_used_parts(training.directory.parts_path)
     write_environment(training.directory, resumes=False)
+    for message in training.run.messages:
+        training.event("weights", message)
     note = training.run.task.metric_note
     if note is not None:
         training.event("note", note)

@@ -67,7 +67,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     prepare_torch(config)
     import torch
 
-    from mpt.commands.resume import begin, open_directory, resume
+    from mpt.commands.resume import begin, find_run_to_resume, make_directory, resume
     from mpt.data.loader import Loader
     from mpt.engine.build import build_datasets, choose_device
     from mpt.engine.loop import Training
@@ -90,14 +90,17 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     )
     total_steps = config.train.steps or max(1, round((config.train.epochs or 0) * loader.steps_per_epoch))
     with Console(style(arguments), total_steps) as console:
-        built = build_explained(config, device, train_data.spec)
+        found, source = find_run_to_resume(config, arguments, console)
+        built = build_explained(config, device, train_data.spec, restores=source is not None)
         describe(console, config, built.precision.reason, len(train_data), total_steps, device.type)
+        for message in built.messages:
+            console.message(message)
         for note in built.notes:
             console.warning(note)
         if arguments.dry_run:
             console.message("dry run: everything builds; nothing was written")
             return None
-        directory, source = open_directory(config, arguments, console)
+        directory = found or make_directory(config, arguments, console)
         with directory.hold() as taken_over, Recorder(directory) as recorder:
             for note in ([taken_over] if taken_over else []) + clean_temporaries(directory):
                 console.message(note)
@@ -119,13 +122,13 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     return Path(directory.path)
 
 
-def build_explained(config: Config, device: torch.device, data: DataSpec) -> Run:
+def build_explained(config: Config, device: torch.device, data: DataSpec, restores: bool) -> Run:
     """Build the run. Raises MemoryBudgetError where not even the weights find room."""
     from mpt.engine.build import build_run
     from mpt.engine.recovery import is_out_of_memory, out_of_memory_reason
 
     try:
-        return build_run(config, device, data)
+        return build_run(config, device, data, restores=restores)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -61,6 +61,14 @@ class Options(BaseModel):
     shorthand: ClassVar[str | None] = None
 
 
+class ModelOptions(Options):
+    """Settings that every model has, beside its own."""
+
+    weights: str | None = None
+    """Local file of weights to start from: .safetensors, or what torch.save writes. What does not fit, such as a head
+    for other classes, stays as it was made, and is said."""
+
+
 class GenerativeOptions(Options):
     """Settings of every task that makes images."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
+from mpt.engine.initial_weights import load_initial_weights
 from mpt.errors import ConfigError, DataError
 from mpt.optim.groups import check_globs, group_parameters
 from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Run, Task
@@ -82,15 +84,27 @@ def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
     return train, test
 
 
-def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool = False, trains: bool = True) -> Run:
+def build_run(
+    config: Config,
+    device: torch.device,
+    data: DataSpec,
+    fake: bool = False,
+    trains: bool = True,
+    restores: bool = False,
+) -> Run:
     """Build everything between the data and the loop.
 
     `fake=True` is for a surrounding FakeTensorMode: weights get no values, and optimizers the foreach path that a
     real GPU would choose. `trains=False` leaves out what inference has no use for: optimizers and phases, and with them
-    the packages and seconds that they need.
+    the packages and seconds that they need. `restores=True` is for a run whose weights a checkpoint will give: the file
+    that `model.weights` names is not read, which may be gone by now.
     """
     seed_everything(config.seed)
     networks = build_networks(config, data, fake)
+    messages = []
+    start = getattr(config.model.settings, "weights", None)
+    if start and trains and not fake and not restores:
+        messages.append(load_initial_weights(networks, Path(start)))
     precision: Precision = config.precision.load().build(
         config.precision.mode, config.precision.native_settings(), device
     )
@@ -127,6 +141,7 @@ def build_run(config: Config, device: torch.device, data: DataSpec, fake: bool =
         scaled_phases=precision.skips_overflow(),
         buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
+        messages=messages,
     )
     for trick in sorted(tricks, key=lambda one: not one.replaces_optimizers) if trains else ():
         trick.attach(run)

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.nn.generative_bodies import ImageToVector, VectorToImage, check_image
 from mpt.seams import DataSpec
 
@@ -20,7 +20,7 @@ TASK = "gan"
 NAMES = {"aae": {"judges": "code"}, "bigan": {"judges": "pair"}}
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     image_size: int = Field(28, ge=1, le=1024)
     channels: int = Field(1, ge=1, le=4)
     body: Literal["mlp", "conv"] = "mlp"

@@ -15,14 +15,14 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.nn.generative_bodies import check_image
 from mpt.seams import DataSpec
 
 TASK = "gan"
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     """Sizes of both networks; `features` is the width next to the image."""
 
     image_size: Literal[16, 32, 64, 128] = 32

@@ -10,29 +10,25 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import Field
 from torch import nn
 
-from mpt.config.options import Options
-from mpt.errors import CheckpointError, ConfigError
+from mpt.config.options import ModelOptions
+from mpt.errors import ConfigError
 from mpt.seams import DataSpec
 
 TASK = "classify"
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     """How to call the model's constructor."""
 
     image_size: int = Field(224, ge=8)
     channels: int = Field(3, ge=1)
     small_stem: bool = False
     """For torchvision's ResNets on small images: a 3x3 stem of stride 1 and no max-pooling."""
-    weights: str | None = None
-    """A local file with a state dict (.pt or .safetensors); never downloaded."""
     options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
 
 
@@ -55,8 +51,6 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
         width = int(net.conv1.out_channels)  # type: ignore[arg-type, union-attr]
         net.conv1 = nn.Conv2d(settings.channels, width, 3, padding=1, bias=False)
         net.maxpool = nn.Identity()
-    if settings.weights:
-        _load(net, Path(settings.weights))
     return {"net": net}
 
 
@@ -107,23 +101,3 @@ def _granted(module_name: str, attribute: str, classes: int, options: dict[str, 
     if "num_classes" in accepts or any(p.kind is p.VAR_KEYWORD for p in accepts.values()):
         options = {"num_classes": classes, **options}
     return _call(f"{module_name}:{attribute}", constructor, options)
-
-
-def _load(net: nn.Module, path: Path) -> None:
-    """Load a local state dict; a head of another class count is left as initialised."""
-    if not path.is_file():
-        raise CheckpointError(f"model.weights: there is no file {path}")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state = load_file(path)
-    else:
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(f"model.weights: {path} was refused by the safe loader: {error}") from error
-    own = net.state_dict()
-    fitting = {key: value for key, value in state.items() if key in own and own[key].shape == value.shape}
-    if len(fitting) < len(own) // 2:
-        raise CheckpointError(f"model.weights: only {len(fitting)} of {len(own)} tensors of {path} fit this model")
-    net.load_state_dict(fitting, strict=False)

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.nn.generative_bodies import (
     ImageToVector,
     VectorToImage,
@@ -41,7 +41,7 @@ NAMES = {
 }
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     image_size: int = Field(28, ge=1, le=1024)
     channels: int = Field(1, ge=1, le=4)
     body: Literal["mlp", "conv"] = "mlp"

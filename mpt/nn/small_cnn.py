@@ -8,13 +8,13 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.seams import DataSpec
 
 TASK = "classify"
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     """Width of the first stage and dropout before the last layer."""
 
     image_size: int = Field(16, ge=8)

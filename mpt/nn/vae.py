@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.nn.generative_bodies import ImageToVector, VectorToImage, check_image, class_count, join, one_hot
 from mpt.seams import DataSpec
 
@@ -19,7 +19,7 @@ TASK = "vae"
 NAMES = {"vae": {}, "cvae": {"labels": "condition"}, "dvae": {"noise": 0.25}}
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     image_size: int = Field(28, ge=1, le=1024)
     channels: int = Field(1, ge=1, le=4)
     body: Literal["mlp", "conv"] = "mlp"

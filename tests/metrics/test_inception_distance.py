@@ -33,7 +33,7 @@ def test_a_file_that_holds_no_tensors_is_named(content: bytes, tmp_path: Path) -
     ("state", "problem"),
     [
         ({"layer.weight": torch.zeros(2)}, "it holds no layer fc"),
-        ([torch.zeros(2)], "it holds no layer fc"),
+        ([torch.zeros(2)], "refused as a weights file: it does not hold tensors by name"),
         ({"fc.weight": torch.zeros(1000, 2048)}, "its last layer is 1000x2048, not 1008x2048"),  # torchvision's
     ],
 )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import io
 import os
 import pickle
 import random
+import re
+import resource
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +22,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mpt.errors import CheckpointError
-from mpt.run.weights_file import load_weights_file
+from mpt.run import torch_pickle, weights_file
+from mpt.run.weights_file import load_weights_file, read_weights_file
 
 
 def network() -> nn.Module:
@@ -191,3 +196,151 @@ def test_a_link_or_a_folder_is_no_weights_file(tmp_path) -> None:
     for path in (tmp_path, tmp_path / "absent.pt", tmp_path / "empty.pt"):
         with pytest.raises(CheckpointError):
             load_weights_file(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_objects_beside_the_weights_are_left_alone_and_never_made(tmp_path, zipped: bool, protocol: int) -> None:
+    state = network().state_dict()
+    beside = {"args": argparse.Namespace(lr=[1e-3], out=Path("x")), "numbers": {1: collections.Counter("ab")}}
+    optimizer = torch.optim.AdamW(network().parameters()).state_dict()
+    path = tmp_path / "w.pt"
+    content = {"epoch": 3, "model": state, "optimizer": optimizer, **beside}
+    torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    found = read_weights_file(path)
+    assert found.wrapper == "model"
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_a_network_that_was_saved_whole_gives_its_weights_without_its_class(tmp_path, zipped: bool) -> None:
+    model = nn.ModuleDict({"a": network(), "b": nn.MultiheadAttention(4, 2)})
+    torch.save({"ema": None, "model": model}, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
+    found = load_weights_file(tmp_path / "w.pt")
+    state = model.state_dict()
+    assert set(found) == set(state)
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_a_network_that_contains_itself_is_refused(tmp_path) -> None:
+    model = nn.Module()
+    model._modules["x"] = model
+    torch.save(model, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match="deeper or of more modules than any is"):
+        load_weights_file(tmp_path / "w.pt")
+
+
+def test_dtypes_without_a_storage_class_of_their_own_are_read(tmp_path) -> None:
+    state = {"a": torch.randn(8).to(torch.float8_e4m3fn), "b": torch.full((4,), 7).to(torch.uint16)}
+    torch.save(state, tmp_path / "w.pt")
+    found = load_weights_file(tmp_path / "w.pt")
+    assert found["a"].dtype == torch.float8_e4m3fn
+    assert torch.equal(found["a"].float(), state["a"].float())
+    assert found["b"].tolist() == [7, 7, 7, 7]
+
+
+def test_only_the_storages_of_the_weights_are_read(tmp_path, monkeypatch) -> None:
+    torch.save({"state_dict": {"a": torch.ones(3)}, "optimizer": torch.zeros(1000)}, tmp_path / "w.pt")
+    read = []
+    honest = weights_file.as_numbers
+
+    def note(data: bytes, storage: Any) -> torch.Tensor:
+        read.append(len(data))
+        return honest(data, storage)
+
+    monkeypatch.setattr(weights_file, "as_numbers", note)
+    load_weights_file(tmp_path / "w.pt")
+    assert read == [12]
+
+
+def test_every_flipped_bit_of_a_weight_is_noticed_by_the_zips_checksum(tmp_path) -> None:
+    path = tmp_path / "w.pt"
+    weights = torch.arange(64.0)
+    torch.save({"a": weights}, path)
+    content = path.read_bytes()
+    start = content.index(weights.numpy().tobytes())
+    for position in range(start, start + 256, 7):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << (position % 8)
+        path.write_bytes(flipped)
+        with pytest.raises(CheckpointError, match="CRC"):
+            load_weights_file(path)
+
+
+def test_a_zip_that_hides_behind_a_legacy_file_is_not_what_is_read(tmp_path) -> None:
+    """Torch reads the front, Python's zipfile the end: a file must not be one thing when checked, another when used."""
+    canary = tmp_path / "canary"
+    torch.save({"a": Touch(canary)}, tmp_path / "front.pt", _use_new_zipfile_serialization=False)
+    torch.save({"a": torch.ones(2)}, tmp_path / "end.pt")
+    path = tmp_path / "both.pt"
+    path.write_bytes((tmp_path / "front.pt").read_bytes() + (tmp_path / "end.pt").read_bytes())
+    with pytest.raises(CheckpointError, match="unpickled, it would run"):
+        load_weights_file(path)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["os system", "posix system", "builtins eval", "__builtin__ __import__", "subprocess Popen", "sys exit"]
+)
+def test_a_program_beside_good_weights_refuses_the_file_by_its_name(tmp_path, name: str) -> None:
+    pickled = tensor_pickle(4, (2, 2), (2, 1))
+    hidden = pickled[:-2] + b"X\x01\x00\x00\x00xc" + name.replace(" ", "\n").encode() + b"\n)Rs."
+    write_zip(tmp_path / "w.pt", hidden, {"0": bytes(16)})
+    with pytest.raises(CheckpointError, match=re.escape(f"it would run '{name.replace(' ', '.')}'")):
+        load_weights_file(tmp_path / "w.pt")
+
+
+def legacy(pickled: bytes, storages: bytes = b"") -> bytes:
+    """Return a file of the format before PyTorch 1.6."""
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    head = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, system))
+    return head + pickled + pickle.dumps(["0"] if storages else [], 2) + storages
+
+
+def test_a_legacy_file_must_have_the_storages_that_it_claims(tmp_path) -> None:
+    path = tmp_path / "w.pt"
+    good = (4).to_bytes(8, "little") + bytes(16)
+    path.write_bytes(legacy(tensor_pickle(4, (2, 2), (2, 1)), good))
+    assert load_weights_file(path)["a"].shape == (2, 2)
+    for claimed, storages in [(4, good[:-1]), (4, good + b"x"), (5, good), (2**40, good), (4, bytes(8)), (4, b"")]:
+        path.write_bytes(legacy(tensor_pickle(claimed, (2, 2), (2, 1)), storages))
+        with pytest.raises(CheckpointError):
+            load_weights_file(path)
+
+
+HOSTILE = {
+    "a list that doubles": b"\x80\x02]q\x00" + b"(h\x00h\x00e" * 50_000 + b".",
+    "tuples of tuples": b"\x80\x02)q\x00" + b"h\x00h\x00\x86q\x00" * 50_000 + b".",
+    "a long integer": b"\x80\x02\x8b\xff\xff\xff\x7f.",
+    "a text of 2^62 letters": b"\x80\x04\x8d" + (2**62).to_bytes(8, "little") + b"a.",
+    "a frame of 2^62 bytes": b"\x80\x04\x95" + (2**62).to_bytes(8, "little") + b"N.",
+    "a bytearray": b"\x80\x05\x96" + (2**33).to_bytes(8, "little") + b"a.",
+    "memo beyond memory": b"\x80\x02Nr\xff\xff\xff\xff.",
+    "numbers of four million digits": b"\x80\x02I" + b"9" * 4_000_000 + b"\n.",
+    "a deep nest": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+    "decimal longs": b"\x80\x02L" + b"9" * 4_000_000 + b"L\n.",
+    "too many operations": b"\x80\x02" + b"N" * 700_000 + b".",
+}
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy"])
+@pytest.mark.parametrize("pickled", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_pickles_are_refused_in_bounded_time_and_memory(
+    tmp_path, monkeypatch, pickled: bytes, kind: str
+) -> None:
+    monkeypatch.setattr(torch_pickle, "MOST_OPERATIONS", 600_000)  # 3 million take 3 s
+    path = tmp_path / "w.pt"
+    if kind == "zip":
+        write_zip(path, pickled)
+    else:
+        path.write_bytes(legacy(pickled))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
+    started = time.process_time()
+    try:
+        with pytest.raises(CheckpointError):
+            load_weights_file(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert time.process_time() - started < 20

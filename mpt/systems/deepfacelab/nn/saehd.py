@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.seams import DataSpec
 from mpt.systems.deepfacelab.nn.patch_discriminator import PatchDiscriminator
 from mpt.systems.deepfacelab.nn.saehd_layers import Convolution, Dense, Downscale, Residual, Upscale
@@ -32,7 +32,7 @@ from mpt.systems.deepfacelab.nn.saehd_layers import Convolution, Dense, Downscal
 TASK = "face_swap"
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     """DeepFaceLab's options of the same meaning: image_size is its resolution; the rest have their names."""
 
     archi: str = "df-ud"

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.nn.generative_bodies import check_image
 from mpt.seams import DataSpec
@@ -35,7 +35,7 @@ MEAN_STYLE_SEED = 0x7374796C65
 """No run's seed: with that, the first latents would equal the weights of the mapping's first layer."""
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     image_size: int = 256
     """16, 32, ... 1024."""
     channels: int = Field(3, ge=1, le=4)

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.seams import DataSpec
 from mpt.systems.yolofuse.nn.yolo_blocks import Camera, Conv
@@ -30,7 +30,7 @@ TASK = "detect"
 Fusion = Literal["rgb", "ir", "early", "mid", "decision", "easy", "deyolo", "defa"]
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     """Which network, in which size, started from what."""
 
     fusion: Fusion = "mid"
