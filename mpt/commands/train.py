@@ -122,7 +122,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     return Path(directory.path)
 
 
-def build_explained(config: Config, device: torch.device, data: DataSpec, restores: bool) -> Run:
+def build_explained(config: Config, device: torch.device, data: DataSpec, restores: bool = False) -> Run:
     """Build the run. Raises MemoryBudgetError where not even the weights find room."""
     from mpt.engine.build import build_run
     from mpt.engine.recovery import is_out_of_memory, out_of_memory_reason
