@@ -23,6 +23,7 @@ PATCH_SUFFIX = ".plan.yaml"
 RECIPES = [path for path in FILES if not path.name.endswith(PATCH_SUFFIX)]
 SMALLER = {
     "resnet50_imagefolder": ["model.image_size=32"],
+    "yolofuse_mid": ["model.image_size=64"],
     "stylegan2_256": ["model.image_size=32", "model.channel_base=256"],
     "saehd_512": [f"model.{size}" for size in ("image_size=64", "ae_dims=16", "e_dims=8", "d_dims=8", "d_mask_dims=8")],
 }
@@ -61,6 +62,9 @@ def data_for(config: Config, folder: Path) -> Dataset:
     elif config.dataset.name == "faceset":
         model = {"name": "saehd", "image_size": config.model.settings.image_size}
         config = load_config({"model": model, "dataset": {"name": "procedural_faces", "count": 4, "test_count": 1}})
+    elif config.dataset.name == "detection_files":
+        model = {"name": "yolofuse", "image_size": config.model.settings.image_size}
+        config = load_config({"model": model, "dataset": {"name": "rgb_ir_scenes", "count": 4, "test_count": 1}})
     return build_datasets(config)[0]
 
 
@@ -93,7 +97,7 @@ def test_the_file_takes_a_step(path: Path, tmp_path: Path) -> None:
     config = load_config(path, [*overrides, *SMALLER.get(path.stem, []), "train.batch_size=4"])
     data = data_for(config, tmp_path)
     run = build_run(config, torch.device("cpu"), data.spec)
-    batch = data.fetch(range(4), 0)
+    batch = data.spec.as_floats(data.fetch(range(4), 0))
     for phase in run.phases:
         done = update(run, phase, batch)
         assert done.finite

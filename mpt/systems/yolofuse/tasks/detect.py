@@ -1,0 +1,247 @@
+"""Object detection, from one camera or two: one network, one phase, judged by average precision.
+
+The loss is YOLOv8's (`losses/detection.py`), in float32, normalised by the sum of the target scores of the whole batch
+and multiplied by the batch size, as published; micro-batches add up to the same. What is evaluated is an average of the
+weights whose decay ramps up. Average precision is COCO's; beside it stands the way of the article's software, which
+reads higher and is for comparing with its table only.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from mpt.config.options import Options
+from mpt.data.seeds import mix
+from mpt.errors import ConfigError, DataError
+from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task
+from mpt.systems.yolofuse.losses.detection import DetectionSums, detection_sums
+from mpt.systems.yolofuse.metrics.average_precision import Pictures, measure
+from mpt.systems.yolofuse.metrics.suppression import Suppression, suppress_batch
+from mpt.systems.yolofuse.nn.yolo_head import decode
+from mpt.systems.yolofuse.tasks.drawing import draw_pair
+from mpt.tasks.average import make_twin
+
+TEST_SAMPLES = 1
+MOST_CLASS_FIGURES = 20
+STRIDE = 32
+
+
+class Settings(Options):
+    """Gains of the loss, the moving average, and what counts as detected."""
+
+    box_gain: float = Field(7.5, ge=0)
+    class_gain: float = Field(0.5, ge=0)
+    distance_gain: float = Field(1.5, ge=0)
+    """Gain of the loss of the distances' distributions."""
+    small_boxes: bool = False
+    """Enlarge sides under 16 pixels to 16 where places are chosen, as Ultralytics 8.4 does; 8.3 and YOLOFuse do not."""
+    ema: float | None = Field(0.9999, gt=0, lt=1)
+    """Decay of the moving average of the weights, which is what is evaluated; null evaluates the weights themselves."""
+    ema_ramp: float = Field(2000.0, gt=0)
+    """Steps in which the decay rises to 63 % of itself."""
+    multi_scale: float = Field(0.0, ge=0, lt=1)
+    """Train on pictures up to this much smaller and larger, another size at each step."""
+    confidence: float = Field(0.25, gt=0, lt=1)
+    """Least score of what is shown and inferred."""
+    iou: float = Field(0.45, gt=0, lt=1)
+    """IoU from which the worse of two boxes is dropped in what is shown and inferred."""
+    agnostic: bool = False
+    """Drop overlapping boxes across classes too."""
+    most_detections: int = Field(300, ge=1)
+    """Detections per picture."""
+
+
+class Detect(Task):
+    """Train `net` to find objects."""
+
+    metric, higher_is_better = "map50", True
+    metric_note = "mAP at IoU .5 is COCO's (101 recalls); the article's software reads up to .056 higher"
+    preview_columns = 4
+
+    def __init__(self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision) -> None:
+        self.settings, self.net, self.classes = settings, net, data.classes
+        self.cameras: tuple[str, ...] = net.cameras  # type: ignore[assignment]
+        self.inputs = self.cameras
+        self.modules: dict[str, nn.Module] = {"net": net}
+        self.trainable = {"net": net}
+        if settings.ema:
+            self.modules["net_ema"] = make_twin(net)
+        self.sums = precision.loss(self.detection_sums)
+        self.updates = 0
+
+    def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
+        """Return the one phase."""
+        return [Phase("net", self.net, optimizers["net"], self.losses, normalised=True)]
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        """Note the size of the whole batch, and resize it where sizes change from step to step."""
+        first = next(iter(batch.values()))
+        batch = {**batch, "samples": torch.full((len(first),), float(len(first)), device=first.device)}
+        return self.resize(batch) if self.settings.multi_scale else batch
+
+    def resize(self, batch: Batch) -> Batch:
+        """Return the batch in this step's size. Planned is the largest."""
+        height, width = batch[self.cameras[0]].shape[2:]
+        spread = self.settings.multi_scale
+        is_fake = isinstance(batch[self.cameras[0]], FakeTensor)
+        factor = 1 + spread if is_fake else random.Random(mix(self.updates)).uniform(1 - spread, 1 + spread)
+        size = tuple(max(STRIDE, math.ceil(side * factor / STRIDE) * STRIDE) for side in (height, width))
+        pictures = {
+            name: functional.interpolate(batch[name], size=size, mode="bilinear", align_corners=False)
+            for name in self.cameras
+        }
+        across, down = size[1] / width, size[0] / height
+        boxes = torch.stack([batch["boxes"][..., n] * (across if n % 2 == 0 else down) for n in range(4)], -1)
+        return {**batch, **pictures, "boxes": boxes}
+
+    def losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield the sum of the three losses with their gains, and its normaliser."""
+        raw = self.net(*self.pictures(batch))
+        sums = self.sums(raw, batch["boxes"], batch["classes"], batch["box_mask"])
+        settings = self.settings
+        total = settings.box_gain * sums.box + settings.class_gain * sums.kind + settings.distance_gain * sums.distance
+        yield Loss("loss", total * batch["samples"][0], "sum", sums.normaliser)
+
+    def detection_sums(self, raw: Sequence[Tensor], boxes: Tensor, classes: Tensor, mask: Tensor) -> DetectionSums:
+        """Return the losses before gains."""
+        raw = [level.float() for level in raw]
+        least_side = 16.0 if self.settings.small_boxes else 0.0
+        return detection_sums(raw, self.net.strides, boxes, classes, mask, least_side)  # type: ignore[arg-type]
+
+    def pictures(self, batch: Batch) -> list[Tensor]:
+        """Return the cameras' pictures in the network's order."""
+        return [batch[name] for name in self.cameras]
+
+    def after_step(self, step: int, samples_seen: int) -> None:
+        """Let the moving average follow, BatchNorm's statistics included."""
+        self.updates = step + 1
+        if self.settings.ema:
+            decay = self.settings.ema * (1 - math.exp(-(step + 1) / self.settings.ema_ramp))
+            follow_all(self.modules["net_ema"], self.net, decay)
+
+    @property
+    def inference_net(self) -> nn.Module:
+        """The network that is evaluated and exported."""
+        return self.modules.get("net_ema", self.net)
+
+    def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return boxes (b, p, 4) in pixels and scores (b, p, classes), before suppression."""
+        return decode(self.inference_net(*self.pictures(batch)), self.net.strides)  # type: ignore[arg-type]
+
+    def detections(self, batch: Batch) -> Tensor:
+        """Return (b, n, 6): corners in pixels, score, class, of what is shown and inferred; score 0 is padding."""
+        settings = self.settings
+        how = Suppression(settings.confidence, settings.iou, settings.agnostic, False, settings.most_detections)
+        return suppress_batch(*self.predict(batch), how)
+
+    def evaluate_batch(self, batch: Batch) -> Evidence:
+        """Return the detections down to a score of .001, and the truth."""
+        how = Suppression(0.001, 0.7, self.settings.agnostic, True, self.settings.most_detections)
+        found = suppress_batch(*self.predict(batch), how)
+        return {"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}}
+
+    def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
+        """Return mAP, and precision and recall where F1 is best."""
+        pictures = gather_pictures(evidence)
+        limit = self.settings.most_detections
+        coco = measure(pictures, len(self.classes), "coco", limit)
+        article = measure(pictures, len(self.classes), "ultralytics-8.3", limit)
+        figures = {
+            "map50": coco.map50,
+            "map50_95": coco.map50_95,
+            "precision": float(coco.precision.mean()) if len(coco.classes) else 0.0,
+            "recall": float(coco.recall.mean()) if len(coco.classes) else 0.0,
+            "map50_article": article.map50,
+            "map50_95_article": article.map50_95,
+        }
+        if 1 < len(self.classes) <= MOST_CLASS_FIGURES:
+            figures |= {f"ap50/{self.classes[kind]}": float(coco.ap[kind, 0]) for kind in coco.classes.tolist()}
+        return figures
+
+    def preview(self, batch: Batch) -> Tensor | None:
+        """Return the cameras side by side with what is detected in each pair."""
+        return torch.stack(list(self.drawn(batch, self.detections(batch))))
+
+    def drawn(self, batch: Batch, detections: Tensor) -> Iterator[Tensor]:
+        """Yield each pair with its boxes, classes and scores, (3, h, w of all cameras) in [0, 1]."""
+        for index, own in enumerate(detections.cpu().numpy()):
+            pair = [batch[name][index].cpu() for name in self.cameras]
+            yield draw_pair(pair, own[own[:, 4] > 0], self.classes)
+
+    def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
+        """Return what is detected in each pair: drawn, and as rows."""
+        if batch is None:
+            raise DataError(f"infer: a detector needs pictures; give --input for {' and '.join(self.cameras)}")
+        found = self.detections(batch)
+        rows = []
+        for own in found.cpu().numpy():
+            own = own[own[:, 4] > 0]
+            rows.append({"count": len(own), "boxes": describe(own, self.classes)})
+        pictures = {f"detected-{n:04d}": picture[None] for n, picture in enumerate(self.drawn(batch, found))}
+        boxes, scores = self.predict(batch)
+        return Inference(rows=rows, figures=pictures, outputs=torch.cat((boxes, scores), 2))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of updates, of which multi-scale's sizes depend."""
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the number of updates."""
+        self.updates = int(state.get("updates", 0))
+
+
+def describe(rows: np.ndarray[Any, Any], classes: Sequence[str]) -> str:
+    """Return detections as text: `person .93 12 30 44 96; ...` with corners in pixels."""
+    return "; ".join(
+        f"{classes[int(kind)]} {score:.2f} {left:.0f} {top:.0f} {right:.0f} {bottom:.0f}"
+        for left, top, right, bottom, score, kind in rows.tolist()
+    )
+
+
+def gather_pictures(evidence: Sequence[Evidence]) -> Pictures:
+    """Return detections and truth picture by picture."""
+    found, truth = [], []
+    for one in evidence:
+        arrays = {name: value.cpu().numpy() for name, value in one.items()}
+        for rows, boxes, kinds, mask in zip(
+            *(arrays[name] for name in ("found", "boxes", "classes", "box_mask")), strict=True
+        ):
+            found.append(rows[rows[:, 4] > 0].astype(np.float64))
+            truth.append(np.concatenate((boxes[mask], kinds[mask][:, None]), 1).astype(np.float64))
+    return Pictures(found, truth)
+
+
+@torch.no_grad()
+def follow_all(twin: nn.Module, module: nn.Module, decay: float) -> None:
+    """Move the twin's parameters and floating buffers a step of 1 - decay towards the module's; copy counters."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for mine, theirs in zip(
+        (*twin.parameters(), *twin.buffers()), (*module.parameters(), *module.buffers()), strict=True
+    ):
+        if not mine.is_floating_point():
+            mine.copy_(theirs)
+        else:
+            pairs.append((mine.detach(), theirs.detach().to(mine.dtype)))
+    torch._foreach_lerp_([mine for mine, _ in pairs], [theirs for _, theirs in pairs], 1.0 - decay)
+
+
+def build(
+    settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
+) -> Detect:
+    """Build the task around `net`. Raises ConfigError for a network that is no detector, DataError for no boxes."""
+    for name in ("boxes", "classes", "box_mask"):
+        data.require(name, "task detect")
+    if not hasattr(modules["net"], "strides"):
+        raise ConfigError("task detect: this model gives no detection maps; use model yolofuse")
+    return Detect(settings, modules["net"], data, precision)

@@ -1,0 +1,44 @@
+"""Detections drawn onto pictures: the cameras side by side, each with every box, its class and its score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+COLOURS = ((255, 214, 0), (0, 229, 255), (255, 64, 129), (118, 255, 3), (255, 145, 0), (124, 77, 255))
+LEAST_WIDTH = 192
+"""Smaller pictures are enlarged, or the text would cover them."""
+
+
+def draw_pair(cameras: Sequence[Tensor], rows: np.ndarray[Any, Any], classes: Sequence[str]) -> Tensor:
+    """Return (3, h, w of all cameras) in [0, 1] from pictures (c, h, w) in [0, 1] and rows (corners, score, class)."""
+    drawn = []
+    for picture in cameras:
+        pixels = (picture.float().clamp(0, 1) * 255).round().byte().expand(3, -1, -1).permute(1, 2, 0)
+        image = Image.fromarray(pixels.contiguous().numpy())
+        drawn.append(np.asarray(draw_boxes(image, rows, classes)))
+    return torch.from_numpy(np.concatenate(drawn, 1)).permute(2, 0, 1).float() / 255
+
+
+def draw_boxes(image: Image.Image, rows: np.ndarray[Any, Any], classes: Sequence[str]) -> Image.Image:
+    """Return a picture with boxes (corners in its pixels, score, class), enlarged where it is small."""
+    factor = max(1, -(-LEAST_WIDTH // image.width))
+    image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    pen = ImageDraw.Draw(image)
+    width = max(1, image.width // 320)
+    for left, top, right, bottom, score, kind in rows[rows[:, 4].argsort()].tolist():
+        colour = COLOURS[int(kind) % len(COLOURS)]
+        corners = [side * factor for side in (left, top, max(left, right), max(top, bottom))]
+        pen.rectangle(corners, outline=colour, width=width)
+        label = f"{classes[int(kind)]} {score:.2f}"
+        box = pen.textbbox((corners[0], corners[1]), label)
+        height = box[3] - box[1] + 2
+        y = corners[1] - height if corners[1] >= height else corners[1]
+        pen.rectangle((corners[0], y, corners[0] + box[2] - box[0] + 2, y + height), fill=colour)
+        pen.text((corners[0] + 1, y - (box[1] - corners[1]) + 1), label, fill=(0, 0, 0))
+    return image
