@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md do what they say: each joins a copy of the package and its command is run."""
+"""The worked examples of CONTRIBUTING.md do what they say: each goes to a folder of parts, and its command is run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parent.parent
-EXAMPLE = re.compile(r"^`(mpt/\w+/\w+\.py)`:\n\n```python\n(.*?)^```\n\n```sh\n(mpt train [^\n]*)\n```$", re.M | re.S)
+EXAMPLE = re.compile(
+    r"^`(my-parts/\w+/\w+\.py)`:\n\n```python\n(.*?)^```\n\n```sh\n(mpt train [^\n]*)\n```$", re.M | re.S
+)
 WANTED = {
-    "precision": "mpt/precision/rounded.py",
-    "nn": "mpt/nn/perceptron.py",
-    "data": "mpt/data/stripes.py",
-    "metrics": "mpt/metrics/calibration_error.py",
+    "precision": "my-parts/precision/rounded.py",
+    "nn": "my-parts/nn/perceptron.py",
+    "data": "my-parts/data/stripes.py",
+    "metrics": "my-parts/metrics/calibration_error.py",
 }
 RUN_ALL = """
 import json, sys
 from mpt.cli import main
-import mpt
-assert mpt.__file__.startswith(sys.argv[1]), mpt.__file__
-for words in json.loads(sys.argv[2]):
+for words in json.loads(sys.argv[1]):
     try:
         main(words)
     except SystemExit as end:
@@ -62,19 +62,18 @@ EXAMPLES = read_examples()
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with the examples added, in which each was validated and trained for its two steps."""
+    """A folder with the examples as parts, in which each was validated and trained for its two steps."""
     folder = tmp_path_factory.mktemp("contributing").resolve()
-    shutil.copytree(ROOT / "mpt", folder / "mpt", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "configs", folder / "configs")
     for example in EXAMPLES.values():
-        assert not (folder / example.path).exists(), f"{example.path} is in the package already"
+        (folder / example.path).parent.mkdir(parents=True)
         (folder / example.path).write_text(example.source, "utf-8")
     training = [example.words for example in EXAMPLES.values()]
     validating = [["validate", *words[1:]] for words in training]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUN_ALL, str(folder), json.dumps(validating + training)],
+        [sys.executable, "-W", "error", "-c", RUN_ALL, json.dumps(validating + training)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -207,9 +207,17 @@ class ListArguments:
 
 @dataclass(frozen=True)
 class InitArguments:
-    """Write a commented CONFIG to start from."""
+    """Write a CONFIG or a part to start from.
 
-    path: Annotated[Path | None, typer.Argument(metavar="PATH", show_default=False)] = None
-    """The file to write, by default config.yaml."""
+    CONFIG is written with every setting and what it does. With --part it is the skeleton of a part: a file that works,
+    its configuration and its test.
+    """
+
+    path: Annotated[Path | None, typer.Argument(metavar="PATH|NAME", show_default=False)] = None
+    """The file to write, by default config.yaml; with --part the part's name."""
     model: str = "dcgan"
     """The model to start from; see `mpt list models`."""
+    part: Annotated[str | None, typer.Option(metavar="KIND")] = None
+    """model, task, dataset, loss, metric, optimizer, precision, trick or command."""
+    into: Annotated[str | None, typer.Option(metavar="DIR")] = None
+    """With --part: the folder of parts, by default the one of --parts, else `parts`."""

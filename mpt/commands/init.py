@@ -5,12 +5,14 @@ The file comes from what the plugins declare, so it cannot fall behind them. Tor
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mpt.commands.arguments import InitArguments
+from mpt.commands.skeleton import write_part
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, Registry
@@ -30,6 +32,9 @@ def run(arguments: InitArguments, registry: Registry = INSTALLED) -> None:
 
     Raises ConfigError for an unknown model or a file that is there already, InputOutputError if it cannot be written.
     """
+    if arguments.part is not None:
+        init_part(arguments)
+        return
     path = arguments.path or Path("config.yaml")
     text = write_commented(path, arguments.model, registry)
     try:
@@ -40,6 +45,20 @@ def run(arguments: InitArguments, registry: Registry = INSTALLED) -> None:
     except OSError as error:
         raise InputOutputError(f"{path}: cannot be written: {error.strerror}") from error
     print(f"wrote {path}; train it with `mpt train {path}`")
+
+
+def init_part(arguments: InitArguments) -> None:
+    """Write the skeleton of a part, and say what to do with it."""
+    if arguments.path is None:
+        raise ConfigError(f"mpt init --part {arguments.part}: the part's NAME is missing")
+    written = write_part(str(arguments.part), str(arguments.path), arguments.into)
+    print(f"wrote {', '.join(map(str, written))}")
+    folder = shlex.quote(str(written[0].parent.parent))
+    config = next((str(path) for path in written if path.suffix == ".yaml"), None)
+    if config:
+        print(f"train it with `mpt train {shlex.quote(config)} --parts {folder}`, test it with `pytest {folder}`")
+    else:
+        print(f"see `mpt --parts {folder} --help`, test it with `pytest {folder}`")
 
 
 def write_commented(path: Path, model: str, registry: Registry) -> str:

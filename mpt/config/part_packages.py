@@ -96,12 +96,17 @@ def _outside_packages(value: str) -> Sequence[PartPackage]:
         if folder in taken:
             continue
         taken.add(folder)
-        name = re.sub(r"\W", "_", folder.name) or "_"
-        name = f"_{name}" if name[0].isdigit() else name
+        name = package_name(folder)
         names[name] = names.get(name, 0) + 1
         suffix = "" if names[name] == 1 else f"_{names[name]}"
         packages.append(PartPackage(folder, f"{IMPORT_HOME}.{name}{suffix}", outside=True))
     return packages
+
+
+def package_name(folder: Path) -> str:
+    """Return the name that a folder's parts are imported by and its commands called by."""
+    name = re.sub(r"\W", "_", folder.resolve().name) or "_"
+    return f"_{name}" if name[0].isdigit() else name
 
 
 @cache
