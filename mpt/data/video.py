@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -176,9 +176,33 @@ class VideoWriter:
             context.colorspace = context.color_primaries = context.color_trc = BT709
             context.color_range = 1
             self._container, self._stream = container, stream
-            if self.audio_from is not None:
-                self._sound = self._sound_packets(container)
-                self._waiting = next(self._sound, None)
+            self._begin_sound()
+
+    def append(self, part: Path) -> None:
+        """Append a whole video's packets, which `VideoWriter` wrote with the same settings; instead of `write`."""
+        av = import_av()
+        with _opened(part) as source, self._failures():
+            video = source.streams.video[0]
+            if self._container is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._container = self._open.enter_context(av.open(str(self._temporary), "w"))
+                self._stream = self._container.add_stream_from_template(video)
+                self.frame_rate = Fraction(video.average_rate)
+                self._begin_sound()
+            offset = round(Fraction(self.frames) / self.frame_rate / video.time_base)
+            for packet in source.demux(video):
+                if packet.dts is None:
+                    continue
+                packet.pts, packet.dts = packet.pts + offset, packet.dts + offset
+                packet.stream = self._stream
+                self._container.mux(packet)
+                self.frames += 1
+            self._copy_sound(float(self.frames / self.frame_rate))
+
+    def _begin_sound(self) -> None:
+        if self.audio_from is not None:
+            self._sound = self._sound_packets(self._container)
+            self._waiting = next(self._sound, None)
 
     def _sound_packets(self, container: Any) -> Iterator[Any]:
         assert self.audio_from is not None
@@ -220,7 +244,8 @@ class VideoWriter:
         try:
             if kind is None and self._container is not None:
                 with self._failures():
-                    self._container.mux(self._stream.encode(None))
+                    if self.size is not None:  # frames were encoded; appended packets are complete
+                        self._container.mux(self._stream.encode(None))
                     self._copy_sound(float(self.frames / self.frame_rate))
                     self._open.close()
                     os.replace(self._temporary, self.path)
@@ -229,6 +254,17 @@ class VideoWriter:
                 self._open.close()
             with contextlib.suppress(OSError):
                 self._temporary.unlink()
+
+
+def join_videos(parts: Sequence[str | Path], path: str | Path, audio_from: str | Path | None = None) -> None:
+    """Write the frames of several videos, made by `VideoWriter` with the same settings, one after the other.
+
+    Packets are copied as they are. With `audio_from`, its sound up to the length of the picture. The file appears when
+    it is complete. Raises InputOutputError.
+    """
+    with VideoWriter(path, 1, audio_from) as writer:
+        for part in parts:
+            writer.append(Path(part))
 
 
 @contextlib.contextmanager

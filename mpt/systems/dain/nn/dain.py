@@ -84,7 +84,7 @@ class Dain(Interpolator):
             self.initScaleNets_filter = SmallKernelTrunk()
             self.initScaleNets_filter1, self.initScaleNets_filter2 = kernel_head(), kernel_head()
             self.ctxNet = ContextNet(width=8)
-            self.rectifyNet = RectifyNet(rectify_inputs(self.ctxNet.channels), width=32, blocks=1)
+            self.rectifyNet = RectifyNet(rectify_inputs(self.ctxNet.channels), width=32, blocks=1, side=3)
             self.flownets = SmallFlowNet()
             self.depthNet = SmallDepthNet()
             self.multiple, factor = 8, 4

@@ -84,9 +84,9 @@ class ContextNet(nn.Module):
 class RectifyNet(nn.Module):
     """What is to be added to the blended frame."""
 
-    def __init__(self, inputs: int, width: int = 128, blocks: int = 3) -> None:
+    def __init__(self, inputs: int, width: int = 128, blocks: int = 3, side: int = 7) -> None:
         super().__init__()
-        self.block1 = nn.Sequential(nn.Conv2d(inputs, width, 7, padding=3), nn.ReLU())
+        self.block1 = nn.Sequential(nn.Conv2d(inputs, width, side, padding=side // 2), nn.ReLU())
         for number in range(2, 2 + blocks):
             self.add_module(f"block{number}", BasicBlock(width))
         self.add_module(f"block{2 + blocks}", nn.Sequential(nn.Conv2d(width, 3, 3, padding=1)))

@@ -1,0 +1,81 @@
+"""How much memory one pass of inference takes at a size, without making it: the network is run on fake tensors.
+
+The figure is the peak of live tensors, weights included. A convolution's workspace and what a driver takes for itself
+(some 0.4 GiB on CUDA) come on top; `SPARE_SHARE` of a budget is left for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mpt.errors import MemoryBudgetError
+from mpt.planner.budget import describe_bytes
+from mpt.run.memory_meter import MemoryMeter
+from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles
+from mpt.systems.dain.nn.interpolation import Interpolator
+
+SPARE_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """Peak bytes of one pass as a line over its pixels: `fixed` for the weights, `per_pixel` for the rest."""
+
+    fixed: float
+    per_pixel: float
+
+    def peak_bytes(self, height: int, width: int) -> float:
+        """Return the peak for a frame or tile whose sides are multiples already."""
+        return self.fixed + self.per_pixel * height * width
+
+
+def measure_pass(net: Interpolator, height: int, width: int, dtype: torch.dtype | None) -> int:
+    """Return the peak bytes of making one frame at a size, under autocast to `dtype` where one is given."""
+    twin = copy.deepcopy(net).cpu().eval()
+    context = torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), context:
+        first, last, time = torch.empty(1, 3, height, width), torch.empty(1, 3, height, width), torch.empty(1, 1)
+        with MemoryMeter(lambda: {"parameters": twin.parameters()}) as meter:
+            twin(first, last, time)
+    return meter.split.peak_bytes
+
+
+def pass_memory(net: Interpolator, dtype: torch.dtype | None = None) -> PassMemory:
+    """Return the line through two sizes."""
+    small, large = 4 * net.multiple, 8 * net.multiple
+    one, other = (measure_pass(net, side, side, dtype) for side in (small, large))
+    per_pixel = (other - one) / (large**2 - small**2)
+    return PassMemory(one - per_pixel * small**2, per_pixel)
+
+
+def choose_tiles(net: Interpolator, height: int, width: int, memory: PassMemory, budget_bytes: int) -> TileGrid:
+    """Return the fewest tiles that fit a budget. Raises MemoryBudgetError where not even small ones do."""
+    overlap, multiple = 2 * net.margin, net.multiple
+    room = budget_bytes * (1 - SPARE_SHARE)
+    rows = columns = 1
+    while True:
+        tile = tile_size(height, rows, overlap, multiple), tile_size(width, columns, overlap, multiple)
+        needed = memory.peak_bytes(*tile)
+        if needed <= room:
+            return grid_of_tiles(height, width, tile, overlap)
+        smallest = overlap + multiple
+        if tile[0] <= smallest and tile[1] <= smallest:
+            raise MemoryBudgetError(
+                f"--vram: a tile of {tile[1]} x {tile[0]} takes {describe_bytes(needed)}, more than "
+                f"{describe_bytes(room)} ({1 - SPARE_SHARE:.0%} of the budget); use --half or a smaller network"
+            )
+        if (tile[0] >= tile[1] and tile[0] > smallest) or tile[1] <= smallest:
+            rows += 1
+        else:
+            columns += 1
+
+
+def tile_size(size: int, count: int, overlap: int, multiple: int) -> int:
+    """Return the side of each of `count` tiles with this overlap, a multiple of the network's."""
+    side = -(-(size + (count - 1) * overlap) // count)
+    return -(-side // multiple) * multiple

@@ -1,0 +1,161 @@
+"""Where made frames go: a folder of PNG files, or a video in segments that are joined at the end.
+
+Both can be gone on with after an interruption: a file or segment that has its name is complete. The segments of a video
+lie beside it in `NAME.parts`, with a note of what they were made from and how; other settings are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from fractions import Fraction
+from pathlib import Path
+from typing import Protocol
+
+from PIL import Image
+from torch import Tensor
+
+from mpt.data.video import VideoWriter, is_video, join_videos
+from mpt.errors import ConfigError, InputOutputError
+from mpt.run.files import temporary_name, write_atomically
+
+SEGMENT = 48
+"""Input frames of one segment: what an interruption can cost."""
+
+
+class Output(Protocol):
+    """What takes the output frames of one input frame after the other."""
+
+    def has(self, index: int, count: int, first: int) -> bool: ...  # all output frames of this input frame?
+
+    def write(self, index: int, images: list[Tensor], first: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def discard(self) -> None: ...  # after an error; not after an interruption
+
+
+class FrameFolder:
+    """`frame-000000.png` and on, each whole or absent."""
+
+    def __init__(self, path: Path, signature: dict[str, object]) -> None:
+        self.path = path
+        self.note = path / ".interpolation.json"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputOutputError(f"--output: cannot make {path}: {error.strerror}") from error
+        if any(path.glob("frame-*.png")):
+            check_signature(self.note, signature, path)
+        write_atomically(self.note, json.dumps(signature, indent=1))
+
+    def file(self, number: int) -> Path:
+        """Return the name of an output frame."""
+        return self.path / f"frame-{number:06d}.png"
+
+    def has(self, index: int, count: int, first: int) -> bool:
+        """Are all output frames from `first` on there?"""
+        return all(self.file(first + number).is_file() for number in range(count))
+
+    def write(self, index: int, images: list[Tensor], first: int) -> None:
+        """Write frames, each under a temporary name first."""
+        for number, image in enumerate(images, start=first):
+            temporary = self.path / f"{temporary_name()}.png"
+            try:
+                Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(temporary)
+                temporary.replace(self.file(number))
+            except OSError as error:
+                raise InputOutputError(f"{self.file(number)}: cannot be written: {error.strerror or error}") from error
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Remove the note, after which the folder is the user's."""
+        self.note.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Keep the frames, which are whole, and the note, by which the same command goes on."""
+
+
+class SegmentedVideo:
+    """A video in segments of `SEGMENT` input frames."""
+
+    def __init__(self, path: Path, rate: Fraction, audio_from: Path | None, signature: dict[str, object]) -> None:
+        self.path, self.rate, self.audio_from = path, rate, audio_from
+        self.parts = path.with_name(f"{path.name}.parts")
+        self.writer: VideoWriter | None = None
+        self.open_segment = -1
+        note = self.parts / "made-from.json"
+        try:
+            self.parts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputOutputError(f"--output: cannot make {self.parts}: {error.strerror}") from error
+        if note.exists():
+            check_signature(note, signature, self.parts)
+        for stray in self.parts.glob(".tmp-*"):
+            stray.unlink()
+        write_atomically(note, json.dumps(signature, indent=1))
+
+    def file(self, segment: int) -> Path:
+        """Return the name of a segment."""
+        return self.parts / f"{segment:06d}{self.path.suffix}"
+
+    def has(self, index: int, count: int, first: int) -> bool:
+        """Is this input frame's segment complete?"""
+        segment = index // SEGMENT
+        return segment != self.open_segment and self.file(segment).is_file()
+
+    def write(self, index: int, images: list[Tensor], first: int) -> None:
+        """Append to the segment of this input frame."""
+        segment = index // SEGMENT
+        if segment != self.open_segment:
+            self.close_segment()
+            self.writer, self.open_segment = VideoWriter(self.file(segment), self.rate), segment
+        assert self.writer is not None
+        for image in images:
+            self.writer.write(image)
+
+    def close_segment(self) -> None:
+        """Complete the segment that is being written."""
+        if self.writer is not None:
+            self.writer.__exit__(None, None, None)
+        self.writer, self.open_segment = None, -1
+
+    def finish(self) -> None:
+        """Join the segments with the sound, and remove them."""
+        self.close_segment()
+        join_videos(sorted(self.parts.glob(f"[0-9]*{self.path.suffix}")), self.path, self.audio_from)
+        shutil.rmtree(self.parts)
+
+    def abandon_segment(self) -> None:
+        """Drop the segment that is being written."""
+        if self.writer is not None:
+            self.writer.__exit__(KeyboardInterrupt, None, None)
+        self.writer, self.open_segment = None, -1
+
+    def discard(self) -> None:
+        """Remove everything."""
+        self.abandon_segment()
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+
+def check_signature(note: Path, signature: dict[str, object], place: Path) -> None:
+    """Refuse to go on with frames that were made from something else, or otherwise. Raises ConfigError."""
+    try:
+        before = json.loads(note.read_text("utf-8"))
+    except (OSError, ValueError):
+        before = None
+    if before != json.loads(json.dumps(signature)):
+        raise ConfigError(
+            f"--output: {place} holds frames that were made from another input or with other settings; remove it, or "
+            "write elsewhere"
+        )
+
+
+def open_output(path: Path, rate: Fraction, audio_from: Path | None, signature: dict[str, object]) -> Output:
+    """Return the output for a video's name or for a folder's."""
+    if is_video(path):
+        return SegmentedVideo(path, rate, audio_from, signature)
+    if path.suffix:
+        raise ConfigError(f"--output: {path} is neither a video's name (.mp4, .mkv, ...) nor a folder's")
+    return FrameFolder(path, signature)

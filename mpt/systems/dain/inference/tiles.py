@@ -1,0 +1,111 @@
+"""Frames of any size through a network of limited memory: padding, tiles with overlap, and what a seam costs.
+
+Tiles overlap by twice the network's margin; in the overlap they are blended by weights that fall linearly to the
+tile's edge, so that no step is seen. Motion that leaves a tile is not found in it: `seam_error` measures what that
+costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mpt.systems.dain.nn.flow_net import pad_amount
+from mpt.systems.dain.nn.interpolation import Interpolator
+
+
+@dataclass(frozen=True)
+class Span:
+    """One tile along one axis: where it begins, and how far it reaches."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """Tiles of one size that cover a frame."""
+
+    rows: tuple[Span, ...]
+    columns: tuple[Span, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) * len(self.columns)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of each tile."""
+        return self.rows[0].stop - self.rows[0].start, self.columns[0].stop - self.columns[0].start
+
+
+def spans_of(size: int, tile: int, overlap: int) -> tuple[Span, ...]:
+    """Return as few tiles as cover `size` with at least `overlap` pixels in common, evenly spread."""
+    if tile >= size:
+        return (Span(0, size),)
+    count = 1 + -(-(size - tile) // max(1, tile - overlap))
+    starts = [round(number * (size - tile) / (count - 1)) for number in range(count)]
+    return tuple(Span(start, start + tile) for start in starts)
+
+
+def grid_of_tiles(height: int, width: int, tile: tuple[int, int], overlap: int) -> TileGrid:
+    """Return the tiles of a frame."""
+    return TileGrid(spans_of(height, tile[0], overlap), spans_of(width, tile[1], overlap))
+
+
+def pad_both_sides(image_bchw: Tensor, multiple: int) -> tuple[Tensor, int, int]:
+    """Return the frame with its edges repeated to a multiple, half on each side, and the rows and columns added before.
+
+    The smaller half is at the top and left, as DAIN pads.
+    """
+    height, width = image_bchw.shape[-2:]
+    rows, columns = pad_amount(height, multiple), pad_amount(width, multiple)
+    top, left = rows // 2, columns // 2
+    amount = (left, columns - left, top, rows - top)
+    return F.pad(image_bchw, amount, mode="replicate"), top, left
+
+
+def whole(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor) -> Tensor:
+    """Return the frames (b, n, 3, h, w) without tiles, as float32."""
+    height, width = first.shape[-2:]
+    padded, top, left = pad_both_sides(first, net.multiple)
+    image, _ = net(padded, pad_both_sides(last, net.multiple)[0], time_bn)
+    cut: Tensor = image[..., top : top + height, left : left + width].float()
+    return cut
+
+
+def ramp(span: Span, size: int, overlap: int, like: Tensor) -> Tensor:
+    """Return a tile's weights along one axis: 1 inside, falling over the overlap where it has a neighbour."""
+    places = torch.arange(span.start, span.stop, device=like.device, dtype=torch.float32)
+    weight = torch.ones_like(places)
+    if span.start > 0:
+        weight = torch.minimum(weight, (places - span.start + 0.5) / overlap)
+    if span.stop < size:
+        weight = torch.minimum(weight, (span.stop - places - 0.5) / overlap)
+    return weight
+
+
+def tiled(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor, grid: TileGrid, overlap: int) -> Tensor:
+    """Return the frames (b, n, 3, h, w), made tile by tile and blended."""
+    if grid.count == 1:
+        return whole(net, first, last, time_bn)
+    batch, channels, height, width = first.shape
+    total = first.new_zeros(batch, time_bn.shape[1], channels, height, width, dtype=torch.float32)
+    weights = first.new_zeros(height, width, dtype=torch.float32)
+    for row in grid.rows:
+        for column in grid.columns:
+            window = (..., slice(row.start, row.stop), slice(column.start, column.stop))
+            weight = ramp(row, height, overlap, first)[:, None] * ramp(column, width, overlap, first)
+            total[window] += weight * whole(net, first[window], last[window], time_bn)
+            weights[window] += weight
+    return total / weights
+
+
+def seam_error(net: Interpolator, first: Tensor, last: Tensor, grid: TileGrid, overlap: int) -> float:
+    """Return the mean absolute difference between tiled and whole, in grey levels; needs memory for the whole."""
+    time = first.new_full((len(first), 1), 0.5)
+    difference = tiled(net, first, last, time, grid, overlap) - whole(net, first, last, time)
+    return float(difference.abs().mean()) * 255
