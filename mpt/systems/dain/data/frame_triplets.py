@@ -16,6 +16,8 @@ from mpt.errors import ConfigError, DataError
 from mpt.systems.dain.data.frame_sequences import LAYOUTS, ONE_SIZE, TEST_ONLY, FrameSource, guess_layout
 from mpt.systems.dain.data.triplets import Changes, Triplets
 
+FEW = 24
+"""Up to so many test samples each has its own figures in the report."""
 Layout = Literal["auto", "vimeo_triplet", "vimeo_septuplet", "middlebury", "ucf101", "frames", "video"]
 
 
@@ -52,6 +54,17 @@ def build(settings: Settings, split: str, seed: int) -> Triplets:
         raise ConfigError("dataset.augment: the fields of a triplet change together, by flip and temporal_swap")
     if settings.image_size is not None:
         raise ConfigError("dataset.image_size: frames are not resized; write dataset.crop: [height, width]")
+    source = find_samples(settings, split)
+    if split == "test":
+        return Triplets(source, Changes(), seed, train=False)
+    crop = (settings.crop[0], settings.crop[1]) if settings.crop else None
+    changes = Changes(crop, settings.flip, settings.temporal_swap)
+    names = find_samples(settings, "test").names if settings.test_root is not None else []
+    return Triplets(source, changes, seed, train=True, test_names=names if len(names) <= FEW else [])
+
+
+def find_samples(settings: Settings, split: str) -> FrameSource:
+    """Return the samples of one split."""
     is_test = split == "test"
     if is_test and settings.test_root is not None:
         root, layout = Path(settings.test_root), settings.test_layout
@@ -67,7 +80,4 @@ def build(settings: Settings, split: str, seed: int) -> Triplets:
         raise DataError(f"{root}: no {split} samples in the layout {layout_name}")
     if is_test and settings.test_limit is not None:
         samples = samples[:: -(-len(samples) // settings.test_limit)]
-    source = FrameSource(samples, layout_name in ONE_SIZE)
-    crop = (settings.crop[0], settings.crop[1]) if settings.crop else None
-    changes = Changes() if is_test else Changes(crop, settings.flip, settings.temporal_swap)
-    return Triplets(source, changes, seed, train=not is_test)
+    return FrameSource(samples, layout_name in ONE_SIZE)

@@ -67,7 +67,10 @@ class Changes:
 class Triplets:
     """A data set of triplets. Without changes, samples smaller than the largest are padded by repeating their edge."""
 
-    def __init__(self, source: TripletSource, changes: Changes, seed: int, train: bool) -> None:
+    def __init__(
+        self, source: TripletSource, changes: Changes, seed: int, train: bool, test_names: Sequence[str] = ()
+    ) -> None:
+        self.test_names = list(test_names)
         self.source, self.changes, self.seed, self.train = source, changes, seed, train
         self.size = changes.crop or source.largest()
         largest = source.largest()
@@ -79,13 +82,14 @@ class Triplets:
 
     @property
     def spec(self) -> DataSpec:
-        """Return the layout; `names` of the samples are in `extra` for the report's table."""
+        """Return the layout; the names of few test samples are in `extra`, for a table of each."""
         image = FieldSpec((3, *self.size), self.source.dtype, "image")
         fields = {"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)}
         fields["size"] = FieldSpec((2,), torch.int64)
         if self.source.has_flow:
             fields["flow"] = FieldSpec((4, *self.size), torch.float32)
-        return DataSpec(fields, len(self))
+        extra = {"test_names": self.test_names} if self.test_names else {}
+        return DataSpec(fields, len(self), extra=extra)
 
     def __len__(self) -> int:
         return len(self.source)

@@ -1,0 +1,206 @@
+"""Videos, folders and pictures made smoother, with networks that are not trained: their frames are the mean."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mpt.errors import ConfigError, DataError, MemoryBudgetError
+from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate
+from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
+from mpt.systems.dain.inference.output import SEGMENT, Output, open_output
+from mpt.systems.dain.inference.source import FrameStream, open_source
+from mpt.systems.dain.inference.tiles import grid_of_tiles, seam_error, spans_of, tiled, whole
+from mpt.systems.dain.inference.timeline import plan_pairs
+from mpt.systems.dain.nn.flow_warp import FlowWarp
+
+
+@pytest.fixture
+def net() -> FlowWarp:
+    torch.manual_seed(0)
+    return FlowWarp([4, 8, 8]).eval()
+
+
+def maker_of(net: FlowWarp, source: FrameStream) -> Maker:
+    grid = grid_of_tiles(source.height, source.width, (source.height, source.width), 2 * net.margin)
+    return Maker(net, torch.device("cpu"), grid, 2 * net.margin)
+
+
+def pictures(folder: Path, count: int, size: tuple[int, int] = (40, 24)) -> Path:
+    """Write grey pictures that brighten by 10, numbered from 7."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        Image.new("RGB", size, (10 * number,) * 3).save(folder / f"shot{number + 7:03d}.png")
+    return folder
+
+
+def run_through(source: FrameStream, target: Fraction, net: FlowWarp, output: Output) -> Summary:
+    with torch.no_grad():
+        return interpolate(source, target, maker_of(net, source), output, cut_threshold=0, tell=False)
+
+
+def levels(folder: Path) -> list[float]:
+    files = sorted(folder.glob("frame-*.png"))
+    return [float(Image.open(file).getpixel((5, 5))[0]) for file in files]  # type: ignore[index]
+
+
+def test_the_output_lasts_as_long_as_the_input_and_keeps_its_frames():
+    for rate, target in ((25, 50), (25, 200), (24, 60), (Fraction(30000, 1001), 60)):
+        pairs = list(plan_pairs(48, Fraction(rate), Fraction(target)))
+        count = sum(len(pair.times) for pair in pairs)
+        assert abs(count / Fraction(target) - 48 / Fraction(rate)) < 1 / Fraction(target)
+        assert all(0 <= time < 1 for pair in pairs for time in pair.times)
+    assert [pair.times for pair in plan_pairs(2, Fraction(25), Fraction(50))] == [(0, Fraction(1, 2))] * 2
+
+
+def test_a_folder_becomes_twice_and_four_times_as_many_frames(tmp_path, net):
+    source = open_source([pictures(tmp_path / "in", 4)])
+    for factor in (2, 4):
+        out = tmp_path / f"x{factor}"
+        output = open_output(out, source.rate * factor, None, {})
+        summary = run_through(source, source.rate * factor, net, output)
+        output.finish()
+        assert (summary.read, summary.made, summary.written) == (4, 3 * (factor - 1), 4 * factor)
+        found = levels(out)
+        assert found[::factor] == [0, 10, 20, 30]
+        assert found[factor // 2] == 5  # halfway between 0 and 10
+        assert found[-factor:] == [30] * factor  # the last frame is repeated
+        assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_frames_of_two_scenes_are_not_blended(tmp_path, net):
+    torch.manual_seed(1)
+    scenes = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
+    frames = [scenes[0], scenes[0], scenes[1], scenes[1]]
+    for number, frame in enumerate(frames):
+        Image.fromarray(frame.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
+    source = open_source([tmp_path])
+    output = open_output(tmp_path / "out", source.rate * 4, None, {})
+    with torch.no_grad():
+        summary = interpolate(source, source.rate * 4, maker_of(net, source), output, tell=False)
+    assert (summary.cuts, summary.made) == (1, 6)
+    made = sorted((tmp_path / "out").glob("frame-*.png"))[5:8]
+    shown = [torch.from_numpy(numpy.array(Image.open(file))).permute(2, 0, 1) for file in made]
+    assert [torch.equal(image, scenes[scene]) for image, scene in zip(shown, (0, 1, 1), strict=True)] == [True] * 3
+
+
+class Interrupting:
+    """An output that fails after some input frames."""
+
+    def __init__(self, output: Output, after: int) -> None:
+        self.output, self.left = output, after
+
+    def has(self, index: int, count: int, first: int) -> bool:
+        return self.output.has(index, count, first)
+
+    def write(self, index: int, images: list[Tensor], first: int) -> None:
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        self.output.write(index, images, first)
+
+
+def test_an_interrupted_folder_goes_on_where_it_stopped(tmp_path, net):
+    source = open_source([pictures(tmp_path / "in", 6)])
+    target, out = source.rate * 2, tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run_through(source, target, net, Interrupting(open_output(out, target, None, {"a": 1}), 3))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="other settings"):
+        open_output(out, target, None, {"a": 2})
+    output = open_output(out, target, None, {"a": 1})
+    summary = run_through(source, target, net, output)
+    assert (summary.resumed, summary.written) == (6, 6)
+    assert levels(out) == [0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 50]
+
+
+def test_a_video_keeps_its_sound_and_an_interrupted_one_goes_on(tmp_path, net):
+    pytest.importorskip("av")
+    from mpt.data.video import VideoWriter, describe_video, read_frames
+
+    count = SEGMENT + 4
+    with VideoWriter(tmp_path / "in.mp4", 10) as writer:
+        for number in range(count):
+            writer.write(torch.full((3, 32, 48), 4 * number, dtype=torch.uint8))
+    source = open_source([tmp_path / "in.mp4"])
+    target, out = source.rate * 2, tmp_path / "out.mp4"
+    output = open_output(out, target, None, {})
+    with pytest.raises(KeyboardInterrupt):
+        run_through(source, target, net, Interrupting(output, SEGMENT + 2))  # type: ignore[arg-type]
+    output.abandon_segment()  # type: ignore[attr-defined]
+    assert not out.exists()
+    output = open_output(out, target, None, {})
+    summary = run_through(source, target, net, output)
+    output.finish()
+    assert (summary.resumed, summary.written) == (2 * SEGMENT, 8)
+    info = describe_video(out)
+    assert (info.frame_rate, info.frame_count) == (20, 2 * count)
+    shown = [float(frame.float().mean()) for frame in read_frames(out)]
+    wanted = [min(2.0 * number, 4.0 * (count - 1)) for number in range(2 * count)]
+    assert all(abs(one - other) < 3 for one, other in zip(shown, wanted, strict=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.mp4", "out.mp4"]
+
+
+def test_after_an_error_no_part_of_a_video_is_left(tmp_path, net):
+    pytest.importorskip("av")
+    folder = pictures(tmp_path / "in", 5)
+    source = open_source([folder])
+    (folder / "shot010.png").write_bytes(b"not a picture any more")
+    output = open_output(tmp_path / "out.mp4", source.rate * 2, None, {})
+    with pytest.raises(DataError, match=r"shot010\.png"):
+        run_through(source, source.rate * 2, net, output)
+    output.discard()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_bad_input_is_named(tmp_path):
+    one = pictures(tmp_path / "one", 1)
+    gaps = pictures(tmp_path / "gaps", 5)
+    (gaps / "shot009.png").unlink()
+    sizes = pictures(tmp_path / "sizes", 3)
+    Image.new("RGB", (20, 20)).save(sizes / "shot008.png")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"no video" * 50)
+    for path, words in (
+        (one, r"one picture, shot007\.png; two or more"),
+        (one / "shot007.png", "one picture; two or more"),
+        (gaps, r"from shot008\.png to shot010\.png: 1 missing"),
+        (sizes, r"shot008\.png: 20 x 20 pixels, but shot007\.png has 40 x 24"),
+        (empty, "no pictures"),
+        (tmp_path / "absent", "there is no such"),
+    ):
+        with pytest.raises(DataError, match=words):
+            open_source([path])
+    assert len(open_source([gaps], allow_gaps=True).files) == 4
+    pytest.importorskip("av")
+    with pytest.raises(DataError, match=r"broken\.mp4: not a video"):
+        open_source([broken])
+
+
+def test_tiles_cover_the_frame_and_blend_to_what_the_whole_gives(net):
+    assert [(span.start, span.stop) for span in spans_of(100, 64, 32)] == [(0, 64), (18, 82), (36, 100)]
+    torch.manual_seed(2)
+    first, last = torch.rand(2, 1, 3, 90, 150)
+    grid = grid_of_tiles(90, 150, (80, 80), 64)
+    time = torch.full((1, 2), 0.5)
+    with torch.no_grad():
+        one, other = tiled(net, first, last, time, grid, 64), whole(net, first, last, time)
+        assert one.shape == other.shape == (1, 2, 3, 90, 150)
+        assert seam_error(net, first, last, grid, 64) < 0.01  # the untrained network moves nothing
+
+
+def test_the_planner_chooses_fewer_tiles_for_more_memory_and_says_what_is_too_little(net):
+    memory = pass_memory(net)
+    assert memory.per_pixel > 0
+    needed = int(memory.peak_bytes(360, 640))
+    assert choose_tiles(net, 360, 640, memory, 2 * needed).count == 1
+    few, many = (choose_tiles(net, 360, 640, memory, needed // part) for part in (2, 4))
+    assert 1 < few.count < many.count
+    assert memory.peak_bytes(*many.size) < needed / 4
+    with pytest.raises(MemoryBudgetError, match="--vram: a tile of"):
+        choose_tiles(net, 360, 640, memory, needed // 1000)
