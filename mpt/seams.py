@@ -337,6 +337,8 @@ class Precision:
     dtype: torch.dtype
     reason: str
     """Why this mode and dtype were chosen; printed and recorded."""
+    notes: Sequence[str] = ()
+    """Warnings to be shown before the first step, known once the networks are prepared."""
     scalers: Mapping[str, Scaler] = MappingProxyType({})
     """Phase name -> its scaler, for the phases that are scaled."""
     masters: Mapping[Tensor, nn.Parameter] = MappingProxyType({})

@@ -126,6 +126,9 @@ class ParameterGroup(Options):
 class OptimizerOptions(Options):
     """Settings that every optimizer has, beside its own."""
 
+    splits_matrices: ClassVar[bool] = False
+    """Whether the optimizer treats hidden matrices by themselves and wants them in groups marked `muon`."""
+
     lr: float = Field(1e-3, gt=0)
     """Learning rate, at its highest where there is a schedule."""
     clip_grad_norm: float | None = Field(None, gt=0)
@@ -172,3 +175,8 @@ class PrecisionOptions(Options):
     """Globs over module names ("gen.layers.*") that stay in float32: inputs cast up, autocast off."""
     losses: Literal["float32", "inherit"] = "float32"
     """Whether loss functions run in float32 or in the mode's dtype."""
+    matmul: Literal["auto", "ieee", "tf32", "bf16x3"] = "auto"
+    """What products of float32 use on a GPU. auto is what the mode says, else torch's own: ieee, and tf32 in
+    convolutions."""
+    fp16_accumulation: bool = False
+    """Let products of float16 add up in float16: up to twice as fast on GeForce cards, and less exact."""

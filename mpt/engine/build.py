@@ -142,6 +142,7 @@ def build_run(
         buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
         messages=messages,
+        notes=list(precision.notes),
     )
     for trick in sorted(tricks, key=lambda one: not one.replaces_optimizers) if trains else ():
         trick.attach(run)

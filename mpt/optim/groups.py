@@ -33,14 +33,17 @@ def group_parameters(
     order (masters under O2); `name` is the module's, with which the dotted names begin. Groups without an `lr_scale`
     come first. Raises ConfigError where the optimizer has no such setting.
     """
-    if not settings.parts and not settings.no_decay:
+    if not settings.parts and not settings.no_decay and not settings.splits_matrices:
         return list(parameters)
     names = [f"{name}.{key}" for key, parameter in module.named_parameters() if parameter.requires_grad]
     assert len(names) == len(parameters), "a precision mode must keep the module's order of parameters"
     undecayed = {f"{name}.{key}" for key in undecayed_names(module, settings.no_decay)}
+    hidden = hidden_matrices(name, module, getattr(settings, "adam", [])) if settings.splits_matrices else set()
     groups: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
     for full_name, parameter in zip(names, parameters, strict=True):
-        changes = {"weight_decay": 0.0} if full_name in undecayed else {}
+        changes: dict[str, Any] = {"weight_decay": 0.0} if full_name in undecayed else {}
+        if settings.splits_matrices:
+            changes["muon"] = full_name in hidden
         for glob, part in settings.parts.items():
             if fnmatchcase(full_name, glob):
                 changes |= part.model_dump(exclude_none=True)
@@ -52,6 +55,18 @@ def group_parameters(
         if "lr_scale" in group:
             group["lr"] = settings.lr * group["lr_scale"]
     return sorted(groups.values(), key=lambda group: "lr_scale" in group)
+
+
+def hidden_matrices(name: str, module: nn.Module, excluded: Sequence[str]) -> set[str]:
+    """Return the names of a module's matrices that are neither embeddings nor the first or the last layer's."""
+    embeddings = {p for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) for p in m.parameters()}
+    matrices = [
+        f"{name}.{key}"
+        for key, parameter in module.named_parameters()
+        if parameter.requires_grad and parameter.dim() >= 2 and parameter not in embeddings
+    ]
+    inner = matrices[1:-1] if not embeddings else matrices[:-1]
+    return {key for key in inner if not any(fnmatchcase(key, glob) for glob in excluded)}
 
 
 def undecayed_names(module: nn.Module, kinds: Sequence[str]) -> set[str]:
@@ -70,7 +85,7 @@ def undecayed_names(module: nn.Module, kinds: Sequence[str]) -> set[str]:
 def check_settings(group: dict[str, Any], settings: OptimizerOptions) -> None:
     """Raise ConfigError for a setting that this optimizer does not have."""
     for key in group:
-        if key not in ("params", "param_names", "lr_scale") and key not in type(settings).model_fields:
+        if key not in ("params", "param_names", "lr_scale", "muon") and key not in type(settings).model_fields:
             where = "no_decay" if key == "weight_decay" and settings.no_decay else "parts"
             raise ConfigError(
                 f"optimizer.{where}: this optimizer has no {key}; leave it out or choose an optimizer that has it "
@@ -99,7 +114,7 @@ def fit_saved_groups(saved: dict[str, Any], optimizer: Optimizer, module_order: 
     for group in optimizer.param_groups:
         indices = list(range(start, start + len(group["params"])))
         # What counts along (leras' iterations) is in every group alike; the caller puts the settings back.
-        own_names = {key: group[key] for key in ("param_names",) if key in group}
+        own_names = {key: group[key] for key in ("param_names", "muon") if key in group}
         groups.append({**group, **saved["param_groups"][0], "params": indices, **own_names})
         start += len(indices)
     return {**saved, "state": state, "param_groups": groups}

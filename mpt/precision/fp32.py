@@ -7,11 +7,13 @@ one against float32.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from mpt.config.options import PrecisionOptions
+from mpt.errors import ConfigError
 from mpt.precision.policy import F, Policy
-from mpt.seams import Task
 
 NAMES: dict[str, dict[str, object]] = {"fp32": {}, "tf32": {}, "O0": {}}
 
@@ -23,14 +25,6 @@ class Settings(PrecisionOptions):
 class Float32(Policy):
     """Float32 weights and arithmetic; TF32 in matrix products where the mode says so."""
 
-    def prepare(self, task: Task) -> None:
-        """Set what float32 products may use on CUDA: full IEEE, or TF32."""
-        super().prepare(task)
-        # The older switches: once `fp32_precision` is used, their getters raise, and torch.export and Inductor read
-        # them.
-        torch.backends.cuda.matmul.allow_tf32 = self.name == "tf32"
-        torch.backends.cudnn.allow_tf32 = self.name == "tf32"
-
     def loss(self, function: F) -> F:
         """Return the loss function as it is: everything it sees is float32 already."""
         return function
@@ -38,11 +32,18 @@ class Float32(Policy):
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:
     """Build the mode."""
+    own: Literal["ieee", "tf32"] = "tf32" if name == "tf32" else "ieee"
+    if settings.matmul in ("ieee", "tf32") and settings.matmul != own:
+        raise ConfigError(f"precision.matmul: {settings.matmul} contradicts {name}, which is {own}; leave it out")
+    if settings.matmul == "auto":
+        settings = settings.model_copy(update={"matmul": own})
     reason = "float32 everywhere, as the mode says"
     if name == "tf32":
         reason = "float32 weights; matrix products in TF32 on GPUs that have it (Ampere and later)"
         if device.type == "cpu":
             reason = "TF32 exists on NVIDIA GPUs only: on this CPU the arithmetic is plain float32"
+    if settings.matmul == "bf16x3":
+        reason = "float32 weights; matrix products as three of bfloat16"
     asked = {"dtype": settings.dtype, "loss_scale": settings.loss_scale}
     if unused := [f"precision.{key}={value}" for key, value in asked.items() if value not in ("auto", 1.0)]:
         reason += f"; {' and '.join(unused)} changes nothing here"

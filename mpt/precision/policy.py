@@ -16,6 +16,7 @@ from torch import Tensor
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
 from mpt.precision.islands import full_precision, in_float32, make_island, matching_modules
+from mpt.precision.products import set_products
 from mpt.precision.scaler import LossScaler, clip_gradients
 from mpt.seams import Phase, Precision, StepStats, Task
 
@@ -38,7 +39,8 @@ class Policy(Precision):
         self.fell_back = False
 
     def prepare(self, task: Task) -> None:
-        """Make the float32 islands that the settings name."""
+        """Set what products may use, and make the float32 islands that the settings name."""
+        self.notes = set_products(self.settings, self.dtype)
         for module in matching_modules(task.modules, self.settings.keep_fp32):
             make_island(module, self.device.type, self.casts_back, self.dtype)
 

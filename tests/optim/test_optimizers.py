@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from mpt.config.registry import INSTALLED
 
 PLUGINS = {"adam": "Adam", "adamw": "AdamW", "adamax": "Adamax", "sgd": "SGD", "rmsprop": "RMSprop"}
+PLUGINS |= {"adafactor": "Adafactor", "lion": "Lion", "muon": "MuonWithAdam"}
 
 
 @pytest.fixture(params=sorted(PLUGINS))

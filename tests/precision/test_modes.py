@@ -312,3 +312,35 @@ def test_a_phase_that_yields_no_loss_is_refused_in_words(wrong: Any) -> None:
     phase = dataclasses.replace(run.phases[0], losses=mistaken)
     with pytest.raises(ConfigError, match=f"phase net: its losses yielded {type(wrong).__name__}, not a Loss"):
         update(run, phase, parts.batch())
+
+
+@pytest.fixture
+def switches() -> Any:
+    """Give back what products may use, after the test."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_fp16_accumulation
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_fp16_accumulation = before
+
+
+@pytest.mark.usefixtures("switches")
+def test_sums_in_float16_are_off_unless_asked_for_and_come_with_a_warning() -> None:
+    run = parts.classifier({"mode": "amp", **HALF, "fp16_accumulation": True})
+    assert torch.backends.cuda.matmul.allow_fp16_accumulation is True
+    assert [note for note in run.notes if "add up in float16" in note and "mpt compare" in note]
+    run = parts.classifier({"mode": "bf16", "fp16_accumulation": True})
+    assert [note for note in run.notes if "changes nothing here" in note]
+    assert parts.classifier("amp").notes == []
+    assert torch.backends.cuda.matmul.allow_fp16_accumulation is False
+
+
+@pytest.mark.usefixtures("switches")
+def test_products_of_float32_use_what_the_settings_say() -> None:
+    parts.classifier({"mode": "amp", "matmul": "tf32"})
+    assert torch.backends.cuda.matmul.allow_tf32 is True
+    parts.classifier("amp")
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+    with pytest.raises(ConfigError, match="tf32 contradicts fp32"):
+        parts.classifier({"mode": "fp32", "matmul": "tf32"})
+    with pytest.raises(ConfigError, match="has no bf16x3; use tf32"):
+        parts.classifier({"mode": "fp32", "matmul": "bf16x3"})

@@ -1,0 +1,61 @@
+"""Lion: the sign of an interpolated momentum, with one state tensor per weight where Adam has two.
+
+Steps are of the size of the rate, so it wants one 3 to 10 times below Adam's and a weight decay that much above.
+Source: Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch.optim import Optimizer
+
+from mpt.config.options import OptimizerOptions
+from mpt.optim.groups import Parameters
+
+
+class Settings(OptimizerOptions):
+    lr: float = Field(1e-4, gt=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
+    """The interpolation that is stepped along, and the decay of the momentum."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Taken from the weights, times the rate."""
+
+
+class Lion(Optimizer):
+    """Algorithm 2 of the paper; state `exp_avg`."""
+
+    elementwise = True
+
+    def __init__(self, parameters: Parameters, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Perform one update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "exp_avg" not in state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                momentum = state["exp_avg"]
+                if group["weight_decay"]:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(momentum.lerp(parameter.grad, 1 - first).sign_(), alpha=-group["lr"])
+                momentum.lerp_(parameter.grad, 1 - second)
+        return loss
+
+
+def build(settings: Settings, parameters: Parameters) -> Optimizer:
+    """Return the optimizer over `parameters`, a list of parameters or of parameter groups."""
+    return Lion(parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
