@@ -72,7 +72,8 @@ def second_moment(gradient: Tensor, state: dict[str, Any], share: float, least: 
         if "variance" not in state:
             state["variance"] = torch.zeros_like(gradient)
         state["variance"].lerp_(gradient * gradient, share)
-        return state["variance"].clone()  # type: ignore[no-any-return]
+        variance: Tensor = state["variance"]
+        return variance.clone()
     for name, dim in (("row_var", -1), ("col_var", -2)):
         # The mean of squares, without a tensor of squares.
         mean = torch.norm(gradient, dim=dim, keepdim=True).square_().div_(gradient.size(dim))
@@ -80,7 +81,8 @@ def second_moment(gradient: Tensor, state: dict[str, Any], share: float, least: 
             state[name] = torch.zeros_like(mean)
         state[name].lerp_(mean, share)
     rows: Tensor = state["row_var"]
-    return (rows @ state["col_var"]).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=least))
+    columns: Tensor = state["col_var"]
+    return (rows @ columns).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=least))
 
 
 def build(settings: Settings, parameters: Parameters) -> Optimizer:
