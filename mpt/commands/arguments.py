@@ -124,6 +124,10 @@ class PlanArguments:
     """Learn from a run's measured peak; then CONFIG is left out."""
     desktop: Annotated[str | None, typer.Option(metavar="SIZE")] = None
     """What the desktop takes of the card, such as 600MiB."""
+    allow_lossy: bool = False
+    """Propose what changes the learnt result too: bfloat16 weights without masters, 8-bit optimizer states."""
+    verbose: bool = False
+    """Say what holds the memory, by kind and by module."""
     json: Json = False
     allow: Allow = ()
     runs: Runs = "runs"

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
-from mpt.commands.plan_tables import as_data, print_plan, print_search, worth_showing
+from mpt.commands.plan_tables import as_data, headline, print_plan, print_search, worth_showing
 from mpt.config.load import load_config
 from mpt.config.patch_origin import describe_origin, find_strange_patches
 from mpt.config.schema import Config
@@ -90,10 +90,10 @@ def run(arguments: PlanArguments) -> None:
         console = Console(highlight=False)
         for statement in capacity.statements:
             console.print(statement, markup=False)
-        print_plan(console, config, gpu, calibration, plan)
-        if best is not None and not best.patch:
-            console.print("It fits as it stands; there is nothing to change, and no patch was written.")
-        elif recipes:
+        console.print(headline(config, gpu, plan, recipes), style="bold", markup=False)
+        if arguments.verbose or budget is None:
+            print_plan(console, config, gpu, calibration, plan)
+        if recipes and (best is None or best.patch):
             print_search(console, found, plan)
         if written:
             console.print(f"wrote {' and '.join(written)}; train the first recipe with", markup=False)
@@ -117,7 +117,15 @@ def make_plan(config: Config, arguments: PlanArguments) -> Planned:
             plan = session.plan([config], budget_bytes=limit, largest_batch=limit is not None)[0].get()
             found = Search([], [], [])
         else:
-            found = search(session, config, gpu, budget, largest_batch=True, goes_on=partial(needs_search, budget))
+            found = search(
+                session,
+                config,
+                gpu,
+                budget,
+                largest_batch=True,
+                allow_lossy=arguments.allow_lossy,
+                goes_on=partial(needs_search, budget),
+            )
             plan = next(one.plan for one in found.recipes if not one.patch)
     return Planned(config, gpu, calibration, capacity, plan, found)
 

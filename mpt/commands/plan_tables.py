@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ from mpt.config.schema import Config
 from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
-from mpt.planner.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch
+from mpt.planner.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch, has_margin, total_bytes
 from mpt.planner.search import Search
 from mpt.report.units import show_seconds
 
@@ -20,6 +21,24 @@ SHOWN = 6
 REASONS = 3
 NEAR = 1.06
 """Times and sizes that differ by less than this factor are shown once."""
+
+
+def headline(config: Config, gpu: Gpu, plan: dict[str, Any], recipes: Sequence[Recipe]) -> str:
+    """Return the answer in one sentence."""
+    subject = f"{config.run_name}, batch {plan['batch_size']}, on {gpu.name}"
+    if plan["fits"] is None:
+        return f"{subject}: needs {describe_bytes(plan['reserved'] + plan['context_bytes'])}."
+    needed, budget = describe_bytes(total_bytes(plan)), describe_bytes(plan["budget_bytes"])
+    if plan["fits"] and plan["tight"]:
+        return f"{subject}: fits in {budget} only by emptying the cache in every step, which is slower and may fail."
+    if plan["fits"]:
+        rest = (
+            "; there is nothing to change" if has_margin(plan) else ", but closely: less is left than the usual error"
+        )
+        return f"{subject}: fits in {budget}, needs {needed}{rest}."
+    fitting = sum(recipe.fits for recipe in recipes)
+    ways = f"; {fitting} ways that fit:" if fitting else "." if not recipes else ", and nothing tried does."
+    return f"{subject}: does not fit in {budget}, needs {needed}{ways}"
 
 
 def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibration, plan: dict[str, Any]) -> None:
@@ -32,7 +51,7 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
     source = f"calibrated by {calibration.source}" if calibration.source else "typical"
     table.add_row("context", describe_bytes(plan["context_bytes"]), source)
     held_back = plan["reserved_in_budget" if plan["fits"] else "reserved"]
-    table.add_row("in all", describe_bytes(held_back + plan["context_bytes"]), verdict(plan))
+    table.add_row("total", describe_bytes(held_back + plan["context_bytes"]), verdict(plan))
     table.add_row("peak", "", plan["moment"])
     if plan["largest_batch"] is not None:
         table.add_row("largest batch", *describe_largest(plan))

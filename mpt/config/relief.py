@@ -11,6 +11,7 @@ anywhere else:
 - `RANK`: a number by which tricks of a kind are tried, those that cost less time first.
 - `IN_PARTS = False`: not proposed together with a trick that splits the batch.
 - `POINTLESS_ON`: device type -> why it relieves nothing there.
+- `LOSSY = True`: it changes what is learnt, beyond the rounding of a sum; proposed only where that is allowed.
 - `ENVIRONMENT`: variables to set before torch first allocates, where the user has not.
 """
 
@@ -38,6 +39,7 @@ class Relief:
     """None where it is not for the ladder."""
     rank: int
     in_parts: bool
+    is_lossy: bool
     pointless_on: Mapping[str, str]
     conflicts: Mapping[str, str]
 
@@ -61,6 +63,7 @@ def read_relief(plugin: Plugin) -> Relief | None:
         ladder=literals.get("LADDER"),
         rank=literals.get("RANK", LAST_RANK),
         in_parts=literals.get("IN_PARTS", True),
+        is_lossy=literals.get("LOSSY", False),
         pointless_on=literals.get("POINTLESS_ON", {}),
         conflicts=plugin.conflicts,
     )

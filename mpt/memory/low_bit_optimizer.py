@@ -28,6 +28,7 @@ CONFLICTS = {
 RELIEVES = "optimizer"
 PROPOSALS = (True,)
 RANK = 3
+LOSSY = True
 BLOCK, SMALLEST_QUANTISED = 256, 4096
 INSTALL = "pip install bitsandbytes or pip install torchao"
 

@@ -69,6 +69,17 @@ class Recipe:
         """Whether its memory tricks leave every gradient as it was, to the bit."""
         return not any(name in self.tricks for name in self.plan["inexact"])
 
+    @property
+    def is_lossy(self) -> bool:
+        """Whether it changes what is learnt: weights without float32 masters, optimizer states in fewer bits."""
+        lossy = {one.name for one in reliefs("activations", "optimizer", "batch") if one.is_lossy}
+        return self.patch.get("precision", {}).get("mode") == MASTERLESS or not lossy.isdisjoint(self.tricks)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether it computes the same numbers, to the bit."""
+        return "precision" not in self.patch and self.is_exact
+
     def fits_like(self, other: Recipe) -> bool:
         """Whether two recipes fit equally well, or neither does."""
         return (self.fits, self.fits_well) == (other.fits, other.fits_well)
@@ -114,7 +125,7 @@ def describe_patch(patch: Mapping[str, Any]) -> str:
 
 def describe_cost(recipe: Recipe) -> str:
     """Return what a recipe costs, in the words that EXPLANATIONS explains; "exact" for nothing."""
-    costs = []
+    costs = ["lossy"] if recipe.is_lossy else []
     if "precision" in recipe.patch:
         costs.append(f"{recipe.patch['precision']['mode']} arithmetic")
     if not recipe.is_exact:
@@ -129,6 +140,7 @@ def describe_cost(recipe: Recipe) -> str:
 
 
 EXPLANATIONS = {
+    "lossy": "what is learnt changes, beyond rounding: compare before you rely on it",
     "not bit-equal": "sums in another order, or states in fewer bits: close to the run without it, not the same",
     "BatchNorm": "its statistics come from the smaller batches, so training differs",
     "tight": "fits only by handing cached memory back in every step, which takes longer than the time shown",
@@ -140,15 +152,21 @@ EXPLANATIONS = {
 def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
     """Return recipes in the order of recommendation: those that fit well, those that just fit, the rest.
 
-    Within each the fastest come first; among those within the time model's error of the fastest, the gentlest. A tight
-    recipe waits for the driver in every step, which the time model does not know.
+    Within each the fastest come first; among those within the time model's error of the fastest, the gentlest. One that
+    changes nothing is preferred until the others' gain exceeds the band of the time model. A tight recipe waits for the
+    driver in every step, which the time model does not know.
     """
     left = sorted(recipes, key=lambda one: (not one.fits_well, not one.fits, one.plan["step_seconds"]))
     ordered: list[Recipe] = []
     while left:
         head = left[0]
         limit = head.plan["step_seconds"] * (1 + TIE)
-        equals = [one for one in left if one.fits_like(head) and one.plan["step_seconds"] <= limit]
+        wide = head.plan["step_seconds"] * (1 + head.plan["time_band"])
+        equals = [
+            one
+            for one in left
+            if one.fits_like(head) and one.plan["step_seconds"] <= (wide if one.changes_nothing else limit)
+        ]
         ordered.append(min(equals, key=lambda one: one.harshness))
         left.remove(ordered[-1])
     return ordered

@@ -51,9 +51,10 @@ class Combinations:
     """What is also tried with micro-batches: the strongest for activations, one for the optimizer, both, neither."""
 
 
-def combinations() -> Combinations:
+def combinations(allow_lossy: bool = True) -> Combinations:
     """Return what is tried with the tricks that there are."""
     activations, optimizers, splitting = reliefs("activations"), reliefs("optimizer"), reliefs("batch")[0]
+    optimizers = [one for one in optimizers if allow_lossy or not one.is_lossy]
     parted = [one for one in activations if one.proposals and one.in_parts and one.suits(splitting)]
     with_parts = [one for one in optimizers if one.in_parts and one.suits(splitting)]
     return Combinations(
@@ -109,16 +110,18 @@ def search(
     budget_bytes: int,
     *,
     largest_batch: bool = False,
+    allow_lossy: bool = False,
     goes_on: Callable[[dict[str, Any]], bool] = lambda plan: True,
 ) -> Search:
     """Return what was found for a budget.
 
-    `goes_on` gets the plan of the configuration as it stands and says whether to search; it may raise.
+    `goes_on` gets the plan of the configuration as it stands and says whether to search; it may raise. What changes the
+    learnt result (weights without masters, states in 8 bits) is proposed only with `allow_lossy`.
 
     Raises PlanError when the configuration itself cannot be planned. `largest_batch` is looked for in that one only.
     """
-    found, tried = _Search(session, config, budget_bytes), combinations()
-    precisions = list(precision_patches(config, gpu))
+    found, tried = _Search(session, config, budget_bytes), combinations(allow_lossy)
+    precisions = list(precision_patches(config, gpu, allow_lossy))
     first = session.submit(config, budget_bytes=budget_bytes, timeline=True, largest_batch=largest_batch)
     singles = [found.submit(joined(precision, tricks)) for precision in precisions for tricks in tried.single]
     answer = first.result()
@@ -227,14 +230,14 @@ class _Search:
         return bool(peaks[small] - (peaks[large] - peaks[small]) * small / (large - small) > self.budget_bytes)
 
 
-def precision_patches(config: Config, gpu: Gpu) -> Iterator[Patch]:
+def precision_patches(config: Config, gpu: Gpu, allow_lossy: bool = True) -> Iterator[Patch]:
     """Yield no change, then the modes that hold less than the configured one on this GPU."""
     yield {}
     mode = config.precision.mode
     if mode in FULL_PRECISION:
         # Both hold the same bytes; bfloat16 needs no loss scaling, which some tricks refuse.
         yield {"precision": _mode_patch(config, "bf16" if gpu.has_bfloat16 else "amp")}
-    if gpu.has_bfloat16 and mode != MASTERLESS:
+    if allow_lossy and gpu.has_bfloat16 and mode != MASTERLESS:
         yield {"precision": _mode_patch(config, MASTERLESS)}
 
 

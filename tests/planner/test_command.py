@@ -53,7 +53,7 @@ def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(plan, "Session", Shared(session))
     few = Combinations(single=FEW_TRICKS, pairs=(), split=({},))
-    monkeypatch.setattr("mpt.planner.search.combinations", lambda: few)
+    monkeypatch.setattr("mpt.planner.search.combinations", lambda allow_lossy: few)
     path = tmp_path / "unet.yaml"
     path.write_text(CONFIG)
     yield PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))

@@ -35,6 +35,7 @@ def plan(total: float, seconds: float = 1.0, **changes: Any) -> dict[str, Any]:
         "tight": False,
         "held_throughout": GIB,
         "step_seconds": seconds,
+        "time_band": 0.25,
         "inexact": ["micro_batch", "cpu_optimizer"],
         "notes": [],
         "growing": {},
@@ -60,7 +61,7 @@ class FakeSession:
 
 
 def run(session: FakeSession, gpu: str = "rtx2060", **config: Any) -> Any:
-    return search(session, load_config({**CONFIG, **config}), find_gpu(gpu), BUDGET)  # type: ignore[arg-type]
+    return search(session, load_config({**CONFIG, **config}), find_gpu(gpu), BUDGET, allow_lossy=True)  # type: ignore[arg-type]
 
 
 def test_where_the_configuration_fits_single_tricks_are_tried_once_and_no_pairs_nor_micro_batches() -> None:
@@ -202,3 +203,24 @@ def test_overrides_that_would_win_over_a_patch_are_left_out_of_the_command() -> 
     patch = {"precision": {"mode": "bf16"}, "memory": {"micro_batch": 2}}
     assert without_conflicts(overrides, patch) == ["precision.keep_fp32=[a]", "train.batch_size=8"]
     assert without_conflicts(overrides, {"memory": {"recompute": "all"}}) == overrides
+
+
+def test_what_changes_the_learnt_result_is_proposed_only_where_that_is_allowed() -> None:
+    session = FakeSession(lambda memory, mode: plan(7.0))
+    config: Any = load_config({**CONFIG, "precision": "amp"})
+    search(session, config, find_gpu("rtx3060"), BUDGET)  # type: ignore[arg-type]
+    assert not any("low_bit_optimizer" in memory or mode == "bf16-pure" for mode, memory in session.asked)
+    session = FakeSession(lambda memory, mode: plan(7.0))
+    found = search(session, config, find_gpu("rtx3060"), BUDGET, allow_lossy=True)  # type: ignore[arg-type]
+    lossy = [one for one in found.recipes if one.is_lossy]
+    assert {tuple(one.tricks) for one in lossy} >= {("low_bit_optimizer",)}
+    assert any(one.patch.get("precision", {}).get("mode") == "bf16-pure" for one in lossy)
+
+
+def test_a_recipe_that_changes_nothing_is_preferred_until_the_gain_exceeds_the_band() -> None:
+    def recipe(patch: dict[str, Any], seconds: float) -> Recipe:
+        return Recipe(patch, load_config(CONFIG), Answer(plan(2.0, seconds)))
+
+    exact, other = {"memory": {"recompute": "all"}}, {"memory": {"cpu_optimizer": True}}
+    assert rank([recipe(exact, 1.2), recipe(other, 1.0)])[0].patch == exact
+    assert rank([recipe(exact, 1.3), recipe(other, 1.0)])[0].patch == other
