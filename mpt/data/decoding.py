@@ -7,10 +7,13 @@ orientation tags are ignored, as torchvision ignores them.
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 import warnings
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy
 import torch
@@ -50,13 +53,13 @@ def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pi
         with warnings.catch_warnings():
             # Pillow's own warnings about large, odd or damaged files: the limit here is max_pixels, damage raises.
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=FORMATS) as image:
+            with open_regular_file(path) as file, Image.open(file, formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > max_pixels:
                     raise BadImageError(
                         path, f"{width} x {height} pixels are more than dataset.max_pixels={max_pixels}"
                     )
-                picture = convert_mode(image, MODES[channels])
+                picture = convert_mode(path, image, MODES[channels])
                 if size is not None and picture.size != size[::-1]:
                     picture = ImageOps.fit(picture, size[::-1], method=Image.Resampling.BILINEAR)
                 pixels = numpy.array(picture, dtype=numpy.uint8)
@@ -74,11 +77,35 @@ def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pi
     return tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
 
 
-def convert_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Return the picture in 8 bits as `L`, `RGB` or `RGBA`."""
-    if image.mode.startswith("I"):  # 16-bit grey, which Pillow's convert would clip at 255
-        deep = numpy.asarray(image).astype(numpy.int64).clip(0, 65535)
+def open_regular_file(path: Path) -> BinaryIO:
+    """Open a file, by way of links too. Raises BadImageError for a pipe, on which reading would wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadImageError(path, "not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def convert_mode(path: Path, image: Image.Image, mode: str) -> Image.Image:
+    """Return the picture in 8 bits as `L`, `RGB` or `RGBA`. Raises BadImageError for a range that no image has.
+
+    Pillow's own conversion would clip what has more than 8 bits at 255, and round fractions to 0 and 1.
+    """
+    if image.mode.startswith("I"):
+        deep = numpy.asarray(image).astype(numpy.int64)
+        if image.mode == "I" and not (deep.min() >= 0 and deep.max() <= 65535):
+            raise BadImageError(
+                path, f"32-bit pixels from {deep.min()} to {deep.max()}: save them in 16 bits, from 0 to 65535"
+            )
         image = Image.fromarray((deep >> 8).astype(numpy.uint8))
+    if image.mode == "F":
+        real = numpy.asarray(image)
+        low, high = float(real.min()), float(real.max())
+        if not (low >= 0 and high <= 1):  # NaN too
+            raise BadImageError(
+                path, f"float pixels from {low:g} to {high:g}: save them from 0 to 1, or in 8 or 16 bits"
+            )
+        image = Image.fromarray((real * 255).round().astype(numpy.uint8))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert(mode)

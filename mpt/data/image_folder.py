@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +56,7 @@ class ImageFolder:
         settings: Settings,
         split: str,
         seed: int,
+        left_out: dict[str, str] | None = None,
     ) -> None:
         if settings.image_size is None:
             raise ConfigError("dataset.image_size is not set, and the model does not say what it wants: set it")
@@ -63,8 +64,8 @@ class ImageFolder:
         if self.channels not in MODES:
             raise ConfigError(f"dataset.channels is {self.channels}; images can be read with 1 (grey), 3 or 4 (alpha)")
         self.paths, self.labels, self.settings, self.image_size = paths, labels, settings, settings.image_size
-        self.bad_files: dict[str, str] = {}
-        """Path -> why it was skipped, of the bad files met so far."""
+        self.bad_files: dict[str, str] = dict(left_out or {})
+        """Path -> why it was skipped, of what was left out of the list and the bad files met so far."""
         entries = settings.augment if split == "train" else ()
         self.augmentation = Augmentation(entries, self.image_size, self.channels, seed) if entries else None
         dtype = torch.float32 if entries else torch.uint8  # augmentations compute in float32
@@ -128,7 +129,7 @@ def build(settings: Settings, split: str, seed: int) -> ImageFolder:
         unknown = sorted(set(find_classes(folder)) - set(classes))
         if unknown:
             raise DataError(f"{folder / unknown[0]}: there is no class {unknown[0]!r} in {train_folder}")
-    paths, labels = list_images(folder, classes)
+    paths, labels, left_out = list_images(folder, classes)
     empty = sorted(set(range(len(classes))) - set(labels)) if labels and folder is not test_folder else []
     if empty:
         raise DataError(
@@ -147,7 +148,7 @@ def build(settings: Settings, split: str, seed: int) -> ImageFolder:
         paths, labels = [paths[n] for n in kept], [labels[n] for n in kept]
     if not paths:
         raise DataError(f"{folder}: no images in it (looked for {', '.join(EXTENSIONS)})")
-    return ImageFolder(paths, None if settings.flat else labels, classes, settings, split, seed)
+    return ImageFolder(paths, None if settings.flat else labels, classes, settings, split, seed, left_out)
 
 
 def assume(settings: Settings) -> DataSpec | None:
@@ -167,16 +168,51 @@ def find_classes(folder: Path) -> tuple[str, ...]:
     return classes
 
 
-def list_images(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
-    """Return the image files below each class folder (or below `folder`, without classes), sorted, with their class."""
+def list_images(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int], dict[str, str]]:
+    """Return the image files below each class folder (or below `folder`, without classes), sorted, with their class.
+
+    Third comes what was left out, with the reason. Links to folders are followed, but no folder is listed twice: a link
+    back up would never end, and one into another class would give its images two labels.
+    """
     paths: list[Path] = []
     labels: list[int] = []
-    for label, name in enumerate(classes or ("",)):
-        for directory, _, files in sorted(os.walk(folder / name, followlinks=True)):
-            found = [Path(directory, file) for file in sorted(files) if file.lower().endswith(EXTENSIONS)]
-            paths += found
-            labels += [label] * len(found)
-    return paths, labels
+    left_out: dict[str, str] = {}
+    starts = {label: folder / name for label, name in enumerate(classes or ("",)) if (folder / name).is_dir()}
+    seen: set[tuple[int, int]] = {identity(folder)} if classes else set()
+    for start in starts.values():
+        if identity(start) in seen:
+            raise DataError(f"{start}: a link to {start.resolve()}, which is a class already or holds them: remove it")
+        seen.add(identity(start))
+    for label, start in starts.items():
+        found = sorted(walk(start, seen, left_out), key=lambda path: (str(path.parent), path.name))
+        paths += found
+        labels += [label] * len(found)
+    return paths, labels, left_out
+
+
+def walk(start: Path, seen: set[tuple[int, int]], left_out: dict[str, str]) -> Iterator[Path]:
+    """Yield the image files below a folder, and note the folders met and what is left out."""
+    waiting = [start]
+    while waiting:
+        directory = waiting.pop()
+        for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+            path = directory / entry.name
+            if entry.is_dir() and identity(path) in seen:
+                left_out[str(path)] = f"a link to {path.resolve()}, which is listed already"
+            elif entry.is_dir():
+                seen.add(identity(path))
+                waiting.append(path)
+            elif entry.name.lower().endswith(EXTENSIONS):
+                if entry.is_file() or not path.exists():  # a link to nothing is a bad image, by name
+                    yield path
+                else:
+                    left_out[str(path)] = "not a regular file"
+
+
+def identity(folder: Path) -> tuple[int, int]:
+    """Return what names a folder whichever way one comes to it: its device and inode."""
+    about = folder.stat()
+    return about.st_dev, about.st_ino
 
 
 def is_held_out(path: Path, root: Path, fraction: float) -> bool:

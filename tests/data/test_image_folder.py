@@ -215,3 +215,81 @@ def test_a_test_folder_with_fewer_classes_is_refused_or_numbered_as_in_training(
     write_image(tmp_path / "test" / "cat" / "a.png")
     os.makedirs(tmp_path / "test" / "bee")
     assert build(tmp_path, "test").labels == [2]
+
+
+def test_links_that_lead_back_end_and_give_no_image_a_second_label(tmp_path):
+    classes_folder(tmp_path / "train", count=4)
+    write_image(tmp_path / "test" / "cat" / "a.png")
+    before = build(tmp_path)
+    cat = tmp_path / "train" / "cat"
+    (cat / "loop").symlink_to("..")
+    (cat / "here").symlink_to(".")
+    (cat / "there").symlink_to(".")
+    (cat / "dogs").symlink_to("../dog")
+    data = build(tmp_path)
+    assert (data.paths, data.labels) == (before.paths, before.labels)
+    assert set(data.bad_files) == {str(cat / name) for name in ("loop", "here", "there", "dogs")}
+    assert "which is listed already" in data.bad_files[str(cat / "loop")]
+
+
+def test_a_link_to_a_folder_elsewhere_is_followed_once(tmp_path):
+    classes_folder(tmp_path / "train", count=2)
+    write_image(tmp_path / "test" / "cat" / "a.png")
+    write_image(tmp_path / "elsewhere" / "more" / "x.png")
+    (tmp_path / "train" / "cat" / "one").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "train" / "cat" / "two").symlink_to(tmp_path / "elsewhere")
+    data = build(tmp_path)
+    assert [path.relative_to(tmp_path / "train").as_posix() for path in data.paths if path.name == "x.png"] == [
+        "cat/one/more/x.png"
+    ]
+
+
+def test_a_class_that_is_a_link_to_the_folder_itself_is_refused(tmp_path):
+    classes_folder(tmp_path / "train", count=2)
+    write_image(tmp_path / "test" / "cat" / "a.png")
+    (tmp_path / "train" / "self").symlink_to(".")
+    with pytest.raises(DataError, match=r"train/self: a link to .*train, which is a class already or holds them"):
+        build(tmp_path)
+
+
+def test_a_pipe_among_the_images_does_not_hang(tmp_path):
+    classes_folder(tmp_path / "train", count=2)
+    write_image(tmp_path / "test" / "cat" / "a.png")
+    os.mkfifo(tmp_path / "train" / "cat" / "pipe.png")
+    data = build(tmp_path)
+    assert str(tmp_path / "train" / "cat" / "pipe.png") not in map(str, data.paths)
+    assert data.bad_files == {str(tmp_path / "train" / "cat" / "pipe.png"): "not a regular file"}
+    with pytest.raises(decoding.BadImageError, match="not a regular file"):
+        decoding.decode_bytes(tmp_path / "train" / "cat" / "pipe.png", 3, None, 1000)
+
+
+def tiff(path, pixels):
+    Image.fromarray(pixels).save(path)
+    return decoding.decode_bytes(path, 1, None, 1000)
+
+
+def test_float_pixels_from_0_to_1_keep_their_levels(tmp_path):
+    ramp = numpy.linspace(0, 1, 256, dtype=numpy.float32).reshape(16, 16)
+    found = tiff(tmp_path / "a.tif", ramp)
+    assert torch.equal(found.flatten(), torch.arange(256, dtype=torch.uint8))
+
+
+def test_integers_in_16_bits_keep_their_range_in_any_width(tmp_path):
+    ramp = (numpy.arange(256) * 257).reshape(16, 16)
+    for dtype in (numpy.uint16, numpy.int32):
+        assert torch.equal(tiff(tmp_path / "a.tif", ramp.astype(dtype)).flatten(), torch.arange(256).byte())
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (numpy.full((4, 4), 200.0, numpy.float32), "float pixels from 200 to 200"),
+        (numpy.full((4, 4), -0.1, numpy.float32), "float pixels from -0.1 to -0.1"),
+        (numpy.array([[0.5, numpy.nan]], numpy.float32), "float pixels from nan to nan"),
+        (numpy.array([[0, 70000]], numpy.int32), "32-bit pixels from 0 to 70000"),
+        (numpy.array([[-1, 5]], numpy.int32), "32-bit pixels from -1 to 5"),
+    ],
+)
+def test_pixels_of_an_unclear_range_are_refused_by_name(tmp_path, pixels, message):
+    with pytest.raises(decoding.BadImageError, match=message):
+        tiff(tmp_path / "a.tif", pixels)
