@@ -6,18 +6,26 @@ untouched, since fake tensors have no values; what the task noted on itself is t
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
+from mpt.errors import ConfigError
 from mpt.memory.blocks import Unit
 from mpt.seams import MemoryTrick, Phase, Run, draw_batch, losses_of
 
@@ -62,17 +70,23 @@ class SavedTensors(MemoryTrick):
         return saved_tensors_hooks(self.pack, lambda tensor: tensor)
 
 
-def count_losses(run: Run) -> dict[str, int]:
-    """Return how many losses each phase of a built run back-propagates in one update."""
+def count_losses(run: Run, setting: str) -> dict[str, int]:
+    """Return how many losses each phase of a built run back-propagates in one update.
+
+    Raises ConfigError, naming the setting that needs to know, for losses that look at tensors' values.
+    """
     counts = {}
-    with _on_fake_tensors(run):
+    with _explained(setting), _on_fake_tensors(run):
         for phase in run.phases:
             counts[phase.name] = sum(1 for _ in _losses(run, phase))
     return counts
 
 
-def measure_units(run: Run, units: list[Unit]) -> dict[Unit, UnitCost]:
-    """Return what each unit saves and costs in one step of all phases, by the tensors autograd keeps."""
+def measure_units(run: Run, units: list[Unit], setting: str) -> dict[Unit, UnitCost]:
+    """Return what each unit saves and costs in one step of all phases, by the tensors autograd keeps.
+
+    Raises ConfigError, naming the setting that needs to know, for losses that look at tensors' values.
+    """
     costs = {unit: UnitCost() for unit in units}
     inside: list[UnitCost] = []
     seen: set[int] = set()
@@ -87,7 +101,7 @@ def measure_units(run: Run, units: list[Unit]) -> dict[Unit, UnitCost]:
         return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
 
     watch = SavedTensors(pack)  # the last of the tricks, so that autograd asks it and no other
-    with _on_fake_tensors(run), FlopCount() as counter:
+    with _explained(setting), _on_fake_tensors(run), FlopCount() as counter:
         parameters = [p for module in run.task.modules.values() for p in module.parameters()]
         weights = [*parameters, *(_fake_twin(p) for p in parameters)]  # a view of a weight is of its twin
         alive += weights
@@ -123,6 +137,24 @@ def _losses(run: Run, phase: Phase) -> Iterator[None]:
     for loss in losses_of(run, phase, batch):
         del loss  # and its graph: the next loss is computed without it
         yield
+
+
+@contextmanager
+def _explained(setting: str) -> Iterator[None]:
+    """Turn the failure of code that depends on values into a ConfigError. A planner explains its own."""
+    is_planned = detect_fake_mode() is not None
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        if is_planned:
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [one for one in frames if "/torch/" not in Path(one.filename).as_posix() and one.filename != __file__]
+        raise ConfigError(
+            f"{setting}: it has to know the step before there is data, and the loss looks at a tensor's value at "
+            f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line}). Compute without .item() and without `if` on "
+            "tensors, or leave the setting out"
+        ) from error
 
 
 def _fake_twin(tensor: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class OptimizerInBackward(MemoryTrick):
     def attach(self, run: Run) -> None:
         """Refuse what needs all gradients at once; else hang a hook on every trained parameter."""
         refuse_incompatible(run)
-        self.losses = count_losses(run)
+        self.losses = count_losses(run, "memory.optimizer_in_backward")
         self.done = dict.fromkeys(self.losses, 0)
         self.active: Phase | None = None
         self.settings_before: dict[str, list[dict[str, Any]]] = {}

@@ -93,7 +93,8 @@ class Recompute(MemoryTrick):
         """Choose by measured bytes, where there is a budget."""
         if self.settings.budget is not None:
             units = [unit for chain in self.chains for unit in chain]
-            self.wrap([[unit] for unit in choose_by_budget(measure_units(run, units), self.settings.budget)])
+            costs = measure_units(run, units, "memory.recompute.budget")
+            self.wrap([[unit] for unit in choose_by_budget(costs, self.settings.budget)])
 
     def choose(self) -> list[list[Unit]]:
         """Return runs of units, each to be recomputed as one."""

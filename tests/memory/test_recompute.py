@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from mpt.errors import ConfigError
 from mpt.memory import blocks, recompute, replay, selective
 from mpt.memory.dry_run import UnitCost, count_losses, measure_units
 from mpt.precision import o1
+from mpt.seams import Batch, Loss
+from mpt.tasks.classify import Classify
 from tests.engine import parts
 from tests.memory import mechanism
 
@@ -188,9 +191,9 @@ def test_measuring_changes_nothing() -> None:
     units = [unit for chain in blocks.find_chains(run.task.gen, "gen") for unit in chain]
     before, random = mechanism.state(run), torch.get_rng_state()
     notes = {name: value for name, value in vars(run.task).items() if isinstance(value, int | float | Tensor)}
-    costs = measure_units(run, units)
+    costs = measure_units(run, units, "here")
     assert all(cost.saved_bytes > 0 and cost.flops > 0 for cost in costs.values())
-    assert count_losses(run) == {"disc": 2, "gen": 1}
+    assert count_losses(run, "here") == {"disc": 2, "gen": 1}
     assert mechanism.same(before, mechanism.state(run))
     assert torch.equal(random, torch.get_rng_state())
     assert all(vars(run.task)[name] is value for name, value in notes.items())
@@ -220,7 +223,7 @@ def test_a_planner_does_not_see_the_measuring() -> None:
 def test_measured_bytes_are_what_a_real_forward_saves() -> None:
     run = classifier()
     units = [blocks.Unit("net", run.task.net)]
-    cost = measure_units(run, units)[units[0]]
+    cost = measure_units(run, units, "here")[units[0]]
     parameters = list(run.task.net.parameters())
     x = run.task.standardize(parts.DIGITS.zeros(8, "cpu")["image"])
     assert cost.saved_bytes == mechanism.saved_bytes(lambda: run.task.net(x), parameters)
@@ -338,3 +341,23 @@ def test_the_hook_of_o1_is_the_one_used() -> None:
         out = model(torch.rand(2, 4))
     out.float().sum().backward()
     assert seen == [torch.float16, torch.float16]
+
+
+@pytest.mark.parametrize(
+    ("memory", "setting"),
+    [
+        ({"optimizer_in_backward": True}, r"memory\.optimizer_in_backward"),
+        ({"recompute": {"budget": 0.5}}, r"memory\.recompute\.budget"),
+    ],
+)
+def test_a_loss_that_looks_at_values_is_named_with_its_line(
+    memory: dict[str, Any], setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(self: Classify, batch: Batch) -> Iterator[Loss]:
+        value = self.net(batch["image"]).square().mean()
+        if value.item() > 0:
+            yield Loss("loss", value)
+
+    monkeypatch.setattr(Classify, "losses", losses)
+    with pytest.raises(ConfigError, match=rf"{setting}: .*test_recompute\.py:\d+ \(if value\.item\(\) > 0:\)"):
+        parts.classifier(memory=memory)
