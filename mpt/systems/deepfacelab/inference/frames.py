@@ -1,0 +1,193 @@
+"""Frames with faces in, frames with swapped faces out: matching, batches across frames, going on where one stopped.
+
+A frame is a picture of a folder or of a video. A face belongs to the frame that its metadata name (`source_filename`),
+compared by the name without its suffix, or by number: DeepFaceLab calls a video's first frame 00001. Each written frame
+appears under its name when it is whole, so that what is there need not be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mpt.data.video import is_video, read_frames
+from mpt.errors import ConfigError, DataError, InputOutputError, MemoryBudgetError
+from mpt.run.files import failures_explained, write_atomically
+from mpt.systems.deepfacelab.data.face_files import FaceFile, open_image
+from mpt.systems.deepfacelab.inference.merging import Drawn, MergeSettings, cut_face, merge_face
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+RECORD = "merge.json"
+Draw = Callable[[Tensor], Mapping[str, Tensor]]
+"""Redraw faces (b 3 s s): `swap`, `swap_mask`, `dst_mask`, on any device."""
+
+
+@dataclass(frozen=True)
+class Frames:
+    """A folder of pictures or a video, in order. `names` has a frame's name without suffix; a video's are numbers."""
+
+    source: Path
+    names: Sequence[str]
+    paths: Sequence[Path] = ()
+
+    def read(self, wanted: set[int]) -> Iterator[tuple[int, Tensor]]:
+        """Yield (index, uint8 RGB (3, h, w)) of the wanted frames."""
+        if self.paths:
+            for index in sorted(wanted):
+                path = self.paths[index]
+                with failures_explained(path):
+                    picture = open_image(path.read_bytes(), str(path)).convert("RGB")
+                yield index, torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        elif wanted:
+            for index, frame in enumerate(read_frames(self.source, 0, max(wanted) + 1)):
+                if index in wanted:
+                    yield index, frame
+
+
+def open_frames(source: Path) -> Frames:
+    """Return the frames of a folder or a video. Raises DataError where there are none."""
+    if source.is_dir():
+        paths = sorted(path for path in source.iterdir() if path.suffix.lower() in PICTURES)
+        if not paths:
+            raise DataError(f"--frames: {source} holds no pictures")
+        return Frames(source, [path.stem for path in paths], paths)
+    if not source.exists():
+        raise DataError(f"--frames: {source} does not exist; name a folder of frames or a video")
+    if not is_video(source):
+        raise DataError(f"--frames: {source} is neither a folder of frames nor a video")
+    count = sum(1 for _ in read_frames(source))
+    return Frames(source, [f"{index + 1:05d}" for index in range(count)])
+
+
+def match_faces(frames: Frames, faces: Sequence[FaceFile], place: Path) -> dict[int, list[FaceFile]]:
+    """Return the faces of each frame by its index. Raises DataError where none belongs to any."""
+    places = {key: index for index, name in enumerate(frames.names) for key in keys_of(name)}
+    if not frames.paths and any("#0" in keys_of(Path(str(face.source_filename)).stem) for face in faces):
+        places = {f"#{index}": index for index in range(len(frames.names))}  # extracted by a tool that counts from zero
+    matched: dict[int, list[FaceFile]] = {}
+    without = [face.name for face in faces if face.source_filename is None or not has_place(face)]
+    if without:
+        raise DataError(
+            f"--aligned: {len(without)} of {len(faces)} faces in {place} do not say where in which frame they are, "
+            f"the first being {without[0]}; extract them again"
+        )
+    for face in faces:
+        stem = Path(str(face.source_filename)).stem
+        index = next((places[key] for key in keys_of(stem) if key in places), None)
+        if index is not None:
+            matched.setdefault(index, []).append(face)
+    if not matched:
+        raise DataError(
+            f"--aligned: none of the {len(faces)} faces in {place} is from a frame of {frames.source}: the first "
+            f"is from {faces[0].source_filename}, the first frame is {frames.names[0]}"
+        )
+    return matched
+
+
+def has_place(face: FaceFile) -> bool:
+    """Does a face say where in its frame it is?"""
+    return face.landmarks is not None and (face.source_landmarks is not None or face.source_matrix is not None)
+
+
+def keys_of(stem: str) -> list[str]:
+    """Return what a frame may be called: its name, and its number where it is one."""
+    return [stem, f"#{int(stem)}"] if stem.isdecimal() else [stem]
+
+
+def begin_output(folder: Path, settings: Mapping[str, Any], overwrite: bool) -> None:
+    """Make the folder of merged frames, or go on with one that was begun with the same settings.
+
+    Raises ConfigError for one that was begun otherwise, InputOutputError for a folder of something else.
+    """
+    record = folder / RECORD
+    text = json.dumps(settings, indent=1, sort_keys=True) + "\n"
+    if folder.is_dir() and not record.exists() and any(folder.iterdir()):
+        raise InputOutputError(f"--output: {folder} holds other things; name a new folder")
+    if record.exists() and record.read_text("utf-8") != text:
+        if not overwrite:
+            raise ConfigError(
+                f"--output: {folder} was begun with other settings ({record}); name another folder, or --overwrite it"
+            )
+        for path in folder.glob("*.png"):
+            path.unlink()
+    with failures_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(record, text)
+
+
+def merge_frames(
+    frames: Frames,
+    faces: Mapping[int, Sequence[FaceFile]],
+    wanted: set[int],
+    draw: Draw,
+    size: int,
+    face_type: str,
+    settings: MergeSettings,
+    batch_size: int,
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield (index, uint8 RGB) of each wanted frame, swapped. Faces of several frames are drawn in one batch."""
+    waiting: list[tuple[int, Tensor]] = []
+    for index, frame in frames.read(wanted):
+        waiting.append((index, frame))
+        if sum(len(faces.get(number, ())) for number, _ in waiting) >= batch_size:
+            yield from merge_some(waiting, faces, draw, size, face_type, settings, batch_size)
+            waiting = []
+    yield from merge_some(waiting, faces, draw, size, face_type, settings, batch_size)
+
+
+def merge_some(
+    waiting: Sequence[tuple[int, Tensor]],
+    faces: Mapping[int, Sequence[FaceFile]],
+    draw: Draw,
+    size: int,
+    face_type: str,
+    settings: MergeSettings,
+    batch_size: int,
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield some frames with their faces swapped."""
+    pictures = {index: frame.float() / 255 for index, frame in waiting}
+    cuts = [cut_face(pictures[index], face, size, face_type) for index, _ in waiting for face in faces.get(index, ())]
+    drawn: list[Drawn] = []
+    for start in range(0, len(cuts), batch_size):
+        drawn += draw_within_memory(torch.stack(cuts[start : start + batch_size]), draw)
+    following = iter(drawn)
+    for index, frame in waiting:
+        merged = pictures[index]
+        for number, face in enumerate(faces.get(index, ())):
+            merged, _ = merge_face(merged, face, next(following), face_type, settings, seed=index * 1000 + number)
+        yield index, (merged.clamp(0, 1) * 255).round().to(torch.uint8) if index in faces else frame
+
+
+def draw_within_memory(batch: Tensor, draw: Draw) -> list[Drawn]:
+    """Redraw a batch of faces, in halves where it does not fit. Raises MemoryBudgetError where one face does not."""
+    try:
+        found = {name: value.float().cpu() for name, value in draw(batch).items()}
+    except torch.OutOfMemoryError as error:
+        if len(batch) == 1:
+            raise MemoryBudgetError("there is no memory to draw a single face; use --half or --device cpu") from error
+        torch.cuda.empty_cache()
+        middle = len(batch) // 2
+        return draw_within_memory(batch[:middle], draw) + draw_within_memory(batch[middle:], draw)
+    return [Drawn(*rows) for rows in zip(found["swap"], found["swap_mask"], found["dst_mask"])]
+
+
+def write_frame(path: Path, frame: Tensor) -> None:
+    """Write a frame as PNG under a temporary name, then give it its own."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with failures_explained(path):
+        Image.fromarray(np.ascontiguousarray(frame.permute(1, 2, 0).numpy())).save(temporary, "PNG", compress_level=3)
+        os.replace(temporary, path)
+
+
+def record_of(settings: MergeSettings, **more: Any) -> dict[str, Any]:
+    """Return what a folder of merged frames was made with."""
+    return {**asdict(settings), **more}

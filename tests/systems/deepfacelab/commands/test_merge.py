@@ -1,0 +1,129 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mpt import cli
+from mpt.config.load import load_config
+from mpt.data.video import VideoWriter, describe_video
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.state import capture
+from mpt.inference.trained import open_trained
+from mpt.run import checkpoint
+from mpt.run.layout import create_run
+from mpt.systems.deepfacelab.data.face_files import list_faces, open_image
+from mpt.systems.deepfacelab.data.face_geometry import invert
+from mpt.systems.deepfacelab.data.resampling import cut
+from mpt.systems.deepfacelab.inference.planning import peak_bytes
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A run, frames, and the faces cut from them."""
+    folder = tmp_path_factory.mktemp("merge")
+    config = load_config(
+        {
+            "model": {"name": "saehd", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2},
+            "dataset": {"name": "procedural_faces", "count": 4, "test_count": 2},
+            "optimizer": {"name": "adabelief"},
+            "precision": {"mode": "fp32"},
+            "train": {"batch_size": 2, "steps": 1},
+        }
+    )
+    data, _ = build_datasets(config)
+    directory = create_run(folder / "runs", "faces")
+    directory.config_path.write_text(config.to_yaml())
+    checkpoint.save(directory, 0, capture(build_run(config, torch.device("cpu"), data.spec)), keep_last=1)
+    (folder / "frames").mkdir()
+    for face in list_faces(FIXTURES / "wf_xseg.pak", "dst")[:3]:
+        picture = torch.from_numpy(np.array(open_image(face.read(), "x").convert("RGB"))).permute(2, 0, 1) / 255
+        frame = cut(picture, invert(face.source_matrix), (240, 320), "bicubic", "border").clamp(0, 1)
+        array = (frame * 255).byte().permute(1, 2, 0).numpy()
+        Image.fromarray(array).save(folder / "frames" / f"{Path(face.source_filename).stem}.png")
+    Image.new("RGB", (320, 240)).save(folder / "frames" / "90000.png")
+    return folder
+
+
+def merge(place, output, *words, frames="frames"):
+    asked = ["deepfacelab", "merge", place / "runs" / "faces", "--frames", place / frames, "--output", output]
+    asked += ["--aligned", FIXTURES / "wf_xseg.pak", "--device", "cpu", *words]
+    with pytest.raises(SystemExit) as done:
+        cli.main([str(word) for word in asked])
+    return done.value.code
+
+
+def read(path):
+    return np.asarray(Image.open(path), np.int32)
+
+
+def test_frames_come_out_swapped_and_what_is_there_is_not_made_again(place, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert merge(place, out, "--mask", "dst", "--blur", "10") == 0
+    assert "4 frames, 3 faces in 3 of them; 4 frames to do" in capsys.readouterr().out
+    names = sorted(path.name for path in out.glob("*.png"))
+    assert names == ["00000.png", "00001.png", "00002.png", "90000.png"]
+    assert (read(out / "90000.png") == read(place / "frames" / "90000.png")).all()
+    change = np.abs(read(out / "00000.png") - read(place / "frames" / "00000.png")).max(-1)
+    assert 100 < (change > 8).sum() < change.size / 2
+    before = (out / "00001.png").stat().st_mtime_ns
+    (out / "00002.png").unlink()
+    assert merge(place, out, "--mask", "dst", "--blur", "10", "--batch-size", "1") == 0
+    assert "1 frames to do" in capsys.readouterr().out
+    assert (out / "00001.png").stat().st_mtime_ns == before
+    assert (out / "00002.png").is_file()
+
+
+def test_other_settings_do_not_mix_into_a_folder_that_was_begun(place, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert merge(place, out, "--raw") == 0
+    assert merge(place, out, "--mask", "full") == 2
+    assert "begun with other settings" in capsys.readouterr().err
+    assert merge(place, out, "--mask", "full", "--overwrite") == 0
+    assert json.loads((out / "merge.json").read_text())["mask"] == "full"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thing.txt").touch()
+    assert merge(place, tmp_path / "other") == 5
+
+
+def test_any_batch_size_and_half_draw_the_same_faces(place, tmp_path):
+    assert merge(place, tmp_path / "one", "--raw", "--batch-size", "1") == 0
+    assert merge(place, tmp_path / "all", "--raw", "--batch-size", "8") == 0
+    assert merge(place, tmp_path / "half", "--raw", "--half", "--vram", "2GiB") == 0
+    for name in ("00000.png", "00002.png"):
+        assert np.abs(read(tmp_path / "one" / name) - read(tmp_path / "all" / name)).max() <= 1
+        assert np.abs(read(tmp_path / "one" / name) - read(tmp_path / "half" / name)).mean() < 3
+
+
+def test_a_video_becomes_a_video(place, tmp_path):
+    pytest.importorskip("av")
+    with VideoWriter(tmp_path / "in.mp4", 10) as writer:
+        for name in ("00000.png", "00001.png", "00002.png"):
+            writer.write(torch.from_numpy(read(place / "frames" / name).astype(np.uint8)).permute(2, 0, 1))
+    shutil.copytree(place / "runs", tmp_path / "runs")
+    assert merge(tmp_path, tmp_path / "out.mp4", "--mask", "dst", frames="in.mp4") == 0
+    info = describe_video(tmp_path / "out.mp4")
+    assert (info.frame_count, info.width, float(info.frame_rate)) == (3, 320, 10)
+    first = read(tmp_path / "out-frames" / "00001.png")  # counted from 1, though the faces are counted from 0
+    assert (np.abs(first - read(place / "frames" / "00000.png")).max(-1) > 24).sum() > 100
+
+
+def test_faces_of_other_frames_and_runs_that_swap_nothing_are_named(place, tmp_path, capsys):
+    (tmp_path / "frames").mkdir()
+    shutil.copy(place / "frames" / "90000.png", tmp_path / "frames" / "x.png")
+    shutil.copytree(place / "runs", tmp_path / "runs")
+    assert merge(tmp_path, tmp_path / "out") == 3
+    assert "none of the 6 faces" in capsys.readouterr().err
+    assert merge(place, tmp_path / "out", frames="nowhere") == 3
+
+
+def test_the_planned_memory_grows_with_the_faces_and_half_takes_less(place):
+    trained = open_trained(str(place / "runs" / "faces"), place / "runs", "cpu")
+    one, four, half = (peak_bytes(trained, *wish) for wish in ((None, 1), (None, 4), ("bfloat16", 4)))
+    assert one < four
+    assert half < four
