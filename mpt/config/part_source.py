@@ -33,7 +33,7 @@ ALLOWED_IMPORTS = (
 )
 LITERALS = (
     *("NAMES", "TASK", "CONFLICTS"),
-    *("RELIEVES", "PROPOSALS", "LADDER", "RANK", "IN_PARTS", "POINTLESS_ON", "ENVIRONMENT"),  # see mpt.config.relief
+    *("RELIEVES", "PROPOSALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),  # see mpt.config.relief
 )
 SETTINGS, COMMAND = "Settings", "Command"
 """The class that makes a file a part: what YAML sets, or in the folder `commands` what the command line does."""
