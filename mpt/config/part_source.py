@@ -31,9 +31,9 @@ ALLOWED_IMPORTS = (
     "typer",
     "typing",
 )
-LITERALS = (
+LITERALS = (  # the second line: see mpt.config.relief
     *("NAMES", "TASK", "CONFLICTS"),
-    *("RELIEVES", "PROPOSALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),  # see mpt.config.relief
+    *("RELIEVES", "PROPOSALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),
 )
 SETTINGS, COMMAND = "Settings", "Command"
 """The class that makes a file a part: what YAML sets, or in the folder `commands` what the command line does."""
