@@ -97,18 +97,16 @@ def build(config: Config, device: str | None = None) -> Built:
 
     The device is the configuration's own by default. Raises what the same configuration raises at the start of a run.
     """
-    from mpt.commands.train import build_explained, prepare_torch
-    from mpt.engine.build import build_datasets, choose_device
+    from mpt.engine.torch_settings import prepare_torch
 
     if device is not None:
         config = dataclasses.replace(config, train=config.train.model_copy(update={"device": device}))
     prepare_torch(config)
-    chosen = choose_device(config.train.device)
-    train_data, test_data = build_datasets(config)
-    run = build_explained(config, chosen, train_data.spec)
-    per_epoch = max(1, len(train_data) // config.train.batch_size)
-    total = config.train.steps or max(1, round((config.train.epochs or 0) * per_epoch))
-    return Built(run, train_data, test_data, total)
+    from mpt.engine.assembly import build_explained, supply
+
+    supplied = supply(config)
+    run = build_explained(config, supplied.device, supplied.train_data.spec)
+    return Built(run, supplied.train_data, supplied.test_data, supplied.total_steps)
 
 
 def update(built: Built, batch: Batch, step: int) -> dict[str, Update]:
@@ -123,8 +121,8 @@ def update(built: Built, batch: Batch, step: int) -> dict[str, Update]:
 
     run = built.run
     batch = to_device(batch, run.device, run.data)
-    set_learning_rates(run.optimizers, run.optimizer_settings, step, built.total_steps)
-    due = [phase for phase in run.phases if step % phase.every == 0]
+    set_learning_rates(run.optimizers, run.optimizer_settings, step, built.total_steps, run.task.rate_factor)
+    due = [phase for phase in run.phases if phase.is_due(step)]
     done = {phase.name: engine.update(run, phase, batch) for phase in due}
     run.task.after_step(step, step * run.config.train.batch_size)
     return done

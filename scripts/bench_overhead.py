@@ -44,7 +44,8 @@ from torch.nn import functional
 from mpt.config.load import load_config
 from mpt.data.loader import Loader
 from mpt.engine.build import build_datasets, build_networks, build_run, seed_everything
-from mpt.engine.loop import Training
+from mpt.engine.loop import fit
+from mpt.engine.training import Training
 from mpt.run.console import Console
 from mpt.run.files import write_atomically
 from mpt.run.layout import create_run
@@ -199,7 +200,7 @@ def make_contestants(options: argparse.Namespace) -> dict[str, Contestant]:
 
                 training.stream = in_turn  # type: ignore[method-assign]
                 training.evaluate = lambda: None  # type: ignore[method-assign]
-                training.go(StopRequest(), stop_after=steps)
+                fit(training, StopRequest(), stop_after=steps)
 
     def run_by_hand(steps: int, turn: Turn) -> None:
         net, total = network(), torch.zeros(())

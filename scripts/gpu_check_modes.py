@@ -39,7 +39,7 @@ def check_config(path: Path, seconds: float, rehearsal: bool, tell: Callable[[di
     started = time.monotonic()
     import torch
 
-    from mpt.engine.recovery import is_out_of_memory
+    from mpt.engine.out_of_memory import is_out_of_memory
     from mpt.errors import MptError
 
     flags = precision_flags(torch)
@@ -110,7 +110,8 @@ def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal
     from mpt.config.load import change_precision
     from mpt.data.loader import Loader
     from mpt.engine.build import build_datasets, build_run, choose_device, parameter_count
-    from mpt.engine.loop import Training
+    from mpt.engine.loop import fit
+    from mpt.engine.training import Training
     from mpt.errors import ConfigError
     from mpt.run.console import Console
     from mpt.run.layout import create_run
@@ -137,10 +138,10 @@ def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal
             directory = create_run(Path(folder), "check")
             with Recorder(directory) as recorder:
                 training = Training(built, directory, recorder, console, loader, test_data, count)
-                training.save = lambda: True  # type: ignore[method-assign]
+                training.save = lambda: None  # type: ignore[method-assign]
                 if not evaluates:
                     training.evaluate = lambda: None  # type: ignore[method-assign]
-                training.go(StopRequest())
+                fit(training, StopRequest())
             rows = [json.loads(line) for line in directory.metrics_path.read_text("utf-8").splitlines()]
             summary = json.loads(directory.summary_path.read_text("utf-8"))
         return {**summary, "windows": [row["step_seconds"] for row in rows if row["kind"] == "train"]}

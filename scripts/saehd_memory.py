@@ -92,7 +92,7 @@ def measured_cells(index: int, cap: float) -> list[str]:
 
 def measure(config: Config, cap_bytes: int) -> dict[str, int]:
     """Run some steps on this machine's GPU under the cap and return the peaks."""
-    from mpt.commands.train import prepare_torch
+    from mpt.engine.torch_settings import prepare_torch
 
     prepare_torch(config)
     import torch

@@ -81,6 +81,29 @@ def test_rooms_import_downwards_only() -> None:
     assert not wrong
 
 
+def import_graph() -> dict[str, set[str]]:
+    """Return which files of the package each imports, wherever the import stands, packages' own files left out."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in package_files()}
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        graph[name] = (found & set(files)) - {name}
+    return graph
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = import_graph()
+    while leaves := [name for name, needed in graph.items() if not needed & set(graph)]:
+        for name in leaves:
+            del graph[name]
+    assert not graph, f"in a circle, or above one: {sorted(graph)}"
+
+
 def test_reports_are_made_from_files_alone() -> None:
     """A report reads run directories: of the package it knows the errors, the configuration and the run's layout."""
     allowed = {"report", "config", "errors", "run", "__version__"}

@@ -24,7 +24,7 @@ from mpt.commands.arguments import TrainArguments
 from mpt.config.schema import Config
 from mpt.config.yaml_text import read_file, write_text
 from mpt.engine import ladder
-from mpt.engine.loop import Training
+from mpt.engine.training import Training
 from mpt.errors import ConfigError, MptError
 from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import load_calibration
@@ -64,7 +64,7 @@ def add_card(message: str, training: Training, arguments: TrainArguments) -> str
     config = ladder.adapted_config(training.run)
     try:
         budget = find_budget(training.run.device, message, training.peaks.allocated)
-        training.console.message("out of memory; planning what held it ...")
+        training.journal.say("out of memory; planning what held it ...")
         findings = plan(config, budget, arguments.allow, training.run.device)
         lines = [*describe_budget(budget), *describe_plan(findings, budget)]
         if findings.patch:

@@ -24,7 +24,7 @@ from mpt.run.layout import RunDirectory, create_run, find_run, list_runs
 from mpt.run.settings_history import replace_settings, settings_at
 
 if TYPE_CHECKING:
-    from mpt.engine.loop import Training
+    from mpt.engine.training import Training
     from mpt.run.console import Console
 
 WITHOUT_EFFECT = (
@@ -93,7 +93,7 @@ def begin(training: Training) -> None:
 
     if not never_saved(training.directory):  # another process trained here since this one looked
         raise InputOutputError(f"{training.directory.path} has checkpoints by now; go on from them with --resume")
-    training.recorder.truncate_after(-1)
+    training.journal.recorder.truncate_after(-1)
     write_atomically(training.directory.config_path, training.run.config.to_yaml())
     write_layout(training.directory.data_path, training.run.data)
     write_used_parts(training.directory.parts_path)
@@ -102,8 +102,8 @@ def begin(training: Training) -> None:
         training.event("weights", message)
     note = training.run.task.metric_note
     if note is not None:
-        training.event("note", note)
-        training.console.message(note)
+        training.journal.event("note", note)
+        training.journal.say(note)
 
 
 def resume(training: Training, source: RunDirectory | Path, arguments: TrainArguments) -> bool:
@@ -112,13 +112,13 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
     Returns False, with the directory as it was, for a run that is complete. Raises CheckpointError for a checkpoint
     that does not fit and, under `--exact`, for changes.
     """
-    from mpt.engine.loop import conditions
+    from mpt.engine.training import conditions
     from mpt.run import checkpoint
     from mpt.run.data_layout import write_layout
     from mpt.run.retention import set_aside_after
     from mpt.run.used_parts import changed_parts, write_used_parts
 
-    directory, console = training.directory, training.console
+    directory, console = training.directory, training.journal.console
     loaded = checkpoint.load(source)
     for note in loaded.notes:
         console.warning(note)
@@ -130,27 +130,28 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
     if arguments.exact:
         refuse_changes(changed, [change for change in settings if has_effect(change, config)])
     training.load(loaded)
-    if training.step >= training.total_steps:
-        beyond = f" and {training.total_steps} were asked for" if training.step > training.total_steps else ""
+    step, journal = training.progress.step, training.journal
+    if step >= training.total_steps:
+        beyond = f" and {training.total_steps} were asked for" if step > training.total_steps else ""
         console.message(
-            f"{directory.path}: the run was complete already: it has {training.step} steps{beyond}; raise train.steps "
-            "to train longer"
+            f"{directory.path}: the run was complete already: it has {step} steps{beyond}; raise train.steps to train "
+            "longer"
         )
         return False
-    for note in set_aside_after(directory, training.step):
+    for note in set_aside_after(directory, step):
         console.message(note)
-    training.recorder.truncate_after(training.step)
-    replace_settings(directory, training.step, config.to_yaml())
+    journal.recorder.truncate_after(step)
+    replace_settings(directory, step, config.to_yaml())
     write_layout(directory.data_path, training.run.data)
     write_used_parts(directory.parts_path)
     write_environment(directory, resumes=True)
-    training.event("resume", f"resumed at step {training.step} from {loaded.path.name}", notes=list(loaded.notes))
-    console.message(f"resumed {directory.path} at step {training.step} of {training.total_steps}")
+    journal.event("resume", f"resumed at step {step} from {loaded.path.name}", notes=list(loaded.notes))
+    console.message(f"resumed {directory.path} at step {step} of {training.total_steps}")
     if settings:
-        training.event("settings", f"changed: {', '.join(map(str, settings))}")
+        journal.event("settings", f"changed: {', '.join(map(str, settings))}")
         console.message(f"settings changed since: {shorten(settings)}")
     if changed:
-        training.warn(f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint")
+        journal.warn(f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint")
     return True
 
 

@@ -9,28 +9,35 @@ import dataclasses
 import io
 import tempfile
 from pathlib import Path
+from typing import Protocol
 
 from mpt.commands.arguments import InferArguments, TrainArguments
-from mpt.commands.train import train, with_steps
 from mpt.config.schema import Config
 
+SMOKE = {
+    "epochs": None,
+    "log_every": 1,
+    "evaluate_every": 0,
+    "sample_every": 0,
+    "checkpoint_every": 0,
+    "plan_memory": False,
+}
+"""What a smoke run changes in the settings of `train`, beside the number of steps."""
 
-def smoke(config: Config, arguments: TrainArguments) -> None:
+
+class Train(Protocol):
+    """`mpt.commands.train.train`."""
+
+    def __call__(self, config: Config, arguments: TrainArguments, stop_after: int | None = None) -> Path | None: ...
+
+
+def smoke(config: Config, arguments: TrainArguments, train: Train) -> None:
     """Run N steps in two halves with a resume between them, then inference. Raises what a real run would raise."""
     from mpt.commands import infer
 
     steps = arguments.smoke
     assert steps is not None
-    short = with_steps(
-        config,
-        steps=steps,
-        epochs=None,
-        log_every=1,
-        evaluate_every=0,
-        sample_every=0,
-        checkpoint_every=0,
-        plan_memory=False,
-    )
+    short = dataclasses.replace(config, train=config.train.model_copy(update={"steps": steps, **SMOKE}))
     with tempfile.TemporaryDirectory(prefix="mpt-smoke-") as folder:
         once = dataclasses.replace(arguments, runs=folder, smoke=None, resume=None)
         if steps > 1:

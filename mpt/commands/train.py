@@ -6,8 +6,6 @@ to go on from. After that the loop saves before it stops, whatever stops it.
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,19 +14,16 @@ from mpt.commands.arguments import TrainArguments
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
-from mpt.config.relief import environment
 from mpt.config.schema import Config
+from mpt.engine.torch_settings import prepare_torch
 from mpt.errors import MemoryBudgetError, MptError
 from mpt.run.launch import refuse_several_processes
 from mpt.run.used_parts import missing_parts_explained
 
 if TYPE_CHECKING:
-    import torch
-
-    from mpt.engine.loop import Training
+    from mpt.engine.training import Training
     from mpt.run.console import Console, Style
-    from mpt.run.layout import RunDirectory
-    from mpt.seams import Dataset, DataSpec, Run
+    from mpt.seams import Dataset
 
 
 def run(arguments: TrainArguments) -> None:
@@ -43,7 +38,7 @@ def run(arguments: TrainArguments) -> None:
     if arguments.smoke and not arguments.dry_run:
         from mpt.commands.smoke import smoke
 
-        smoke(config, arguments)
+        smoke(config, arguments, train)
         return
     train(config, arguments)
 
@@ -68,31 +63,18 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     import torch
 
     from mpt.commands.resume import begin, find_run_to_resume, make_directory, resume
-    from mpt.data.loader import Loader
-    from mpt.engine.build import build_datasets, choose_device
-    from mpt.engine.loop import Training
+    from mpt.engine.assembly import build_explained, open_training, supply
     from mpt.planner.beside import plan_beside
     from mpt.run.console import Console
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries
-    from mpt.run.tensorboard import TensorBoardWriter, check_installed
 
-    if config.train.tensorboard:
-        check_installed()
-    device = choose_device(config.train.device)
-    train_data, test_data = build_datasets(config)
-    loader = Loader(
-        train_data,
-        config.train.batch_size,
-        config.seed,
-        workers=config.dataset.settings.workers,
-        pin_memory=device.type == "cuda",
-    )
-    total_steps = config.train.steps or max(1, round((config.train.epochs or 0) * loader.steps_per_epoch))
-    with Console(style(arguments), total_steps) as console:
+    supplied = supply(config)
+    device, data = supplied.device, supplied.train_data
+    with Console(style(arguments), supplied.total_steps) as console:
         found, source = find_run_to_resume(config, arguments, console)
-        built = build_explained(config, device, train_data.spec, restores=source is not None)
-        describe(console, config, built.precision.reason, len(train_data), total_steps, device.type)
+        built = build_explained(config, device, data.spec, restores=source is not None)
+        describe(console, config, built.precision.reason, len(data), supplied.total_steps, device.type)
         for message in built.messages:
             console.message(message)
         for note in built.notes:
@@ -104,8 +86,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
         with directory.hold() as taken_over, Recorder(directory) as recorder:
             for note in ([taken_over] if taken_over else []) + clean_temporaries(directory):
                 console.message(note)
-            board = TensorBoardWriter(directory) if config.train.tensorboard else None
-            training = Training(built, directory, recorder, console, loader, test_data, total_steps, board)
+            training = open_training(built, supplied, directory, recorder, console)
             if source is not None and not resume(training, source, arguments):
                 finish_again(training)
                 return Path(directory.path)
@@ -113,40 +94,24 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
                 begin(training)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-            with plan_beside(config, train_data.spec, device, directory.plan_path, arguments.allow) as plan:
+            with plan_beside(config, data.spec, device, directory.plan_path, arguments.allow) as plan:
                 go(training, arguments, stop_after)
-                tell_skipped_files(training, train_data, test_data)
-                if training.step == training.total_steps:
+                tell_skipped_files(training, data, supplied.test_data)
+                if training.progress.step == training.total_steps:
                     plan.wait()
-                finish(directory, console, training)
+                finish(training)
     return Path(directory.path)
-
-
-def build_explained(config: Config, device: torch.device, data: DataSpec, restores: bool = False) -> Run:
-    """Build the run. Raises MemoryBudgetError where not even the weights find room."""
-    from mpt.engine.build import build_run
-    from mpt.engine.recovery import is_out_of_memory, out_of_memory_reason
-
-    try:
-        return build_run(config, device, data, restores=restores)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        reason = out_of_memory_reason(error)
-    raise MemoryBudgetError(
-        f"out of memory before the first step ({reason}): the weights alone are too much for {device}. "
-        "Use a smaller model, or precision=bf16-pure; `mpt plan CONFIG` says what it needs"
-    )
 
 
 def go(training: Training, arguments: TrainArguments, stop_after: int | None) -> None:
     """Train until the end. Raises MemoryBudgetError with a card when memory runs out for good."""
-    from mpt.engine.recovery import is_out_of_memory, out_of_memory_reason
+    from mpt.engine.loop import fit
+    from mpt.engine.out_of_memory import is_out_of_memory, out_of_memory_reason
     from mpt.run.signals import StopRequest
 
     try:
         with StopRequest() as stop:
-            training.go(stop, stop_after)
+            fit(training, stop, stop_after)
         return
     except MemoryBudgetError as error:
         message = str(error)
@@ -154,27 +119,13 @@ def go(training: Training, arguments: TrainArguments, stop_after: int | None) ->
         if not is_out_of_memory(error):
             raise
         message = (
-            f"out of memory at step {training.step}, outside the update: while loading, evaluating or saving "
+            f"out of memory at step {training.progress.step}, outside the update: while loading, evaluating or saving "
             f"({out_of_memory_reason(error)})"
         )
     # Past the except blocks: a traceback would go on holding what filled the memory.
     from mpt.commands.memory_card import add_card
 
     raise MemoryBudgetError(add_card(message, training, arguments))
-
-
-def prepare_torch(config: Config) -> None:
-    """Set what must be set before torch allocates: deterministic kernels, threads, the allocator."""
-    if config.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    for name, value in environment(config.memory.plugins).items():
-        os.environ.setdefault(name, value)
-    import torch
-
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
-    torch.backends.cudnn.benchmark = not config.train.deterministic
-    torch.backends.cudnn.deterministic = config.train.deterministic
 
 
 def style(arguments: TrainArguments) -> Style:
@@ -196,17 +147,19 @@ def tell_skipped_files(training: Training, *datasets: Dataset) -> None:
     bad = {path: reason for data in datasets for path, reason in getattr(data, "bad_files", {}).items()}
     if bad:
         path, reason = next(iter(bad.items()))
-        training.warn(f"{len(bad)} bad {'file was' if len(bad) == 1 else 'files were'} skipped, first {path}: {reason}")
+        many = "file was" if len(bad) == 1 else "files were"
+        training.journal.warn(f"{len(bad)} bad {many} skipped, first {path}: {reason}")
 
 
-def finish(directory: RunDirectory, console: Console, training: Training) -> None:
+def finish(training: Training) -> None:
     """Write the report; a report that fails is a warning, never a lost run."""
     from mpt.report.page import write_report
     from mpt.report.read_run import read_run
     from mpt.report.units import show_bytes
 
-    if training.step < training.total_steps:  # a smoke run's first half
-        console.message(f"stopped after step {training.step}, to be resumed")
+    directory, console, progress = training.directory, training.journal.console, training.progress
+    if progress.step < training.total_steps:  # a smoke run's first half
+        console.message(f"stopped after step {progress.step}, to be resumed")
         return
     try:
         write_report(Path(directory.path))
@@ -216,8 +169,8 @@ def finish(directory: RunDirectory, console: Console, training: Training) -> Non
         for row in read_run(Path(directory.path)).planned:
             planned, measured = show_bytes(row.planned), show_bytes(row.measured)
             console.message(f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})")
-    figures = "  ".join(f"{name} {value:.4g}" for name, value in training.last_metrics.items())
-    console.message(f"done: {figures}  ({training.seconds:.0f} s)  report {directory.path / 'report.html'}")
+    figures = "  ".join(f"{name} {value:.4g}" for name, value in progress.last_metrics.items())
+    console.message(f"done: {figures}  ({progress.seconds:.0f} s)  report {directory.path / 'report.html'}")
 
 
 def finish_again(training: Training) -> None:
@@ -225,9 +178,4 @@ def finish_again(training: Training) -> None:
     directory = training.directory
     if not directory.summary_path.is_file() or not directory.report_path("html").is_file():
         training.write_summary()
-        finish(directory, training.console, training)
-
-
-def with_steps(config: Config, **changes: object) -> Config:
-    """Return the configuration with other `train` settings."""
-    return dataclasses.replace(config, train=config.train.model_copy(update=changes))
+        finish(training)

@@ -2,7 +2,7 @@
 
 The effective batch stays. Micro-batches are halved first, down to a floor; then blocks are recomputed and activations
 offloaded, which change no gradient; then micro-batches go below the floor. The order is read off a configuration, so
-that the same ladder serves a run that adapts (`mpt.engine.recovery`) and a proposal to the user.
+that the same ladder serves a run that adapts (`mpt.engine.out_of_memory`) and a proposal to the user.
 
 A trick is meant to be applied before precision hangs its casts in front of classes. On a run that is being trained
 those are taken off meanwhile, so that the network ends as if it had been built with the trick: same units found, same

@@ -2,7 +2,7 @@
 
 A step is one `update` per phase. An update draws the random inputs for the whole batch, splits it into micro-batches,
 and back-propagates each loss before the next is computed. Nothing here looks at a tensor's values but the finite
-check, which fake tensors skip.
+check (`LossWatch`), which fake tensors skip.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class Update:
 def update(run: Run, phase: Phase, batch: Batch) -> Update:
     """Perform one phase's update on a whole batch."""
     drop_gradients(run, phase)
-    remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.recovery
+    remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.out_of_memory
     batch = draw_batch(run, phase, batch)
-    losses = back_propagate(run, phase, batch)
-    if phase.name not in run.scaled_phases and not all_finite(losses):
+    watch = LossWatch(run.device) if phase.name not in run.scaled_phases else None
+    losses = back_propagate(run, phase, batch, watch)
+    if watch is not None and not watch.all_finite():
         drop_gradients(run, phase)
         restore_buffers(run)
         return Update(StepStats(skipped=True), losses, finite=False, batch=batch)
@@ -49,7 +50,7 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     return Update(stats, losses, batch=batch)
 
 
-def back_propagate(run: Run, phase: Phase, batch: Batch) -> dict[str, Tensor]:
+def back_propagate(run: Run, phase: Phase, batch: Batch, watch: LossWatch | None = None) -> dict[str, Tensor]:
     """Leave the gradient of a drawn batch's losses in the phase's weights; return them per sample, on the device."""
     count = len(next(iter(batch.values())))
     losses: dict[str, Tensor] = {}
@@ -64,6 +65,8 @@ def back_propagate(run: Run, phase: Phase, batch: Batch) -> dict[str, Tensor]:
                     value = normaliser.scale(loss)
                 else:
                     value = loss.value if loss.reduction == "sum" or share == 1.0 else loss.value * share
+                if watch is not None:
+                    watch.look(value)
                 with entered(trick.backward(phase) for trick in run.tricks):
                     run.precision.backward(value, phase)
                 detached = value.detach()
@@ -179,10 +182,36 @@ def split(batch: Batch, micro_batch_size: int | None) -> Iterator[tuple[Batch, f
         yield part, min(micro_batch_size, count - start) / count
 
 
-def all_finite(losses: dict[str, Tensor]) -> bool:
-    """Return whether every loss is finite. One host synchronisation; fake losses count as finite."""
-    values = list(losses.values())
-    if not values or isinstance(values[0], FakeTensor):
-        return True
-    total = values[0] if len(values) == 1 else torch.stack([v.float() for v in values]).sum()
-    return math.isfinite(float(total))
+class LossWatch:
+    """Finds out whether all losses of an update are finite before its optimizer steps, without stopping a GPU.
+
+    On CUDA the sum of the losses so far is copied to the host as soon as each forward is done, beside its backward.
+    What is waited for before the optimizer's step is thus the last forward alone: meanwhile the GPU has the last
+    backward to do, and never stands still. A step that must not be is still not taken, so that there is nothing to
+    undo. On a CPU reading the sum costs nothing. Fake losses have no values and count as finite.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_cuda = device.type == "cuda"
+        self.total: Tensor | None = None
+        self.host: Tensor | None = None
+        self.copied: torch.cuda.Event | None = None
+
+    def look(self, loss: Tensor) -> None:
+        """Take a loss into account; call between its forward and its backward."""
+        if isinstance(loss, FakeTensor):
+            return
+        value = loss.detach().float()
+        self.total = value if self.total is None else self.total + value
+        if self.on_cuda:
+            self.host = torch.empty((), pin_memory=True)
+            self.host.copy_(self.total.reshape(()), non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+    def all_finite(self) -> bool:
+        """Return whether every loss was finite; their sum is not where one was not."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        total = self.total if self.host is None else self.host
+        return total is None or math.isfinite(float(total))

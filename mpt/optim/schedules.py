@@ -45,11 +45,15 @@ def learning_rate(settings: OptimizerOptions, step: int, total_steps: int, base_
 
 
 def set_learning_rates(
-    optimizers: Mapping[str, Optimizer], settings: Mapping[str, OptimizerOptions], step: int, total_steps: int
+    optimizers: Mapping[str, Optimizer],
+    settings: Mapping[str, OptimizerOptions],
+    step: int,
+    total_steps: int,
+    factor: float = 1.0,
 ) -> None:
-    """Set a step's rate in every parameter group of the optimizers, whose settings have the same names."""
+    """Set a step's rate, times the factor, in every group of the optimizers, whose settings have the same names."""
     for name, optimizer in optimizers.items():
-        rate = learning_rate(settings[name], step, total_steps, settings[name].lr)
+        rate = learning_rate(settings[name], step, total_steps, settings[name].lr) * factor
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("lr_scale", 1.0)
 

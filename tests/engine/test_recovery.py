@@ -14,10 +14,11 @@ from torch import Tensor
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
-from mpt.engine import recovery
+from mpt.engine import loop
 from mpt.engine.diagnosis import FirstNonFinite
-from mpt.engine.loop import Training
+from mpt.engine.out_of_memory import is_out_of_memory
 from mpt.engine.step import remember_buffers, restore_buffers
+from mpt.engine.training import Training
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
@@ -220,18 +221,17 @@ def test_out_of_memory_without_adapting_names_the_remedy(tmp_path: Path, monkeyp
 def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numpy's random state and Adam's step counts belong on the CPU. `meta` stands for a GPU: no value comes back."""
     calls = poison(monkeypatch, lambda call: call == 5)
-    original = recovery.roll_back
+    original = loop.roll_back
 
-    def roll_back(training: Training, why: str) -> bool:
+    def roll_back(training: Training, why: str) -> None:
         monkeypatch.setattr(training.run, "device", torch.device("meta"))
-        done = original(training, why)
+        original(training, why)
         steps = [state["step"].device.type for state in training.run.optimizers["net"].state.values()]
         assert steps
         assert set(steps) == {"cpu"}
         monkeypatch.setattr(training.run, "device", torch.device("cpu"))
-        return done
 
-    monkeypatch.setattr(recovery, "roll_back", roll_back)
+    monkeypatch.setattr(loop, "roll_back", roll_back)
     path = start(tmp_path, optimizer="adam", train=settings(on_non_finite="rollback"))
     assert len(calls) == 10
     assert [event["kind"] for event in events(path)].count("rollback") == 1
@@ -251,7 +251,7 @@ def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeyp
     ids=str,
 )
 def test_memory_runs_out_in_many_words(error: RuntimeError, is_one: bool) -> None:
-    assert recovery.is_out_of_memory(error) is is_one
+    assert is_out_of_memory(error) is is_one
 
 
 def test_a_poisoned_buffer_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

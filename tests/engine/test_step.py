@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from mpt.engine.build import build_run
 from mpt.engine.step import update
 from mpt.seams import Batch, Loss, Phase, Run
-from tests.engine.parts import batch, classifier
+from tests.engine.parts import DIGITS, batch, classifier
 
 
 def run_with(losses: Any, **changes: Any) -> tuple[Run, Phase]:
@@ -94,3 +95,39 @@ def test_a_normaliser_of_the_whole_batch_is_prepared_once_before_the_split() -> 
     parts, _ = gradients(run, phase, 3)
     assert calls == [8, 8]
     assert all(torch.allclose(one, other, rtol=1e-10) for one, other in zip(whole, parts, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_bad_loss_of_several_keeps_the_optimizer_from_stepping(bad: float, which: int) -> None:
+    def two(net: nn.Module, part: Batch) -> Iterator[Loss]:
+        for number in range(2):
+            yield Loss(f"loss{number}", net(part["image"]).sum() * (bad if number == which else 1.0))
+
+    run, phase = run_with(two)
+    before = [parameter.detach().clone() for parameter in phase.module.parameters()]
+    done = update(run, phase, weighted_batch())
+    assert not done.finite
+    assert done.stats.skipped
+    assert done.batch is not None
+    assert all(map(torch.equal, phase.module.parameters(), before))
+    assert all(parameter.grad is None for parameter in phase.module.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a CUDA device has a queue to be waited for")
+@pytest.mark.parametrize("mode", ["fp32", "bf16"])
+def test_an_update_on_a_gpu_waits_for_no_operator_and_still_refuses_nan(mode: str) -> None:
+    run = build_run(classifier(mode).config, torch.device("cuda"), DIGITS)
+    (phase,) = run.phases
+    drawn = {name: value.cuda() for name, value in batch().items()}
+    update(run, phase, drawn)  # the first makes what the later ones use
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert update(run, phase, drawn).finite
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    before = [parameter.detach().clone() for parameter in phase.module.parameters()]
+    drawn["image"] = drawn["image"] * float("nan")
+    assert not update(run, phase, drawn).finite
+    assert all(map(torch.equal, phase.module.parameters(), before))

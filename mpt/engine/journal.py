@@ -1,0 +1,71 @@
+"""What a training writes and shows: log lines, evaluations, events and warnings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpt.engine.progress import Progress
+from mpt.run.console import Console
+from mpt.run.recorder import Recorder, read_lines
+from mpt.run.tensorboard import TensorBoardWriter
+
+
+@dataclass
+class Journal:
+    """Writes at the step that the progress is at."""
+
+    recorder: Recorder
+    console: Console
+    progress: Progress
+    board: TensorBoardWriter | None = None
+
+    def row(self, values: Mapping[str, Any]) -> None:
+        """Write and show one line of training."""
+        self.console.row(self.recorder.write_metrics(self.progress.step, values))
+        self._board(values)
+
+    def evaluation(self, figures: Mapping[str, float]) -> None:
+        """Write and show the figures of an evaluation."""
+        step = self.progress.step
+        self.console.row(self.recorder.write_evaluation(step, figures, {"seconds": self.progress.seconds}))
+        self._board({"evaluate": figures})
+
+    def event(self, kind: str, message: str, **details: Any) -> None:
+        """Record something that happened."""
+        self.recorder.write_event(self.progress.step, kind, {"message": message, **details})
+
+    def warn(self, message: str, kind: str = "warning", **details: Any) -> None:
+        """Record something that happened, and show it as a warning."""
+        self.event(kind, message, **details)
+        self.console.warning(message)
+
+    def say(self, message: str) -> None:
+        """Show a message that is not recorded."""
+        self.console.message(message)
+
+    def evaluation_spans(self) -> dict[str, dict[str, float]]:
+        """Return the first, lowest, highest and last value of each figure over all evaluations."""
+        values: dict[str, list[float]] = {}
+        for _, metrics in self.recorder.evaluations:
+            for name, value in metrics.items():
+                values.setdefault(name, []).append(float(value))
+        return {
+            name: {"first": found[0], "lowest": min(found), "highest": max(found), "last": found[-1]}
+            for name, found in values.items()
+        }
+
+    def event_counts(self) -> dict[str, int]:
+        """Return how many events of each kind the run has had."""
+        return dict(Counter(str(line.get("kind")) for line in read_lines(self.recorder.run.events_path)))
+
+    def close(self) -> None:
+        """Close the board; the recorder belongs to whoever opened it."""
+        if self.board:
+            self.board.close()
+
+    def _board(self, values: Mapping[str, Any]) -> None:
+        if self.board:
+            self.board.write(self.progress.step, values)

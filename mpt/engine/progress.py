@@ -1,0 +1,87 @@
+"""How far a training is: what is counted along the way, saved with every checkpoint and put back at a resume."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpt.engine.step import Update
+
+
+@dataclass
+class Progress:
+    """The counters of a training. Losses are summed on the device until a line is logged."""
+
+    step: int = 0
+    seconds_before: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    skipped: dict[str, int] = field(default_factory=dict)
+    best: float | None = None
+    best_step: int = 0
+    last_metrics: dict[str, float] = field(default_factory=dict)
+    scales_seen: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    """On a CPU, the largest peak of the tracked steps and its split."""
+    unmeasured: set[str] = field(default_factory=set)
+    """Phases of which no step was tracked yet."""
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of training so far, over all resumes."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def add_losses(self, phase: str, done: Update) -> None:
+        """Add up an update's losses, and count it where its step was skipped."""
+        for name, value in done.losses.items():
+            key = f"{phase}/{name}"
+            self.sums[key] = self.sums[key] + value if key in self.sums else value
+            self.counts[key] += 1
+        if done.stats.skipped:
+            self.skipped[phase] += 1
+
+    def take_means(self) -> dict[str, float]:
+        """Return the mean losses since the last call. Waits for the device."""
+        means = {name: float(value) / self.counts[name] for name, value in self.sums.items()}
+        self.sums, self.counts = {}, defaultdict(int)
+        return means
+
+    def note_figure(self, figure: float, higher_is_better: bool) -> None:
+        """Remember an evaluation's deciding figure if it is the best."""
+        if self.best is None or (figure > self.best if higher_is_better else figure < self.best):
+            self.best, self.best_step = figure, self.step
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "skipped": dict(self.skipped),
+            "sums": self.sums,
+            "counts": dict(self.counts),
+            "best": self.best,
+            "best_step": self.best_step,
+            "last_metrics": self.last_metrics,
+            "scales_seen": dict(self.scales_seen),
+            "memory": self.memory,
+            "unmeasured": sorted(self.unmeasured),
+        }
+
+    def restore(self, record: Mapping[str, Any], device: torch.device) -> None:
+        """Put back what `to_record` returned."""
+        self.step, self.seconds_before = record["step"], record["seconds"]
+        self.started = time.perf_counter()
+        self.skipped = {**self.skipped, **record["skipped"]}
+        self.sums = {name: value.to(device) for name, value in record["sums"].items()}
+        self.counts = defaultdict(int, record["counts"])
+        self.best, self.best_step = record["best"], record["best_step"]
+        self.last_metrics = dict(record["last_metrics"])
+        self.scales_seen = dict(record["scales_seen"])
+        self.memory, self.unmeasured = dict(record["memory"]), set(record.get("unmeasured", ()))

@@ -1,0 +1,22 @@
+"""Settings of torch itself for a run. Imports torch only when it has set the variables that torch reads once."""
+
+from __future__ import annotations
+
+import os
+
+from mpt.config.relief import environment
+from mpt.config.schema import Config
+
+
+def prepare_torch(config: Config) -> None:
+    """Set what must be set before torch allocates: deterministic kernels, threads, the allocator."""
+    if config.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    for name, value in environment(config.memory.plugins).items():
+        os.environ.setdefault(name, value)
+    import torch
+
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    torch.backends.cudnn.benchmark = not config.train.deterministic
+    torch.backends.cudnn.deterministic = config.train.deterministic

@@ -1,0 +1,231 @@
+"""One training in progress: the built run, its folder, its counters and its journal, and what is done with them.
+
+What is done in which order is the loop's affair (`mpt.engine.loop`); here are its side jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpt.data.loader import Loader, prefetch
+from mpt.engine.build import parameter_count
+from mpt.engine.evaluation import evaluate, write_preview
+from mpt.engine.journal import Journal
+from mpt.engine.ladder import move_again
+from mpt.engine.memory import CudaPeaks, outside_bytes
+from mpt.engine.out_of_memory import MemoryLadder
+from mpt.engine.progress import Progress
+from mpt.engine.scale_watch import ScaleWatch
+from mpt.engine.state import capture, restore
+from mpt.engine.step import Update
+from mpt.optim.schedules import set_learning_rates
+from mpt.run import checkpoint
+from mpt.run.console import Console
+from mpt.run.layout import RunDirectory
+from mpt.run.recorder import Recorder, tidy
+from mpt.run.state_checks import first_non_finite
+from mpt.run.tensorboard import TensorBoardWriter
+from mpt.seams import Batch, Dataset, Run
+
+
+class Training:
+    """Everything that the loop works on. Attributes that are not in `progress` begin anew at a resume."""
+
+    def __init__(
+        self,
+        run: Run,
+        directory: RunDirectory,
+        recorder: Recorder,
+        console: Console,
+        loader: Loader,
+        test_data: Dataset,
+        total_steps: int,
+        board: TensorBoardWriter | None = None,
+    ) -> None:
+        self.run, self.directory, self.loader, self.test_data = run, directory, loader, test_data
+        self.total_steps, self.train = total_steps, run.config.train
+        self.progress = Progress(skipped={phase.name: 0 for phase in run.phases})
+        if run.device.type == "cpu":
+            self.progress.unmeasured.update(phase.name for phase in run.phases)
+        self.journal = Journal(recorder, console, self.progress, board)
+        self.ladder = MemoryLadder(run, self.journal)
+        self.watches = {phase.name: ScaleWatch(phase.name) for phase in run.phases}
+        self.peaks = CudaPeaks()
+        self.rollbacks = 0
+        self.non_finite_in_a_row = 0
+        self.whole_steps = 0
+        """Steps in this process in which no phase was skipped."""
+        self.grad_norms: dict[str, Tensor] = {}
+        """The norms of the last clipped gradients by phase, on the device until they are logged."""
+        self.last_losses: dict[str, float] = {}
+        self.step_seconds: list[float] = []
+        self.window_seconds: list[float] = []
+        """Seconds per step of each logged window. Reading its losses waits for the device: on a GPU these are true."""
+
+    def stream(self) -> Iterator[Batch]:
+        """Return the batches from the current step on."""
+        return prefetch(self.loader.batches(self.progress.step), self.run.device, self.run.data)
+
+    def set_learning_rates(self) -> None:
+        """Set this step's rate in every parameter group."""
+        run = self.run
+        set_learning_rates(
+            run.optimizers, run.optimizer_settings, self.progress.step, self.total_steps, run.task.rate_factor
+        )
+
+    def count(self, phase: str, done: Update) -> None:
+        """Add up losses, count a skipped step and record changes of the loss scale."""
+        progress, scale = self.progress, done.stats.scale
+        progress.add_losses(phase, done)
+        if done.stats.grad_norm is not None:
+            self.grad_norms[phase] = done.stats.grad_norm
+        if done.stats.skipped:
+            kind = "overflow" if scale is not None else "skipped"
+            self.journal.event(kind, f"step {progress.step} of {phase} was skipped", phase=phase, scale=scale)
+        if scale is None:
+            return
+        previous = progress.scales_seen.get(phase)
+        if previous is not None and scale != previous:
+            message = f"{phase}: loss scale {previous:.10g} -> {scale:.10g}"
+            self.journal.event("scale", message, phase=phase, scale=scale)
+        progress.scales_seen[phase] = scale
+        warning = self.watches[phase].observe(progress.step, scale, previous is not None and scale < previous)
+        if warning:
+            self.journal.warn(warning)
+
+    def log(self, window_started: float, window_steps: int) -> None:
+        """Write and show one line: mean losses since the last, rates, scales, memory."""
+        self.last_losses = self.progress.take_means()
+        seconds = (time.perf_counter() - window_started) / max(window_steps, 1)
+        self.window_seconds.append(seconds)
+        norms = {phase: float(norm) for phase, norm in self.grad_norms.items()}
+        self.grad_norms = {}
+        self.journal.row(
+            {
+                "seconds": self.progress.seconds,
+                "losses": self.last_losses,
+                "lr": {name: optimizer.param_groups[0]["lr"] for name, optimizer in self.run.optimizers.items()},
+                "scale": self.run.precision.scales(),
+                **({"grad_norm": norms} if norms else {}),
+                "skipped": dict(self.progress.skipped),
+                "step_seconds": seconds,
+                "samples_per_second": self.train.batch_size / seconds,
+                "memory": self.measured_memory(),
+            }
+        )
+        self.advise(self.last_losses)
+
+    def measured_memory(self) -> dict[str, Any]:
+        """Return the peak so far as a row for the log: the allocator's on CUDA, elsewhere what was tracked."""
+        if self.run.device.type != "cuda":
+            return dict(self.progress.memory)
+        self.peaks.count_steps(self.run.device)
+        return self.peaks.to_record()
+
+    def advise(self, figures: dict[str, float]) -> None:
+        """Show what the task has to say about these losses or metrics."""
+        for message in self.run.task.advise(figures):
+            self.journal.warn(message)
+
+    def evaluate(self) -> None:
+        """Evaluate on the test set and remember the best."""
+        task = self.run.task
+        with self.peaks.beside_steps(self.run.device):
+            figures = evaluate(self.run, self.test_data, self.train.batch_size)
+        self.progress.last_metrics = figures
+        self.progress.note_figure(figures[task.metric], task.higher_is_better)
+        self.journal.evaluation(figures)
+        task.after_evaluation(figures)
+        self.advise(figures)
+
+    def write_preview(self) -> None:
+        """Write the samples of this step, where the task makes any."""
+        with self.peaks.beside_steps(self.run.device):
+            write_preview(self.run, self.test_data, self.directory, self.progress.step)
+
+    def save(self) -> str | None:
+        """Write a checkpoint. Where something in it is not finite, write nothing and return its name."""
+        with self.peaks.beside_steps(self.run.device):
+            state = capture(self.run)
+            bad = first_non_finite({"modules": state["modules"]})
+        if bad is not None:
+            return bad
+        state["loop"] = {**self.progress.to_record(), "adapted": dict(self.run.adapted)}
+        task = self.run.task
+        checkpoint.save(
+            self.directory,
+            self.progress.step,
+            state,
+            keep_last=self.train.keep_last,
+            metric=self.progress.last_metrics.get(task.metric),
+            higher_is_better=task.higher_is_better,
+            extra_manifest={"conditions": conditions(self.run)},
+        )
+        self.journal.recorder.sync()
+        return None
+
+    def load(self, loaded: checkpoint.LoadedCheckpoint) -> None:
+        """Put a loaded checkpoint into the run and the counters."""
+        restore(self.run, loaded.state)
+        loop = loaded.state["loop"]
+        self.progress.restore(loop, self.run.device)
+        self.grad_norms = {}
+        again = move_again(self.run, loop.get("adapted", {}))
+        if again:
+            settings = ", ".join(f"memory.{name}={value}" for name, value in again.items())
+            self.journal.event("adapted", f"as before the checkpoint, out of memory: {settings}", **again)
+            self.journal.say(f"memory ran out before, so as then: {settings}")
+
+    def write_summary(self) -> None:
+        """Write summary.json: what comparisons and reports read first."""
+        run, progress = self.run, self.progress
+        times = self.step_seconds if run.device.type == "cpu" else self.window_seconds
+        median = statistics.median(times) if times else None
+        summary = {
+            "metric": run.task.metric,
+            "higher_is_better": run.task.higher_is_better,
+            "final": progress.last_metrics.get(run.task.metric),
+            "best": progress.best,
+            "best_step": progress.best_step,
+            "steps": progress.step,
+            "total_steps": self.total_steps,
+            "median_step_seconds": median,
+            "samples_per_second": self.train.batch_size / median if median else None,
+            "peak_memory": {**self.measured_memory(), **outside_bytes(run.device)},
+            "skipped": dict(progress.skipped),
+            "precision": {
+                "mode": run.precision.name,
+                "dtype": str(run.precision.dtype).removeprefix("torch."),
+                "reason": run.precision.reason,
+            },
+            "wall_seconds": progress.seconds,
+            "parameters": parameter_count(list(run.task.trainable.values())),
+            "losses": self.last_losses,
+            "evaluations": self.journal.evaluation_spans(),
+            "events": self.journal.event_counts(),
+            "adapted": dict(run.adapted),
+        }
+        text = json.dumps(tidy(summary), indent=1, allow_nan=False)
+        self.directory.summary_path.write_text(text + "\n", "utf-8")
+
+
+def conditions(run: Run) -> dict[str, Any]:
+    """Return what must not change if a resume is to be bit-exact."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "workers": run.config.dataset.settings.workers,
+        "precision": run.config.precision.mode,
+        "dtype": str(run.precision.dtype).removeprefix("torch."),
+        "device": run.device.type,
+        **({"gpu": torch.cuda.get_device_name(run.device)} if run.device.type == "cuda" else {}),
+        "batch_size": run.config.train.batch_size,
+        "seed": run.config.seed,
+    }
