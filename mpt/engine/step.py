@@ -206,7 +206,7 @@ class LossWatch:
         if self.on_cuda:
             self.host = torch.empty((), pin_memory=True)
             self.host.copy_(self.total.reshape(()), non_blocking=True)
-            self.copied = torch.cuda.Event()
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.copied.record()
 
     def all_finite(self) -> bool:

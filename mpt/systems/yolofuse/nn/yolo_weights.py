@@ -16,20 +16,31 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpt.errors import CheckpointError
 from mpt.run.weights_file import load_weights_file
-from mpt.systems.yolofuse.nn.yolofuse import YoloFuse
 
 LEAST_SHARE = 0.25
 """Of a backbone's tensors that must fit, before a file is believed to be meant for it."""
 NUMBERED = re.compile(r"^(?:model\.)*(\d+)\.(.+)$")
 
 
-def start_from(net: YoloFuse, path: str) -> str:
+class Branched(Protocol):
+    """What is asked of a detector here: layers by number, of which each camera has some of its own."""
+
+    model: nn.ModuleList
+    branches: list[list[int]]
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any: ...
+
+
+def start_from(net: Branched, path: str) -> str:
     """Load what fits of a file into the network and return a sentence that says how much.
 
     Raises CheckpointError where there is no such file, it is refused, or too little of it fits.
@@ -66,7 +77,7 @@ def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def branch_state(net: YoloFuse, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def branch_state(net: Branched, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what a one-camera backbone gives to each branch, its layer n to the branch's n-th layer."""
     by_layer: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state.items():
