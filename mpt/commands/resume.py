@@ -99,7 +99,7 @@ def begin(training: Training) -> None:
     write_used_parts(training.directory.parts_path)
     write_environment(training.directory, resumes=False)
     for message in training.run.messages:
-        training.event("weights", message)
+        training.journal.event("weights", message)
     note = training.run.task.metric_note
     if note is not None:
         training.journal.event("note", note)
