@@ -108,8 +108,8 @@ def import_graph() -> dict[str, set[str]]:
     return graph
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
-    graph = import_graph()
+def test_no_common_files_import_each_other_in_a_circle() -> None:
+    graph = {name: needed for name, needed in import_graph().items() if not name.startswith("mpt.systems.")}
     while leaves := [name for name, needed in graph.items() if not needed & set(graph)]:
         for name in leaves:
             del graph[name]
