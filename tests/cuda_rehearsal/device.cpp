@@ -368,10 +368,10 @@ void synchronised(const std::string& what) {
 c10::Storage adopt(const c10::Storage& made_on_cpu, int device) {
   const size_t bytes = made_on_cpu.nbytes();
   const c10::Device place(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
-  if (bytes == 0) {
+  if (made_on_cpu.data() == nullptr) {
     return c10::Storage(
         c10::make_intrusive<c10::StorageImpl>(
-            c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, place), &device_memory, true));
+            c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, place), &device_memory, true));
   }
   auto* address = made_on_cpu.mutable_data();
   const uintptr_t key = ++blocks_made;

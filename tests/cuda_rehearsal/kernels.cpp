@@ -86,6 +86,15 @@ struct Call {
     if (!tensor.defined() || !tensor.is_cuda()) {
       return tensor;
     }
+    TORCH_INTERNAL_ASSERT(
+        at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(), tensor.storage_offset()) <=
+            tensor.storage().nbytes(),
+        name(),
+        ": a tensor of ",
+        tensor.sizes(),
+        " does not lie in its ",
+        tensor.storage().nbytes(),
+        " bytes");
     auto alias = at::detail::make_tensor<c10::TensorImpl>(
         alias_of(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
     alias.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
@@ -118,8 +127,12 @@ struct Call {
     if (found != originals.end()) {
       return found->second;
     }
-    auto result = at::detail::make_tensor<c10::TensorImpl>(
-        storage_on_device(tensor.storage()), c10::DispatchKeySet(c10::DispatchKey::CUDA), tensor.dtype());
+    c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+    if (tensor._is_zerotensor()) {  // zeros that autograd has not written anywhere
+      keys = keys.add(c10::DispatchKey::ZeroTensor);
+    }
+    auto result =
+        at::detail::make_tensor<c10::TensorImpl>(storage_on_device(tensor.storage()), keys, tensor.dtype());
     auto* made = result.unsafeGetTensorImpl();
     made->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     made->_set_neg(tensor.is_neg());
