@@ -15,6 +15,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <random>
@@ -81,6 +82,7 @@ struct DeviceMemory final : c10::Allocator {
     const uintptr_t key = ++blocks_made;
     account(current, key, bytes);
     void* address = host_memory(bytes);
+    std::memset(address, 0xFF, bytes);  // NaN in every float type: what others left, which nobody may read
     return {address, new Block{current, key, address, {}}, &free_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override {

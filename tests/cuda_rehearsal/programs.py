@@ -16,7 +16,7 @@ CLASSIFIER = """
 model: {name: small_cnn, features: 4, image_size: 8}
 dataset: digits
 optimizer: {name: sgd, lr: 0.05}
-train: {steps: 4, batch_size: 32, log_every: 2, checkpoint_every: 2, workers: 0, device: cuda, plan_memory: false}
+train: {steps: 4, batch_size: 32, log_every: 2, checkpoint_every: 2, device: cuda, plan_memory: false}
 precision: fp32
 name: run
 """
@@ -24,7 +24,7 @@ GAN = """
 model: {name: dcgan, features: 4, image_size: 16}
 dataset: {name: digits, image_size: 16}
 optimizer: {name: adam, lr: 0.0002}
-train: {steps: 4, batch_size: 16, log_every: 2, checkpoint_every: 2, workers: 0, device: cuda, plan_memory: false}
+train: {steps: 4, batch_size: 16, log_every: 2, checkpoint_every: 2, device: cuda, plan_memory: false}
 precision: fp32
 name: run
 """

@@ -7,6 +7,7 @@ take most of the time that the default suite has for rehearsals.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -36,7 +37,7 @@ LOADED = (
     "mpt.report.page",
     "mpt.tasks.gan",
     "scipy.linalg",
-    "torch.optim",
+    "torch._dynamo",
 )
 """Imported before forking where they are there."""
 
@@ -127,6 +128,7 @@ def serve() -> None:
     for name in LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.freeze()  # what is loaded is not looked at, and so not copied, in the forks
     answers = os.fdopen(os.dup(1), "wb")
     while True:
         try:
