@@ -17,7 +17,6 @@ from typing import Any
 
 from mpt.planner.allocator import CachingAllocator, ExpandableAllocator, OutOfMemory
 from mpt.planner.calibration import CONTEXT_BYTES
-from mpt.planner.unseen import Unseen
 
 GIB = 2**30
 
@@ -165,6 +164,8 @@ class Memory:
 
     def open_workspace(self, device: int, stream: int) -> str:
         """Take a cuBLAS workspace, which stays."""
+        from mpt.planner.unseen import Unseen  # imports torch, which may be what is being imported now
+
         card = self.cards[device]
         deterministic = bool(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
         size = Unseen(card.capability, deterministic).cublas_bytes
