@@ -49,10 +49,13 @@ class CudaPeaks:
     steps_reserved: int = 0
     is_mixed: bool = False
     """Whether something beside the steps has raised the reserve."""
+    allocations: int = -1
+    """How many allocations had been made at the end of the last work beside the steps."""
 
     def count_steps(self, device: torch.device) -> None:
         """Take over the peaks of the steps since the last work beside them."""
-        if device.type == "cuda":
+        if device.type == "cuda" and allocations_made(device) != self.allocations:
+            # Without a step since then, what an evaluation left (a cuBLAS workspace) would be taken for the steps'.
             allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
             self.steps_allocated = max(self.steps_allocated, allocated)
             if not self.is_mixed:
@@ -72,6 +75,7 @@ class CudaPeaks:
                 self.is_mixed = self.is_mixed or reserved > before
                 self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
                 torch.cuda.reset_peak_memory_stats(device)
+                self.allocations = allocations_made(device)
 
     def to_record(self) -> dict[str, Any]:
         """Return the peaks as a row for the log."""
@@ -82,6 +86,11 @@ class CudaPeaks:
             "steps_peak_bytes": self.steps_allocated,
             "steps_reserved_bytes": self.steps_reserved,
         }
+
+
+def allocations_made(device: torch.device) -> int:
+    """Return how many allocations this process has made on a CUDA device."""
+    return int(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0))
 
 
 def outside_bytes(device: torch.device) -> dict[str, Any]:

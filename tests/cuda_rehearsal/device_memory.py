@@ -118,8 +118,8 @@ class CardMemory:
             "reserved_bytes": kinds(self.reserved, self.peak_reserved),
             "requested_bytes": kinds(requested, requested),
             "inactive_split_bytes": kinds(0, 0),
-            "allocation": kinds(len(self.owners), self.mallocs),
-            "active": kinds(len(self.owners), self.mallocs),
+            "allocation": {"all": self.counts()},
+            "active": {"all": self.counts()},
             "segment": kinds(0, 0),
             "inactive_split": kinds(0, 0),
             "num_alloc_retries": sum(allocator.retries for allocator in self.allocators),
@@ -129,6 +129,11 @@ class CardMemory:
             "num_device_alloc": 0,
             "num_device_free": 0,
         }
+
+    def counts(self) -> dict[str, int]:
+        """Return how many blocks there are and were."""
+        now = len(self.owners)
+        return {"current": now, "peak": now, "allocated": self.mallocs, "freed": self.mallocs - now}
 
     def reset_peaks(self) -> None:
         """Begin to look for peaks anew."""

@@ -22,7 +22,7 @@ class Wait:
 
     what: str
     line: str
-    callers: tuple[str, ...] = ()
+    function: str = ""
 
     def __str__(self) -> str:
         return f"{self.what} at {self.line or 'no Python line (inside a backward pass)'}"
@@ -39,8 +39,7 @@ class Record:
         """Note a wait; called by the extension with the interpreter's lock held."""
         if not self.listening:
             return
-        lines = tuple(_lines())
-        self.waits.append(Wait(what, lines[0] if lines else "", lines))
+        self.waits.append(Wait(what, *next(_lines(), ("", ""))))
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[list[Wait]]:
@@ -56,12 +55,12 @@ class Record:
             del self.waits[before:]
 
 
-def _lines() -> Iterator[str]:
-    """Yield this thread's lines outside torch and this folder, innermost first."""
+def _lines() -> Iterator[tuple[str, str]]:
+    """Yield this thread's lines outside torch and this folder with their functions, innermost first."""
     frame = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
         if not any(part in path for part in OWN) and not path.startswith("<frozen") and path != threading.__file__:
             short = str(Path(path).relative_to(ROOT)) if path.startswith(str(ROOT)) else path
-            yield f"{short}:{frame.f_lineno}"
+            yield f"{short}:{frame.f_lineno}", frame.f_code.co_qualname
         frame = frame.f_back  # type: ignore[assignment]

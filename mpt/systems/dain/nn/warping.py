@@ -35,7 +35,7 @@ def bilinear_taps(flow_b2hw: Tensor) -> tuple[Tensor, Tensor]:
     left, top = x.detach().floor(), y.detach().floor()
     across, down = x - left, y - top
     weight = torch.stack(((1 - across) * (1 - down), across * (1 - down), (1 - across) * down, across * down), dim=-1)
-    corners = torch.tensor([0, 1], device=flow_b2hw.device)
+    corners = torch.arange(2, device=flow_b2hw.device)  # made there: a list would be copied, which the host waits for
     columns = left.long()[..., None] + corners.repeat(2)
     rows = top.long()[..., None] + corners.repeat_interleave(2)
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)

@@ -1,0 +1,139 @@
+"""Every shipped config on a pretend card: it trains, its memory is what was planned, no step makes the host wait.
+
+The run and the plan share the allocator's model and nothing else: one computes, the other traces fake tensors. Where
+their peaks differ, one of the two is wrong.
+"""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cuda_rehearsal.programs import ROOT, mpt
+from tests.cuda_rehearsal.torch_cuda import installed
+
+SMALL = {
+    "began": 4,
+    "classify_digits": 16,
+    "dain_demo": 1,
+    "dcgan_amp": 4,
+    "dcgan_fp32": 8,
+    "dcgan_o1": 4,
+    "lsgan": 8,
+    "saehd_demo": 2,
+    "stylegan2_16": 4,
+    "vae": 8,
+    "wgan_gp": 8,
+    "yolofuse_demo": 2,
+}
+"""Configs that a CPU trains in seconds, with the batch that is taken."""
+SLOW_IN_HALF = ("dain_demo", "stylegan2_16", "yolofuse_demo")
+"""Where a CPU's half precision takes too long."""
+FURTHER = {"dain_demo": ("task.flow_steps=1",)}
+"""So that the phase which holds most begins within the few steps."""
+UNSHIPPED_DATA = ("resnet50_imagefolder", "stylegan2_256", "yolofuse_mid", "dain_vimeo")
+"""Configs of data that is not shipped: their networks are those of others, in another size."""
+LARGE = {"saehd_512": 1}
+MAY_WAIT = ("all_finite", "LossScaler.unscale", "mpt/run/")
+"""Once per update: whether a loss is finite, and whether gradients overflowed, decides what the host does next. And
+saving, which here happens at the end: there is more of it where more optimizers have stepped."""
+QUIET = ("train.log_every=1000", "train.checkpoint_every=0", "train.sample_every=0", "train.evaluate_every=0")
+
+
+def train(config: str, batch: int, steps: int, name: str, *words: str) -> Path:
+    """Train a shipped config for some steps without side jobs until the end; return its folder."""
+    short = (f"train.steps={steps}", "train.epochs=null", f"train.batch_size={batch}", *QUIET)
+    planned = ("train.plan_memory=false", f"name={name}", "--runs", "runs", "--quiet", "--device", "cuda")
+    said = mpt("train", ROOT / "configs" / f"{config}.yaml", *short, *planned, *words)
+    assert said.code == 0, said
+    return Path("runs") / name
+
+
+class Planner:
+    """A process that plans, forked before the card is used: planners do not see the machine's GPUs."""
+
+    def __init__(self) -> None:
+        asked, self.wishes = os.pipe()
+        self.answers, told = os.pipe()
+        if os.fork() == 0:
+            os.close(self.wishes)
+            with os.fdopen(asked) as words, os.fdopen(told, "w") as answer:
+                answer.write(json.dumps(plan_without_cards(json.loads(words.read()))))
+            os._exit(0)
+        os.close(asked)
+        os.close(told)
+
+    def peaks(self, run: Path) -> tuple[int, int]:
+        """Plan a run's own config for its card; return the allocated and the reserved peak in bytes."""
+        import torch
+
+        from mpt.config.load import load_config
+        from mpt.planner.beside import request
+        from mpt.seams import DataSpec
+
+        config = load_config(run / "config.yaml")
+        data = DataSpec.from_record(json.loads((run / "data.json").read_text()))
+        with os.fdopen(self.wishes, "w") as words:
+            words.write(json.dumps(request(config, data, torch.device("cuda", 0), run / "plan.json")))
+        with os.fdopen(self.answers) as answer:
+            plan = json.loads(answer.read())
+        return plan["peak_bytes"], plan["reserved_bytes"]
+
+
+def plan_without_cards(wish: dict[str, Any]) -> dict[str, Any]:
+    """Plan in a process that sees no card."""
+    import torch
+
+    from mpt.planner.beside import predict
+
+    torch._C._cuda_getDeviceCount = lambda: 0  # type: ignore[attr-defined]
+    return predict(wish)
+
+
+def check(config: str, batch: int, *words: str, waits: bool = True) -> None:
+    """Train for five steps and for two; the first's further waits are the steps'. Plan what the first measured."""
+    planner = Planner()
+    counts: list[Counter[str]] = []
+    for steps in (5, 2) if waits else (3,):
+        with installed().waits.listen() as found:
+            train(config, batch, steps, f"run{steps}", *words)
+        counts.append(Counter(f"{wait} in {wait.function}" for wait in found))
+    if waits:
+        more = counts[0] - counts[1]
+        wrong = {place: count for place, count in more.items() if not any(part in place for part in MAY_WAIT)}
+        assert not wrong, f"these lines make the host wait in the steps: {wrong}"
+    run = Path("runs/run5" if waits else "runs/run3")
+    memory = json.loads((run / "summary.json").read_text())["peak_memory"]
+    allocated, reserved = planner.peaks(run)
+    print(f"{config}: planned {allocated}, {reserved}; measured {memory}")
+    assert memory["steps_peak_bytes"] == pytest.approx(allocated, rel=0.01)
+    assert memory["steps_reserved_bytes"] == pytest.approx(reserved, rel=0.01)
+
+
+@pytest.mark.parametrize("config", SMALL)
+def test_a_config_trains_as_planned_and_without_waiting(config: str, tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    check(config, SMALL[config], *FURTHER.get(config, ()), *(["precision=fp32"] if config in SLOW_IN_HALF else []))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", SLOW_IN_HALF)
+def test_a_config_in_its_own_precision(config: str, tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    check(config, SMALL[config], *FURTHER.get(config, ()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", LARGE)
+@pytest.mark.cards("h100")
+def test_a_large_config_needs_the_memory_that_is_planned(config: str, tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    check(config, LARGE[config], "precision=fp32", waits=False)
+
+
+def test_every_shipped_config_is_rehearsed() -> None:
+    shipped = {path.stem for path in (ROOT / "configs").glob("*.yaml") if not path.name.endswith(".plan.yaml")}
+    assert shipped <= {*SMALL, *LARGE, *UNSHIPPED_DATA}, "add the new config, with a batch that a CPU can take"
