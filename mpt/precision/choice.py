@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 
 from mpt.config.options import PrecisionOptions
+from mpt.errors import ConfigError
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+AMPERE = (8, 0)
+NAN_IN_HALF = ("GTX 1630", "GTX 1650", "GTX 1660")
+"""Cards on which cuDNN's float16 convolutions are known to give NaN."""
 
 
 def cpu_has_fast_bfloat16() -> bool:
@@ -17,8 +21,22 @@ def cpu_has_fast_bfloat16() -> bool:
     return "SVE" in capability
 
 
+def require_ampere(what: str, device: torch.device, instead: str) -> None:
+    """Raise ConfigError where a CUDA card is too old for a number format that only its successors compute with."""
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < AMPERE:
+        raise ConfigError(
+            f"precision: {torch.cuda.get_device_name(device)} (compute capability {capability[0]}.{capability[1]}) "
+            f"does not compute in {what}, which needs 8.0 or later; use {instead}"
+        )
+
+
 def choose_dtype(settings: PrecisionOptions, device: torch.device, fixed: object = None) -> tuple[torch.dtype, str]:
     """Return the dtype for a mixed-precision mode on this device, and the reason. `fixed` is the mode's own, if any."""
+    if settings.dtype == "bfloat16":
+        require_ampere("bfloat16", device, "precision=amp with float16, or precision=fp32")
     if settings.dtype != "auto":
         asker = "the mode says" if settings.dtype == fixed else "precision.dtype asks"
         slow = ""
@@ -34,5 +52,8 @@ def choose_dtype(settings: PrecisionOptions, device: torch.device, fixed: object
         cores = (
             "has tensor cores for it" if (major, minor) >= (7, 0) else "has no tensor cores: memory is saved, not time"
         )
-        return torch.float16, f"float16 with loss scaling: the GPU (compute capability {major}.{minor}) {cores}"
+        reason = f"float16 with loss scaling: the GPU (compute capability {major}.{minor}) {cores}"
+        if any(name in torch.cuda.get_device_name(device) for name in NAN_IN_HALF):
+            reason += "; this card is known to give NaN in float16 convolutions: if no step succeeds, precision=fp32"
+        return torch.float16, reason
     return torch.float16, f"float16 with loss scaling, the default for {device.type}"

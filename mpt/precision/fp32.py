@@ -13,6 +13,7 @@ import torch
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
+from mpt.precision.choice import require_ampere
 from mpt.precision.policy import F, Policy
 
 NAMES: dict[str, dict[str, object]] = {"fp32": {}, "tf32": {}, "O0": {}}
@@ -39,6 +40,7 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
         settings = settings.model_copy(update={"matmul": own})
     reason = "float32 everywhere, as the mode says"
     if name == "tf32":
+        require_ampere("TF32", device, "precision=fp32")
         reason = "float32 weights; matrix products in TF32 on GPUs that have it (Ampere and later)"
         if device.type == "cpu":
             reason = "TF32 exists on NVIDIA GPUs only: on this CPU the arithmetic is plain float32"

@@ -1,0 +1,127 @@
+"""Commands on a pretend card: memory that runs out anywhere, inference, conversion, comparisons, plans, two cards."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, ROOT, mpt, rows, train
+from tests.cuda_rehearsal.torch_cuda import installed
+
+MIB = 2**20
+WIDE = CLASSIFIER.replace("features: 4", "features: 64").replace("batch_size: 32", "batch_size: 1024")
+
+
+def hold_all_but(free_bytes: int) -> None:
+    """Leave the run so much of the card, as another process would that holds the rest."""
+    (card,) = installed().memory.cards
+    card.others_bytes = card.capacity_bytes - free_bytes
+
+
+@pytest.mark.cards("rtx2060")
+def test_a_run_that_is_too_large_takes_the_ladder(tmp_path: Path) -> None:
+    hold_all_but(160 * MIB)
+    said = train(tmp_path, WIDE, "memory.on_oom=adapt", "train.steps=3")
+    assert said.code == 0, said
+    assert "out of memory; micro-batch 1024 -> 512" in said.text
+    memory = json.loads((tmp_path / "runs/run/summary.json").read_text())["peak_memory"]
+    assert memory["reserved_bytes"] <= 160 * MIB
+    again = train(tmp_path, WIDE, "memory.on_oom=adapt", "train.steps=4", "--resume", "runs/run")
+    assert again.code == 0, again
+    assert "memory ran out before" in again.text
+
+
+@pytest.mark.parametrize("operator", ["aten::convolution", "aten::convolution_backward", "aten::native_batch_norm"])
+def test_memory_that_runs_out_in_forward_or_backward_is_adapted_to(operator: str, tmp_path: Path) -> None:
+    installed().fail_once(operator, calls_before=7)
+    said = train(tmp_path, CLASSIFIER, "memory.on_oom=adapt")
+    assert said.code == 0, said
+    assert "out of memory" in said.text
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_in_the_optimizer_stops_in_words(tmp_path: Path) -> None:
+    adam = CLASSIFIER.replace("sgd, lr: 0.05", "adam, lr: 0.01")
+    installed().fail_once("aten::sqrt")
+    installed().fail_once("aten::_foreach_sqrt")
+    said = train(tmp_path, adam, "memory.on_oom=adapt", "train.plan_memory=false")
+    assert said.code in (0, 7), said
+    assert "Traceback" not in said.text
+
+
+def test_memory_that_runs_out_in_evaluation_is_no_traceback(tmp_path: Path) -> None:
+    from mpt.engine import evaluation
+
+    (card,) = installed().memory.cards
+    original = evaluation.evaluate
+
+    def cramped(*args: object, **kwargs: object) -> object:
+        torch.cuda.empty_cache()
+        card.others_bytes = card.capacity_bytes - card.reserved
+        return original(*args, **kwargs)  # type: ignore[arg-type]
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "evaluate", None) is original:
+            module.evaluate = cramped  # type: ignore[attr-defined]
+    said = train(tmp_path, CLASSIFIER.replace("features: 4", "features: 64"), "train.steps=2")
+    assert "Traceback" not in said.text
+    assert said.code in (0, 7), said
+
+
+def test_a_run_is_inferred_from_converted_compared_and_reported(tmp_path: Path) -> None:
+    assert train(tmp_path, GAN, "name=one", "train.steps=2", "precision=amp").code == 0
+    assert train(tmp_path, GAN, "name=other", "train.steps=2").code == 0
+    for words in (
+        ("infer", "runs/one"),
+        ("infer", "runs/one", "--half"),
+        ("infer", "runs/one", "--device", "cpu"),
+        ("compare", "runs/one", "runs/other"),
+        ("report", "runs/one"),
+    ):
+        said = mpt(*words)
+        assert said.code == 0, (words, str(said))
+        assert "Traceback" not in said.text
+
+
+def test_an_overflow_is_skipped_and_logged(tmp_path: Path) -> None:
+    said = train(tmp_path, CLASSIFIER, "precision={mode: amp, init_scale: 16777216}", "train.steps=3")
+    assert said.code == 0, said
+    assert "overflow" in {row["kind"] for row in rows(tmp_path / "runs/run", "events.jsonl")}
+
+
+@pytest.mark.cards("rtx3060", "h100")
+def test_a_run_moves_from_one_card_to_another(tmp_path: Path) -> None:
+    assert train(tmp_path, CLASSIFIER, "train.steps=2", "--device", "cuda:0").code == 0
+    said = train(tmp_path, CLASSIFIER, "--device", "cuda:1", "--resume", "runs/run")
+    assert said.code == 0, said
+    assert "RTX 3060 -> NVIDIA H100" in said.text
+
+
+def test_a_plan_is_made_beside_a_run_and_the_report_holds_both(tmp_path: Path) -> None:
+    said = train(tmp_path, CLASSIFIER.replace("plan_memory: false", "plan_memory: true"), "train.steps=3")
+    assert said.code == 0, said
+    assert "memory allocated: planned" in said.text
+    assert "(+0.0%)" in said.text
+
+
+@pytest.mark.slow
+def test_a_comparison_trains_each_mode_in_a_process_of_its_own(tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(CLASSIFIER)
+    command = [sys.executable, "-m", "mpt", "compare", "fp32", "amp", "--config", "config.yaml", "--seeds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "amp" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_gpu_check_runs_in_full(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "scripts" / "gpu_check.py", tmp_path / "check", "--minutes", "4"]
+    command += ["--config", ROOT / "configs" / "classify_digits.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "NVIDIA GeForce RTX 3060" in (tmp_path / "check" / "gpu_check.md").read_text()

@@ -1,0 +1,72 @@
+"""Every precision mode and every memory trick on a pretend card, and what a card must be refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, train
+
+TRICKS = (
+    "optimizer_in_backward: true",
+    "release_grads_after: true",
+    "expandable_segments: true, empty_cache_every: 2",
+    "offload_activations: 0.0",
+    "recompute: sqrt",
+    "cpu_optimizer: true",
+    "channels_last: true",
+    "micro_batch: 8",
+)
+
+
+@pytest.mark.parametrize(
+    "mode", ["fp32", "tf32", "amp", "bf16", "O1", "O2", "{mode: O3, loss_scale: 128}", "fp16-pure", "bf16-pure"]
+)
+def test_a_mode_trains_resumes_and_infers(mode: str, tmp_path: Path) -> None:
+    optimizer = "optimizer.lr=0.01"
+    said = train(tmp_path, CLASSIFIER, f"precision={mode}", "--smoke", "2", optimizer)
+    assert said.code == 0, said
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("config", [CLASSIFIER, GAN], ids=["classifier", "gan"])
+def test_a_trick_trains(trick: str, config: str, tmp_path: Path) -> None:
+    said = train(tmp_path, config, f"memory={{{trick}}}", "train.steps=2", "train.batch_size=16", "precision=bf16")
+    if "recompute" in trick and said.code == 2:
+        pytest.skip(said.text)
+    assert said.code == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
+@pytest.mark.parametrize("config", [CLASSIFIER, GAN], ids=["classifier", "gan"])
+def test_a_trick_trains_in_a_mode(mode: str, trick: str, config: str, tmp_path: Path) -> None:
+    words = (f"memory={{{trick}}}", "train.steps=2", "train.batch_size=8", f"precision={mode}")
+    said = train(tmp_path, config, *words)
+    assert said.code in (0, 2), said  # 2: some do not go together, and say so
+    assert "Traceback" not in said.text
+
+
+@pytest.mark.cards("rtx2060")
+@pytest.mark.parametrize("mode", ["tf32", "bf16", "bf16-pure"])
+def test_a_turing_card_is_refused_what_it_does_not_have(mode: str, tmp_path: Path) -> None:
+    said = train(tmp_path, CLASSIFIER, f"precision={mode}", "train.steps=1")
+    assert said.code == 2, said
+    assert "RTX 2060" in said.text
+    assert "compute capability 7.5" in said.text
+
+
+@pytest.mark.cards("gtx1660")
+def test_a_gtx_1660_whose_half_gives_nan_stops_in_words(tmp_path: Path) -> None:
+    said = train(tmp_path, CLASSIFIER, "precision={mode: amp, init_scale: 4}", "train.steps=8")
+    assert said.code == 6, said
+    assert "precision=fp32" in said.text
+    assert train(tmp_path, CLASSIFIER, "train.steps=1").code == 0
+
+
+def test_settings_that_torch_reads_from_the_environment_do_not_stay(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    assert train(tmp_path, CLASSIFIER, "train.steps=1").code == 0
+    changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
+    assert changed <= {"CUBLAS_WORKSPACE_CONFIG"}
