@@ -26,7 +26,7 @@ from mpt.config.options import PrecisionOptions
 from mpt.precision.choice import choose_dtype
 from mpt.precision.master import HalfWeights
 from mpt.precision.policy import Policy
-from mpt.precision.rounding import make_key, round_at_random, with_remainder
+from mpt.precision.rounding import STREAMS, make_key, random_bits, round_at_random, stream, with_remainder
 from mpt.seams import Phase, StepStats, Task
 
 NAMES: dict[str, dict[str, object]] = {"bf16-sr": {"loss_scale": 1.0}, "bf16-kahan": {"loss_scale": 1.0}}
@@ -63,7 +63,7 @@ class Piece:
 
     def lift(self, state: dict[str, Any]) -> tuple[nn.Parameter, dict[str, Any]]:
         """Return the piece and its state in float32. Single numbers are copied: each piece counts for itself."""
-        weights = self.part(self.parameter.detach()).float()
+        weights = self.part(self.parameter.detach()).to(torch.float32, memory_format=torch.contiguous_format)
         if COMPENSATION in state:
             weights += self.part(state[COMPENSATION])
         lifted = nn.Parameter(weights)
@@ -88,37 +88,40 @@ class Piece:
         if rounding.compensates:
             nearest, remainder = with_remainder(weights)
             self.part(self.parameter.detach()).copy_(nearest)
-            self._store(state, COMPENSATION, remainder, self.parameter.shape)
+            self._store(state, COMPENSATION, remainder, is_part=True)
         else:
-            rounded = round_at_random(weights, rounding.key("weight"), self.start)
-            self.part(self.parameter.detach()).copy_(rounded)
-        for name, value in wide.items():
+            self.part(self.parameter.detach()).copy_(rounding.round(weights, self.start, 0))
+        number = 0
+        for name, value in sorted(wide.items()):
             if isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0:
-                per_element = value.shape == lifted.shape
-                rounded = round_at_random(value, rounding.key(name), self.start if per_element else 0)
-                self._store(state, name, rounded, self.parameter.shape if per_element else value.shape)
+                number += 1
+                is_part = value.shape == lifted.shape
+                rounded = rounding.round(value.contiguous(), self.start if is_part else 0, number)
+                self._store(state, name, rounded, is_part)
             else:
                 state[name] = value
 
-    def _store(self, state: dict[str, Any], name: str, value: Tensor, shape: torch.Size) -> None:
+    def _store(self, state: dict[str, Any], name: str, value: Tensor, is_part: bool) -> None:
         if not isinstance(state.get(name), Tensor):
-            if value.shape == shape:
-                state[name] = value
-                return
-            state[name] = torch.zeros_like(self.parameter, dtype=torch.bfloat16)
-        own = state[name]
-        (self.part(own) if own.shape == self.parameter.shape else own).copy_(value)
+            like = self.parameter if is_part else value
+            state[name] = torch.empty_like(like, dtype=torch.bfloat16, memory_format=torch.contiguous_format)
+        (self.part(state[name]) if is_part else state[name]).copy_(value)
 
 
 class Rounding:
-    """How the results of one parameter's update are rounded."""
+    """How the results of one parameter's update are rounded; the random bits of its elements are shared."""
 
     def __init__(self, compensates: bool, *key: int | str) -> None:
         self.compensates, self.parts = compensates, key
+        self.made: dict[tuple[int, int, int], Tensor] = {}
 
-    def key(self, name: str) -> tuple[int, int]:
-        """Return the key of the random numbers for the weights or one tensor of the optimizer's state."""
-        return make_key(*self.parts, name)
+    def round(self, numbers: Tensor, start: int, number: int) -> Tensor:
+        """Return a tensor, the `number`-th of the update's results, rounded at random; `numbers` is used up."""
+        place = (numbers.numel(), start, number // STREAMS)
+        if place not in self.made:
+            key = make_key(*self.parts, number // STREAMS)
+            self.made[place] = random_bits(numbers.numel(), key, start, numbers.device)
+        return round_at_random(numbers, stream(self.made[place], number))
 
 
 class LearningBfloat16(HalfWeights):

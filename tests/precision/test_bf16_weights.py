@@ -144,6 +144,23 @@ def test_an_island_is_updated_in_float32() -> None:
     assert run.optimizers["net"].state[weight]["exp_avg"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_parameter_without_dimensions_learns(mode: str) -> None:
+    net = nn.Module()
+    net.scale = nn.Parameter(torch.ones(()))
+    task: Any = type("Task", (), {"modules": {"net": net}, "trainable": {"net": net}})
+    precision = parts.mode(mode)
+    precision.prepare(task)
+    optimizer = torch.optim.Adam(precision.parameters(net), lr=0.1)
+    phase = Phase("net", net, optimizer, lambda batch: iter([Loss("loss", batch["x"])]))
+    precision.bind([phase])
+    for _ in range(2):
+        precision.backward(net.scale.float() ** 2, phase)
+        precision.step(phase, None)
+    assert net.scale.dtype == torch.bfloat16
+    assert 0.7 < float(net.scale.detach()) < 0.9
+
+
 @pytest.mark.parametrize("trick", ["cpu_optimizer", "low_bit_optimizer"])
 def test_tricks_that_replace_the_optimizer_are_refused(trick: str) -> None:
     with pytest.raises(ConfigError, match="takes the optimizer's steps on bfloat16 state itself"):

@@ -1,8 +1,18 @@
 import torch
+from torch import Tensor
 
-from mpt.precision.rounding import make_key, random_halves, round_at_random, with_remainder
+from mpt.precision import rounding
+from mpt.precision.rounding import make_key, random_bits, stream, with_remainder
 
 CPU = torch.device("cpu")
+
+
+def random_halves(count: int, key: tuple[int, int], start: int, device: torch.device, number: int = 0) -> Tensor:
+    return stream(random_bits(count, key, start, device), number)
+
+
+def round_at_random(numbers: Tensor, key: tuple[int, int]) -> Tensor:
+    return rounding.round_at_random(numbers.clone(), random_halves(numbers.numel(), key, 0, CPU))
 
 
 def test_rounding_at_random_is_right_on_average_and_leaves_what_fits() -> None:
@@ -25,13 +35,16 @@ def test_negative_numbers_are_rounded_as_their_mirror_images() -> None:
 
 def test_the_random_numbers_are_uniform_and_independent_of_place_and_key() -> None:
     key, other = make_key(0, "net", 3, 1, "weight"), make_key(0, "net", 4, 1, "weight")
-    halves = random_halves(1 << 16, key, 0, CPU)
-    assert halves.min() >= 0
-    assert halves.max() < 1 << 16
-    counts = torch.bincount(halves >> 8, minlength=256).double()
-    assert float(((counts - 256) ** 2 / 256).sum()) < 340  # chi squared of 255 degrees, p = 0.0003
+    streams = [random_halves(1 << 16, key, 0, CPU, number) for number in range(3)]
+    for halves in streams:
+        assert halves.min() >= 0
+        assert halves.max() < 1 << 16
+        for byte in (halves >> 8, halves & 255):
+            counts = torch.bincount(byte, minlength=256).double()
+            assert float(((counts - 256) ** 2 / 256).sum()) < 340  # chi squared of 255 degrees, p = 0.0003
+    halves = streams[0]
     later = random_halves(1 << 16, other, 0, CPU)
-    for first, second in ((halves[1:], halves[:-1]), (halves, later)):
+    for first, second in ((halves[1:], halves[:-1]), (halves, later), (halves, streams[1]), (halves, streams[2])):
         assert abs(float(torch.corrcoef(torch.stack([first.double(), second.double()]))[0, 1])) < 0.02
 
 
