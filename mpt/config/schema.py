@@ -109,6 +109,10 @@ class Choice:
         """Import the plugin's module and return it."""
         return self.plugin.load()
 
+    def member(self, name: str) -> Any:
+        """Import the plugin and return its function of that name. Raises PartError where one from outside has none."""
+        return self.plugin.member(name)
+
     def native_settings(self) -> Any:
         """Return the settings in the imported module's own class, which pickles and passes isinstance."""
         return self.plugin.native_settings(self.settings)

@@ -73,7 +73,7 @@ def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
         if getattr(settings, key, None) is None and getattr(config.model.settings, key, None) is not None
     }
     settings = type(settings).model_validate({**settings.model_dump(), **wanted})
-    build = config.dataset.load().build
+    build = config.dataset.member("build")
     train, test = build(settings, "train", config.seed), build(settings, "test", config.seed)
     needed = getattr(config.task.load(), "TEST_SAMPLES", 1)
     if len(test) < needed:
@@ -105,19 +105,19 @@ def build_run(
     start = getattr(config.model.settings, "weights", None)
     if start and trains and not fake and not restores:
         messages.append(load_initial_weights(networks, Path(start)))
-    precision: Precision = config.precision.load().build(
+    precision: Precision = config.precision.member("build")(
         config.precision.mode, config.precision.native_settings(), device
     )
     with unset_fake_temporarily():
         precision.convert(networks)
     modules = {name: place(networks.pop(name), device, fake) for name in list(networks)}
-    task: Task = config.task.load().build(
+    task: Task = config.task.member("build")(
         config.task.native_settings(), config.model.native_settings(), modules, data, precision
     )
     tricks: list[MemoryTrick] = []
     for name, settings in config.memory.tricks.items():
         plugin = config.memory.plugins[name]
-        tricks.append(plugin.load().build(plugin.native_settings(settings)))
+        tricks.append(plugin.member("build")(plugin.native_settings(settings)))
     for trick in tricks:
         trick.apply(task, precision)
     precision.prepare(task)
@@ -151,7 +151,7 @@ def build_run(
 
 def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.Module]:
     """Build the model's networks on the CPU, or on `meta` when fake."""
-    build, settings = config.model.load().build, config.model.native_settings()
+    build, settings = config.model.member("build"), config.model.native_settings()
 
     def on(device: str) -> dict[str, nn.Module]:
         with torch.device(device):
@@ -213,7 +213,7 @@ def build_optimizers(
         if fake_gpu and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
             own = own.model_copy(update={"foreach": True})
         parameters = group_parameters(name, module, precision.parameters(module), own)
-        optimizers[name] = config.optimizer.load().build(own, parameters)
+        optimizers[name] = config.optimizer.member("build")(own, parameters)
     return optimizers
 
 

@@ -171,7 +171,7 @@ def move_again(run: Run, adapted: Mapping[str, Any]) -> dict[str, Any]:
 def add_trick(run: Run, config: Config, name: str) -> None:
     """Apply a configured trick to a run that is built already."""
     plugin = config.memory.plugins[name]
-    trick = plugin.load().build(plugin.native_settings(config.memory.tricks[name]))
+    trick = plugin.member("build")(plugin.native_settings(config.memory.tricks[name]))
     with without_outermost(_all_modules(run)):
         trick.apply(run.task, run.precision)
     trick.attach(run)
