@@ -11,4 +11,6 @@ ruff check .
 ruff format --check .
 mypy
 export OMP_NUM_THREADS=1  # two tiny networks with two threads each on two cores are many times slower than with one
-python -m pytest -n auto --cov=mpt --cov-report=term:skip-covered --durations=15 "$@"
+floor=()
+[ $# -gt 0 ] || floor=(--cov-fail-under=85)  # of the whole suite; processes that tests start are counted
+python -m pytest -n auto --cov --cov-report=term:skip-covered --durations=15 "${floor[@]}" "$@"

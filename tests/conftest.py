@@ -2,8 +2,38 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
+
+FAST = (
+    "config",
+    "data",
+    "losses",
+    "metrics",
+    "nn",
+    "optim",
+    "report",
+    "run",
+    "engine/test_build.py",
+    "engine/test_scale_watch.py",
+    "engine/test_step.py",
+    "precision/test_scaler.py",
+    "test_architecture.py",
+    "test_cli.py",
+    "test_seams.py",
+)
+"""Folders and files whose tests are the fast tier, `pytest -m fast -n 2`: under a minute on two quiet cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the fast tier."""
+    here = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
+        is_slow = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
+        if not is_slow and any(path == one or path.startswith(f"{one}/") for one in FAST):
+            item.add_marker("fast")
 
 
 def pytest_configure(config: pytest.Config) -> None:
