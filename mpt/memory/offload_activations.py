@@ -119,7 +119,7 @@ class OffloadActivations(MemoryTrick):
     def travels(self, tensor: Tensor) -> bool:
         """Return whether a tensor is one to send away."""
         return (
-            tensor.device.type != "cpu"
+            tensor.device.type not in POINTLESS_ON
             and tensor.nbytes >= max(self.min_bytes, 1)
             and tensor.nbytes <= tensor.untyped_storage().nbytes()  # an expanded tensor would grow on the way
             and tensor.untyped_storage()._cdata not in self.weights

@@ -21,7 +21,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from mpt.planner.gpus import Gpu
-from mpt.planner.trace import tensors_in
+from mpt.run.storage_trace import tensors_in
 
 BAND = 0.25
 ARITHMETIC_SHARE = 0.6

@@ -14,7 +14,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import gc
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.planner.unseen import Unseen
+from mpt.run.storage_trace import LiveStorages, tensors_in
 
 CATEGORIES = (
     "parameters",
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device_type, self.unseen, self.observer = device_type, unseen, observer
         self.trace = Trace(spans=[Span(0, 0, "", "build")])
         self.module_names: dict[int, str] = {}
-        self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._live = LiveStorages(self._die)
         self._undecided: set[int] = set()
         self._stack: list[tuple[nn.Module, str]] = []
         self._entries: list[tuple[int, str]] = []  # (next autograd sequence number, module) in order
@@ -120,12 +120,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def mark(self, tensors: Iterable[Tensor], category: str, module: str | None = None) -> None:
         """Say what tensors are, and optionally whose."""
         for tensor in tensors:
-            found = self._live.get(_storage_of(tensor)._cdata) if isinstance(tensor, Tensor) else None
-            if found is not None:
-                storage = self.trace.storages[found[0]]
+            index = self._live.number_of(tensor) if isinstance(tensor, Tensor) else None
+            if index is not None:
+                storage = self.trace.storages[index]
                 storage.category = category
                 storage.module = storage.module if module is None else module
-                self._undecided.discard(found[0])
+                self._undecided.discard(index)
 
     def mark_modules(self, modules: Mapping[str, nn.Module]) -> None:
         """Mark every module's parameters and buffers, and learn the modules' names."""
@@ -189,9 +189,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotImplementedError(
                 f"sparse tensors are not followed ({operator}; nn.Embedding(sparse=True) and such)"
             )
-        storage = _storage_of(tensor)
-        key = storage._cdata
-        if key in self._live:
+        if self._live.number_of(tensor) is not None:
             return
         in_backward = self.moment == "backward"
         if self.moment == "build":
@@ -200,20 +198,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             category = FORWARD
         else:
             category = "temporaries"
-        index = self._birth(storage.nbytes(), category, self._owner(), operator)
+        index = self._birth(tensor.untyped_storage().nbytes(), category, self._owner(), operator)
         if category == FORWARD:
             self._undecided.add(index)
+        self._live.add(tensor, index)
 
-        def on_death(_: Any, key: int = key, index: int = index) -> None:
-            self._live.pop(key, None)
-            if self._closed:
-                return
-            self.trace.events.append(~index)
-            if index in self._undecided:
-                self._undecided.discard(index)
-                self.trace.storages[index].category = "temporaries"
-
-        self._live[key] = (index, weakref.ref(storage, on_death))
+    def _die(self, index: int) -> None:
+        if self._closed:
+            return
+        self.trace.events.append(~index)
+        if index in self._undecided:
+            self._undecided.discard(index)
+            self.trace.storages[index].category = "temporaries"
 
     def _birth(self, size: int, category: str, module: str, operator: str) -> int:
         index = len(self.trace.storages)
@@ -249,19 +245,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._entries.append((torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else ""))
         if not self._stack and self.moment == "backward":
             self._decide()  # a recomputed block is done: what it left alive are its activations
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of an operator's arguments or result, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-
-
-def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()

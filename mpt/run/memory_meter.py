@@ -14,7 +14,7 @@ saved tensors are handed back as they were.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -23,6 +23,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpt.run.storage_trace import LiveStorages, tensors_in
 
 Known = Mapping[str, Iterable[Tensor]]
 """Tensors by what they are: "parameters", "gradients", "optimizer_state". Others count as the rest."""
@@ -139,29 +141,25 @@ class StorageLog:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.alive: dict[int, int] = {}
-        """Address of a storage's C++ object -> its number. Addresses are used again, numbers are not."""
+        self.live = LiveStorages(self.bury)
         self.sizes: list[int] = []
         self.labels: dict[int, str] = {}
         self.before: dict[int, int] = {}
         """Number -> bytes of the storages that were there at the start."""
         self.events: list[tuple[int, int, int]] = []
         """(number, change in bytes, change in how often it is saved)"""
-        self.references: dict[int, weakref.ref[Any]] = {}
         self.stopped = False
 
     def see(self, tensor: Tensor, *, from_the_start: bool = False) -> int | None:
         """Note a tensor's storage, or that it was resized; return its number, None if it is not this device's."""
         if not is_of(tensor, self.device):
             return None
-        storage = tensor.untyped_storage()
-        address, size = storage._cdata, storage.nbytes()
-        number = self.alive.get(address)
+        size = tensor.untyped_storage().nbytes()
+        number = self.live.number_of(tensor)
         if number is None:
             number = len(self.sizes)
             self.sizes.append(size)
-            self.alive[address] = number
-            self.references[number] = weakref.ref(storage, lambda _: self.bury(number, address))
+            self.live.add(tensor, number)
             if from_the_start:
                 self.before[number] = size
             else:
@@ -171,11 +169,9 @@ class StorageLog:
             self.sizes[number] = size
         return number
 
-    def bury(self, number: int, address: int) -> None:
+    def bury(self, number: int) -> None:
         """Note a storage's end."""
-        self.references.pop(number, None)
         if not self.stopped:
-            del self.alive[address]
             self.events.append((number, -self.sizes[number], 0))
 
     def label(self, tensor: Tensor, category: str) -> None:
@@ -206,7 +202,7 @@ class StorageLog:
     def stop(self) -> None:
         """Note nothing any more."""
         self.stopped = True
-        self.references.clear()
+        self.live.forget()
 
     def replay(self) -> dict[str, int]:
         """Return the peak and its parts."""
@@ -245,17 +241,6 @@ class DispatchWatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-
         for tensor in tensors_in(result):
             self.log.see(tensor)
         return result
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of an operator's arguments or results."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
 
 
 def is_of(tensor: Tensor, device: torch.device) -> bool:
