@@ -1,21 +1,27 @@
-"""Check mpt on a CUDA machine and measure it there, with one command in under nine minutes.
+"""Check mpt on a CUDA machine and measure it there, what is worth most first; run it again and it goes on.
 
-Usage: python scripts/gpu_check.py FOLDER [--minutes 8.5] [--only PART,...] [--config FILE ...] [--cpu-rehearsal]
+Usage: python scripts/gpu_check.py FOLDER [--minutes 8.5] [--only PART,...] [--config FILE ...] [--fresh] [--page]
+       [--cpu-rehearsal]
 
-Three parts, none of which can take the others' time:
+Parts, in their order; each runs in processes of its own, and none can take the time of those before it:
 
-- the tests marked `gpu`;
-- the planner: some fifty workloads planned without looking at the GPU and then trained a few steps, predicted beside
-  measured memory, and recipes that must fit the budgets they were chosen for (`gpu_check_plan.py` and
-  `gpu_check_memory.py`);
-- for each file in configs/ a table of fp32, tf32, amp, bf16, O1 and O2: peak memory, seconds per step, samples per
-  second, skipped steps, the evaluation figure (`gpu_check_modes.py`). All modes of a config take the same number of
-  steps, as many as the time allows. Where a config's data is not there, drawn data of the same shape takes its
-  place, which the table says: its memory and speed are right, its figure says nothing.
+1. `tests`: the tests marked `gpu`;
+2. `demo`: one whole demo, `configs/dcgan_amp.yaml` as it is shipped, and inference from it in half;
+3. `plan`: twenty workloads planned without looking at the GPU and then trained a few steps, predicted beside measured
+   memory (`gpu_check_plan.py`, `gpu_check_memory.py`);
+4. `modes`: for one config of each system a table of fp32, tf32, amp, bf16, O1 and O2: peak memory, seconds per step,
+   samples per second, skipped steps, the evaluation figure (`gpu_check_modes.py`). All modes of a config take the same
+   number of steps. Where a config's data is not there, drawn data of the same shape takes its place, which the table
+   says: its memory and speed are right, its figure says nothing;
+5. `peers`: the same training written by hand, by hand and compiled, in mpt, in Accelerate and in Lightning
+   (`gpu_check_peers.py`);
+6. `rest`: the remaining workloads and budgets of `plan`, and the remaining configs of `modes`.
 
-FOLDER gets gpu_check.md and gpu_check.json, rewritten after each part and config, so that an early end still leaves
-what was measured. `--cpu-rehearsal` goes the same way on a CPU with a few steps of small batches, to know beforehand
-that the scripts run. It needs what mpt needs; pytest is used where it is installed.
+FOLDER gets gpu_check.md and gpu_check.json, rewritten after each step, so that an early end still leaves what was
+measured; the first lines of gpu_check.md say what to mend first. A second run with the same FOLDER on the same card
+goes on where the first stopped (`--fresh` begins anew). `--page` measures nothing and copies the results to
+docs/benchmarks/gpu-NAME.md. `--cpu-rehearsal` goes the same way on a CPU with a few steps of small batches. It needs
+what mpt needs; pytest is used where it is installed.
 """
 
 from __future__ import annotations
@@ -24,33 +30,44 @@ import argparse
 import json
 import math
 import platform
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that a checkout can be checked without being installed
 
-from scripts import gpu_check_modes, gpu_check_plan  # noqa: E402
+from scripts import gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
 
-PARTS = ("tests", "plan", "modes")
-TESTS_PART, PLAN_PART = 0.22, 0.42
-"""The most that a part takes of the whole time; what it leaves is the next one's."""
+PARTS = ("tests", "demo", "plan", "modes", "peers", "rest")
+SHARES = {"tests": 0.22, "demo": 0.35, "plan": 0.5, "modes": 0.6, "peers": 0.5, "rest": 1.0}
+"""The most that a part takes of the time that is left; what it leaves is the next one's."""
+FIRST_WORKLOADS = 20
 RESERVE_SECONDS = 15
+FIRST_CONFIGS = ("classify_digits.yaml", "dcgan_amp.yaml", "stylegan2_16.yaml", "saehd_demo.yaml")
+"""One of each system, with its data: `modes`. All others are `rest`."""
 LARGE_CONFIGS = ("saehd_512.yaml", "stylegan2_256.yaml", "resnet50_imagefolder.yaml")
 """Measured last: they take longest."""
+NOT_REACHED = "not reached in time"
+DEMO = ROOT / "configs" / "dcgan_amp.yaml"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where gpu_check.md and gpu_check.json go")
     parser.add_argument("--minutes", type=float, default=8.5, help="stop within this time")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts to run, of tests, plan, modes")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {', '.join(PARTS)}")
     parser.add_argument("--config", type=Path, action="append", help="check this file; default: all in configs/")
+    parser.add_argument("--fresh", action="store_true", help="measure all anew, whatever FOLDER holds")
+    parser.add_argument("--page", action="store_true", help="copy FOLDER's results to docs/benchmarks/gpu-NAME.md")
     parser.add_argument("--cpu-rehearsal", action="store_true")
     options = parser.parse_args()
+    if options.page:
+        return write_page(options.folder)
     unknown = set(options.only.split(",")) - set(PARTS)
     if unknown:
         parser.error(f"--only: there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
@@ -58,37 +75,91 @@ def main() -> int:
 
 
 def check_everything(options: argparse.Namespace) -> int:
-    """Run the parts and write the results as they come. Return the exit code."""
+    """Run the parts that are not done and write the results as they come. Return the exit code."""
     import torch
 
     started = time.monotonic()
-    whole = options.minutes * 60 - RESERVE_SECONDS
-    deadline = started + whole
+    deadline = started + options.minutes * 60 - RESERVE_SECONDS
     if not options.cpu_rehearsal and not torch.cuda.is_available():
         print("torch sees no CUDA device here; use --cpu-rehearsal to try the script without one", file=sys.stderr)
         return 2
     options.folder.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"machine": describe_machine(torch), "rehearsal": options.cpu_rehearsal, "configs": []}
-    parts = options.only.split(",")
-    if "tests" in parts:
-        results["tests"] = run_tests(TESTS_PART * whole)
+    results = begin(options, describe_machine(torch))
+
+    def save() -> None:
         write(options.folder, results, started)
-    if "plan" in parts:
-        seconds = PLAN_PART * whole if "modes" in parts else deadline - time.monotonic()
-        results["plan"] = gpu_check_plan.check_planner(options.folder, seconds, options.cpu_rehearsal)
-        write(options.folder, results, started)
-    configs = options.config or shipped_configs()
-    for number, path in enumerate(configs if "modes" in parts else ()):
+
+    for part in (part for part in PARTS if part in options.only.split(",")):
         left = deadline - time.monotonic()
-        share = left / (len(configs) - number)
-        if share < 5:
-            results["configs"].append({"config": path.name, "error": "not reached in time"})
-            continue
-        results["configs"].append(run_worker(path, share, left, options.cpu_rehearsal))
-        write(options.folder, results, started)
-    write(options.folder, results, started)
+        if left > 5:
+            run_part(part, options, results, SHARES[part] * left, save)
+        save()
     print((options.folder / "gpu_check.md").read_text("utf-8"))
     return 1 if is_broken(results) else 0
+
+
+def begin(options: argparse.Namespace, machine: dict[str, Any]) -> dict[str, Any]:
+    """Return the results that a run before this one left of the same machine, or none."""
+    kept = options.folder / "gpu_check.json"
+    if kept.is_file() and not options.fresh:
+        found: dict[str, Any] = json.loads(kept.read_text("utf-8"))
+        if found.get("machine") == machine and found.get("rehearsal") == options.cpu_rehearsal:
+            found["seconds_before"] = found.get("seconds", 0.0)
+            return found
+    gpu_check_plan.forget(options.folder)
+    return {"machine": machine, "rehearsal": options.cpu_rehearsal, "configs": []}
+
+
+def run_part(
+    part: str, options: argparse.Namespace, results: dict[str, Any], seconds: float, save: Callable[[], None]
+) -> None:
+    """Run what is not done yet of one part within some seconds."""
+    rehearsal = options.cpu_rehearsal
+    if part == "tests" and results.get("tests", {}).get("exit_code") is None:
+        results["tests"] = run_tests(seconds)
+    elif part == "demo" and results.get("demo", {}).get("exit_code") is None:
+        results["demo"] = run_demo(options.folder, seconds, rehearsal)
+    elif part == "plan":
+        results["plan"] = gpu_check_plan.check_planner(options.folder, seconds, rehearsal, FIRST_WORKLOADS)
+    elif part == "peers" and "rows" not in results.get("peers", {}):
+        results["peers"] = gpu_check_peers.run(seconds, rehearsal)
+    elif part == "modes":
+        check_configs(
+            [p for p in chosen_configs(options) if p.name in FIRST_CONFIGS], results, seconds, rehearsal, save
+        )
+    elif part == "rest":
+        started = time.monotonic()
+        if "plan" in options.only.split(","):
+            results["plan"] = gpu_check_plan.check_planner(options.folder, seconds / 2, rehearsal)
+        save()
+        left = seconds - (time.monotonic() - started)
+        others = [path for path in chosen_configs(options) if options.config or path.name not in FIRST_CONFIGS]
+        check_configs(others, results, left, rehearsal, save)
+
+
+def chosen_configs(options: argparse.Namespace) -> list[Path]:
+    """Return the configs that are asked for, or those that are shipped."""
+    return options.config or shipped_configs()
+
+
+def check_configs(
+    paths: list[Path], results: dict[str, Any], seconds: float, rehearsal: bool, save: Callable[[], None]
+) -> None:
+    """Measure the configs that have no whole entry yet, each with its share of the time."""
+    deadline = time.monotonic() + seconds
+    waiting = [path for path in paths if not any(is_whole(e) for e in results["configs"] if e["config"] == path.name)]
+    for number, path in enumerate(waiting):
+        left = deadline - time.monotonic()
+        share = left / (len(waiting) - number)
+        entry = run_worker(path, share, left, rehearsal) if share >= 5 else {"config": path.name, "error": NOT_REACHED}
+        results["configs"] = [e for e in results["configs"] if e["config"] != path.name] + [entry]
+        save()
+
+
+def is_whole(entry: dict[str, Any]) -> bool:
+    """Was a config measured in every mode, as far as time goes?"""
+    late = (NOT_REACHED, "did not end in its time")
+    return entry.get("error") not in late and all(row.get("error") not in late for row in entry.get("modes", []))
 
 
 def shipped_configs() -> list[Path]:
@@ -101,7 +172,8 @@ def is_broken(results: dict[str, Any]) -> bool:
     """Did a test fail, or anything else for another reason than memory, data or time?"""
     tests_failed = results.get("tests", {}).get("exit_code") not in (0, 5, None)
     plan_failed = "plan" in results and gpu_check_plan.is_broken(results["plan"])
-    return tests_failed or plan_failed or any(is_broken_config(entry) for entry in results["configs"])
+    demo_failed = results.get("demo", {}).get("exit_code") not in (0, None)
+    return tests_failed or demo_failed or plan_failed or any(is_broken_config(entry) for entry in results["configs"])
 
 
 def is_broken_config(entry: dict[str, Any]) -> bool:
@@ -140,6 +212,26 @@ def run_tests(seconds: float) -> dict[str, Any]:
     return {"exit_code": done.returncode, "said": "\n".join([*notable, lines[-1] if lines else ""])}
 
 
+def run_demo(folder: Path, seconds: float, rehearsal: bool) -> dict[str, Any]:
+    """Train the demo as it is shipped and infer from it in half precision; return what was said last."""
+    runs = folder / "runs"
+    train = [sys.executable, "-m", "mpt", "train", str(DEMO), "--runs", str(runs), "--name", "demo", "--resume", "auto"]
+    train += ["--device", "cpu", "train.steps=3", "train.batch_size=4"] if rehearsal else ["--device", "cuda"]
+    infer = [sys.executable, "-m", "mpt", "infer", str(runs / "demo"), "--half", "--output", str(folder / "demo")]
+    deadline, said = time.monotonic() + seconds, ""
+    for command in (train, infer):
+        try:
+            left = max(5.0, deadline - time.monotonic())
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left, check=False)
+        except subprocess.TimeoutExpired:
+            return {"exit_code": None, "said": f"{command[3]} did not end within {left:.0f} s"}
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        said += "\n".join(line for line in lines[-12:]) + "\n"
+        if done.returncode:
+            return {"exit_code": done.returncode, "said": said}
+    return {"exit_code": 0, "said": said}
+
+
 def run_worker(path: Path, share: float, left: float, rehearsal: bool) -> dict[str, Any]:
     """Measure one config in a process of its own, so that a crash there costs one mode alone."""
     command = [sys.executable, str(Path(gpu_check_modes.__file__).resolve()), str(path), "--seconds", str(share)]
@@ -168,7 +260,7 @@ def run_worker(path: Path, share: float, left: float, rehearsal: bool) -> dict[s
 
 def write(folder: Path, results: dict[str, Any], started: float) -> None:
     """Write both files."""
-    results["seconds"] = round(time.monotonic() - started, 1)
+    results["seconds"] = round(results.get("seconds_before", 0.0) + time.monotonic() - started, 1)
     (folder / "gpu_check.json").write_text(json.dumps(tidy(results), indent=1, allow_nan=False) + "\n", "utf-8")
     (folder / "gpu_check.md").write_text("\n".join(as_markdown(results)) + "\n", "utf-8")
 
@@ -182,16 +274,57 @@ def tidy(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def summary(results: dict[str, Any]) -> list[str]:
+    """Return what to mend first: what failed, in the order of the parts, then what was not reached."""
+    found = []
+    tests, demo = results.get("tests", {}), results.get("demo", {})
+    if tests.get("exit_code") not in (0, 5, None):
+        found.append(f"tests marked gpu fail: {tests['said'].splitlines()[0]}")
+    if demo.get("exit_code") not in (0, None):
+        found.append(f"the demo ends with {demo['exit_code']}: {demo['said'].strip().splitlines()[-1]}")
+    found += gpu_check_plan.faults(results["plan"]) if "plan" in results else []
+    for entry in results["configs"]:
+        rows = [{"mode": "", **entry}, *entry.get("modes", [])]
+        found += [f"{entry['config']} {row['mode']}: {row['crash']}" for row in rows if "crash" in row]
+        late = not is_whole(entry)
+        found += [f"{entry['config']}: not measured in full; run this again to go on"] if late else []
+    missing = [part for part in ("tests", "demo", "plan", "peers") if part not in results]
+    found += [f"{part}: not done yet" for part in missing]
+    return ["## What to mend first", "", *([f"1. {line}" for line in found] or ["Nothing failed."]), ""]
+
+
+def write_page(folder: Path) -> int:
+    """Copy the results to the documents under the card's name. Return the exit code."""
+    kept = folder / "gpu_check.json"
+    if not kept.is_file():
+        print(f"{kept} is not there: measure first", file=sys.stderr)
+        return 2
+    results = json.loads(kept.read_text("utf-8"))
+    gpu = results["machine"].get("gpu", "cpu-rehearsal")
+    name = re.sub(r"[^a-z0-9]+", "-", gpu.lower().replace("nvidia", "").replace("geforce", "")).strip("-")
+    page = ROOT / "docs" / "benchmarks" / f"gpu-{name}.md"
+    lines = as_markdown(results)
+    page.write_text("\n".join([*lines, "", "Made by `python scripts/gpu_check.py FOLDER`.", ""]), "utf-8")
+    print(f"wrote {page.relative_to(ROOT)}")
+    return 0
+
+
 def as_markdown(results: dict[str, Any]) -> list[str]:
     """Return the results as Markdown."""
     machine = results["machine"]
     where = machine.get("gpu", "a CPU (rehearsal: these figures say that the script runs, nothing else)")
     lines = [f"# gpu_check: {where}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in machine.items() if key != "gpu"), ""]
+    lines += summary(results)
     if "tests" in results:
         lines += [f"Tests marked gpu: exit {results['tests']['exit_code']}: {results['tests']['said']}", ""]
+    if "demo" in results:
+        demo = results["demo"]
+        lines += [f"## Demo: exit {demo['exit_code']}", "", "```", demo["said"].strip(), "```", ""]
     if "plan" in results:
         lines += gpu_check_plan.as_markdown(results["plan"])
+    if "peers" in results:
+        lines += gpu_check_peers.as_markdown(results["peers"])
     for entry in results["configs"]:
         lines += gpu_check_modes.as_markdown(entry)
     lines.append(f"{results['seconds']:.0f} s in all.")

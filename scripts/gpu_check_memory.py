@@ -44,8 +44,11 @@ def append(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def work(path: Path, seconds: float, skip: int, rehearsal: bool) -> None:
-    """Measure the workloads after the first `skip`, then the budgets, and append a row for each."""
+def work(path: Path, seconds: float, skip: int, rehearsal: bool, limit: int | None = None) -> None:
+    """Measure the workloads after the first `skip`, then the budgets, and append a row for each.
+
+    `limit`: no more workloads than so many of the first, and no budgets.
+    """
     import torch
 
     from mpt.planner.calibration import Calibration
@@ -54,8 +57,8 @@ def work(path: Path, seconds: float, skip: int, rehearsal: bool) -> None:
 
     deadline = time.monotonic() + seconds
     device = torch.device("cpu") if rehearsal else torch.device("cuda", 0)
-    rows = WORKLOADS[skip:]
-    end = deadline - BUDGET_PART * seconds
+    rows = WORKLOADS[skip:limit]
+    end = deadline - (BUDGET_PART * seconds if limit is None else 0)
     pool = ThreadPoolExecutor(planners(rehearsal))
     try:
         prepared = {row.label: prepare(row, rehearsal) for row in rows}
@@ -70,6 +73,8 @@ def work(path: Path, seconds: float, skip: int, rehearsal: bool) -> None:
             append_measured(path, entry, lambda row=row: measure(*prepared[row.label], device), plans[index], left)
     finally:
         pool.shutdown(cancel_futures=True)  # where the context broke, the next process plans anew
+    if limit is not None:
+        return
     done = max(0, skip - len(WORKLOADS))
     with Session(card(device), Calibration(), ALLOW, planners(rehearsal)) as session:
         for workload, part in BUDGETS[done : REHEARSED_BUDGETS if rehearsal else len(BUDGETS)]:
@@ -96,7 +101,7 @@ def planners(rehearsal: bool) -> int:
 
 def append_measured(path: Path, entry: dict[str, Any], measuring: Any, plan: Future[Any] | None, left: float) -> None:
     """Measure, join the plan, and write the row whatever came of it. Ends the process where CUDA itself is broken."""
-    from mpt.engine.out_of_memory import is_out_of_memory
+    from mpt.engine.recovery import is_out_of_memory
     from mpt.errors import MptError
 
     poisoned = False
@@ -255,7 +260,7 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
 
 def attempt(config: Any, data: Any, device: Any) -> tuple[str, dict[str, Any]]:
     """Return whether a configuration trains or runs out of memory, and its figures."""
-    from mpt.engine.out_of_memory import is_out_of_memory
+    from mpt.engine.recovery import is_out_of_memory
 
     try:
         return "trains", measure(config, data, device)
@@ -337,13 +342,14 @@ def main() -> None:
     parser.add_argument("--worker", type=Path, help="measure, and append rows to this file")
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--limit", type=int)
     parser.add_argument("--cpu-rehearsal", action="store_true")
     options = parser.parse_args()
     if options.plan:
         print(json.dumps(plan_here(json.load(sys.stdin))))
     elif options.worker is not None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what `mpt train` sets for deterministic runs
-        work(options.worker, options.seconds, options.skip, options.cpu_rehearsal)
+        work(options.worker, options.seconds, options.skip, options.cpu_rehearsal, options.limit)
     else:
         parser.error("run scripts/gpu_check.py")
 

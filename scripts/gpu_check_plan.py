@@ -19,21 +19,30 @@ from pathlib import Path
 from typing import Any
 
 WORKER = Path(__file__).resolve().parent / "gpu_check_memory.py"
+ROWS = "gpu_check_plan.jsonl"
 ALLOCATED_WITHIN, RESERVED_WITHIN = 0.03, 0.05
 """The medians that are wanted."""
 
 
-def check_planner(folder: Path, seconds: float, rehearsal: bool) -> dict[str, Any]:
-    """Measure all workloads within `seconds`, in as many processes as break on the way; return rows and sums."""
+def check_planner(folder: Path, seconds: float, rehearsal: bool, limit: int | None = None) -> dict[str, Any]:
+    """Measure the workloads that have no row yet within `seconds`, in as many processes as break on the way.
+
+    `limit`: only so many of the first. Returns rows and sums.
+    """
     deadline = time.monotonic() + seconds
-    path = folder / "gpu_check_plan.jsonl"
-    path.unlink(missing_ok=True)
+    path = folder / ROWS
+    drop_unreached(path)
     problem = ""
-    while True:
+    while limit is None or len(read_rows(path)) < limit:
         done = len(read_rows(path))
         left = deadline - time.monotonic()
         command = [sys.executable, str(WORKER), "--worker", str(path), "--seconds", str(left)]
-        command += ["--skip", str(done), *(["--cpu-rehearsal"] if rehearsal else [])]
+        command += [
+            "--skip",
+            str(done),
+            *(["--limit", str(limit)] if limit else []),
+            *(["--cpu-rehearsal"] if rehearsal else []),
+        ]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=left + 20, check=False)
         except subprocess.TimeoutExpired:
@@ -49,6 +58,32 @@ def check_planner(folder: Path, seconds: float, rehearsal: bool) -> dict[str, An
             break
     rows = read_rows(path)
     return {"rows": rows, "problem": problem, **sum_up(rows)}
+
+
+def forget(folder: Path) -> None:
+    """Measure all workloads anew next time."""
+    (folder / ROWS).unlink(missing_ok=True)
+
+
+def drop_unreached(path: Path) -> None:
+    """Take out the rows at the end that say that time was up, so that their workloads have another turn."""
+    rows = read_rows(path)
+    while rows and rows[-1].get("error") == "not reached in time":
+        rows.pop()
+    if path.is_file():
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def faults(results: dict[str, Any]) -> list[str]:
+    """Return in words what is wrong: crashes, budgets that were not kept, medians that are too far off."""
+    found = [f"planner, {row['label']}: {row['crash']}" for row in results["rows"] if "crash" in row]
+    budgets = [row for row in results["rows"] if row.get("budget") and "outcome" in row]
+    found += [f"planner, {row['label']}: {row['outcome']}" for row in budgets if row["outcome"] == "out of memory"]
+    for name, error in results.get("errors", {}).items():
+        wanted = ALLOCATED_WITHIN if name.startswith("allocated") else RESERVED_WITHIN
+        if error["median"] > wanted:
+            found.append(f"planner: {name} memory is {error['median']:.1%} off in the median, wanted is {wanted:.0%}")
+    return found
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts import gpu_check, gpu_check_memory, gpu_check_modes, gpu_check_plan
+from scripts import gpu_check, gpu_check_memory, gpu_check_modes, gpu_check_peers, gpu_check_plan
 from scripts.gpu_check_workloads import BUDGETS, WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,6 +173,66 @@ def test_the_fp32_flags_are_put_back_by_the_switches_that_the_modes_use():
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (True, False)
     finally:
         gpu_check_modes.set_flags(torch, flags)
+
+
+def run_parts(monkeypatch, folder, *words):
+    """Run the check with parts that only say that they were run; return them."""
+    done = []
+    monkeypatch.setattr(gpu_check, "run_tests", lambda seconds: done.append("tests") or {"exit_code": 0, "said": "ok"})
+    monkeypatch.setattr(
+        gpu_check, "run_demo", lambda *args: done.append("demo") or {"exit_code": 6, "said": "a\nnot finite"}
+    )
+    monkeypatch.setattr(gpu_check_peers, "run", lambda *args: done.append("peers") or {"rows": []})
+
+    def planner(folder, seconds, rehearsal, limit=None):
+        done.append(f"plan {limit}")
+        return {"rows": [], "problem": "", **gpu_check_plan.sum_up([])}
+
+    def worker(path, share, left, rehearsal):
+        done.append(path.name)
+        late = path.name == "vae.yaml" and done.count("vae.yaml") == 1 and "tests" in done
+        return {"config": path.name, "model": "x", "batch_size": 1, "substitute": None, "modes": []} | (
+            {"error": "not reached in time"} if late else {}
+        )
+
+    monkeypatch.setattr(gpu_check_plan, "check_planner", planner)
+    monkeypatch.setattr(gpu_check, "run_worker", worker)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", str(folder), "--cpu-rehearsal", *words])
+    return gpu_check.main(), done
+
+
+def test_parts_run_by_value_and_a_second_run_goes_on(tmp_path, monkeypatch):
+    code, done = run_parts(monkeypatch, tmp_path)
+    assert code == 1  # the demo failed
+    assert done[:3] == ["tests", "demo", "plan 20"]
+    assert set(done[3:7]) == set(gpu_check.FIRST_CONFIGS)
+    assert done[7:9] == ["peers", "plan None"]
+    text = (tmp_path / "gpu_check.md").read_text()
+    first = text.split("## What to mend first")[1]
+    assert first.index("the demo ends with 6: not finite") < first.index("vae.yaml: not measured in full")
+    _, again = run_parts(monkeypatch, tmp_path)
+    assert again == ["plan 20", "plan None", "vae.yaml"]
+    _, fresh = run_parts(monkeypatch, tmp_path, "--fresh")
+    assert fresh[:2] == ["tests", "demo"]
+
+
+def test_the_results_become_a_page_by_one_command(tmp_path, monkeypatch):
+    run_parts(monkeypatch, tmp_path / "check")
+    results = json.loads((tmp_path / "check" / "gpu_check.json").read_text())
+    results["machine"]["gpu"] = "NVIDIA GeForce RTX 3060 Ti"
+    (tmp_path / "check" / "gpu_check.json").write_text(json.dumps(results))
+    (tmp_path / "docs" / "benchmarks").mkdir(parents=True)
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    assert gpu_check.write_page(tmp_path / "check") == 0
+    assert "RTX 3060 Ti" in (tmp_path / "docs" / "benchmarks" / "gpu-rtx-3060-ti.md").read_text()
+
+
+def test_rows_that_time_did_not_reach_have_another_turn(tmp_path, monkeypatch):
+    path = tmp_path / gpu_check_plan.ROWS
+    late = {"error": "not reached in time"}
+    path.write_text("".join(json.dumps({"label": str(n), **(late if n > 1 else {})}) + "\n" for n in range(4)))
+    gpu_check_plan.drop_unreached(path)
+    assert [row["label"] for row in gpu_check_plan.read_rows(path)] == ["0", "1"]
 
 
 def test_without_a_gpu_it_says_how_to_rehearse(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,198 @@
+"""The same training, side by side: written by hand, by hand and compiled, in mpt, in Accelerate, in Lightning.
+
+Part of `gpu_check.py`. ResNet-18 on drawn 64-pixel images under autocast, float16 with a loss scale on a GPU. Each
+contestant trains in a process of its own; the seconds per step are the median of windows that end with a
+synchronisation, and the peak is the allocator's. Those that are not installed say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+CONTESTANTS = ("by hand", "by hand, compiled", "mpt", "accelerate", "lightning")
+WINDOWS, WINDOW_STEPS, BATCH = 8, 20, 128
+SMALL = (2, 2, 2)
+
+
+def run(seconds: float, rehearsal: bool) -> dict[str, Any]:
+    """Measure every contestant in a process of its own within some seconds."""
+    deadline, rows = time.monotonic() + seconds, []
+    for name in CONTESTANTS:
+        command = [sys.executable, str(Path(__file__).resolve()), name, *(["--cpu-rehearsal"] if rehearsal else [])]
+        left = deadline - time.monotonic()
+        row: dict[str, Any] = {"name": name}
+        if left < 5:
+            rows.append(row | {"error": "not reached in time"})
+            continue
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+            said = done.stdout.strip().splitlines()
+            if done.returncode:
+                row["error"] = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+            else:
+                row |= json.loads(said[-1])
+        except subprocess.TimeoutExpired:
+            row["error"] = "did not end in its time"
+        rows.append(row)
+    return {"rows": rows}
+
+
+def as_markdown(results: dict[str, Any]) -> list[str]:
+    """Return the table, ratios to the loop written by hand."""
+    lines = ["## Side by side: ResNet-18 at 64 pixels under autocast", ""]
+    lines += ["| loop | step, ms | ratio | peak, MiB |", "|---|---:|---:|---:|"]
+    base = next((row.get("step_seconds") for row in results["rows"]), None)
+    for row in results["rows"]:
+        if "error" in row:
+            lines.append(f"| {row['name']} | {row['error']} | | |")
+            continue
+        ratio = f"{row['step_seconds'] / base:.3f}" if base else ""
+        lines.append(
+            f"| {row['name']} | {1000 * row['step_seconds']:.2f} | {ratio} | {row['peak_bytes'] / 2**20:.0f} |"
+        )
+    return [*lines, ""]
+
+
+def measure(name: str, rehearsal: bool) -> dict[str, Any]:
+    """Train one contestant and return its seconds per step and its peak."""
+    import torch
+
+    device = torch.device("cpu" if rehearsal else "cuda")
+    windows, steps, batch = SMALL if rehearsal else (WINDOWS, WINDOW_STEPS, BATCH)
+    torch.manual_seed(0)
+    images = torch.rand(batch, 3, 64, 64, device=device)
+    labels = torch.randint(10, (batch,), device=device)
+    step = make_step(name, device, images, labels)
+    for _ in range(2 if rehearsal else 10):
+        step()
+    seconds = []
+    for _ in range(windows):
+        wait(device)
+        started = time.perf_counter()
+        for _ in range(steps):
+            step()
+        wait(device)
+        seconds.append((time.perf_counter() - started) / steps)
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    return {"step_seconds": statistics.median(seconds), "peak_bytes": peak}
+
+
+def wait(device: Any) -> None:
+    """Wait for the device."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def make_step(name: str, device: Any, images: Any, labels: Any) -> Any:
+    """Return a function that trains for one step. Raises SystemExit with the reason where it cannot be made."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from mpt.vision_ops import import_torchvision
+
+    if name == "mpt":
+        return mpt_step(device, images, labels)
+    net = import_torchvision("models").resnet18(num_classes=10).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    if name == "accelerate":
+        return accelerate_step(net, optimizer, device, images, labels)
+    if name == "lightning":
+        return lightning_step(net, optimizer, device, images, labels)
+    if name == "by hand, compiled":
+        net = torch.compile(net)
+    half = torch.float16 if device.type == "cuda" else torch.bfloat16
+    scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, half):
+            loss = cross_entropy(net(images), labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def mpt_step(device: Any, images: Any, labels: Any) -> Any:
+    """Return mpt's own step on a built run."""
+    import torch
+
+    from mpt.config.load import load_config
+    from mpt.engine.build import build_run
+    from mpt.engine.step import update
+    from mpt.seams import DataSpec, FieldSpec
+
+    fields = {"image": FieldSpec((3, 64, 64), torch.float32), "label": FieldSpec((), torch.int64)}
+    data = DataSpec(fields, len(images), tuple(map(str, range(10))))
+    sections = {"model": "torchvision:resnet18", "dataset": "digits", "precision": "amp", "optimizer": "adam"}
+    run = build_run(load_config({**sections, "train": {"batch_size": len(images), "steps": 1}}), device, data)
+    batch = {"image": images, "label": labels}
+
+    def step() -> None:
+        for phase in run.phases:
+            update(run, phase, batch)
+
+    return step
+
+
+def accelerate_step(net: Any, optimizer: Any, device: Any, images: Any, labels: Any) -> Any:
+    """Return a step under Hugging Face Accelerate."""
+    if importlib.util.find_spec("accelerate") is None:
+        raise SystemExit("not installed")
+    from accelerate import Accelerator
+    from torch.nn.functional import cross_entropy
+
+    accelerator = Accelerator(mixed_precision="fp16" if device.type == "cuda" else "bf16", cpu=device.type == "cpu")
+    net, optimizer = accelerator.prepare(net, optimizer)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with accelerator.autocast():
+            loss = cross_entropy(net(images), labels)
+        accelerator.backward(loss)
+        optimizer.step()
+
+    return step
+
+
+def lightning_step(net: Any, optimizer: Any, device: Any, images: Any, labels: Any) -> Any:
+    """Return a step under Lightning Fabric."""
+    if importlib.util.find_spec("lightning") is None:
+        raise SystemExit("not installed")
+    from lightning.fabric import Fabric
+    from torch.nn.functional import cross_entropy
+
+    on_gpu = device.type == "cuda"
+    fabric = Fabric(
+        accelerator="cuda" if on_gpu else "cpu", devices=1, precision="16-mixed" if on_gpu else "bf16-mixed"
+    )
+    net, optimizer = fabric.setup(net, optimizer)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        fabric.backward(cross_entropy(net(images), labels))
+        optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=CONTESTANTS)
+    parser.add_argument("--cpu-rehearsal", action="store_true")
+    chosen = parser.parse_args()
+    print(json.dumps(measure(chosen.name, chosen.cpu_rehearsal)))

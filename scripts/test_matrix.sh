@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Runs the fast tests with the oldest and the newest torch of the supported range, on Python 3.11 to 3.13, and with
+# torch's CUDA wheel on a machine without a GPU. Each row in a virtual environment of its own under build/matrix, kept
+# between runs. Prints a table; exits with 1 if a row failed. A Python that is not installed is a skipped row.
+#
+#   bash scripts/test_matrix.sh              # all rows
+#   bash scripts/test_matrix.sh slice        # the oldest torch alone, on the tests that depend on torch's insides
+#   bash scripts/test_matrix.sh rows 3.12:newest:cpu 3.11:2.11:cu130
+set -uo pipefail
+cd "$(dirname "$0")/.."
+ALL=(3.11:2.11:cpu 3.11:2.12:cpu 3.11:2.13:cpu 3.12:2.13:cpu 3.13:2.13:cpu 3.11:2.13:cu130)
+declare -A VISION=([2.11]=0.26 [2.12]=0.27 [2.13]=0.28)
+# What reads torch's insides: autocast's lists, dispatch, checkpoints, the planner's fakes, the pretend device.
+INSIDES=(tests/planner tests/precision tests/memory tests/engine tests/cuda_rehearsal/test_device.py)
+tests=()
+case ${1:-all} in
+    slice) rows=(3.11:2.11:cpu) tests=("${INSIDES[@]}") ;;
+    rows) shift; rows=("$@") ;;
+    all) rows=("${ALL[@]}") ;;
+    *) sed -n 2,9p "$0"; exit 2 ;;
+esac
+export OMP_NUM_THREADS=1
+failed=0 table=""
+for row in "${rows[@]}"; do
+    IFS=: read -r python torch wheel <<<"$row"
+    [ "$torch" = newest ] && torch=2.13
+    if ! command -v "python$python" >/dev/null; then
+        table+="| $python | $torch | $wheel | skipped: python$python is not installed |"$'\n'
+        continue
+    fi
+    env=build/matrix/$python-$torch-$wheel log=build/matrix/$python-$torch-$wheel.log
+    mkdir -p build/matrix
+    index=(--extra-index-url "https://download.pytorch.org/whl/$wheel")
+    if { [ -x "$env/bin/python" ] || "python$python" -m venv "$env"; } &&
+        "$env/bin/python" -m pip install --quiet "torch==$torch.*" "torchvision==${VISION[$torch]}.*" "${index[@]}" &&
+        "$env/bin/python" -m pip install --quiet -e '.[dev]' "torch==$torch.*" "torchvision==${VISION[$torch]}.*" &&
+        CUDA_VISIBLE_DEVICES="" "$env/bin/python" -m pytest -q -n auto -p no:cacheprovider "${tests[@]}"; then
+        result=passed
+    else
+        result="FAILED, see $log" failed=1
+    fi >"$log" 2>&1
+    version=$("$env/bin/python" -c 'import torch; print(torch.__version__)' 2>/dev/null)
+    table+="| $python | ${version:-$torch} | $wheel | $result: $(tail -n 1 "$log") |"$'\n'
+done
+printf '| Python | torch | wheel | fast tests |\n|---|---|---|---|\n%s' "$table"
+exit "$failed"
