@@ -35,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for side in ("src", "dst"):
             write_faces(Path(name) / side)
-        settings = faceset.Settings(src=f"{name}/src", dst=f"{name}/dst", image_size=512, test_every=10)
+        settings = faceset.Settings(src=f"{name}/src", dst=f"{name}/dst", image_size=512, hold_out_every=10)
         data = faceset.build(settings, "train", 0)
         whole = milliseconds(lambda epoch: data.fetch(range(BATCH), epoch))
         plain = faceset.build(settings, "test", 0)

@@ -1,6 +1,6 @@
 """Faces of two people from disk, in DeepFaceLab's formats or as plain images with masks (see `face_files`).
 
-Every `test_every`-th face of each person is kept out of training and is what the run is evaluated on.
+One face in `hold_out_every` of each person is kept out of training and is what the run is evaluated on.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Settings(DatasetOptions):
     pretrain: bool = False
     """Both folders hold many people, to teach the model faces in general: no warp, flips, all turns of the head, and
     none of the losses that need two people. `mpt deepfacelab end-pretraining` makes the run that follows."""
-    test_every: int = Field(10, ge=2)
-    """Of this many faces of each person one is held out of training, for evaluation and previews."""
+    hold_out_every: int = Field(10, ge=0)
+    """Of so many faces of each person one is held out of training, for evaluation and previews; 0 trains on all, as
+    DeepFaceLab does, and evaluates on what was trained on."""
 
 
 class FileIdentity:
@@ -73,7 +74,7 @@ def build(settings: Settings, split: str, seed: int) -> Dataset:
         raise ConfigError("dataset.image_size is missing and the model has none; write the side in pixels")
     sides = {side: list_faces(Path(getattr(settings, side)), side) for side in ("src", "dst")}
     face_type = check_face_types(sides, settings.face_type)
-    chosen = {side: choose(files, split, settings.test_every) for side, files in sides.items()}
+    chosen = {side: choose(files, split, settings.hold_out_every) for side, files in sides.items()}
     people = [FileIdentity(files, settings.image_size, face_type, settings.mask) for files in chosen.values()]
     extra = describe(settings, face_type)
     extra["masks"] = {side: dict(Counter(f.mask_kind(settings.mask) for f in files)) for side, files in sides.items()}
@@ -117,8 +118,8 @@ def assume(settings: Settings) -> DataSpec | None:
     return describe_pairs(settings.image_size, ASSUMED_COUNT, extra=extra) if settings.image_size else None
 
 
-def choose(files: list[FaceFile], split: str, test_every: int) -> list[FaceFile]:
-    """Return the faces of a split. Too few to keep any back, and both splits have them all."""
-    if len(files) < test_every:
+def choose(files: list[FaceFile], split: str, every: int) -> list[FaceFile]:
+    """Return the faces of a split. Where none are held out, or there are too few, both splits have them all."""
+    if every < 2 or len(files) < every:
         return files
-    return [file for index, file in enumerate(files) if (index % test_every == test_every - 1) == (split == "test")]
+    return [file for index, file in enumerate(files) if (index % every == every - 1) == (split == "test")]

@@ -134,7 +134,7 @@ class Inter(nn.Module):
         self.upscale1 = None if "t" in options else Upscale(channels, channels, "c" in options)
 
     def forward(self, flat_bf: Tensor) -> Tensor:
-        x: Tensor = self.dense2(self.dense1(flat_bf)).unflatten(1, self.shape)
+        x: Tensor = self.dense2(self.dense1(flat_bf)).reshape(-1, *self.shape)
         if self.upscale1 is not None:
             x = self.upscale1(x)
         return x

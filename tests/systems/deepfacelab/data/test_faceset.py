@@ -239,3 +239,14 @@ def test_pretraining_warps_nothing_and_flips(tmp_path):
     assert torch.equal(batch["src_warped"], batch["src_target"])
     assert data.flips == {"src": 0.4, "dst": 0.4}
     assert set(data.bins) == {"src", "dst"}
+
+
+def test_faces_are_held_out_only_where_that_is_asked_for(tmp_path):
+    paths = {"src": str(make.folder(tmp_path / "src", 6)), "dst": str(make.folder(tmp_path / "dst", 6))}
+    counts = {
+        every: [
+            len(build(Settings(**paths, image_size=32, hold_out_every=every), split, 0)) for split in ("train", "test")
+        ]
+        for every in (0, 3, 10)
+    }
+    assert counts == {0: [6, 6], 3: [4, 2], 10: [6, 6]}

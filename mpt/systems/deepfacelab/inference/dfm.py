@@ -1,0 +1,101 @@
+"""A model as one `.dfm` file, which DeepFaceLive reads: ONNX from a face to the swap and both masks.
+
+The input `in_face:0` and the outputs `out_face_mask:0` (the destination's mask), `out_celeb_face:0` (the swap) and
+`out_celeb_face_mask:0` are float32 in [0, 1], channels last, BGR, with a free number of faces; names and order are
+DeepFaceLab's. Operators are those of opset 12, as DeepFaceLab writes them, since DeepFaceLive brings a runtime of its
+time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mpt.errors import CheckpointError, ConfigError
+from mpt.inference.export import check_finite
+from mpt.run.files import failures_explained
+from mpt.systems.deepfacelab.tasks.face_swap import Autoencoder
+
+INPUT = "in_face:0"
+OUTPUTS = ("out_face_mask:0", "out_celeb_face:0", "out_celeb_face_mask:0")
+OPSET = 12
+TOLERANCE = 1e-4
+"""Allowed difference between ONNX Runtime and PyTorch, of values in [0, 1]."""
+
+
+class Swapper(nn.Module):
+    """What DeepFaceLive calls: BGR faces (b h w 3) to the destination's mask, the swap in BGR, and its mask."""
+
+    def __init__(self, autoencoder: nn.Module) -> None:
+        super().__init__()
+        self.autoencoder = autoencoder
+
+    def forward(self, face_bhwc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        faces: Autoencoder = self.autoencoder  # type: ignore[assignment]
+        image = torch.stack((face_bhwc[..., 2], face_bhwc[..., 1], face_bhwc[..., 0]), dim=1)
+        swap, swap_mask = faces.draw_swap(faces.encode_swap(image))
+        _, dst_mask = faces.draw_dst(faces.encode_dst(image))
+        bgr = torch.stack((swap[:, 2], swap[:, 1], swap[:, 0]), dim=-1)
+        return dst_mask.permute(0, 2, 3, 1), bgr, swap_mask.permute(0, 2, 3, 1)
+
+
+def write_dfm(path: Path, autoencoder: nn.Module, size: int) -> float | None:
+    """Write a model and run it; return by how much ONNX Runtime differs from PyTorch, None where it is not installed.
+
+    Raises ConfigError where the exporter is not installed, CheckpointError for weights that are not finite and for a
+    file that draws something else.
+    """
+    if importlib.util.find_spec("onnx") is None:
+        raise ConfigError("a .dfm is written with the package onnx: pip install 'mpt[onnx]'")
+    import onnx
+
+    check_finite(dict(autoencoder.state_dict()))
+    swapper = Swapper(autoencoder).cpu().eval()
+    face = torch.rand(2, size, size, 3, generator=torch.Generator().manual_seed(0))
+    partial = path.with_name(f".partial-{path.name}")
+    with failures_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the exporter says that it is the older one: the newer has no opset 12
+                torch.onnx.export(
+                    swapper,
+                    (face,),
+                    str(partial),
+                    input_names=[INPUT],
+                    output_names=list(OUTPUTS),
+                    opset_version=OPSET,
+                    dynamic_axes={name: {0: "batch"} for name in (INPUT, *OUTPUTS)},
+                    dynamo=False,
+                )
+            onnx.checker.check_model(str(partial))
+            difference = compare(partial, swapper, face)
+            os.replace(partial, path)
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+    return difference
+
+
+@torch.no_grad()
+def compare(path: Path, swapper: Swapper, face: Tensor) -> float | None:
+    """Return the largest difference of outputs; CheckpointError where it is too large."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    difference = 0.0
+    for faces in (face, face[:1]):
+        made = session.run(None, {INPUT: faces.numpy()})
+        for array, expected in zip(made, swapper(faces), strict=True):
+            difference = max(difference, float((torch.from_numpy(array) - expected).abs().max()))
+    if not difference <= TOLERANCE:
+        raise CheckpointError(f"{path.name}: ONNX Runtime draws {difference:.2g} off; it was not kept")
+    return difference

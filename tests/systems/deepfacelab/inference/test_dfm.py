@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+import torch
+
+from mpt.errors import CheckpointError
+from mpt.systems.deepfacelab.data.face_pairs import describe_pairs
+from mpt.systems.deepfacelab.inference.dfm import write_dfm
+from mpt.systems.deepfacelab.nn import saehd
+
+
+def autoencoder(archi):
+    torch.manual_seed(0)
+    settings = saehd.Settings(archi=archi, image_size=64, ae_dims=6, e_dims=4, d_dims=4, d_mask_dims=2)
+    return saehd.build(settings, describe_pairs(64, 1))["autoencoder"]
+
+
+@pytest.mark.parametrize("archi", ["df-ud", "liae-udtc"])
+def test_deepfacelive_finds_its_names_and_gets_the_swap(tmp_path, archi):
+    runtime = pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    model = autoencoder(archi)
+    path = tmp_path / "model.dfm"
+    assert write_dfm(path, model, 64) < 1e-4
+    assert [path.name for path in tmp_path.iterdir()] == ["model.dfm"]
+    assert onnx.load(str(path)).opset_import[0].version == 12
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (slot,) = session.get_inputs()
+    assert (slot.name, slot.shape[1:], slot.type) == ("in_face:0", [64, 64, 3], "tensor(float)")
+    assert [slot.name for slot in session.get_outputs()] == [
+        "out_face_mask:0",
+        "out_celeb_face:0",
+        "out_celeb_face_mask:0",
+    ]
+    bgr = np.random.default_rng(0).random((3, 64, 64, 3), np.float32)
+    mask, swap, swap_mask = session.run(None, {"in_face:0": bgr})
+    rgb = torch.from_numpy(bgr[..., ::-1].copy()).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        expected, expected_mask = model.draw_swap(model.encode_swap(rgb))
+        dst_mask = model.draw_dst(model.encode_dst(rgb))[1]
+    for found, wanted in ((swap[..., ::-1], expected), (swap_mask, expected_mask), (mask, dst_mask)):
+        np.testing.assert_allclose(found, wanted.permute(0, 2, 3, 1).numpy(), atol=1e-4)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    pytest.importorskip("onnx")
+    model = autoencoder("df")
+    model["inter"].dense1.weight.data[0, 0] = torch.nan
+    with pytest.raises(CheckpointError, match="not finite"):
+        write_dfm(tmp_path / "model.dfm", model, 64)
+    assert not list(tmp_path.iterdir())
