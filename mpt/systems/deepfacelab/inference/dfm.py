@@ -9,6 +9,7 @@ time.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import warnings
@@ -88,9 +89,7 @@ def compare(path: Path, swapper: Swapper, face: Tensor) -> float | None:
     """Return the largest difference of outputs; CheckpointError where it is too large."""
     if importlib.util.find_spec("onnxruntime") is None:
         return None
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = importlib.import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
     difference = 0.0
     for faces in (face, face[:1]):
         made = session.run(None, {INPUT: faces.numpy()})
