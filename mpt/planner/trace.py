@@ -136,11 +136,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.mark(module._buffers.values(), "buffers", full)
                 self.mark(module._parameters.values(), "parameters", full)
 
-    def adopt(self, tensors: Iterable[Tensor]) -> None:
-        """Record tensors that were made before the recorder was entered."""
-        for tensor in tensors:
-            self._note(tensor, "made before")
-
     @contextlib.contextmanager
     def recording(self) -> Iterator[Trace]:
         """Record inside the block; cyclic garbage collection is off, so that deaths come in one order every time."""

@@ -112,10 +112,6 @@ class Policy(Precision):
     def publish_weights(self, phase: Phase) -> None:
         """Bring updated weights back to the model; nothing to do without master weights."""
 
-    def at_floor(self) -> list[str]:
-        """Return the phases that overflowed while their scale was at its floor already."""
-        return [name for name, scaler in self.scalers.items() if scaler.overflows_at_floor > 0]
-
     def fall_back(self, task: Task) -> bool:
         """Go on in bfloat16, which has float32's range and needs no scale; return False where the mode cannot."""
         if not self.can_fall_back:

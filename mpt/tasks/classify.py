@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
+from mpt.config.part_names import LossName, MetricName
 from mpt.errors import DataError
 from mpt.losses.choice import find_loss
 from mpt.metrics.choice import find_metrics
@@ -25,7 +26,7 @@ from mpt.tasks.average import follow, make_twin
 class Settings(Options):
     """Loss and input scaling of a classifier."""
 
-    loss: str = "cross_entropy"
+    loss: LossName = "cross_entropy"
     """What is minimised: cross_entropy, or the name of a file in `losses/` with `loss(logits, labels)`, as focal."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """How much of the cross-entropy's target is spread over all classes."""
@@ -35,7 +36,7 @@ class Settings(Options):
     """What the image is divided by after that."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of a moving average of the weights, which is then what is evaluated."""
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[MetricName, ...] = ()
     """Further figures at every evaluation, by their file's name in `metrics/`: `[top_five]`."""
 
 

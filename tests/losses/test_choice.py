@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError
 from mpt.losses.choice import CROSS_ENTROPY, find_loss
@@ -47,3 +48,10 @@ def test_focal_loss_forgets_what_is_right_already():
     focal, entropy = find_loss("focal"), find_loss(CROSS_ENTROPY)
     assert focal(sure, label) / entropy(sure, label) < 1e-6
     assert 0.2 < focal(unsure, label) / entropy(unsure, label) < 0.25
+
+
+@pytest.mark.parametrize(("setting", "meant"), [("task.loss=fokal", "focal"), ("task.metrics=[top_fife]", "top_five")])
+def test_a_wrong_name_is_told_with_the_configuration(setting, meant):
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        load_config({"model": "small_cnn"}, [setting])
+    load_config({"model": "small_cnn"}, [setting.replace("fokal", "focal").replace("fife", "five")])

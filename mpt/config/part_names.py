@@ -1,0 +1,30 @@
+"""Names of parts inside another part's settings, checked with the configuration: `task.metrics`, `task.loss`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from mpt.config.messages import unknown_name
+
+
+def known_as(kind: str, *built_in: str) -> AfterValidator:
+    """Return a check that a name is one of the parts of a kind (`mpt.config.registry.FUNCTIONS`), or built in."""
+
+    def check(name: str) -> str:
+        from mpt.config.registry import INSTALLED  # which reads settings, and so this module
+
+        if name not in built_in and name not in (known := INSTALLED.functions(kind)):
+            raise ValueError(
+                unknown_name(name, [*built_in, *known]).partition("; ")[2]
+            )  # what was found is said behind
+        return name
+
+    return AfterValidator(check)
+
+
+MetricName = Annotated[str, known_as("metrics")]
+"""A file in `metrics/` with `measure(logits, labels)`."""
+LossName = Annotated[str, known_as("losses", "cross_entropy")]
+"""`cross_entropy`, or a file in `losses/` with `loss(logits, labels)`."""
