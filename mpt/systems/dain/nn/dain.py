@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.seams import DataSpec
 from mpt.systems.dain.nn.depth_net import DepthNet
 from mpt.systems.dain.nn.flow_net import UNITS_PER_PIXEL, FlowNet
@@ -39,7 +39,7 @@ PARTS = {
 """The five parts by the prefixes of their state names."""
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     """Its size, and whether gradients are the derivative or the published ones."""
 
     size: Literal["full", "small"] = "full"
@@ -84,7 +84,7 @@ class Dain(Interpolator):
             self.initScaleNets_filter = SmallKernelTrunk()
             self.initScaleNets_filter1, self.initScaleNets_filter2 = kernel_head(), kernel_head()
             self.ctxNet = ContextNet(width=8)
-            self.rectifyNet = RectifyNet(rectify_inputs(self.ctxNet.channels), width=32, blocks=1, side=3)
+            self.rectifyNet = RectifyNet(rectify_inputs(self.ctxNet.channels), width=32, blocks=1)
             self.flownets = SmallFlowNet()
             self.depthNet = SmallDepthNet()
             self.multiple, factor = 8, 4

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.seams import DataSpec
 from mpt.systems.dain.nn.flow_net import UNITS_PER_PIXEL
 from mpt.systems.dain.nn.interpolation import Between, Interpolator
@@ -23,7 +23,7 @@ from mpt.systems.dain.nn.small_nets import SmallFlowNet
 TASK = "interpolate"
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     """Widths of the flow network's three levels."""
 
     pyramid: list[int] = Field([16, 32, 48], min_length=3, max_length=3)

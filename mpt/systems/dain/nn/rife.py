@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from mpt.config.options import Options
+from mpt.config.options import ModelOptions
 from mpt.seams import DataSpec
 from mpt.systems.dain.nn.interpolation import Between, Interpolator
 from mpt.systems.dain.nn.regions import FusionRegion, WarpRegion
@@ -28,7 +28,7 @@ TASK = "interpolate"
 SCALES = (4, 2, 1)
 
 
-class Settings(Options):
+class Settings(ModelOptions):
     """Widths of the three flow blocks and of the context features; `size: small` learns on a CPU in minutes."""
 
     size: Literal["full", "small"] = "full"

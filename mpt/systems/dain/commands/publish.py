@@ -1,0 +1,28 @@
+"""Write a DAIN run's weights under the published names, as baowenbo/DAIN's own programs load them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+@dataclass(frozen=True)
+class Command:
+    """Write a DAIN run's weights as baowenbo/DAIN's own programs load them."""
+
+    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
+    """A run's name or folder, or a checkpoint's folder."""
+    output: Annotated[Path, typer.Argument(metavar="OUT", show_default=False)]
+    """The .pth file to write."""
+    runs: Path = Path("runs")
+    """The folder in which RUN is looked for by name."""
+
+
+def run(command: Command) -> None:
+    """Write as the arguments say."""
+    from mpt.systems.dain.nn.published_weights import publish
+
+    publish(command.run, command.output, command.runs)

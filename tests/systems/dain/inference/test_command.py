@@ -1,0 +1,76 @@
+"""`mpt dain interpolate` as a user types it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mpt.cli import main
+from mpt.config.load import load_config
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.state import capture
+from mpt.run import checkpoint
+from mpt.run.layout import create_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with a run whose network is not trained."""
+    config = load_config({
+        "model": {"name": "flow_warp", "pyramid": [4, 8, 8]},
+        "dataset": {"name": "procedural_triplets", "count": 2, "test_count": 2},
+        "precision": {"mode": "fp32"},
+        "train": {"batch_size": 2, "steps": 1},
+        "name": "smooth",
+    })  # fmt: skip
+    run = build_run(config, torch.device("cpu"), build_datasets(config)[0].spec)
+    directory = create_run(tmp_path / "runs", config.run_name)
+    directory.config_path.write_text(config.to_yaml())
+    checkpoint.save(directory, 1, {**capture(run), "loop": {"step": 1}}, keep_last=1)
+    for number in range(3):
+        Image.new("RGB", (80, 48), (40 * number,) * 3).save(tmp_path / f"{number}.png")
+    return tmp_path / "runs"
+
+
+def type_in(*words: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in words])
+    return int(left.value.code or 0)
+
+
+def test_pictures_become_more_pictures_in_half_and_in_tiles(runs, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["smooth", *sorted(tmp_path.glob("?.png")), "--output", out, "--runs", runs, "--scene-cut", 0]
+    assert type_in("dain", "interpolate", *words, "--half", "--tile", 72, "--check-seams") == 0
+    said = capsys.readouterr().out
+    assert "half against float32 on the first pair: PSNR" in said
+    assert "tiles against the whole frame" in said
+    assert "3 frames of 80 x 48 at 25 -> 6 at 50 frames per second" in said
+    levels = [Image.open(file).getpixel((9, 9))[0] for file in sorted(out.iterdir())]
+    assert levels == [0, 20, 40, 60, 80, 80]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        (["--factor", "1"], 2, "--factor: found 1; allowed is 2 to 64"),
+        (["--rate", "10"], 2, "--rate: 10 is below the input's 25"),
+        (["--tile", "50"], 2, "--tile: found 50; allowed are multiples of 8 from 72"),
+        (["--vram", "1MiB"], 2, "--vram: '1MiB' is 1048576 bytes"),
+        (["--dtype", "float16"], 2, "--dtype goes with --half"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_written(runs, tmp_path, capsys, changes, code, words):
+    pictures = sorted(tmp_path.glob("?.png"))
+    assert (
+        type_in("dain", "interpolate", "smooth", *pictures, "--output", tmp_path / "o", "--runs", runs, *changes)
+        == code
+    )
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_one_picture_is_an_error_of_the_data(runs, tmp_path, capsys):
+    assert type_in("dain", "interpolate", "smooth", tmp_path / "0.png", "--output", tmp_path / "o", "--runs", runs) == 3
+    assert "one picture; two or more" in capsys.readouterr().err

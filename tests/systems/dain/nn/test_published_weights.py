@@ -1,0 +1,41 @@
+"""Weights go in from baowenbo/DAIN's files and back out."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpt.engine.initial_weights import load_initial_weights
+from mpt.errors import CheckpointError, ConfigError
+from mpt.systems.dain.nn.dain import Dain
+from mpt.systems.dain.nn.published_weights import join_parts
+
+
+@pytest.mark.slow  # files of 96 MB
+def test_a_best_pth_loads_whole_and_parts_load_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(1)
+    published = Dain()
+    torch.save(published.state_dict(), tmp_path / "best.pth")
+    net = Dain()
+    assert "loaded all 954 tensors" in load_initial_weights({"net": net}, tmp_path / "best.pth")
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in published.state_dict().items())
+
+    torch.save({"state_dict": published.flownets.state_dict()}, tmp_path / "pwc_net.pth.tar")
+    depth = {f"module.{name}": value for name, value in published.depthNet.state_dict().items()}
+    torch.save(depth, tmp_path / "net_G.pth")
+    join_parts(tmp_path / "start.safetensors", tmp_path / "pwc_net.pth.tar", tmp_path / "net_G.pth")
+    assert "flownets: loaded all" in capsys.readouterr().out
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    assert "new: net.initScaleNets_filter" in load_initial_weights({"net": net}, tmp_path / "start.safetensors")
+    found, wanted = net.state_dict(), published.state_dict()
+    for name in ("flownets.conv1a.0.weight", "depthNet.4.weight"):
+        assert torch.equal(found[name], wanted[name])
+    assert found["rectifyNet.block1.0.weight"].abs().max() == 0
+
+    with pytest.raises(CheckpointError):
+        join_parts(tmp_path / "other.safetensors", tmp_path / "net_G.pth", None)
+    with pytest.raises(ConfigError, match="--flow"):
+        join_parts(tmp_path / "other.safetensors", None, None)
+    assert not (tmp_path / "other.safetensors").exists()
