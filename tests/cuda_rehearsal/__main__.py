@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from mpt.planner.budget import parse_budget
+from tests.cuda_rehearsal import build
 from tests.cuda_rehearsal.cards import VARIABLE, Machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,10 @@ def main() -> None:
     memory = parse_budget(options.memory) if options.memory else None
     machine = Machine(tuple(options.card or ["rtx3060"]), memory)
     machine.properties()  # an unknown card is refused here
+    try:
+        build.check()
+    except build.CannotBuild as error:
+        parser.error(str(error))
     sys.stdout.flush()
     os.execvpe(options.command[0], options.command, environment(machine))
 

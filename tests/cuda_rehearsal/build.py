@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+from tests.cuda_rehearsal.cards import VARIABLE
+
 HERE = Path(__file__).parent
 SOURCES = ("device.cpp", "kernels.cpp", "module.cpp")
 NAME = "pretend_cuda"
@@ -26,6 +28,19 @@ NAME = "pretend_cuda"
 
 class CannotBuild(RuntimeError):
     """There is no compiler, or no headers to compile with."""
+
+
+class HasCuda(CannotBuild):
+    """This torch has CUDA of its own, beside which there is no place for a pretended one."""
+
+
+def check() -> None:
+    """Raise HasCuda or CannotBuild, which say why no rehearsal can run here."""
+    import torch
+
+    if torch.version.cuda is not None and not os.environ.get(VARIABLE):
+        raise HasCuda(f"rehearsals need torch's CPU build, and {torch.__version__} has CUDA of its own")
+    compiler()
 
 
 def compiler() -> str:

@@ -2,6 +2,7 @@
 
 Fixtures are made by pytest's own process and handed over, so they must be things that can be pickled, such as
 `tmp_path`. Without a compiler the tests are skipped with that reason, but in CI (`CI` in the environment) they fail.
+With torch's CUDA build they are skipped: there is no place in it for a pretended device.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def _server() -> Server:
     if _Servers.now is None:
         try:
-            build.compiler()
+            build.check()
         except build.CannotBuild as error:
-            if os.environ.get("CI"):
+            if os.environ.get("CI") and not isinstance(error, build.HasCuda):
                 pytest.fail(str(error), pytrace=False)
             pytest.skip(str(error))
         _Servers.now = Server.start()

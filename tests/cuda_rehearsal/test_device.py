@@ -247,3 +247,21 @@ def test_an_operator_fails_once_when_a_test_says_so() -> None:
 @pytest.mark.here
 def test_the_device_does_not_leave_its_processes() -> None:
     assert not torch.cuda.is_available()
+
+
+@pytest.mark.here
+def test_a_torch_with_cuda_of_its_own_is_no_place_for_a_pretended_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.cuda_rehearsal import build
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(build.HasCuda, match="need torch's CPU build"):
+        build.check()
+
+
+@pytest.mark.here
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.cuda_rehearsal import build
+
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(build.CannotBuild, match=r"needs a C\+\+ compiler"):
+        build.check()
