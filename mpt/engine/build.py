@@ -104,7 +104,8 @@ def build_run(
     messages = []
     start = getattr(config.model.settings, "weights", None)
     if start and trains and not fake and not restores:
-        messages.append(load_initial_weights(networks, Path(start)))
+        translate = getattr(config.model.load(), "translate_weights", None)
+        messages.append(load_initial_weights(networks, Path(start), translate))
     precision: Precision = config.precision.member("build")(
         config.precision.mode, config.precision.native_settings(), device
     )

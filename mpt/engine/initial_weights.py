@@ -3,12 +3,13 @@ went.
 
 Names are matched as they are, and without what training wraps around them: a first component that all of the file's
 names share ("module.", "model.", "_orig_mod."), "modules." of mpt's own checkpoints, "net." of its exports, "_ema".
-Where a file is of another size of head, the head stays as it was made. What fits less than half is refused.
+Where a file is of another size of head, the head stays as it was made. What fits less than half is refused. A model
+file may have a `translate_weights` for files of related models (a detector's backbone for both of two cameras).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from mpt.run.state_checks import shown_shape
 from mpt.run.weights_file import WeightsFile, read_weights_file
 
 SHOWN = 5
+LEAST_SHARE, LEAST_TRANSLATED = 0.5, 0.25
+"""Share of the model's tensors that must be in a file: by its own names, and as a related model's."""
+Translate = Callable[[Mapping[str, nn.Module], Mapping[str, Tensor]], dict[str, Tensor] | None]
 MOST_PREFIXES = 3
 
 
@@ -38,9 +42,11 @@ class Match:
         return len(self.found) + len(self.new)
 
 
-def load_initial_weights(modules: Mapping[str, nn.Module], path: Path) -> str:
+def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate: Translate | None = None) -> str:
     """Copy a file's tensors into networks that were just built and return one line that says what was loaded.
 
+    `translate` is the model file's own: where it knows the file for one of a related model, it returns the tensors
+    that this one can use, under its names, or None.
     Raises CheckpointError for a file that is refused, that fits less than half of the networks it touches, that holds
     another kind of numbers, or weights that are not finite.
     """
@@ -48,8 +54,10 @@ def load_initial_weights(modules: Mapping[str, nn.Module], path: Path) -> str:
     if not path.is_file():
         raise CheckpointError(f"model.weights: there is no file {path}")
     file = read_weights_file(path)
-    match = best_match(modules, file.tensors)
-    if not match.found or 2 * len(match.found) < match.count:
+    translated = translate(modules, file.tensors) if translate is not None else None
+    match = best_match(modules, file.tensors if translated is None else translated)
+    least = LEAST_SHARE if translated is None else LEAST_TRANSLATED
+    if not match.found or len(match.found) < least * match.count:
         raise CheckpointError(
             f"model.weights: only {len(match.found)} of the model's {match.count or len(own_tensors(modules))} tensors "
             f"are in {path} with the same names and shapes; it is of another model. {details(match)}"

@@ -12,6 +12,7 @@ head's raw maps: see `yolo_head`.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -21,9 +22,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.seams import DataSpec
+from mpt.systems.yolofuse.nn.pruning import narrow
 from mpt.systems.yolofuse.nn.yolo_blocks import Camera, Conv
 from mpt.systems.yolofuse.nn.yolo_head import Detect
 from mpt.systems.yolofuse.nn.yolo_variants import make_plan
+from mpt.systems.yolofuse.nn.yolo_weights import translate
 
 TASK = "detect"
 
@@ -41,9 +44,8 @@ class Settings(ModelOptions):
     """Longer side of the pictures in pixels."""
     box_bias: float = 1.0
     """Bias of the distances at the start: 1 in Ultralytics 8.3 (and YOLOFuse), 2 in 8.4."""
-    weights: str | None = None
-    """Local file with a state dict (.safetensors or .pt) to start from: of the same network by name, or of a YOLO for
-    one camera, whose backbone then starts both branches."""
+    hidden_share: float = Field(1.0, gt=0, le=1)
+    """Share of the hidden channels that a pruned network has kept (`mpt yolofuse prune` sets it)."""
 
 
 class YoloFuse(nn.Module):
@@ -106,11 +108,16 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
         if channels not in (1, 3):
             raise ConfigError(f"model yolofuse: '{camera}' has {channels} channels; 1 and 3 are understood")
         net.check(height, width)
-    if settings.weights is not None and next(net.parameters()).device.type != "meta":
-        from mpt.systems.yolofuse.nn.yolo_weights import start_from
-
-        start_from(net, settings.weights)
+    if settings.hidden_share < 1:
+        narrow(net, settings.hidden_share)
     return {"net": net}
+
+
+def translate_weights(networks: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return a one-camera YOLO's backbone under the names of both branches; None for a file that needs no such."""
+    net = networks["net"]
+    assert isinstance(net, YoloFuse)
+    return translate(net, net.branches, tensors)
 
 
 def fuse(network: nn.Module) -> nn.Module:

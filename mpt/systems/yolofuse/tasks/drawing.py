@@ -39,6 +39,8 @@ def draw_boxes(image: Image.Image, rows: np.ndarray[Any, Any], classes: Sequence
         box = pen.textbbox((corners[0], corners[1]), label)
         height = box[3] - box[1] + 2
         y = corners[1] - height if corners[1] >= height else corners[1]
-        pen.rectangle((corners[0], y, corners[0] + box[2] - box[0] + 2, y + height), fill=colour)
-        pen.text((corners[0] + 1, y - (box[1] - corners[1]) + 1), label, fill=(0, 0, 0))
+        wide = box[2] - box[0] + 2
+        x = max(0, min(corners[0], image.width - wide))  # beside the right edge the text begins further left
+        pen.rectangle((x, y, x + wide, y + height), fill=colour)
+        pen.text((x + 1, y - (box[1] - corners[1]) + 1), label, fill=(0, 0, 0))
     return image

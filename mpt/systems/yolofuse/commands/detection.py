@@ -1,0 +1,269 @@
+"""What `mpt yolofuse detect` does: sources in, boxes in the pictures' own pixels out.
+
+Pictures are letterboxed as in training's tests; batches keep the network busy, videos are read frame by frame side by
+side. With `--half` everything is detected twice, in float32 and with half weights, and the two lists are matched box
+by box.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mpt.commands.infer_inputs import Given, Sample, match_files
+from mpt.data.decoding import EXTENSIONS, BadImageError, decode_bytes
+from mpt.data.loader import to_device
+from mpt.data.video import is_video, read_frames
+from mpt.engine.evaluation import inferring
+from mpt.errors import ConfigError, DataError
+from mpt.inference.half import choose_half, rebuild, rebuild_half
+from mpt.inference.measurement import synchronize
+from mpt.inference.trained import Trained, open_trained
+from mpt.run.files import failures_explained, write_atomically
+from mpt.seams import Run
+from mpt.systems.yolofuse.data.detection_labels import NO_ROWS
+from mpt.systems.yolofuse.data.scene_augmentation import Scene, as_arrays, letterbox, letterbox_offset
+from mpt.systems.yolofuse.data.scene_dataset import CHANNELS
+from mpt.systems.yolofuse.metrics.average_precision import overlaps
+from mpt.systems.yolofuse.tasks.detect import Detect
+from mpt.systems.yolofuse.tasks.drawing import draw_boxes
+
+if TYPE_CHECKING:
+    from mpt.systems.yolofuse.commands.detect import Command
+
+MAX_PIXELS = 100_000_000
+SAME = 0.5
+"""IoU from which two boxes of one class are the same object, seen in two precisions."""
+
+Rows = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Detected:
+    """One sample: its name, its pictures' size, and rows (corners in its pixels, score, class)."""
+
+    name: str
+    size: tuple[int, int]
+    rows: Rows
+
+
+def detect_files(command: Command) -> None:
+    """Detect in all inputs and write what was found. Raises ConfigError and DataError for inputs that are none."""
+    wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
+    overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
+    trained = open_trained(command.run, Path(command.runs), command.device or "auto", overrides)
+    task = detector(trained.run)
+    inputs = find_inputs(command.input)
+    output = Path(command.output) if command.output else Path(trained.directory.path) / "detections"
+    with failures_explained(output):
+        output.mkdir(parents=True, exist_ok=True)
+    run = trained.run
+    reference: list[Detected] = []
+    if command.half:
+        choice = choose_half(command.dtype, run.device)
+        print(choice.statement)
+        full = rebuild(trained, "fp32")
+        reference = [one for one, _, _ in detect(full, samples(trained, inputs), command.batch_size)]
+        run = rebuild_half(trained, choice.dtype)
+    seconds: list[float] = []
+    found: list[Detected] = []
+    for one, scene, spent in detect(run, samples(trained, inputs), command.batch_size):
+        found.append(one)
+        seconds.append(spent)
+        write_labels(output, one)
+        if not command.no_pictures:
+            write_picture(output, one, scene, task.classes)
+    write_atomically(output / "detections.json", json.dumps(as_json(found, task.classes), indent=1) + "\n")
+    total = sum(len(one.rows) for one in found)
+    print(f"{total} detections in {len(found)} samples, written to {output}")
+    if seconds:
+        ordered = sorted(seconds)
+        parts = [f"{name} {ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3:.1f} ms" for name, share in
+                 (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))]  # fmt: skip
+        print(f"per sample, batch {command.batch_size}, pictures read and letterboxed before: {', '.join(parts)}")
+    if command.half:
+        for line in compare(reference, found):
+            print(line)
+
+
+def detector(run: Run) -> Detect:
+    """Return a run's detection task. Raises ConfigError for a run of another task."""
+    if not isinstance(run.task, Detect):
+        raise ConfigError(f"RUN: it trained {run.config.model.name}, which is no detector of yolofuse")
+    return run.task
+
+
+def find_inputs(wanted: Sequence[str]) -> list[Given]:
+    """Return what each `--input` names: pictures of a folder, one picture, or one video."""
+    if not wanted:
+        raise ConfigError(
+            "--input: name a picture, a folder or a video for each camera: --input rgb=PATH --input ir=PATH"
+        )
+    found = []
+    for text in wanted:
+        field, _, rest = text.partition("=")
+        named = bool(rest) and field.isidentifier() and not Path(text).exists()
+        path = Path(rest if named else text)
+        if not path.exists():
+            raise DataError(f"--input: there is no file or folder {path}")
+        files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if is_picture(file)]
+        if not files:
+            raise DataError(f"--input: no pictures in {path}; looked for {', '.join(EXTENSIONS)}")
+        root = path if path.is_dir() else path.parent
+        found.append(Given(text, tuple(files), root, field if named else None))
+    return found
+
+
+def is_picture(path: Path) -> bool:
+    """Does the name end like a picture's?"""
+    return path.suffix.lower() in EXTENSIONS
+
+
+def samples(trained: Trained, inputs: Sequence[Given]) -> Iterator[tuple[str, Scene]]:
+    """Yield names and scenes. Raises DataError for files without a partner and pictures of two sizes."""
+    task = detector(trained.run)
+    matched: list[Sample] = match_files(task, trained.config.model.name, inputs)
+    for sample in matched:
+        first = sample[task.cameras[0]]
+        if is_video(first):
+            streams = [read_frames(sample[camera]) for camera in task.cameras]
+            for number, frames in enumerate(zip(*streams, strict=False)):
+                pictures = [as_picture(frame, camera) for frame, camera in zip(frames, task.cameras, strict=True)]
+                yield f"{first.stem}-{number:06d}", checked(str(first), pictures)
+            continue
+        try:
+            pictures = [
+                as_picture(decode_bytes(sample[camera], CHANNELS[camera], None, MAX_PIXELS), camera)
+                for camera in task.cameras
+            ]
+        except BadImageError as error:
+            raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
+        yield sample_name(first, inputs), checked(str(first), pictures)
+
+
+def sample_name(file: Path, inputs: Sequence[Given]) -> str:
+    """Return a file's name in its folder, without the suffix, so that sub-folders stay apart."""
+    for given in inputs:
+        if file in given.files:
+            return file.relative_to(given.root).with_suffix("").as_posix()
+    return file.stem
+
+
+def as_picture(pixels: torch.Tensor, camera: str) -> Image.Image:
+    """Return uint8 (c, h, w) as the picture that the camera's field holds: grey for infrared."""
+    if len(pixels) == 1:
+        return Image.fromarray(pixels[0].numpy())
+    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    return image.convert("L") if CHANNELS[camera] == 1 else image
+
+
+def checked(name: str, pictures: list[Image.Image]) -> Scene:
+    """Return a scene of pictures of one size."""
+    if len({picture.size for picture in pictures}) > 1:
+        sizes = " and ".join(f"{picture.width}x{picture.height}" for picture in pictures)
+        raise DataError(
+            f"--input: {name}: the cameras' pictures are {sizes} pixels; they must be registered to one size"
+        )
+    return Scene(pictures, NO_ROWS)
+
+
+def detect(run: Run, scenes: Iterator[tuple[str, Scene]], batch_size: int) -> Iterator[tuple[Detected, Scene, float]]:
+    """Yield what is detected in each scene, the scene, and the seconds per sample of its batch."""
+    task = detector(run)
+    height, width = run.data.fields[task.cameras[0]].shape[1:]
+    while chosen := list(islice(scenes, batch_size)):
+        arrays = [as_arrays(letterbox(scene, width, height)) for _, scene in chosen]
+        batch = {
+            camera: torch.from_numpy(np.stack([one[number] for one in arrays]))
+            for number, camera in enumerate(task.cameras)
+        }
+        started = time.perf_counter()
+        with inferring(run):
+            found = task.detections(to_device(batch, run.device, run.data)).cpu().numpy()
+        synchronize(run.device)
+        spent = (time.perf_counter() - started) / len(chosen)
+        for (name, scene), rows in zip(chosen, found, strict=True):
+            yield Detected(name, scene.size, in_own_pixels(rows, scene.size, (width, height))), scene, spent
+
+
+def in_own_pixels(rows: Rows, size: tuple[int, int], canvas: tuple[int, int]) -> Rows:
+    """Return the real rows of a padded list, from the letterboxed picture's pixels to the picture's own."""
+    own = rows[rows[:, 4] > 0].astype(np.float64)
+    factor = min(canvas[0] / size[0], canvas[1] / size[1])
+    offset = letterbox_offset(size, canvas)
+    own[:, :4] = (own[:, :4] - [*offset, *offset]) / factor
+    own[:, [0, 2]] = own[:, [0, 2]].clip(0, size[0])
+    own[:, [1, 3]] = own[:, [1, 3]].clip(0, size[1])
+    return own
+
+
+def write_labels(output: Path, one: Detected) -> None:
+    """Write YOLO labels with scores: class, centre and size relative, score."""
+    width, height = one.size
+    lines = [
+        f"{int(kind)} {(left + right) / 2 / width:.6f} {(top + bottom) / 2 / height:.6f} "
+        f"{(right - left) / width:.6f} {(bottom - top) / height:.6f} {score:.4f}"
+        for left, top, right, bottom, score, kind in one.rows.tolist()
+    ]
+    path = output / "labels" / f"{one.name}.txt"
+    with failures_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+
+
+def write_picture(output: Path, one: Detected, scene: Scene, classes: Sequence[str]) -> None:
+    """Write the cameras side by side with what was detected."""
+    drawn = [np.asarray(draw_boxes(picture.convert("RGB"), one.rows, classes)) for picture in scene.pictures]
+    path = output / "pictures" / f"{one.name}.png"
+    with failures_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.concatenate(drawn, 1)).save(path)
+
+
+def as_json(found: Sequence[Detected], classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return all detections as plain data."""
+    return [
+        {
+            "name": one.name,
+            "width": one.size[0],
+            "height": one.size[1],
+            "detections": [
+                {"class": classes[int(kind)], "score": round(score, 4), "box": [round(side, 2) for side in box]}
+                for *box, score, kind in one.rows.tolist()
+            ],
+        }
+        for one in found
+    ]
+
+
+def compare(reference: Sequence[Detected], found: Sequence[Detected]) -> list[str]:
+    """Return sentences on how detections in half agree with those in float32, matched box by box."""
+    matched, scores, shared = 0, [], []
+    for first, second in zip(reference, found, strict=True):
+        iou = overlaps(first.rows, second.rows) * (first.rows[:, None, 5] == second.rows[None, :, 5])
+        for place in np.argsort(-iou, axis=None, kind="stable") if iou.size else ():
+            n, m = np.unravel_index(place, iou.shape)
+            if iou[n, m] < SAME:
+                break
+            matched += 1
+            shared.append(float(iou[n, m]))
+            scores.append(abs(float(first.rows[n, 4] - second.rows[m, 4])))
+            iou[n, :], iou[:, m] = -1, -1
+    wanted, given = (sum(len(one.rows) for one in many) for many in (reference, found))
+    said = [f"half against float32: {matched} of {wanted} boxes found again, {given - matched} more"]
+    if shared:
+        said.append(
+            f"matched boxes: IoU {statistics.mean(shared):.4f} on average, {min(shared):.4f} at least; scores differ "
+            f"by {statistics.mean(scores):.4f} on average, {max(scores):.4f} at most"
+        )
+    return said

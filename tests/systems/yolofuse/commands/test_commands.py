@@ -1,0 +1,123 @@
+"""`mpt yolofuse detect`, `export` and `prune` on a run, and `mpt infer` on the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mpt.cli import main
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.state import capture
+from mpt.run import checkpoint
+from mpt.run.layout import create_run
+from mpt.systems.yolofuse.commands.detection import in_own_pixels
+from mpt.systems.yolofuse.data.scene_augmentation import letterbox_offset
+from tests.systems.yolofuse.tasks.small import config
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = config(task={"confidence": 0.0001, "most_detections": 20})
+    data, _ = build_datasets(settings)
+    run = build_run(settings, torch.device("cpu"), data.spec)
+    directory = create_run(tmp_path_factory.mktemp("runs"), "small")
+    directory.config_path.write_text(settings.to_yaml())
+    checkpoint.save(directory, 0, capture(run), keep_last=1)
+    return Path(directory.path)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    for camera, mode in (("rgb", "RGB"), ("ir", "L")):
+        (folder / camera / "deep").mkdir(parents=True)
+        for number, name in enumerate(("a", "deep/b")):
+            pixels = np.random.default_rng(number).integers(0, 255, (50, 80, 3), dtype=np.uint8)
+            Image.fromarray(pixels).convert(mode).save(folder / camera / f"{name}.png")
+    return folder
+
+
+def mpt(*words: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return int(ended.value.code or 0)
+
+
+def test_pairs_become_json_labels_and_pictures(run_path: Path, pairs: Path, tmp_path: Path) -> None:
+    words = ["yolofuse", "detect", run_path, "--input", f"rgb={pairs / 'rgb'}", "--input", f"ir={pairs / 'ir'}"]
+    assert mpt(*words, "-o", tmp_path, "--half", "--device", "cpu") == 0
+    found = json.loads((tmp_path / "detections.json").read_text())
+    assert [one["name"] for one in found] == ["a", "deep/b"]
+    assert found[0]["width"] == 80
+    for box in (entry["box"] for one in found for entry in one["detections"]):
+        assert 0 <= box[0] <= box[2] <= 80
+        assert 0 <= box[1] <= box[3] <= 50
+    labels = (tmp_path / "labels/deep/b.txt").read_text().splitlines()
+    assert len(labels) == len(found[1]["detections"])
+    assert all(len(line.split()) == 6 for line in labels)
+    with Image.open(tmp_path / "pictures/a.png") as picture:
+        assert picture.width == 2 * picture.height / 50 * 80
+
+
+def test_boxes_come_back_to_the_pictures_own_pixels() -> None:
+    size, canvas = (1280, 1024), (640, 640)
+    offset = letterbox_offset(size, canvas)
+    own = np.array([[100.0, 200, 300, 400, 0.9, 0]])
+    boxed = own.copy()
+    boxed[:, :4] = own[:, :4] / 2 + [*offset, *offset]
+    padded = np.concatenate((boxed, np.zeros((1, 6))))
+    np.testing.assert_allclose(in_own_pixels(padded, size, canvas), own)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ([], "name a picture, a folder or a video for each camera"),
+        (["rgb=/nowhere"], "there is no file or folder /nowhere"),
+        (["rgb={pairs}/rgb"], "yolofuse takes 2 inputs"),
+        (["rgb={pairs}/rgb/a.png", "ir={pairs}/ir"], "not in both"),
+    ],
+)
+def test_inputs_that_are_none_are_named(
+    run_path: Path, pairs: Path, capsys: pytest.CaptureFixture[str], inputs: list[str], said: str
+) -> None:
+    words = [word for text in inputs for word in ("--input", text.format(pairs=pairs))]
+    assert mpt("yolofuse", "detect", run_path, *words, "--device", "cpu") in (2, 3)
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_mpt_infer_takes_a_file_for_each_camera(run_path: Path, pairs: Path, tmp_path: Path) -> None:
+    words = ["--input", f"rgb={pairs / 'rgb/a.png'}", "--input", f"ir={pairs / 'ir/a.png'}"]
+    assert mpt("infer", run_path, *words, "--output", tmp_path, "--device", "cpu") == 0
+    assert (tmp_path / "detected-a.png").is_file()
+    assert "person" in (tmp_path / "labels.csv").read_text()
+
+
+@pytest.mark.slow
+def test_exported_files_give_the_same_boxes(run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    assert mpt("yolofuse", "export", run_path, tmp_path / "a.onnx") == 0
+    assert mpt("yolofuse", "export", run_path, tmp_path / "b.onnx", "--nms") == 0
+    assert mpt("yolofuse", "export", run_path, tmp_path / "c.onnx", "--int8", "4") == 0
+    said = capsys.readouterr().out
+    assert "ONNX Runtime keeps the same" in said
+    assert "| mAP50 |" in said
+    assert (tmp_path / "c.onnx").stat().st_size < 0.5 * (tmp_path / "a.onnx").stat().st_size
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "b.onnx", "c.onnx"]
+
+
+def test_a_pruned_run_trains_on(run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["yolofuse", "prune", run_path, "--share", "0.5", "--steps", "1", "--runs", tmp_path, "--device", "cpu"]
+    assert mpt(*words, "--name", "narrow") == 0
+    printed = capsys.readouterr()
+    said = printed.out + " ".join(printed.err.split())
+    assert "| parameters | 1,185,027 | 930,251 | 930,251 |" in said
+    assert "model.weights: loaded all 739 tensors" in said
+    assert mpt("yolofuse", "prune", tmp_path / "narrow", "--device", "cpu") == 2
+    assert "pruned already" in " ".join(capsys.readouterr().err.split())
