@@ -7,7 +7,7 @@ import torch
 from mpt import cli
 from mpt.config.load import load_config
 from mpt.engine.build import build_datasets, build_run
-from mpt.engine.state import capture
+from mpt.engine.state import capture, restore
 from mpt.engine.step import update
 from mpt.errors import CheckpointError, ConfigError
 from mpt.run import checkpoint
@@ -288,3 +288,30 @@ def test_state_of_another_optimizer_is_said(tmp_path, capsys):
     torch_to_leras(str(train(tmp_path / "adam", config_of("adam")).path), tmp_path / "dfl-adam")
     assert "src_dst_opt: left out" in capsys.readouterr().out
     assert not list((tmp_path / "dfl-adam").glob("*opt.npy"))
+
+
+def test_a_liae_trained_without_warps_keeps_inter_ab_and_its_state(tmp_path):
+    plain = config_of(archi="liae-ud").to_data()
+    config = load_config({**plain, "dataset": {**plain["dataset"], "random_warp": False}})
+    warped = torch_to_leras(str(train(tmp_path / "warped", config_of(archi="liae-ud")).path), tmp_path / "one")
+    run = leras_to_torch(warped, tmp_path / "runs" / "back")
+    state = checkpoint.load(RunDirectory(run)).state
+    data, _ = build_datasets(config)
+    built = build_run(config, torch.device("cpu"), data.spec)
+    restore(built, state)
+    update(built, built.phases[0], data.fetch([0, 1], 0))
+    directory = create_run(tmp_path / "runs", "on")
+    directory.config_path.write_text(config.to_yaml())
+    checkpoint.save(directory, 3, capture(built), keep_last=1)
+    after = torch_to_leras(str(directory.path), tmp_path / "two")
+    for part, rests in (("inter_AB", True), ("inter_B", False), ("encoder", False)):
+        one, two = (pickle.loads((folder / f"new_SAEHD_{part}.npy").read_bytes()) for folder in (warped, after))
+        assert all(np.array_equal(one[key], two[key]) for key in one) == rests, part
+    one, two = (pickle.loads((folder / "new_SAEHD_src_dst_opt.npy").read_bytes()) for folder in (warped, after))
+    for key in one:
+        if "_inter_AB/" in key:
+            assert np.array_equal(one[key], two[key]), key
+    fresh = torch_to_leras(str(train(tmp_path / "fresh", config).path), tmp_path / "three")
+    never = pickle.loads((fresh / "new_SAEHD_src_dst_opt.npy").read_bytes())
+    assert set(never) == set(one)
+    assert all(not value.any() for key, value in never.items() if "_inter_AB/" in key)
