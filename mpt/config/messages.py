@@ -91,11 +91,17 @@ def unknown_name(word: str, allowed: Sequence[str], what: str = "one of") -> str
     return f"found '{printable(word)}'; allowed: {what} {', '.join(allowed) or '(there are none)'}{hint}"
 
 
+PRETRAINED = ("pretrained", "checkpoint_path", "pretrained_cfg")
+"""Keys by which other programs are told to fetch weights."""
+
+
 def unknown_key(key: str, allowed: Sequence[str], elsewhere: Mapping[str, str]) -> str:
     """Return the words for a key that does not exist; `elsewhere` maps keys of other sections to their full paths."""
     outer, dot, inner = key.partition(".")
     guess = nearest(key, allowed) or elsewhere.get(key)
     hint = f"; did you mean '{guess}'?" if guess else ""
+    if key in PRETRAINED and "weights" in allowed:
+        hint = "; nothing is downloaded: write weights: PATH with a local file (.safetensors, .pth)"
     if dot and inner and outer in allowed:  # the command line's spelling in a file
         hint = f"; in a file it is written '{outer}: {{{printable(inner)}: ...}}'"
     return f"unknown key '{printable(key)}'; allowed: {', '.join(allowed) or 'no keys'}{hint}"

@@ -429,3 +429,8 @@ def test_another_plugin_by_override_says_how_to_leave_out_the_settings_of_the_fi
     with pytest.raises(ConfigError, match="write model=null model=small_cnn"):
         load_config(path, ["model.name=small_cnn"])
     assert load_config(path, ["model=null", "model=small_cnn"]).model.name == "small_cnn"
+
+
+def test_a_habit_from_other_programs_is_answered_with_what_works_here():
+    with pytest.raises(ConfigError, match=r"'pretrained'.*nothing is downloaded: write weights: PATH"):
+        load_config({"model": {"name": "timm:resnet18", "pretrained": True}})
