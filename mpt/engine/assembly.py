@@ -60,7 +60,7 @@ def build_explained(config: Config, device: torch.device, data: DataSpec, restor
         reason = out_of_memory_reason(error)
     raise MemoryBudgetError(
         f"out of memory before the first step ({reason}): the weights alone are too much for {device}. "
-        "Use a smaller model, or precision=bf16-pure; `mpt plan CONFIG` says what it needs"
+        "Use a smaller model, or precision=bf16-sr; `mpt plan CONFIG` says what it needs"
     )
 
 

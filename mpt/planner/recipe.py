@@ -11,7 +11,8 @@ from mpt.config.schema import Config
 from mpt.planner.session import Answer
 
 Patch = dict[str, Any]
-MASTERLESS = "bf16-pure"
+MASTERLESS = "bf16-sr"
+"""The mode with the fewest bytes per weight that also learns at small rates."""
 TIE = 0.06
 """How far the time model was off when it ranked published runs of one model."""
 MARGIN = 0.03

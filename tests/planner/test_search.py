@@ -179,7 +179,7 @@ def test_the_bytes_of_a_tight_recipe_are_those_under_the_budget() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "mode", "expected"),
-    [("rtx2060", "fp32", ["amp"]), ("rtx3060", "fp32", ["bf16", "bf16-pure"]), ("rtx2060", "amp", [])],
+    [("rtx2060", "fp32", ["amp"]), ("rtx3060", "fp32", ["bf16", "bf16-sr"]), ("rtx2060", "amp", [])],
 )
 def test_modes_that_hold_less_on_the_card_are_tried(gpu: str, mode: str, expected: list[str]) -> None:
     patches = list(precision_patches(load_config({**CONFIG, "precision": mode}), find_gpu(gpu)))
