@@ -209,12 +209,12 @@ def test_what_changes_the_learnt_result_is_proposed_only_where_that_is_allowed()
     session = FakeSession(lambda memory, mode: plan(7.0))
     config: Any = load_config({**CONFIG, "precision": "amp"})
     search(session, config, find_gpu("rtx3060"), BUDGET)  # type: ignore[arg-type]
-    assert not any("low_bit_optimizer" in memory or mode == "bf16-pure" for mode, memory in session.asked)
+    assert not any("low_bit_optimizer" in memory or mode == "bf16-sr" for mode, memory in session.asked)
     session = FakeSession(lambda memory, mode: plan(7.0))
     found = search(session, config, find_gpu("rtx3060"), BUDGET, allow_lossy=True)  # type: ignore[arg-type]
     lossy = [one for one in found.recipes if one.is_lossy]
     assert {tuple(one.tricks) for one in lossy} >= {("low_bit_optimizer",)}
-    assert any(one.patch.get("precision", {}).get("mode") == "bf16-pure" for one in lossy)
+    assert any(one.patch.get("precision", {}).get("mode") == "bf16-sr" for one in lossy)
 
 
 def test_a_recipe_that_changes_nothing_is_preferred_until_the_gain_exceeds_the_band() -> None:
