@@ -19,7 +19,7 @@ FACES = DataSpec({"src_warped": FieldSpec((3, 64, 64), torch.float32), "age": Fi
 @pytest.mark.parametrize("model", INSTALLED.names("nn"))
 def test_data_of_another_kind_is_named_with_what_is_missing(model: str) -> None:
     config = load_config({"model": {"name": model}})
-    needed = {"face_swap": "src_warped", "interpolate": "first"}.get(config.task.name)
+    needed = {"face_swap": "src_warped", "interpolate": "first", "detect": "rgb"}.get(config.task.name)
     data, wanted = (IMAGES, needed) if needed else (FACES, "image")
     with pytest.raises(DataError, match=rf"it needs '{wanted}' of each sample, but this data set delivers ") as caught:
         build_run(config, torch.device("cpu"), data)
@@ -28,7 +28,11 @@ def test_data_of_another_kind_is_named_with_what_is_missing(model: str) -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [name for name in INSTALLED.names("nn") if INSTALLED.find("nn", name).task not in ("face_swap", "interpolate")],
+    [
+        name
+        for name in INSTALLED.names("nn")
+        if INSTALLED.find("nn", name).task not in ("face_swap", "interpolate", "detect")
+    ],
 )
 def test_a_test_set_too_small_to_evaluate_on_is_met_before_training(model: str, tmp_path: Path) -> None:
     for split, count in (("train", 4), ("test", 1)):
