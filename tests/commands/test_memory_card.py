@@ -226,9 +226,7 @@ def test_memory_that_runs_out_elsewhere_says_where(config: Path, monkeypatch: py
     monkeypatch.setattr(card, "add_card", lambda message, training, arguments: message)
     monkeypatch.setattr(Classify, "evaluate_batch", full)
     assert "step 2, outside the update" in fail(config, "memory.micro_batch=16")[0]
-    import mpt.engine.build
-
-    monkeypatch.setattr(mpt.engine.build, "build_run", full)
+    monkeypatch.setattr("mpt.engine.assembly.build_run", full)
     assert "before the first step (no room): the weights alone" in fail(config)[0]
 
 

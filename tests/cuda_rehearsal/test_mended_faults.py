@@ -116,6 +116,7 @@ def test_hooks_on_optimizers_are_kept_where_another_trick_replaces_them(tmp_path
         calls.append(self)
         release(self, *args)  # type: ignore[arg-type]
 
+    low_bit_optimizer.choose_backend = lambda wanted: "torchao"
     low_bit_optimizer.make_low_bit = lambda optimizer, backend: torch.optim.Adam(optimizer.param_groups)
     Release.__call__ = noted  # type: ignore[method-assign]
     said = train(tmp_path, GAN, f"memory={{release_grads_after: true, {replacing}}}", "train.steps=1")
