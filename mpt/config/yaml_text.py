@@ -273,7 +273,9 @@ class _Reader:
             return str(event.value)
         value = resolve_scalar(event.value)
         if isinstance(value, int) and not -INTEGER_LIMIT <= value < INTEGER_LIMIT:
-            self.report(event.start_mark, f"the whole number {printable(event.value, 30)} does not fit in 64 bits; allowed are those that do")
+            written = printable(event.value, 30)
+            message = f"the whole number {written} does not fit in 64 bits; allowed are those that do"
+            self.report(event.start_mark, message)
             return 0
         return value
 
