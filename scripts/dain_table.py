@@ -70,15 +70,20 @@ def part_of(name: str) -> str:
 
 @contextlib.contextmanager
 def saved_by_part(net: nn.Module) -> Iterator[Counter[tuple[str, torch.dtype]]]:
-    """Count the bytes that are kept for the backward pass by part and dtype; a storage counts once."""
+    """Count the bytes that are kept for the backward pass by part and dtype; a storage counts once.
+
+    Weights do not count, nor autocast's half copies of them, which do not grow with the pixels.
+    """
     found: Counter[tuple[str, torch.dtype]] = Counter()
     seen: set[int] = {p.untyped_storage()._cdata for p in net.parameters()}
+    shapes = {p.shape for p in net.parameters()}
     kept: list[Tensor] = []
     current = ["between the parts"]
 
     def save(tensor: Tensor) -> Tensor:
         address = tensor.untyped_storage()._cdata
-        if address not in seen:
+        is_cast = tensor.dtype != torch.float32 and tensor.shape in shapes
+        if address not in seen and not is_cast:
             seen.add(address)
             kept.append(tensor)
             found[current[-1], tensor.dtype] += tensor.untyped_storage().nbytes()
