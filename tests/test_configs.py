@@ -51,6 +51,18 @@ def folder_of_images(folder: Path) -> Path:
     return folder
 
 
+def folder_of_triplets(folder: Path) -> Path:
+    """Write four sequences of three frames in Vimeo-90K's layout."""
+    names = [f"00001/{number:04d}" for number in range(1, 5)]
+    for name in names:
+        (folder / "sequences" / name).mkdir(parents=True)
+        for frame in (1, 2, 3):
+            Image.new("RGB", (64, 64), (60 * frame, 40, 90)).save(folder / "sequences" / name / f"im{frame}.png")
+    for split in ("train", "test"):
+        (folder / f"tri_{split}list.txt").write_text("\n".join(names) + "\n")
+    return folder
+
+
 def data_for(config: Config, folder: Path) -> Dataset:
     """Return what the configuration is trained on, or something of the same layout where that is not shipped."""
     if config.dataset.name == "image_folder":
@@ -65,6 +77,9 @@ def data_for(config: Config, folder: Path) -> Dataset:
     elif config.dataset.name == "detection_files":
         model = {"name": "yolofuse", "image_size": config.model.settings.image_size}
         config = load_config({"model": model, "dataset": {"name": "rgb_ir_scenes", "count": 4, "test_count": 1}})
+    elif config.dataset.name == "vimeo_triplets":
+        settings = [f"dataset.root={folder_of_triplets(folder)}", "dataset.workers=0"]
+        config = load_config(config.to_data(), settings)
     return build_datasets(config)[0]
 
 

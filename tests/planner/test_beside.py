@@ -144,15 +144,17 @@ def test_a_resumed_run_forgets_the_plan_before(tmp_path: Path) -> None:
 
 
 def test_evaluation_and_saving_are_kept_out_of_the_steps_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    peak = {"allocated": 0, "reserved": 0}
+    peak = {"allocated": 0, "reserved": 0, "count": 0}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"allocation.all.allocated": peak["count"]})
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak["allocated"])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: peak["reserved"])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update(allocated=10))
     peaks = CudaPeaks()
-    peak.update(allocated=100, reserved=200)
+    peak.update(allocated=100, reserved=200, count=1)
     with peaks.beside_steps(CUDA):
-        peak.update(allocated=300, reserved=400)
-    peak.update(allocated=120)
+        peak.update(allocated=300, reserved=400, count=2)
+    peaks.count_steps(CUDA)  # no step since: what the evaluation left is not the steps'
+    peak.update(allocated=120, count=3)
     peaks.count_steps(CUDA)
     assert peaks.to_record() == {
         "kind": "cuda",
