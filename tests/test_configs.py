@@ -24,6 +24,7 @@ RECIPES = [path for path in FILES if not path.name.endswith(PATCH_SUFFIX)]
 SMALLER = {
     "resnet50_imagefolder": ["model.image_size=32"],
     "yolofuse_mid": ["model.image_size=64"],
+    "dain_vimeo": ["model.size=small", "optimizer.parts=null"],
     "stylegan2_256": ["model.image_size=32", "model.channel_base=256"],
     "saehd_512": [f"model.{size}" for size in ("image_size=64", "ae_dims=16", "e_dims=8", "d_dims=8", "d_mask_dims=8")],
 }
@@ -77,8 +78,8 @@ def data_for(config: Config, folder: Path) -> Dataset:
     elif config.dataset.name == "detection_files":
         model = {"name": "yolofuse", "image_size": config.model.settings.image_size}
         config = load_config({"model": model, "dataset": {"name": "rgb_ir_scenes", "count": 4, "test_count": 1}})
-    elif config.dataset.name == "vimeo_triplets":
-        settings = [f"dataset.root={folder_of_triplets(folder)}", "dataset.workers=0"]
+    elif config.dataset.name == "frame_triplets":
+        settings = [f"dataset.root={folder_of_triplets(folder)}", "dataset.workers=0", "dataset.crop=[64, 64]"]
         config = load_config(config.to_data(), settings)
     return build_datasets(config)[0]
 
