@@ -24,7 +24,7 @@ RECIPES = [path for path in FILES if not path.name.endswith(PATCH_SUFFIX)]
 SMALLER = {
     "resnet50_imagefolder": ["model.image_size=32"],
     "yolofuse_mid": ["model.image_size=64"],
-    "dain_vimeo": ["model.size=small", "optimizer.parts=null"],
+    "dain_vimeo": ["model.size=small", "optimizer.parts={}"],
     "stylegan2_256": ["model.image_size=32", "model.channel_base=256"],
     "saehd_512": [f"model.{size}" for size in ("image_size=64", "ae_dims=16", "e_dims=8", "d_dims=8", "d_mask_dims=8")],
 }
