@@ -121,3 +121,14 @@ def test_a_pruned_run_trains_on(run_path: Path, tmp_path: Path, capsys: pytest.C
     assert "model.weights: loaded all 739 tensors" in said
     assert mpt("yolofuse", "prune", tmp_path / "narrow", "--device", "cpu") == 2
     assert "pruned already" in " ".join(capsys.readouterr().err.split())
+
+
+def test_evaluation_writes_figures_by_class_and_curves(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mpt("yolofuse", "evaluate", run_path, "-o", tmp_path, "--device", "cpu") == 0
+    assert "| person | " in capsys.readouterr().out
+    content = json.loads((tmp_path / "evaluation.json").read_text())
+    assert len(content["precision_at_recall"][0]) == 101
+    assert content["confusion"]["names"] == ["person", "background"]
+    assert (tmp_path / "evaluation.html").read_text().count("data:image/png") == 2
