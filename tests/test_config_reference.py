@@ -11,10 +11,13 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
+from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.options import Options
 from mpt.config.registry import INSTALLED, ROOMS
+from mpt.config.schema import GeneralOptions, MemoryOptions, Train
 
 ROOT = Path(__file__).parent.parent
+EXTERNAL = {"nn": ["torchvision:any"]}
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,26 @@ def test_every_name_and_every_setting_is_on_the_page(reference: ModuleType, room
         assert plugin
         assert f"`{name}`" in page
         assert all(f"| `{key}` |" in page for key in plugin.settings_class.model_fields)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_setting_has_a_description(room: str) -> None:
+    plugins = [INSTALLED.find(room, name) for name in [*INSTALLED.names(room), *EXTERNAL.get(room, [])]]
+    silent = {
+        f"{plugin.path.name}: {key}"
+        for plugin in plugins
+        if plugin
+        for key in plugin.settings_class.model_fields
+        if not plugin.notes.get(key)
+    }
+    assert not silent, f"write one line below each of these fields: {sorted(silent)}"
+
+
+def test_every_general_setting_has_a_description() -> None:
+    notes = read_notes_of_schema()
+    assert [
+        key for kind in (GeneralOptions, MemoryOptions, Train) for key in kind.model_fields if key not in notes
+    ] == []
 
 
 def test_kinds_limits_and_defaults_are_said_in_words(reference: ModuleType) -> None:

@@ -41,6 +41,7 @@ class Settings(DatasetOptions):
     test_fraction: float = Field(0.1, gt=0, lt=1)
     """The share held out for testing, where there is no test folder."""
     on_bad_image: Literal["stop", "skip"] = "stop"
+    """What to do at an image that cannot be read: stop the run, or skip the image."""
     max_pixels: int = Field(64_000_000, ge=1, le=178_000_000)
     """Larger images are bad images: they are refused from their header, before they are decoded."""
 

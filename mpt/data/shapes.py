@@ -25,6 +25,7 @@ class Settings(DatasetOptions):
     size: int = Field(2000, ge=1)
     """Number of training images; there is a test image for every four."""
     data_seed: int = 0
+    """Seed of the drawn data; independent of the run's `seed`."""
 
 
 def draw_shapes(count: int, image_size: int, seed: int) -> tuple[Tensor, Tensor]:

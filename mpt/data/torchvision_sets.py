@@ -38,6 +38,7 @@ class Settings(DatasetOptions):
     root: str = Field("data", min_length=1)
     """The folder torchvision keeps its data sets in; `~` is your home."""
     download: bool = False
+    """Download the data set to `root` if it is not there."""
     source: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100"] = "MNIST"
     """torchvision's class; the YAML name sets it."""
 

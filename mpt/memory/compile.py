@@ -28,6 +28,7 @@ class Settings(Options):
     shorthand: ClassVar[str | None] = "mode"
 
     mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    """Mode of `torch.compile`: how long it compiles for faster kernels."""
     dynamic: bool | None = None
     """Compile once for all batch sizes; null lets torch decide when sizes change."""
     backend: Literal["inductor", "aot_eager"] = "inductor"

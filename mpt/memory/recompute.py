@@ -41,7 +41,9 @@ class Settings(Options):
     shorthand: ClassVar[str | None] = "mode"
 
     mode: Literal["sqrt", "all", "selective"] = "sqrt"
+    """Segments of about sqrt(N) blocks, each block alone, or each block without its products and convolutions."""
     every: int | None = Field(None, ge=1)
+    """Recompute every N-th block only. null leaves the choice to the other keys."""
     modules: list[str] = Field(default_factory=list)
     """Globs over module names ("net.layer1.*"). With `mode: selective` these are recomputed selectively."""
     budget: float | None = Field(None, ge=0, le=1)

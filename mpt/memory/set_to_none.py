@@ -23,6 +23,7 @@ class Settings(Options):
     shorthand: ClassVar[str | None] = "enabled"
 
     enabled: bool = True
+    """Release gradients when an update begins; false fills them with zeros instead."""
 
 
 class KeepsModuleGradients(Mixin, nn.Module):

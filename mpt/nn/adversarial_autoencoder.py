@@ -24,8 +24,11 @@ class Settings(ModelOptions):
     image_size: int = Field(28, ge=1, le=1024)
     channels: int = Field(1, ge=1, le=4)
     body: Literal["mlp", "conv"] = "mlp"
+    """Type of the networks: fully connected (mlp) or convolutional (conv)."""
     hidden: int = Field(128, ge=8)
+    """Width of the hidden layer; for `conv`, of the features."""
     latent_size: int = Field(5, ge=1)
+    """Length of the latent vector."""
     judges: Literal["code", "pair"] = "code"
     """What the discriminator sees: the code alone, or image and code together."""
 

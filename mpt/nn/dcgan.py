@@ -27,7 +27,9 @@ class Settings(ModelOptions):
 
     image_size: Literal[16, 32, 64, 128] = 32
     latent_size: int = Field(100, ge=1)
+    """Length of the latent vector."""
     features: int = Field(64, ge=1)
+    """Channels of the layer next to the image; deeper layers have multiples of it."""
 
 
 class Generator(nn.Module):

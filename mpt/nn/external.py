@@ -30,6 +30,7 @@ class Settings(ModelOptions):
     small_stem: bool = False
     """For torchvision's ResNets on small images: a 3x3 stem of stride 1 and no max-pooling."""
     options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    """Keyword arguments of the model's constructor."""
 
 
 def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]:

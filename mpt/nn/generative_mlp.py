@@ -45,18 +45,29 @@ class Settings(ModelOptions):
     image_size: int = Field(28, ge=1, le=1024)
     channels: int = Field(1, ge=1, le=4)
     body: Literal["mlp", "conv"] = "mlp"
+    """Type of the networks: fully connected (mlp) or convolutional (conv)."""
     hidden: int = Field(128, ge=8)
+    """Width of the hidden layer; for `conv`, of the features."""
     latent_size: int = Field(10, ge=1)
+    """Length of the latent vector."""
     prior: Literal["normal", "uniform"] = "normal"
+    """Distribution of the latent vector."""
     activation: Literal["relu", "leaky_relu", "prelu"] = "relu"
+    """Activation function of the hidden layers."""
     critic: Literal["scorer", "autoencoder"] = "scorer"
+    """Discriminator: one logit per image, or an autoencoder whose reconstruction error is the score."""
     labels: Literal["ignore", "condition", "classify", "code"] = "ignore"
     """Ignore them, give them to both networks, have the discriminator name them too, or replace them by a code."""
     codes: int = Field(10, ge=2)
+    """Number of categories of the code, with `labels: code`."""
     objective: Literal["nonsaturating", "least_squares", "wasserstein", "hinge", "energy", "balanced"] = "nonsaturating"
+    """Adversarial loss."""
     critic_steps: int = Field(1, ge=1)
+    """Discriminator updates per generator update."""
     gradient_penalty: float = Field(0.0, ge=0)
+    """Weight of the gradient penalty of the discriminator; 0 is none."""
     weight_clip: float = Field(0.0, ge=0)
+    """Clip the discriminator's weights to plus or minus this after each update; 0 is none."""
 
 
 class Judgement(NamedTuple):

@@ -19,7 +19,9 @@ class Settings(ModelOptions):
 
     image_size: int = Field(16, ge=8)
     features: int = Field(32, ge=1)
+    """Channels of the first stage; each stage doubles them."""
     dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout probability before the last layer."""
 
 
 class SmallCnn(nn.Module):

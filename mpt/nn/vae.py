@@ -23,9 +23,13 @@ class Settings(ModelOptions):
     image_size: int = Field(28, ge=1, le=1024)
     channels: int = Field(1, ge=1, le=4)
     body: Literal["mlp", "conv"] = "mlp"
+    """Type of the networks: fully connected (mlp) or convolutional (conv)."""
     hidden: int = Field(128, ge=8)
+    """Width of the hidden layer; for `conv`, of the features."""
     latent_size: int = Field(100, ge=1)
+    """Length of the latent vector."""
     labels: Literal["ignore", "condition"] = "ignore"
+    """Ignore the labels, or give them to encoder and decoder."""
     noise: float = Field(0.0, ge=0)
     """Standard deviation of the noise added to what the encoder sees."""
 

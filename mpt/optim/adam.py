@@ -20,14 +20,19 @@ NAMES = {"adam": {}, "adamw": {"decoupled": True, "weight_decay": 0.01}}
 
 class Settings(OptimizerOptions):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of the running means of the gradient and of its square."""
     eps: float = Field(1e-8, gt=0)
+    """Added to the denominator of the update, against division by zero."""
     weight_decay: float = Field(0.0, ge=0)
+    """Weight decay; `decoupled` says how it is applied."""
     decoupled: bool = False
     """Take the decay from the weights (AdamW) instead of adding it to the gradient (L2)."""
     amsgrad: bool = False
+    """Use the AMSGrad variant: divide by the largest second moment so far."""
     foreach: bool | None = None
     """One kernel over many tensors: faster, with a copy of the parameters' size at its peak. null lets torch choose."""
     fused: bool | None = None
+    """Use torch's fused kernel for the update. null lets torch choose."""
 
 
 def build(settings: Settings, parameters: Parameters) -> Optimizer:

@@ -29,7 +29,9 @@ class Settings(OptimizerOptions):
     splits_matrices: ClassVar[bool] = True
 
     momentum: float = Field(0.95, ge=0, lt=1)
+    """Momentum factor of the matrices."""
     nesterov: bool = True
+    """Use Nesterov momentum for the matrices."""
     weight_decay: float = Field(0.0, ge=0)
     """Taken from the weights, times the rate, of either part."""
     ns_steps: int = Field(5, ge=1, le=20)

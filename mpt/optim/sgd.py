@@ -13,11 +13,17 @@ from mpt.optim.groups import Parameters
 class Settings(OptimizerOptions):
     lr: float = Field(0.1, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum factor; 0 is none."""
     dampening: float = Field(0.0, ge=0, le=1)
+    """Share of the gradient that is left out of the momentum."""
     weight_decay: float = Field(0.0, ge=0)
+    """Weight decay, added to the gradient (L2)."""
     nesterov: bool = False
+    """Use Nesterov momentum."""
     foreach: bool | None = None
+    """One kernel over many tensors: faster, with a copy of the parameters' size at its peak. null lets torch choose."""
     fused: bool | None = None
+    """Use torch's fused kernel for the update. null lets torch choose."""
 
     @model_validator(mode="after")
     def check_nesterov(self) -> Settings:

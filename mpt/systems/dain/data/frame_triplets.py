@@ -25,14 +25,19 @@ class Settings(DatasetOptions):
     """Where the frames are and how training samples are changed."""
 
     root: str
+    """Folder of the data set, or a folder of frames or videos."""
     layout: Layout = "auto"
+    """Layout of `root`; auto detects it."""
     test_root: str | None = None
     """Another data set to test on; null tests on the root's own test split."""
     test_layout: Layout = "auto"
+    """Layout of `test_root`; auto detects it."""
     crop: list[int] | None = None
     """[height, width] of training crops; null trains on whole frames."""
     flip: bool = True
+    """Flip training samples at random, horizontally and vertically, each with probability 0.5."""
     temporal_swap: bool = True
+    """Swap first and last frame of training samples at random, with probability 0.5."""
     test_limit: int | None = Field(None, ge=1)
     """Test on this many samples, spread over the set."""
     scene_cut: float = Field(0.2, ge=0, le=1)

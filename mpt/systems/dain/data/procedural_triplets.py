@@ -31,7 +31,9 @@ class Settings(DatasetOptions):
     """How many triplets, and how far things move."""
 
     count: int = Field(512, ge=1)
+    """Training triplets."""
     test_count: int = Field(64, ge=1)
+    """Test triplets."""
     shapes: int = Field(2, ge=0, le=8)
     """Moving surfaces in front of the background, each nearer than the one before."""
     max_motion: float = Field(7.0, gt=0, le=12)
@@ -39,8 +41,11 @@ class Settings(DatasetOptions):
     times: list[float] = Field([0.5])
     """Where the middle frame stands; a training sample has one of them, drawn anew each epoch."""
     flip: bool = True
+    """Flip training samples at random, horizontally and vertically, each with probability 0.5."""
     temporal_swap: bool = True
+    """Swap first and last frame of training samples at random, with probability 0.5."""
     data_seed: int = 0
+    """Seed of the drawn data; independent of the run's `seed`."""
     channels: Literal[3] = 3
 
 

@@ -43,6 +43,7 @@ class Settings(ModelOptions):
     """Its size, and whether gradients are the derivative or the published ones."""
 
     size: Literal["full", "small"] = "full"
+    """full is the published network, small one of the same structure for CPU runs."""
     image_size: int | None = Field(None, ge=16)
     """Side of the training pictures where the data set can choose it."""
     original_gradients: bool = False

@@ -27,6 +27,7 @@ class Settings(ModelOptions):
     """Widths of the flow network's three levels."""
 
     pyramid: list[int] = Field([16, 32, 48], min_length=3, max_length=3)
+    """Channels of the three levels of the flow network's feature pyramid."""
     image_size: int | None = Field(None, ge=16)
     """Side of the training pictures where the data set can choose it."""
     channels: Literal[3] = 3

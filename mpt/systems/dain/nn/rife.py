@@ -32,6 +32,7 @@ class Settings(ModelOptions):
     """Widths of the three flow blocks and of the context features; `size: small` learns on a CPU in minutes."""
 
     size: Literal["full", "small"] = "full"
+    """full is the published width, small a narrow network for CPU runs."""
     image_size: int | None = Field(None, ge=16)
     """Side of the training pictures where the data set can choose it."""
     channels: Literal[3] = 3

@@ -56,6 +56,7 @@ class Settings(Options):
     plateau_patience: int | None = Field(None, ge=0)
     """Evaluations without improvement after which learning rates are multiplied by `plateau_factor`; null: never."""
     plateau_factor: float = Field(0.2, gt=0, lt=1)
+    """Factor of the learning rates after `plateau` evaluations without improvement."""
     preview_count: int = Field(6, ge=1)
 
     @field_validator("alpha")

@@ -29,9 +29,13 @@ class Settings(DatasetOptions):
     dst: str
     """Folder or faceset.pak of the person to be replaced."""
     random_warp: bool = True
+    """Distort the input faces at random; the target stays undistorted."""
     random_transform: bool = True
+    """Rotate, scale and shift training faces at random."""
     random_src_flip: bool = False
+    """Mirror source faces at random, with probability 0.4."""
     random_dst_flip: bool = True
+    """Mirror destination faces at random, with probability 0.4."""
     face_type: Literal["h", "mf", "f", "wf", "head"] | None = None
     """How much of the head the model draws; larger faces are cut to it by their landmarks. null takes them as they are,
     all of one type."""

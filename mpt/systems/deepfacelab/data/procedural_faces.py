@@ -26,10 +26,15 @@ class Settings(DatasetOptions):
     count: int = Field(400, ge=1)
     """Faces of each person to train on."""
     test_count: int = Field(32, ge=1)
+    """Faces of each person to test on."""
     random_warp: bool = True
+    """Distort the input faces at random; the target stays undistorted."""
     random_transform: bool = True
+    """Rotate, scale and shift training faces at random."""
     random_src_flip: bool = False
+    """Mirror source faces at random, with probability 0.4."""
     random_dst_flip: bool = False
+    """Mirror destination faces at random, with probability 0.4."""
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,25 @@ class Settings(ModelOptions):
     """DeepFaceLab's options of the same meaning: image_size is its resolution; the rest have their names."""
 
     archi: str = "df-ud"
+    """Architecture: `df` or `liae`, optionally a dash and any of the letters u, d, t, c."""
     image_size: int = Field(128, ge=64, le=640)
     channels: Literal[3] = 3
     ae_dims: int = Field(256, ge=1)
+    """Channels of the intermediate code."""
     e_dims: int = Field(64, ge=1)
+    """Base channels of the encoder."""
     d_dims: int = Field(64, ge=1)
+    """Base channels of the decoders."""
     d_mask_dims: int = Field(22, ge=1)
+    """Base channels of the mask decoders."""
     true_face_power: float = Field(0.0, ge=0.0, le=1.0)
+    """Weight of the code discriminator's loss (`df` only); 0 builds no code discriminator."""
     gan_power: float = Field(0.0, ge=0.0, le=5.0)
+    """Weight of the patch discriminator's loss; 0 builds no patch discriminator."""
     gan_patch_size: int | None = Field(None, ge=3, le=640)
+    """Patch size of the patch discriminator in pixels; null is `image_size` / 8."""
     gan_dims: int = Field(16, ge=4, le=512)
+    """Base channels of the patch discriminator."""
 
     @model_validator(mode="after")
     def check_archi_and_size(self) -> Settings:

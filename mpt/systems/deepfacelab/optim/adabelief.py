@@ -21,6 +21,7 @@ from mpt.systems.deepfacelab.optim.leras import LerasOptimizer, resolution
 class Settings(OptimizerOptions):
     lr: float = Field(5e-5, gt=0)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of the running means of the gradient and of its square."""
     lr_dropout: float = Field(1.0, gt=0, le=1)
     """The chance of a weight to be updated in a step."""
     lr_cos: int = Field(0, ge=0)

@@ -19,6 +19,7 @@ from mpt.systems.deepfacelab.optim.leras import LerasOptimizer, resolution
 class Settings(OptimizerOptions):
     lr: float = Field(5e-5, gt=0)
     rho: float = Field(0.9, ge=0, lt=1)
+    """Decay rate of the running mean square."""
     lr_dropout: float = Field(1.0, gt=0, le=1)
     """The chance of a weight to be updated in a step."""
     lr_cos: int = Field(0, ge=0)

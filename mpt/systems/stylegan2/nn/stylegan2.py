@@ -40,11 +40,15 @@ class Settings(ModelOptions):
     """16, 32, ... 1024."""
     channels: int = Field(3, ge=1, le=4)
     latent_size: int = Field(512, ge=1)
+    """Length of the latent vector."""
     style_size: int = Field(512, ge=1)
+    """Length of the style vector."""
     mapping_layers: int = Field(8, ge=1)
+    """Layers of the mapping network."""
     channel_base: int = Field(16384, ge=64)
     """A block at resolution r has channel_base / r channels: 32768 for 512 pixels and more, 16384 below."""
     channel_max: int = Field(512, ge=4)
+    """Largest number of channels of a block."""
     num_fp16_res: int = Field(4, ge=0)
     """How many of the highest resolutions run in half under `precision.mode: native`."""
     conv_clamp: float | None = Field(256.0, gt=0)

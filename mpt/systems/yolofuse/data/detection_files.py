@@ -62,11 +62,15 @@ class Settings(DatasetOptions):
     mixup: float = Field(0.0, ge=0, le=1)
     """Probability that two samples are blended."""
     flip_across: float = Field(0.5, ge=0, le=1)
+    """Probability that a sample is mirrored left to right."""
     flip_down: float = Field(0.0, ge=0, le=1)
+    """Probability that a sample is mirrored top to bottom."""
     hue: float = Field(0.015, ge=0, le=1)
-    """Largest relative change of hue, saturation and brightness, by the same gains for both cameras."""
+    """Largest relative change of hue, the same for both cameras."""
     saturation: float = Field(0.7, ge=0, le=1)
+    """Largest relative change of saturation, the same for both cameras."""
     brightness: float = Field(0.4, ge=0, le=1)
+    """Largest relative change of brightness, the same for both cameras."""
     translate: float = Field(0.1, ge=0, lt=1)
     """Largest shift, as a share of the sides."""
     scale: float = Field(0.5, ge=0, lt=1)

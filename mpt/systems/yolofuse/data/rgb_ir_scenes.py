@@ -35,6 +35,7 @@ class Settings(DatasetOptions):
     test_count: int = Field(300, ge=1)
     """Scenes to test on; with 100, mAP swings by .1 from set to set."""
     data_seed: int = 0
+    """Seed of the drawn data; independent of the run's `seed`."""
     cameras: Literal["pair", "rgb", "ir"] = "pair"
     """Which cameras are delivered."""
     visible: float = Field(0.7, ge=0, le=1)
@@ -48,9 +49,13 @@ class Settings(DatasetOptions):
     mixup: float = Field(0.0, ge=0, le=1)
     """Probability that two samples are blended."""
     flip_across: float = Field(0.5, ge=0, le=1)
+    """Probability that a sample is mirrored left to right."""
     brightness: float = Field(0.0, ge=0, lt=1)
+    """Largest relative change of brightness, the same for both cameras."""
     translate: float = Field(0.0, ge=0, lt=1)
+    """Largest shift, as a share of the sides."""
     scale: float = Field(0.0, ge=0, lt=1)
+    """Largest relative change of size."""
 
 
 class Scenes(SceneDataset):

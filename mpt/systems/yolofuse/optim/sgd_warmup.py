@@ -23,9 +23,11 @@ from mpt.optim.groups import Parameters
 class Settings(OptimizerOptions):
     lr: float = Field(0.01, gt=0)
     momentum: float = Field(0.937, ge=0, lt=1)
+    """Momentum factor; 0 is none."""
     weight_decay: float = Field(5e-4, ge=0)
     """Published: 5e-4 at a batch of 64, in proportion to the batch."""
     nesterov: bool = True
+    """Use Nesterov momentum."""
     no_decay: list[Literal["bias", "norm"]] = Field(["bias", "norm"])
     """What does not decay."""
     clip_grad_norm: float | None = Field(10.0, gt=0)
@@ -33,11 +35,13 @@ class Settings(OptimizerOptions):
     warmup: int = Field(100, ge=0)
     """Steps of warm-up; published: 3 epochs, and at least 100 steps."""
     warmup_momentum: float = Field(0.8, ge=0, lt=1)
+    """Momentum at the start of the warm-up."""
     warmup_bias_lr: float = Field(0.1, ge=0)
     """Where the rate of the biases starts."""
     last_lr: float = Field(0.01, ge=0, le=1)
     """Where the schedule ends, as a share of the rate."""
     foreach: bool | None = None
+    """One kernel over many tensors: faster, with a copy of the parameters' size at its peak. null lets torch choose."""
 
 
 class WarmupSGD(torch.optim.SGD):

@@ -41,7 +41,9 @@ class Settings(Options):
     """Gains of the loss, the moving average, and what counts as detected."""
 
     box_gain: float = Field(7.5, ge=0)
+    """Gain of the box regression loss (CIoU)."""
     class_gain: float = Field(0.5, ge=0)
+    """Gain of the classification loss."""
     distance_gain: float = Field(1.5, ge=0)
     """Gain of the loss of the distances' distributions."""
     small_boxes: bool = False
