@@ -288,6 +288,9 @@ def summary(results: dict[str, Any]) -> list[str]:
         found += [f"{entry['config']} {row['mode']}: {row['crash']}" for row in rows if "crash" in row]
         late = not is_whole(entry)
         found += [f"{entry['config']}: not measured in full; run this again to go on"] if late else []
+    for name, part in (("tests", tests), ("demo", demo)):
+        if part and part["exit_code"] is None:
+            found.append(f"{name}: {part['said'].strip().splitlines()[-1]}; run this again to go on")
     missing = [part for part in ("tests", "demo", "plan", "peers") if part not in results]
     found += [f"{part}: not done yet" for part in missing]
     return ["## What to mend first", "", *([f"1. {line}" for line in found] or ["Nothing failed."]), ""]
