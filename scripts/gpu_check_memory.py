@@ -88,7 +88,7 @@ def work(path: Path, seconds: float, skip: int, rehearsal: bool, limit: int | No
 
 def card(device: Any) -> Any:
     """Return the GPU to plan for: the installed one, or in a rehearsal a common one."""
-    from mpt.commands.memory_card import find_budget
+    from mpt.commands.out_of_memory_report import find_budget
     from mpt.planner.gpus import find_gpu
 
     return find_budget(device, "").gpu if device.type == "cuda" else find_gpu("rtx3060")
@@ -227,7 +227,7 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
     """Allow the process a part of what a workload would reserve; find a recipe for that and train it there."""
     import torch
 
-    from mpt.commands.memory_card import find_budget
+    from mpt.commands.out_of_memory_report import find_budget
     from mpt.planner.recipe import describe_patch
     from mpt.planner.search import search
 
@@ -240,7 +240,7 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
             clear(device)
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(limit / total, device)
-            found = find_budget(torch.device("cuda"), "")  # as the card of a run that ran out would
+            found = find_budget(torch.device("cuda"), "")  # as the report of a run that ran out would
             limit = (found.limit_bytes or 0) - context
         recipes = search(session, config, session.gpu, limit + context).recipes
         installed = any(find_spec(name) for name in ("bitsandbytes", "torchao"))

@@ -104,7 +104,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
 
 
 def go(training: Training, arguments: TrainArguments, stop_after: int | None) -> None:
-    """Train until the end. Raises MemoryBudgetError with a card when memory runs out for good."""
+    """Train until the end. Raises MemoryBudgetError with a report when memory runs out for good."""
     from mpt.engine.loop import fit
     from mpt.engine.out_of_memory import is_out_of_memory, out_of_memory_reason
     from mpt.run.signals import StopRequest
@@ -123,9 +123,9 @@ def go(training: Training, arguments: TrainArguments, stop_after: int | None) ->
             f"({out_of_memory_reason(error)})"
         )
     # Past the except blocks: a traceback would go on holding what filled the memory.
-    from mpt.commands.memory_card import add_card
+    from mpt.commands.out_of_memory_report import add_report
 
-    raise MemoryBudgetError(add_card(message, training, arguments))
+    raise MemoryBudgetError(add_report(message, training, arguments))
 
 
 def style(arguments: TrainArguments) -> Style:

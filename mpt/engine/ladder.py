@@ -129,7 +129,7 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
     if reason is not None:
         raise ConfigError(reason)
     adapted, size, tricks = dict(run.adapted), run.micro_batch_size, list(run.tricks)
-    dressed = [(module, type(module), getattr(module, "inplace", None)) for module in _all_modules(run)]
+    classes_before = [(module, type(module), getattr(module, "inplace", None)) for module in _all_modules(run)]
     why_not = pointless(name, run.device)
     if why_not is not None:
         raise ConfigError(why_not)
@@ -141,7 +141,7 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
 
     def take_back() -> None:
         run.adapted, run.micro_batch_size, run.tricks = adapted, size, tricks
-        for module, kind, inplace in dressed:
+        for module, kind, inplace in classes_before:
             module.__class__ = kind
             if inplace is not None:
                 module.inplace = inplace

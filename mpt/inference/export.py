@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.inference.measurement import stored_tensors
-from mpt.precision.islands import Float32Island, cast_floating
+from mpt.precision.float32_modules import Float32Module, cast_floating
 from mpt.run.files import write_atomically
 from mpt.run.weights_file import load_weights_file
 
@@ -93,12 +93,12 @@ class FloatDoor(nn.Module):
 
 
 def as_half_network(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy in which all but the float32 islands computes in `dtype`, without the need for autocast."""
+    """Return a copy in which all but the modules kept in float32 computes in `dtype`, without the need for autocast."""
     network = copy.deepcopy(network).eval().requires_grad_(False)
 
     def cast(module: nn.Module) -> None:
-        if isinstance(module, Float32Island):
-            module.island_casts_back, module.island_half = True, dtype
+        if isinstance(module, Float32Module):
+            module.float32_casts_back, module.float32_outer_dtype = True, dtype
             return
         for store in (module._parameters, module._buffers):
             for value in store.values():

@@ -26,10 +26,10 @@ from mpt.engine.state import restore_modules
 from mpt.errors import ConfigError
 from mpt.inference.trained import Trained
 from mpt.precision.choice import DTYPES, cpu_has_fast_bfloat16
-from mpt.precision.islands import Float32Island
+from mpt.precision.float32_modules import Float32Module
 from mpt.seams import Run
 
-KEPT_FLOAT32 = (Float32Island, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+KEPT_FLOAT32 = (Float32Module, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 MULTIPLE = 8
 """Tensor cores work on tiles of this many half values; other sizes are padded or go the slow way."""
 
@@ -103,7 +103,7 @@ def rebuild_half(trained: Trained, dtype: str) -> Run:
 
 
 def halve(module: nn.Module, dtype: torch.dtype) -> None:
-    """Store the float32 parameters of a module and its children in half, but for normalisations and float32 islands."""
+    """Store the float32 parameters of a module and its children in half, but for normalisations and `Float32Module`s."""
     if isinstance(module, KEPT_FLOAT32):
         return
     for parameter in module._parameters.values():

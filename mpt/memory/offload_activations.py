@@ -3,7 +3,7 @@
 What autograd saves above a size is copied out as it is saved and copied back when backward asks for it; gradients are
 bit-equal. On CUDA the host memory is pinned and both copies run on a stream of their own: the way out overlaps the
 forward, and while backward works on one tensor the one it will want next is on its way in. Weights stay where they are,
-and a tensor that is saved twice travels once. On a CPU there is nowhere to go, and nothing is done.
+and a tensor that is saved twice is copied once. On a CPU there is nowhere to go, and nothing is done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FETCH_AHEAD = 2
 
 
 class Settings(Options):
-    """Above which size activations travel."""
+    """The size above which activations are offloaded."""
 
     shorthand: ClassVar[str | None] = "min_mebibytes"
 
@@ -41,7 +41,7 @@ class Settings(Options):
     """Smaller ones stay: a copy has a fixed cost, and many small ones save little."""
 
 
-class Travelled:
+class Offloaded:
     """A saved tensor in host memory, and the way back."""
 
     def __init__(self, tensor: Tensor, stream: Any) -> None:
@@ -99,16 +99,16 @@ class OffloadActivations(MemoryTrick):
         self.min_bytes = int(settings.min_mebibytes * 2**20)
         self.task: Task | None = None
         self.streams: dict[torch.device, Any] = {}
-        self.journey: list[weakref.ref[Travelled]] = []
-        self.known: dict[int, list[tuple[StorageWeakRef, Any, weakref.ref[Travelled]]]] = {}
+        self.saved: list[weakref.ref[Offloaded]] = []
+        self.known: dict[int, list[tuple[StorageWeakRef, Any, weakref.ref[Offloaded]]]] = {}
 
     def apply(self, task: Task, precision: Precision) -> None:
         """Remember the task, whose weights stay."""
         self.task = task
 
     def forward(self) -> AbstractContextManager[Any]:
-        """Return the hooks of one forward; its tensors travel in an order of their own."""
-        self.journey, self.known = [], {}
+        """Return the hooks of one forward; its tensors have a list of their own."""
+        self.saved, self.known = [], {}
         self.weights = {
             p.untyped_storage()._cdata
             for module in (self.task.modules.values() if self.task else ())
@@ -116,8 +116,8 @@ class OffloadActivations(MemoryTrick):
         }
         return saved_tensors_hooks(self.pack, self.unpack)
 
-    def travels(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is one to send away."""
+    def is_offloaded(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is to be copied to the host."""
         return (
             tensor.device.type not in POINTLESS_ON
             and tensor.nbytes >= max(self.min_bytes, 1)
@@ -127,8 +127,8 @@ class OffloadActivations(MemoryTrick):
         )
 
     def pack(self, tensor: Tensor) -> Any:
-        """Send a saved tensor away, or keep it."""
-        if not self.travels(tensor):
+        """Copy a saved tensor to the host, or keep it."""
+        if not self.is_offloaded(tensor):
             # Not the tensor itself: a graph that holds its own output and is never walked would not be freed.
             return tensor.detach()
         storage = tensor.untyped_storage()
@@ -136,24 +136,24 @@ class OffloadActivations(MemoryTrick):
         for owner, same, reference in self.known.get(storage._cdata, []):
             record = reference()
             if same == layout and record is not None and not owner.expired():  # type: ignore[no-untyped-call]
-                return self.ticket(record)
-        record = Travelled(tensor, self.stream(tensor.device))
+                return self.packed(record)
+        record = Offloaded(tensor, self.stream(tensor.device))
         owner = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self.known.setdefault(storage._cdata, []).append((owner, layout, weakref.ref(record)))
-        self.journey.append(weakref.ref(record))
-        return self.ticket(record)
+        self.saved.append(weakref.ref(record))
+        return self.packed(record)
 
-    def ticket(self, record: Travelled) -> Any:
-        """Return what autograd keeps: the record, and the journey on which its neighbours are."""
-        return record, self.journey, len(self.journey) - 1
+    def packed(self, record: Offloaded) -> Any:
+        """Return what autograd keeps: the record, and the list in which its neighbours are."""
+        return record, self.saved, len(self.saved) - 1
 
     def unpack(self, packed: Any) -> Tensor:
         """Bring a tensor back, and start its predecessors on their way: backward walks in reverse."""
         if isinstance(packed, Tensor):
             return packed
-        record, journey, position = packed
+        record, saved, position = packed
         result: Tensor = record.finish()
-        for reference in journey[max(0, position - FETCH_AHEAD) : position]:
+        for reference in saved[max(0, position - FETCH_AHEAD) : position]:
             earlier = reference()
             if earlier is not None:
                 earlier.start()

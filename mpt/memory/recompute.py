@@ -122,7 +122,7 @@ class Recompute(MemoryTrick):
             elif is_plain_sequential(first.owner):
                 assert last.stop is not None
                 by_sequence[first.owner].append((first.start, last.stop))
-            else:  # made an island since: its own forward must stay the outermost
+            else:  # kept in float32 since: its own forward must stay the outermost
                 for module in (m for unit in run for m in unit.modules):
                     wrap_module(module, self.selective)
         for sequential, spans in by_sequence.items():

@@ -213,7 +213,7 @@ class LearningBfloat16(HalfWeights):
 
 
 def is_float32(parameter: nn.Parameter) -> bool:
-    """Return whether a parameter is an island's, which is updated as it stands."""
+    """Return whether a parameter is a `Float32Module`'s, which is updated as it stands."""
     return parameter.dtype == torch.float32 and parameter.grad is not None
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
 from mpt.precision.amp import Autocast
-from mpt.precision.islands import Float32Island
+from mpt.precision.float32_modules import Float32Module
 from mpt.precision.policy import Policy
 from mpt.seams import Task
 
@@ -86,12 +86,12 @@ class LowBitProducts(Autocast):
 
 def eligible_layers(network: nn.Module, reasons: dict[str, int]) -> list[tuple[str, nn.Linear]]:
     """Return the Linear layers whose shape 8-bit products can have, by name; count why others cannot."""
-    inside_islands = {m for island in network.modules() if isinstance(island, Float32Island) for m in island.modules()}
+    kept = {m for module in network.modules() if isinstance(module, Float32Module) for m in module.modules()}
     found = []
     for name, module in network.named_modules():
         if isinstance(module, nn.modules.conv._ConvNd):
             reasons["convolutions"] += 1
-        if type(module) is not nn.Linear or not name or module in inside_islands:
+        if type(module) is not nn.Linear or not name or module in kept:
             continue
         if module.in_features % ALIGNMENT or module.out_features % ALIGNMENT:
             reasons[f"with a side that is no multiple of {ALIGNMENT}"] += 1

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mpt.config.options import PrecisionOptions
 from mpt.nn.mixin import Mixin, mix_in
 from mpt.precision.choice import choose_dtype
-from mpt.precision.islands import Float32Island, cast_floating, make_island
+from mpt.precision.float32_modules import Float32Module, cast_floating, keep_in_float32
 from mpt.precision.policy import Policy
 from mpt.seams import Phase, Task
 
@@ -40,15 +40,15 @@ class Settings(PrecisionOptions):
     """Nothing beyond the common settings."""
 
 
-class HalfDoor(Mixin, nn.Module):
+class HalfInputs(Mixin, nn.Module):
     """Mixed in front of a network's class: inputs go in as half, outputs come back as float32."""
 
     is_outermost = True
-    door_dtype: torch.dtype
+    half_input_dtype: torch.dtype
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Cast floating inputs down, run, cast floating outputs up."""
-        down = cast_floating((args, kwargs), self.door_dtype)
+        down = cast_floating((args, kwargs), self.half_input_dtype)
         return cast_floating(super().forward(*down[0], **down[1]), torch.float32)
 
 
@@ -115,25 +115,25 @@ class HalfWeights(Policy):
         self._originals.clear()
 
     def prepare(self, task: Task) -> None:
-        """Keep masters, cast the trainable networks and hang a door on each."""
+        """Keep masters, cast the trainable networks and the inputs and outputs of each."""
         self._restore_untrained(task)
         super().prepare(task)
-        self._widen_islands(task)
+        self._widen_owners(task)
         for module in task.trainable.values():
             self._cast(module)
-            # A ModuleDict is networks trained together; it has no forward, so its members get the doors.
+            # A ModuleDict is networks trained together; it has no forward, so its members get the casts.
             for network in module.values() if isinstance(module, nn.ModuleDict) else [module]:
-                mix_in(network, HalfDoor)
-                network.door_dtype = self.dtype  # type: ignore[assignment]
+                mix_in(network, HalfInputs)
+                network.half_input_dtype = self.dtype  # type: ignore[assignment]
         self._twins.clear()  # its keys are the float32 weights: without masters, nothing else may keep them alive
 
     def _stays_float32(self, module: nn.Module) -> bool:
-        return isinstance(module, Float32Island) or (
+        return isinstance(module, Float32Module) or (
             self.keeps_masters and isinstance(module, _BatchNorm) and bool(module.affine)
         )
 
-    def _widen_islands(self, task: Task) -> None:
-        """Make islands of the modules that own a weight of a module which stays float32."""
+    def _widen_owners(self, task: Task) -> None:
+        """Keep in float32 the modules that own a weight of a module which stays float32."""
         modules = [module for network in task.trainable.values() for module in network.modules()]
         while True:
             kept = {p for module in modules if self._stays_float32(module) for p in module.parameters()}
@@ -142,10 +142,10 @@ class HalfWeights(Policy):
             if not sharing:
                 return
             for module in sharing:
-                make_island(module, self.device.type, self.casts_back, self.dtype)
+                keep_in_float32(module, self.device.type, self.casts_back, self.dtype)
 
     def _cast(self, module: nn.Module) -> None:
-        """Cast a module's own and its children's floating state to half, BatchNorm and islands aside."""
+        """Cast a module's own and its children's floating state to half, except BatchNorm and modules kept in float32."""
         if self._stays_float32(module):
             return
         for name, parameter in module._parameters.items():

@@ -1,4 +1,4 @@
-"""What every precision mode shares: scalers per phase, float32 islands, clipping after unscaling, and saved state.
+"""What every precision mode shares: scalers per phase, modules kept in float32, clipping after unscaling, saved state.
 
 A mode is a small subclass that changes only what differs: the context around a forward (autocast, O1), or the dtype of
 the weights (O2, O3). The base class alone is float32.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
-from mpt.precision.islands import full_precision, in_float32, make_island, matching_modules
+from mpt.precision.float32_modules import full_precision, in_float32, keep_in_float32, matching_modules
 from mpt.precision.products import set_products
 from mpt.precision.scaler import LossScaler, clip_gradients
 from mpt.seams import Phase, Precision, StepStats, Task
@@ -27,7 +27,7 @@ class Policy(Precision):
     """Float32, and the base of every other mode."""
 
     casts_back = False
-    """Whether a float32 island's outputs return in its input's dtype."""
+    """Whether the outputs of a module kept in float32 return in its input's dtype."""
     can_fall_back = False
     """Whether the mode can go on in bfloat16 where float16 overflows at the smallest scale."""
 
@@ -39,10 +39,10 @@ class Policy(Precision):
         self.fell_back = False
 
     def prepare(self, task: Task) -> None:
-        """Set what products may use, and make the float32 islands that the settings name."""
+        """Set what products may use, and keep in float32 the modules that the settings name."""
         self.notes = set_products(self.settings, self.dtype)
         for module in matching_modules(task.modules, self.settings.keep_fp32):
-            make_island(module, self.device.type, self.casts_back, self.dtype)
+            keep_in_float32(module, self.device.type, self.casts_back, self.dtype)
 
     @property
     def scales_losses(self) -> bool:

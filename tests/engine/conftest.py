@@ -1,6 +1,6 @@
 import pytest
 
-import mpt.commands.memory_card
+import mpt.commands.out_of_memory_report
 import mpt.report.page
 
 
@@ -11,6 +11,6 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the planner out: the card has tests of its own."""
-    monkeypatch.setattr(mpt.commands.memory_card, "add_card", lambda message, training, arguments: message)
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the planner out: the report has tests of its own."""
+    monkeypatch.setattr(mpt.commands.out_of_memory_report, "add_report", lambda message, training, arguments: message)

@@ -19,7 +19,7 @@ from mpt.engine.step import update
 from mpt.errors import ConfigError, MemoryBudgetError, PartError
 from mpt.memory.replay import Recomputed, RecomputedSequence
 from mpt.planner.search import combinations
-from mpt.precision.islands import Float32Island
+from mpt.precision.float32_modules import Float32Module
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
 from mpt.seams import Loss, Run
@@ -46,7 +46,7 @@ MODES: dict[str, Any] = {
     "fp32": "fp32",
     "amp": {"mode": "amp", "dtype": "float16"},
     "O1": {"mode": "O1", "dtype": "float16"},
-    "O2 with an island": {"mode": "O2", "dtype": "float16", "keep_fp32": ["net.stages.1"]},
+    "O2 with a float32 module": {"mode": "O2", "dtype": "float16", "keep_fp32": ["net.stages.1"]},
     "bf16-pure": {"mode": "bf16-pure", "keep_fp32": ["net.head"]},
 }
 
@@ -131,7 +131,7 @@ def test_a_gan_that_runs_out_in_its_second_phase_equals_one_configured_so(
     assert same(state(path), state(expected))
 
 
-@pytest.mark.parametrize("mode", [MODES["fp32"], MODES["O2 with an island"]], ids=["fp32", "O2"])
+@pytest.mark.parametrize("mode", [MODES["fp32"], MODES["O2 with a float32 module"]], ids=["fp32", "O2"])
 def test_a_resume_of_an_adapted_run_starts_adapted(mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = start(tmp_path / "configured", precision=mode, memory={"micro_batch": 8, "recompute": "sqrt"})
     refuse(monkeypatch, 8, unless_recomputed=True)
@@ -229,8 +229,8 @@ def test_stepping_in_backward_skips_the_micro_batch_and_recomputes(
 
 
 def test_a_trick_added_under_casts_ends_inside_them() -> None:
-    """As in a run built with it: the half door and the islands outside, recomputation inside, the same keys."""
-    mode = MODES["O2 with an island"]
+    """As in a run built with it: the casts of precision outside, recomputation inside, the same keys."""
+    mode = MODES["O2 with a float32 module"]
     configured, run = parts.classifier(mode, memory={"recompute": "sqrt"}), parts.classifier(mode)
     keys, parameters = list(run.task.modules["net"].state_dict()), list(map(id, run.task.modules["net"].parameters()))
     ladder.move(run, "recompute", "sqrt")
@@ -239,7 +239,7 @@ def test_a_trick_added_under_casts_ends_inside_them() -> None:
         return [[kind.__name__ for kind in type(m).__mro__] for m in one.task.modules["net"].modules()]
 
     assert classes(run) == classes(configured)
-    assert any(isinstance(module, Float32Island) for module in run.task.modules["net"].modules())
+    assert any(isinstance(module, Float32Module) for module in run.task.modules["net"].modules())
     assert list(run.task.modules["net"].state_dict()) == keys
     assert list(map(id, run.task.modules["net"].parameters())) == parameters
     update(run, run.phases[0], parts.batch())

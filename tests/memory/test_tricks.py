@@ -146,18 +146,18 @@ def test_offloading_leaves_only_small_tensors_and_weights_behind() -> None:
         loss = next(phase.losses(batch))
     weights = {p.untyped_storage()._cdata for p in run.task.net.parameters()}
     assert sum(t.nbytes for t in left if t.untyped_storage()._cdata not in weights) == 0
-    assert len(trick.journey) > 5  # type: ignore[attr-defined]
+    assert len(trick.saved) > 5  # type: ignore[attr-defined]
     loss.value.backward()
 
 
-def test_small_tensors_stay_and_shared_ones_travel_once() -> None:
+def test_small_tensors_stay_and_shared_ones_are_copied_once() -> None:
     trick = offload_activations.build(offload_activations.Settings(min_mebibytes=0.001))
     x = torch.rand(512, requires_grad=True)
     with trick.forward():
         y = x.exp()  # saves its result
         z = y * y.detach()  # saves it again, as the same storage
         small = x[:4].exp()
-    assert len(trick.journey) == 1
+    assert len(trick.saved) == 1
     (z.sum() + small.sum()).backward()
     assert x.grad is not None
     assert torch.allclose(x.grad[4:], (y.detach() ** 2)[4:])
@@ -168,7 +168,7 @@ def test_on_a_cpu_offloading_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     run = parts.classifier(memory={"offload_activations": 0.0})
     with memory_forward(run.tricks):
         next(run.phases[0].losses(parts.batch()))
-    assert run.tricks[0].journey == []  # type: ignore[attr-defined]
+    assert run.tricks[0].saved == []  # type: ignore[attr-defined]
 
 
 # optimizer_in_backward

@@ -133,7 +133,7 @@ def test_gradients_of_micro_batches_add_up_in_float32_where_asked() -> None:
     assert not torch.equal(weight.grad, weight.grad.bfloat16().float())
 
 
-def test_an_island_is_updated_in_float32() -> None:
+def test_a_float32_module_is_updated_in_float32() -> None:
     run = parts.classifier({"mode": "bf16-sr", "keep_fp32": ["net.stages.1"]}, optimizer={"name": "adam", "lr": 1e-3})
     weight = run.task.modules["net"].stages[1][0].weight
     before = weight.detach().clone()

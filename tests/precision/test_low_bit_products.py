@@ -106,7 +106,7 @@ def test_cards_without_the_hardware_are_refused(monkeypatch: pytest.MonkeyPatch)
     assert check_device("fp8", torch.device("cuda"), emulate=False) == (12, 0)
 
 
-def test_an_island_is_left_alone() -> None:
+def test_a_float32_module_is_left_alone() -> None:
     net = network()
     prepared(net, {**MODES[1], "keep_fp32": ["net.2"]})
     assert isinstance(net[0], Int8Linear)

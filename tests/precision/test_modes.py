@@ -12,7 +12,7 @@ from mpt.config.load import load_config
 from mpt.engine.build import build_run
 from mpt.engine.step import update
 from mpt.errors import ConfigError
-from mpt.precision.islands import Float32Island, make_island
+from mpt.precision.float32_modules import Float32Module, keep_in_float32
 from mpt.seams import Loss
 from tests.engine import parts
 
@@ -213,7 +213,7 @@ def test_gradients_are_clipped_after_unscaling() -> None:
 
 
 @pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
-def test_an_island_stays_in_float32_and_its_neighbours_do_not(mode: str) -> None:
+def test_a_float32_module_stays_in_float32_and_its_neighbours_do_not(mode: str) -> None:
     run = parts.classifier({"mode": mode, **HALF, "keep_fp32": ["net.stages.1"]})
     stages = run.task.modules["net"].stages
     assert dtype_inside(run, stages[1][0]) == torch.float32
@@ -222,13 +222,13 @@ def test_an_island_stays_in_float32_and_its_neighbours_do_not(mode: str) -> None
     assert stages[1][0].weight.dtype == torch.float32
 
 
-def test_a_copy_of_an_island_owns_itself() -> None:
+def test_a_copy_of_a_float32_module_owns_itself() -> None:
     module = nn.Linear(2, 2)
-    make_island(module, "cpu", casts_back=False)
+    keep_in_float32(module, "cpu", casts_back=False)
     twin = copy.deepcopy(module)
     nn.init.zeros_(twin.weight)
     nn.init.zeros_(twin.bias)
-    assert isinstance(twin, Float32Island)
+    assert isinstance(twin, Float32Module)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(twin(torch.ones(1, 2)), torch.zeros(1, 2))
         assert twin(torch.ones(1, 2, dtype=torch.bfloat16)).dtype == torch.float32

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpt.precision.islands import cast_floating, full_precision
+from mpt.precision.float32_modules import cast_floating, full_precision
 from mpt.systems.dain.nn.correlation import correlate
 from mpt.systems.dain.nn.filter_interpolation import gather_filtered, tap_positions
 from mpt.systems.dain.nn.positions import gather_weighted

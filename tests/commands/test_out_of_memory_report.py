@@ -1,4 +1,4 @@
-"""The card that is printed when memory runs out for good, and the patch that it proposes."""
+"""The report that is printed when memory runs out for good, and the patch that it proposes."""
 
 import operator
 import time
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import mpt.commands.memory_card as card
+import mpt.commands.out_of_memory_report as report
 import mpt.report.page
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run
@@ -97,12 +97,12 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, *plans: dict[str, Any] | str) -
             answer = plans[min(len(asked), len(plans)) - 1]
             return [Answer(error=answer) if isinstance(answer, str) else Answer(plan=answer)]
 
-    monkeypatch.setattr(card, "Session", Planner)
+    monkeypatch.setattr(report, "Session", Planner)
     return asked
 
 
-def test_the_card_says_what_held_the_memory_and_the_patch_it_writes_is_taken(config: Path) -> None:
-    """Planned for real, in a process of its own; the command that the card names trains to the end."""
+def test_the_report_says_what_held_the_memory_and_the_patch_it_writes_is_taken(config: Path) -> None:
+    """Planned for real, in a process of its own; the command that the report names trains to the end."""
     message, budget, peak, held, modules, advice, command = fail(config, "optimizer.lr=0.01")
     assert "memory.micro_batch=16" in message
     assert "Of the allocated" not in message
@@ -132,13 +132,13 @@ def test_a_plan_that_fails_is_one_line_and_the_ladder_still_proposes(
     assert load_config(config, patches=[config.parent / "runs/run/plan.yaml"]).to_data()["memory"]["micro_batch"] == {
         "size": 16
     }
-    monkeypatch.setattr(card, "Session", lambda *_: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
+    monkeypatch.setattr(report, "Session", lambda *_: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
     assert fail(config)[-1].endswith("could not be planned: [Errno 12] Cannot allocate memory")
 
 
 def test_planning_that_takes_too_long_is_ended(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real worker is killed in the middle of its work, whatever that is by then."""
-    monkeypatch.setattr(card, "SECONDS", 0.2)
+    monkeypatch.setattr(report, "SECONDS", 0.2)
     started = time.perf_counter()
     lines = fail(config)
     assert any("could not be planned: not done within 0 s" in line for line in lines)
@@ -162,13 +162,13 @@ def test_a_move_that_would_not_help_is_passed_over(config: Path, monkeypatch: py
 def test_an_adapted_run_proposes_on_top_of_what_it_adapted(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later proposal keeps the settings of an earlier one that is in force."""
     asked = answer_with(monkeypatch, PEAK)
-    monkeypatch.setattr(card.ladder, "next_moves", lambda *_, **__: iter(()))
+    monkeypatch.setattr(report.ladder, "next_moves", lambda *_, **__: iter(()))
     lines = fail(config, "memory.on_oom=adapt", "train.batch_size=64")
     assert "nothing is left to adapt" in lines[0]
     assert not (config.parent / "runs/run/plan.yaml").exists()
     assert asked[0]["memory"] == {"on_oom": "adapt"}
     earlier = {"memory": {"micro_batch": 32}, "precision": {"mode": "amp"}}
-    assert card.merge(earlier, {"memory": {"recompute": "all"}}) == {
+    assert report.merge(earlier, {"memory": {"recompute": "all"}}) == {
         "memory": {"micro_batch": 32, "recompute": "all"},
         "precision": {"mode": "amp"},
     }
@@ -182,8 +182,8 @@ def recipe(patch: dict[str, Any], seconds: float, **changes: Any) -> Recipe:
 
 def test_on_a_gpu_the_smallest_recipe_that_fits_is_proposed(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer changes before a faster recipe, and the arithmetic is changed last; nothing that fits is said too."""
-    budget = card.Budget("6,144 MiB", find_gpu("rtx2060"), 6 * 2**30)
-    monkeypatch.setattr(card, "find_budget", lambda device, message, earlier_peak: budget)
+    budget = report.Budget("6,144 MiB", find_gpu("rtx2060"), 6 * 2**30)
+    monkeypatch.setattr(report, "find_budget", lambda device, message, earlier_peak: budget)
     asked = answer_with(monkeypatch, PEAK)
     both = {"memory": {"recompute": "all", "cpu_optimizer": True}}
     found = [
@@ -195,7 +195,7 @@ def test_on_a_gpu_the_smallest_recipe_that_fits_is_proposed(config: Path, monkey
         recipe({"memory": {"optimizer_in_backward": True}}, 0.1, reserved=2**33),
         recipe({"memory": {"recompute": "sqrt"}}, 0.8, fits=False, reserved=2**33),
     ]
-    monkeypatch.setattr(card, "search", lambda *_: Search(found, [], []))
+    monkeypatch.setattr(report, "search", lambda *_: Search(found, [], []))
     lines = fail(config)
     assert asked[0]["budget_bytes"] == 6 * 2**30
     assert any(line.startswith("  try recompute all: fits in 6,144 MiB, exact") for line in lines)
@@ -216,14 +216,14 @@ def test_on_a_gpu_the_smallest_recipe_that_fits_is_proposed(config: Path, monkey
     ],
 )
 def test_on_a_cpu_the_budget_is_what_was_refused(message: str, words: str) -> None:
-    assert card.find_budget(torch.device("cpu"), message).text == words
+    assert report.find_budget(torch.device("cpu"), message).text == words
 
 
 def test_memory_that_runs_out_elsewhere_says_where(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(card, "add_card", lambda message, training, arguments: message)
+    monkeypatch.setattr(report, "add_report", lambda message, training, arguments: message)
     monkeypatch.setattr(Classify, "evaluate_batch", full)
     assert "step 2, outside the update" in fail(config, "memory.micro_batch=16")[0]
     monkeypatch.setattr("mpt.engine.assembly.build_run", full)
@@ -248,8 +248,8 @@ def test_the_budget_on_a_gpu_is_what_others_leave_and_the_process_may_have(monke
         "get_per_process_memory_fraction": fraction,
     }.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(card, "load_calibration", lambda name: Calibration(context_bytes=gib // 2))
-    budget = card.find_budget(torch.device("cuda"), "", 2 * gib)
+    monkeypatch.setattr(report, "load_calibration", lambda name: Calibration(context_bytes=gib // 2))
+    budget = report.find_budget(torch.device("cuda"), "", 2 * gib)
     assert budget.limit_bytes == 3 * gib + gib // 2
     assert asked == [0]
     assert "measured peak 2,048 MiB" in budget.text

@@ -3,7 +3,7 @@
 The configuration as it stood, adaptations included, is planned by `mpt.planner` in processes of its own, under a time
 limit; what was at the peak is counted there and not guessed here. On a GPU the planner also searches a recipe that fits
 what the process could have; elsewhere the next move of the ladder is proposed. The proposal is written into the run's
-folder as a patch. Whatever fails on the way is one line of the card: the reason why training stopped is never lost.
+folder as a patch. Whatever fails on the way is one line of the report: the reason why training stopped is never lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mpt.planner.search import patched, search
 from mpt.planner.session import Session
 
 SECONDS = 90.0
-"""After so long the card is printed with what is known by then."""
+"""After so long the report is printed with what is known by then."""
 MODULES = 5
 CATEGORIES = 5
 REFUSED_SIZE = re.compile(r"ried to allocate ([0-9.]+ ?[KMGT]?i?B|[0-9]+ bytes)")
@@ -59,8 +59,8 @@ class Findings:
     problem: str = ""
 
 
-def add_card(message: str, training: Training, arguments: TrainArguments) -> str:
-    """Return the message with the card below it, and write the patch that the card names."""
+def add_report(message: str, training: Training, arguments: TrainArguments) -> str:
+    """Return the message with the report below it, and write the patch that the report names."""
     config = ladder.adapted_config(training.run)
     try:
         budget = find_budget(training.run.device, message, training.peaks.allocated)

@@ -61,7 +61,7 @@ def prepared(net: nn.Module, mode: str, keep: str) -> Any:
 
 @pytest.mark.parametrize("keep", ["net.words", "net.head"])
 @pytest.mark.parametrize("mode", ["O2", "O3", "bf16-pure"])
-def test_a_weight_that_an_island_shares_stays_one_and_float32(mode: str, keep: str) -> None:
+def test_a_weight_that_a_float32_module_shares_stays_one_and_float32(mode: str, keep: str) -> None:
     torch.manual_seed(0)
     net = Tied()
     precision = prepared(net, mode, keep)
@@ -86,7 +86,7 @@ def test_a_weight_that_an_island_shares_stays_one_and_float32(mode: str, keep: s
 
 
 @pytest.mark.parametrize("mode", ["amp", "O1", "O2", "O3"])
-def test_an_island_holds_by_whichever_method_it_is_entered(mode: str) -> None:
+def test_a_float32_module_holds_by_whichever_method_it_is_entered(mode: str) -> None:
     net = Net()
     precision = prepared(net, mode, "net.coder")
     with precision.forward():

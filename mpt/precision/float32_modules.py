@@ -1,8 +1,8 @@
 """Regions of float32 inside a lower-precision run: modules by glob, and loss functions.
 
-An island's module keeps float32 parameters, gets its floating inputs cast up and runs with autocast and O1 switched
+Such a module keeps float32 parameters, gets its floating inputs cast up and runs with autocast and O1 switched
 off. The module's class is swapped for a subclass rather than its `forward` replaced on the instance: a deep copy (an
-EMA twin) then owns its island instead of calling into the original.
+EMA twin) then owns its methods instead of calling into the original.
 """
 
 from __future__ import annotations
@@ -64,44 +64,44 @@ def in_float32(function: F, device_type: str) -> F:
     return run  # type: ignore[return-value]
 
 
-class Float32Island(Mixin, nn.Module):
-    """Mixed in front of a module's class by `make_island`."""
+class Float32Module(Mixin, nn.Module):
+    """Mixed in front of a module's class by `keep_in_float32`."""
 
     is_outermost = True
-    island_device_type: str
-    island_casts_back: bool
-    island_half: torch.dtype | None
+    float32_device_type: str
+    float32_casts_back: bool
+    float32_outer_dtype: torch.dtype | None
     """What outputs return in where no input is floating, as an embedding's."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward in float32; under O2 and O3 the outputs return in the first input's dtype."""
-        return run_in_island(self, super().forward, args, kwargs)
+        return run_in_float32(self, super().forward, args, kwargs)
 
 
-def run_in_island(module: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a bound method of an island on float32 inputs, with autocast and O1 off."""
+def run_in_float32(module: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a bound method of a `Float32Module` on float32 inputs, with autocast and O1 off."""
     dtypes = [a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
-    with full_precision(module.island_device_type):
+    with full_precision(module.float32_device_type):
         outputs = function(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
-    outer = dtypes[0] if dtypes else module.island_half
-    return cast_floating(outputs, outer) if module.island_casts_back and outer is not None else outputs
+    outer = dtypes[0] if dtypes else module.float32_outer_dtype
+    return cast_floating(outputs, outer) if module.float32_casts_back and outer is not None else outputs
 
 
-def make_island(module: nn.Module, device_type: str, casts_back: bool, half: torch.dtype | None = None) -> None:
-    """Turn one module into a float32 island, in place. Its state-dict keys do not change.
+def keep_in_float32(module: nn.Module, device_type: str, casts_back: bool, half: torch.dtype | None = None) -> None:
+    """Make one module run in float32, in place. Its state-dict keys do not change.
 
-    It stays one whichever of its public methods is called (`encode`, `decode`): each runs as its forward does.
+    It does so whichever of its public methods is called (`encode`, `decode`): each runs as its forward does.
     """
-    if isinstance(module, Float32Island):
+    if isinstance(module, Float32Module):
         return
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in tensors):
         module.float()  # fake parameters refuse even the swap that changes nothing
-    methods = {name: _island_method(function) for name, function in _own_methods(type(module)).items()}
-    mix_in(module, Float32Island, methods)
-    module.island_device_type = device_type  # type: ignore[assignment]
-    module.island_casts_back = casts_back  # type: ignore[assignment]
-    module.island_half = half  # type: ignore[assignment]
+    methods = {name: _float32_method(function) for name, function in _own_methods(type(module)).items()}
+    mix_in(module, Float32Module, methods)
+    module.float32_device_type = device_type  # type: ignore[assignment]
+    module.float32_casts_back = casts_back  # type: ignore[assignment]
+    module.float32_outer_dtype = half  # type: ignore[assignment]
 
 
 def _own_methods(kind: type) -> dict[str, FunctionType]:
@@ -116,10 +116,10 @@ def _own_methods(kind: type) -> dict[str, FunctionType]:
     return found
 
 
-def _island_method(function: FunctionType) -> Callable[..., Any]:
+def _float32_method(function: FunctionType) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return run_in_island(self, functools.partial(function, self), args, kwargs)
+        return run_in_float32(self, functools.partial(function, self), args, kwargs)
 
     return run
 
