@@ -103,7 +103,7 @@ def rebuild_half(trained: Trained, dtype: str) -> Run:
 
 
 def halve(module: nn.Module, dtype: torch.dtype) -> None:
-    """Store the float32 parameters of a module and its children in half, but for normalisations and `Float32Module`s."""
+    """Store the float32 parameters of a module and its children in half, except in norms and `Float32Module`s."""
     if isinstance(module, KEPT_FLOAT32):
         return
     for parameter in module._parameters.values():

@@ -145,7 +145,7 @@ class HalfWeights(Policy):
                 keep_in_float32(module, self.device.type, self.casts_back, self.dtype)
 
     def _cast(self, module: nn.Module) -> None:
-        """Cast a module's own and its children's floating state to half, except BatchNorm and modules kept in float32."""
+        """Cast the floating state of a module and its children to half, except BatchNorm and what stays float32."""
         if self._stays_float32(module):
             return
         for name, parameter in module._parameters.items():

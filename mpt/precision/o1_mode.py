@@ -101,7 +101,7 @@ class casts(ContextDecorator):
 
 
 class suspended(ContextDecorator):
-    """Switch O1's casts off inside the block, for a module kept in float32 or a loss. Does nothing where none are on."""
+    """Switch O1's casts off inside the block (a module kept in float32, a loss). Does nothing where none are."""
 
     def __enter__(self) -> None:
         _thread.regions.append(None)
