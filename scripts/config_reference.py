@@ -36,7 +36,7 @@ train: {steps: 1500}
 On the command line any setting can be changed behind the file: `mpt train FILE optimizer.lr=1e-4 precision=bf16`. An
 unknown key, a wrong type or a value out of range is an error that names line and column; nothing is ignored.
 """
-ROOMS: tuple[tuple[str, str, str, type[Options] | None], ...] = (
+SUBPACKAGES: tuple[tuple[str, str, str, type[Options] | None], ...] = (
     ("nn", "model", "Models: `model.name`", None),
     ("tasks", "task", "Tasks: `task.name` (each model has its own by default)", None),
     ("data", "dataset", "Data sets: `dataset.name`", DatasetOptions),
@@ -53,29 +53,29 @@ def write_page(registry: Registry | None = None) -> str:
     notes = read_notes_of_schema()
     parts = [INTRODUCTION, "## Top level: `seed` and `name`\n", table(GeneralOptions, {}, notes)]
     parts += ["## `train`\n", table(Train, {}, notes)]
-    for room, section, heading, common in ROOMS:
-        parts += list(room_parts(room, section, heading, common, registry))
+    for subpackage, section, heading, common in SUBPACKAGES:
+        parts += list(subpackage_parts(subpackage, section, heading, common, registry))
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def room_parts(
-    room: str, section: str, heading: str, common: type[Options] | None, registry: Registry
+def subpackage_parts(
+    subpackage: str, section: str, heading: str, common: type[Options] | None, registry: Registry
 ) -> Iterator[str]:
-    """Yield a room's heading, what all its plugins share, and each file's own settings."""
+    """Yield a subpackage's heading, what all its plugins share, and each file's own settings."""
     yield f"## {heading}\n"
     if common is not None:
         yield f"Every one of them has these under `{section}`:\n"
         yield table(common, {}, read_notes(PACKAGE_FOLDER / "config" / "options.py"))
-    if room == "memory":
+    if subpackage == "memory":
         yield "Beside the tricks, `memory` holds:\n"
         yield table(MemoryOptions, {}, read_notes_of_schema())
-    if room == "precision":
+    if subpackage == "precision":
         aliases = ", ".join(f"`{name}` = `{mode}`" for name, (mode, _) in ALIASES.items())
         yield f"Names of Lightning and Keras are understood too: {aliases}.\n"
-    for names, plugin in files_of(room, registry).items():
+    for names, plugin in files_of(subpackage, registry).items():
         yield f"### `{names}`\n"
         yield plugin.description + "\n"
-        changed = [f"`{name}`: {changes(registry, room, name)}" for name in names.split("`, `")]
+        changed = [f"`{name}`: {changes(registry, subpackage, name)}" for name in names.split("`, `")]
         if any(not line.endswith(": ") for line in changed):
             yield "What the names change: " + "; ".join(line for line in changed if not line.endswith(": ")) + ".\n"
         if plugin.conflicts:
@@ -83,21 +83,21 @@ def room_parts(
         yield table(plugin.settings_class, common.model_fields if common else {}, plugin.notes)
 
 
-def files_of(room: str, registry: Registry) -> dict[str, Plugin]:
+def files_of(subpackage: str, registry: Registry) -> dict[str, Plugin]:
     """Return one plugin per file, under all names of that file."""
     grouped: dict[Path, list[Plugin]] = {}
-    for name in registry.names(room):
-        plugin = registry.find(room, name)
+    for name in registry.names(subpackage):
+        plugin = registry.find(subpackage, name)
         assert plugin
         grouped.setdefault(plugin.path, []).append(plugin)
     found = {"`, `".join(plugin.name for plugin in plugins): plugins[0] for plugins in grouped.values()}
-    external = registry.find("nn", "torchvision:any") if room == "nn" else None
+    external = registry.find("nn", "torchvision:any") if subpackage == "nn" else None
     return {**found, EXTERNAL_NAMES: external} if external else found
 
 
-def changes(registry: Registry, room: str, name: str) -> str:
+def changes(registry: Registry, subpackage: str, name: str) -> str:
     """Return which defaults a name changes, as YAML."""
-    plugin = registry.find(room, name)
+    plugin = registry.find(subpackage, name)
     defaults = plugin.defaults if plugin else {}
     return ", ".join(f"`{key}: {scalar(value)}`" for key, value in defaults.items())
 

@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md import downwards only, and what must answer at once never imports torch."""
+"""The packages of docs/architecture.md import downwards only, and what must answer at once never imports torch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mpt"
 LIGHT = ("errors", "config", "parts", "report", "cli", "__main__")
-"""Rooms that never import torch, not even inside a function."""
+"""Packages that never import torch, not even inside a function."""
 HEAVY_PACKAGES = {"torch", "torchvision", "timm", "torchmetrics", "safetensors"}
 
 
-def read_rooms(document: str) -> list[str]:
-    """Return the rooms that the document's table lists, ground floor first."""
-    table = document.split("## Rooms, ground floor first")[1].split("\n## ")[0]
+def read_packages(document: str) -> list[str]:
+    """Return the packages that the document's table lists, lowest first."""
+    table = document.split("## Packages, lowest first")[1].split("\n## ")[0]
     return [cell.removesuffix(".py").rstrip("/") for cell in re.findall(r"^\| `([a-z_/.]+)` \|", table, re.M)]
 
 
-ROOMS = read_rooms((ROOT / "docs" / "architecture.md").read_text("utf-8"))
+PACKAGES = read_packages((ROOT / "docs" / "architecture.md").read_text("utf-8"))
 
 
-def room_of(path: Path) -> str:
-    """Return the room that a file of the package lies in."""
+def package_of(path: Path) -> str:
+    """Return the package that a file of the package lies in."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
@@ -51,9 +51,9 @@ def imports_of(source: str) -> list[tuple[int, str]]:
     return found
 
 
-def upward_imports(room: str, source: str, rooms: list[str]) -> list[str]:
-    """Return the imports of a source in `room` that do not lead to that room or one listed before it."""
-    allowed = {*rooms[: rooms.index(room) + 1], "__version__"}
+def upward_imports(package: str, source: str, packages: list[str]) -> list[str]:
+    """Return the imports of a source in `package` that do not lead to that package or one listed before it."""
+    allowed = {*packages[: packages.index(package) + 1], "__version__"}
     return [
         f"line {line} imports {name}"
         for line, name in imports_of(source)
@@ -65,18 +65,18 @@ def package_files() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
-def test_every_room_is_in_the_list() -> None:
-    there = {room_of(path) for path in package_files()} - {"__main__"}
-    assert there == set(ROOMS)
-    assert len(ROOMS) == len(set(ROOMS))
+def test_every_package_is_in_the_list() -> None:
+    there = {package_of(path) for path in package_files()} - {"__main__"}
+    assert there == set(PACKAGES)
+    assert len(PACKAGES) == len(set(PACKAGES))
 
 
-def test_rooms_import_downwards_only() -> None:
-    rooms = [*ROOMS, "__main__"]
+def test_packages_import_downwards_only() -> None:
+    packages = [*PACKAGES, "__main__"]
     wrong = {
         str(path.relative_to(ROOT)): found
         for path in package_files()
-        if (found := upward_imports(room_of(path), path.read_text("utf-8"), rooms))
+        if (found := upward_imports(package_of(path), path.read_text("utf-8"), packages))
     }
     assert not wrong
 
@@ -128,9 +128,9 @@ def test_reports_are_made_from_files_alone() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("room", LIGHT)
-def test_light_rooms_name_no_heavy_package(room: str) -> None:
-    files = [path for path in package_files() if room_of(path) == room]
+@pytest.mark.parametrize("package", LIGHT)
+def test_light_packages_name_no_heavy_package(package: str) -> None:
+    files = [path for path in package_files() if package_of(path) == package]
     assert files
     for path in files:
         assert not {name.split(".")[0] for _, name in imports_of(path.read_text("utf-8"))} & HEAVY_PACKAGES, path
@@ -148,8 +148,8 @@ def test_light_rooms_name_no_heavy_package(room: str) -> None:
     ],
 )
 def test_an_upward_import_is_found_in_every_spelling(source: str) -> None:
-    assert upward_imports("nn", source, ROOMS)
-    assert not upward_imports("nn", "from mpt import errors\nfrom mpt.config.options import Options", ROOMS)
+    assert upward_imports("nn", source, PACKAGES)
+    assert not upward_imports("nn", "from mpt import errors\nfrom mpt.config.options import Options", PACKAGES)
 
 
 def heavy_modules_after(code: str) -> set[str]:
@@ -160,9 +160,9 @@ def heavy_modules_after(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-def test_importing_the_light_rooms_imports_no_torch() -> None:
+def test_importing_the_light_packages_imports_no_torch() -> None:
     light_commands = ("arguments", "init", "listing", "report", "schema", "validate")
-    files = [path for path in package_files() if room_of(path) in ("errors", "config", "report", "cli")]
+    files = [path for path in package_files() if package_of(path) in ("errors", "config", "report", "cli")]
     files += [PACKAGE / "commands" / f"{name}.py" for name in light_commands]
     files += [PACKAGE / "__init__.py", PACKAGE / "api.py"]
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]

@@ -23,7 +23,7 @@ from mpt.commands.arguments import (
 from mpt.commands.init import DATASETS
 from mpt.config import registry
 from mpt.config.load import load_config
-from mpt.config.registry import INSTALLED, ROOMS
+from mpt.config.registry import INSTALLED, SUBPACKAGES
 from mpt.errors import ConfigError, GateError, Interrupted, MptError
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "dcgan_fp32.yaml"
@@ -246,7 +246,7 @@ def test_list_names_every_plugin(capsys):
     assert run("list", "--json") == 0
     tables = json.loads(capsys.readouterr().out)
     listed = {name for table in tables.values() for name in table}
-    assert {name for room in ROOMS for name in INSTALLED.names(room)} <= listed
+    assert {name for subpackage in SUBPACKAGES for name in INSTALLED.names(subpackage)} <= listed
     assert all(text for table in tables.values() for text in table.values())
     assert run("list", "precision") == 0
     assert "16-mixed" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.options import Options
-from mpt.config.registry import INSTALLED, ROOMS
+from mpt.config.registry import INSTALLED, SUBPACKAGES
 from mpt.config.schema import GeneralOptions, MemoryOptions, Train
 
 ROOT = Path(__file__).parent.parent
@@ -36,19 +36,21 @@ def test_the_page_is_up_to_date(reference: ModuleType) -> None:
     assert current, "docs/config.md is out of date: run python scripts/config_reference.py"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_name_and_every_setting_is_on_the_page(reference: ModuleType, room: str) -> None:
+@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+def test_every_name_and_every_setting_is_on_the_page(reference: ModuleType, subpackage: str) -> None:
     page = reference.write_page()
-    for name in INSTALLED.names(room):
-        plugin = INSTALLED.find(room, name)
+    for name in INSTALLED.names(subpackage):
+        plugin = INSTALLED.find(subpackage, name)
         assert plugin
         assert f"`{name}`" in page
         assert all(f"| `{key}` |" in page for key in plugin.settings_class.model_fields)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_setting_has_a_description(room: str) -> None:
-    plugins = [INSTALLED.find(room, name) for name in [*INSTALLED.names(room), *EXTERNAL.get(room, [])]]
+@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+def test_every_setting_has_a_description(subpackage: str) -> None:
+    plugins = [
+        INSTALLED.find(subpackage, name) for name in [*INSTALLED.names(subpackage), *EXTERNAL.get(subpackage, [])]
+    ]
     silent = {
         f"{plugin.path.name}: {key}"
         for plugin in plugins

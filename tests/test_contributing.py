@@ -51,7 +51,7 @@ class Example:
 
 
 def read_examples() -> dict[str, Example]:
-    """Return the examples of the page by their room."""
+    """Return the examples of the page by their subpackage."""
     found = EXAMPLE.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     examples = [Example(path, source, shlex.split(command)[1:]) for path, source, command in found]
     return {example.path.split("/")[1]: example for example in examples}
@@ -88,12 +88,12 @@ def last_row(run: Path) -> dict[str, str]:
 
 
 def test_the_page_has_an_example_of_each_kind() -> None:
-    assert {room: example.path for room, example in EXAMPLES.items()} == WANTED
+    assert {subpackage: example.path for subpackage, example in EXAMPLES.items()} == WANTED
 
 
-@pytest.mark.parametrize("room", sorted(WANTED))
-def test_every_example_trains_its_two_steps(workplace: Path, room: str) -> None:
-    run = workplace / "runs" / EXAMPLES[room].run_name
+@pytest.mark.parametrize("subpackage", sorted(WANTED))
+def test_every_example_trains_its_two_steps(workplace: Path, subpackage: str) -> None:
+    run = workplace / "runs" / EXAMPLES[subpackage].run_name
     assert json.loads((run / "summary.json").read_text("utf-8"))["steps"] == 2
     assert 0 <= float(last_row(run)["accuracy"]) <= 1
 

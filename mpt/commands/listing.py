@@ -23,7 +23,7 @@ HEADINGS = {
     "metrics": ("metrics", "Further metrics of a classifier (task.metrics)"),
     "losses": ("losses", "Losses of a classifier (task.loss)"),
 }
-"""What the user may ask for -> the room and its heading."""
+"""What the user may ask for -> the subpackage and its heading."""
 OTHER_MODELS = {
     "torchvision:NAME": "A torchvision classifier, such as torchvision:resnet50.",
     "timm:NAME": "A timm model, where timm is installed.",
@@ -37,7 +37,7 @@ def run(arguments: ListArguments, registry: Registry = INSTALLED) -> None:
     if what is not None and what not in HEADINGS:
         raise ConfigError(f"mpt list: {unknown_name(what, list(HEADINGS))}")
     chosen = [what] if what else list(HEADINGS)
-    tables = {name: describe_room(HEADINGS[name][0], registry) for name in chosen}
+    tables = {name: describe_subpackage(HEADINGS[name][0], registry) for name in chosen}
     if arguments.json:
         print(json.dumps(tables, indent=2))
         return
@@ -45,20 +45,20 @@ def run(arguments: ListArguments, registry: Registry = INSTALLED) -> None:
     print("\n\n".join(show_table(HEADINGS[name][1], rows, width) for name, rows in tables.items()))
 
 
-def describe_room(room: str, registry: Registry) -> dict[str, str]:
-    """Return name -> one line for everything in a room."""
-    if room in FUNCTIONS:
-        parts = registry.functions(room)
+def describe_subpackage(subpackage: str, registry: Registry) -> dict[str, str]:
+    """Return name -> one line for everything in a subpackage."""
+    if subpackage in FUNCTIONS:
+        parts = registry.functions(subpackage)
         return {name: tell(part, read_description(part.path)) for name, part in parts.items()}
     rows: dict[str, str] = {}
-    for name in registry.names(room):
-        plugin = registry.find(room, name)
+    for name in registry.names(subpackage):
+        plugin = registry.find(subpackage, name)
         assert plugin
         changed = ", ".join(f"{key} {value}" for key, value in plugin.defaults.items())
         rows[name] = tell(plugin, f"{plugin.description} Here: {changed}." if changed else plugin.description)
-    if room == "nn":
+    if subpackage == "nn":
         rows |= OTHER_MODELS
-    if room == "precision":
+    if subpackage == "precision":
         for alias, (mode, settings) in ALIASES.items():
             rows[alias] = (
                 f"Another name of {mode}" + "".join(f", {key} {value}" for key, value in settings.items()) + "."

@@ -14,7 +14,7 @@ from mpt.config.part_packages import outside_packages, package_name
 from mpt.config.registry import KINDS
 from mpt.errors import ConfigError, InputOutputError
 
-ROOM_OF = {
+SUBPACKAGE_OF = {
     "model": "nn",
     "task": "tasks",
     "dataset": "data",
@@ -36,7 +36,7 @@ SECTIONS = {
     "precision": "model: small_cnn\nprecision: @NAME@",
     "memory": "model: small_cnn\nmemory: {@NAME@: true}",
 }
-"""Room -> the part of a configuration that uses it."""
+"""Subpackage -> the part of a configuration that uses it."""
 
 
 def write_part(kind: str, name: str, into: str | None) -> list[Path]:
@@ -45,26 +45,26 @@ def write_part(kind: str, name: str, into: str | None) -> list[Path]:
     The folder is the one named, else the last of `--parts`, else `parts`. Raises ConfigError for an unknown kind, a
     name that is none, and files that are there; InputOutputError where nothing can be written.
     """
-    if kind not in ROOM_OF:
-        raise ConfigError(f"--part: {unknown_name(kind, list(ROOM_OF))}")
+    if kind not in SUBPACKAGE_OF:
+        raise ConfigError(f"--part: {unknown_name(kind, list(SUBPACKAGE_OF))}")
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ConfigError(
             f"--part: found the name {name!r}; allowed are letters, digits and '_', not beginning with a digit or '_'"
         )
-    room = ROOM_OF[kind]
+    subpackage = SUBPACKAGE_OF[kind]
     folder = Path(into) if into else default_folder()
-    texts = {Path(room, f"{name}.py"): read_skeleton(room)}
-    if room == "commands":
+    texts = {Path(subpackage, f"{name}.py"): read_skeleton(subpackage)}
+    if subpackage == "commands":
         texts[Path("tests", f"test_{name}.py")] = read_skeleton("test_commands")
     else:
         texts[Path("configs", f"{name}.yaml")] = read_skeleton("config")
         texts[Path("tests", f"test_{name}.py")] = read_skeleton("test")
     words = {
-        "SECTION": SECTIONS.get(room, ""),
+        "SECTION": SECTIONS.get(subpackage, ""),
         "CLASS": "".join(part.capitalize() for part in name.split("_")),
         "CONFIG": str(folder / "configs" / f"{name}.yaml"),
         "FOLDER": str(folder),
-        "KIND": KINDS[room],
+        "KIND": KINDS[subpackage],
         "PACKAGE": package_name(folder),
         "WORD": name.replace("_", "-"),
         "MODE": name,

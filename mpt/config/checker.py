@@ -115,8 +115,8 @@ class Checker:
         name = node.value.get(key)
         if name is None or (name.value is None and default):
             if default is None and required:
-                room = NAMED_SECTIONS.get(section, section)
-                names = ", ".join(self.registry.names(room)) or "(there are none)"
+                subpackage = NAMED_SECTIONS.get(section, section)
+                names = ", ".join(self.registry.names(subpackage)) or "(there are none)"
                 hint = "" if self.sections else "; `mpt init` writes a configuration to start from"
                 self.report(node, (section, key), f"missing; allowed: one of {names}{hint}", at_key=True)
             return default, name or node
@@ -127,15 +127,15 @@ class Checker:
             return None, name
         return name.value, name
 
-    def choose(self, section: str, room: str, default: str | None, required: bool = True) -> Plugin | None:
+    def choose(self, section: str, subpackage: str, default: str | None, required: bool = True) -> Plugin | None:
         name, node = self.written_name(section, "name", default, required)
         if name is None:
             return None
-        if room == "nn" and ":" in name and not self.may_use(name, node):
+        if subpackage == "nn" and ":" in name and not self.may_use(name, node):
             return None
-        plugin = self.registry.find(room, name)
+        plugin = self.registry.find(subpackage, name)
         if plugin is None:
-            self.report(node, (section, "name"), unknown_name(name, self.registry.names(room)))
+            self.report(node, (section, "name"), unknown_name(name, self.registry.names(subpackage)))
         return plugin
 
     def check_task(self, model: Plugin, task: Plugin) -> None:

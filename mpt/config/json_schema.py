@@ -27,8 +27,8 @@ def config_schema(registry: Registry = INSTALLED) -> Schema:
     """Return the schema of a whole configuration file."""
     definitions: Schema = {}
     properties: Schema = {}
-    for section, room in NAMED_SECTIONS.items():
-        properties[section] = _choice_schema(section, room, "name", registry, definitions)
+    for section, subpackage in NAMED_SECTIONS.items():
+        properties[section] = _choice_schema(section, subpackage, "name", registry, definitions)
     properties["precision"] = _choice_schema("precision", "precision", "mode", registry, definitions)
     properties["memory"] = _memory_schema(registry, definitions)
     notes = read_notes_of_schema()
@@ -75,21 +75,21 @@ def _plugin_schema(plugin: Plugin, prefix: str, definitions: Schema) -> Schema:
     return schema
 
 
-def _choice_schema(section: str, room: str, key: str, registry: Registry, definitions: Schema) -> Schema:
+def _choice_schema(section: str, subpackage: str, key: str, registry: Registry, definitions: Schema) -> Schema:
     """Return the alternatives of a section that chooses a plugin by `key`, or by its bare name."""
-    names = registry.names(room)
+    names = registry.names(subpackage)
     spelt = {name: [name] for name in names}
-    if room == "precision":
+    if subpackage == "precision":
         for alias, (mode, _) in ALIASES.items():
             spelt.get(mode, []).append(alias)
     alternatives: list[Schema] = []
     for name in names:
-        plugin = registry.find(room, name)
+        plugin = registry.find(subpackage, name)
         assert plugin
         schema = _plugin_schema(plugin, f"{section}.{name}", definitions)
         alternatives.append(_named(schema, key, {"enum": spelt[name]}, required=True))
     bare: list[Schema] = [{"enum": [word for words in spelt.values() for word in words]}]
-    if room == "nn" and (external := registry.find("nn", "torchvision:any")):
+    if subpackage == "nn" and (external := registry.find("nn", "torchvision:any")):
         schema = _plugin_schema(external, f"{section}.external", definitions)
         alternatives.append(_named(schema, key, EXTERNAL_MODEL, required=True))
         bare.append(EXTERNAL_MODEL)

@@ -25,7 +25,7 @@ VARIABLE = "MPT_PARTS"
 GROUP = "mpt.parts"
 IMPORT_HOME = "mpt.parts"
 """Where folders are imported from: `my-parts/nn/net.py` is the module `mpt.parts.my_parts.nn.net`."""
-ROOM_FOLDERS = ("nn", "tasks", "data", "losses", "metrics", "optim", "precision", "memory", "commands")
+PART_FOLDERS = ("nn", "tasks", "data", "losses", "metrics", "optim", "precision", "memory", "commands")
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class PartPackage:
         """Where it comes from, for people."""
         return self.distribution or str(self.folder)
 
-    def paths(self, room: str) -> list[Path]:
-        """Return the files of a room, sorted."""
-        return sorted(path for path in (self.folder / room).glob("*.py") if not path.name.startswith("_"))
+    def paths(self, subpackage: str) -> list[Path]:
+        """Return the files of a subpackage, sorted."""
+        return sorted(path for path in (self.folder / subpackage).glob("*.py") if not path.name.startswith("_"))
 
 
 def packages_below(folder: Path, module_name: str) -> list[PartPackage]:
@@ -67,7 +67,7 @@ def packages_below(folder: Path, module_name: str) -> list[PartPackage]:
 def use_parts(folders: Iterable[str | Path] = ()) -> None:
     """Add folders to those that `MPT_PARTS` names, for this process and all that it starts.
 
-    Raises PartError for a folder that is none, or that holds no room of parts.
+    Raises PartError for a folder that is none, or that holds no subpackage of parts.
     """
     known = _named(os.environ.get(VARIABLE, ""))
     added = [_absolute(folder) for folder in folders]
@@ -147,8 +147,8 @@ def _check_folder(folder: str, source: str) -> None:
     path = Path(folder)
     if not path.is_dir():
         raise PartError(
-            f"{source}: there is no folder {folder}; a folder of parts holds {', '.join(ROOM_FOLDERS[:3])}/ …"
+            f"{source}: there is no folder {folder}; a folder of parts holds {', '.join(PART_FOLDERS[:3])}/ …"
         )
-    if not any((path / room).is_dir() for room in ROOM_FOLDERS):
-        above = f"; did you mean {path.parent}?" if path.name in ROOM_FOLDERS else ""
-        raise PartError(f"{source}: {folder} has none of the folders {', '.join(ROOM_FOLDERS)}{above}")
+    if not any((path / subpackage).is_dir() for subpackage in PART_FOLDERS):
+        above = f"; did you mean {path.parent}?" if path.name in PART_FOLDERS else ""
+        raise PartError(f"{source}: {folder} has none of the folders {', '.join(PART_FOLDERS)}{above}")

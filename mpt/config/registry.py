@@ -1,6 +1,6 @@
 """Which models, data sets, precision modes, memory tricks, optimizers and tasks there are, found without running them.
 
-A part is a file in its room's folder that declares `class Settings`; its name in YAML is the file's name. The folders
+A part is a file in its subpackage that declares `class Settings`; its name in YAML is the file's name. The subpackages
 are those of every part package (`mpt.config.part_packages`), and the files are read as source
 (`mpt.config.part_source`). `Plugin.load` imports the real module when it is to be run.
 
@@ -22,7 +22,7 @@ from mpt.config.part_packages import PartPackage, outside_packages, packages_bel
 from mpt.config.part_source import COMMAND, SETTINGS, PartSource, declares_function, read_source
 from mpt.errors import MptError, PartError
 
-ROOMS = ("nn", "tasks", "data", "precision", "memory", "optim")
+SUBPACKAGES = ("nn", "tasks", "data", "precision", "memory", "optim")
 KINDS = {
     "nn": "model",
     "tasks": "task",
@@ -34,12 +34,12 @@ KINDS = {
     "losses": "loss",
     "commands": "command",
 }
-"""Room -> what one of its parts is called."""
+"""Subpackage -> what one of its parts is called."""
 FUNCTIONS = {
     "metrics": ("metrics", "measure", ("logits", "labels")),
     "losses": ("losses", "loss", ("logits", "labels")),
 }
-"""Parts that are a function: kind -> room, and the name and parameters by which a file has one."""
+"""Parts that are a function: kind -> subpackage, and the name and parameters by which a file has one."""
 PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 
 
@@ -47,7 +47,7 @@ PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 class Part:
     """A file of a part package that can be imported."""
 
-    room: str
+    subpackage: str
     name: str
     path: Path
     package: PartPackage = field(repr=False)
@@ -55,7 +55,7 @@ class Part:
     @property
     def module_name(self) -> str:
         """How the file is imported."""
-        return f"{self.package.module_name}.{self.room}.{self.path.stem}"
+        return f"{self.package.module_name}.{self.subpackage}.{self.path.stem}"
 
     def load(self) -> ModuleType:
         """Import the part's module and return it. Raises PartError where a part from outside cannot be imported."""
@@ -66,14 +66,15 @@ class Part:
         except Exception as error:
             if not self.package.outside:
                 raise
-            what = f"this {KINDS[self.room]} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            what = f"this {KINDS[self.subpackage]} cannot be imported: {reason}"
             raise PartError(f"{place(error, self.path)}: {what}") from error
 
     def member(self, name: str) -> Any:
         """Import the part and return its function or class of that name. Raises PartError where there is none."""
         module = self.load()
         if not hasattr(module, name):
-            raise PartError(f"{self.path}: it has no {name}, which a {KINDS[self.room]} needs")
+            raise PartError(f"{self.path}: it has no {name}, which a {KINDS[self.subpackage]} needs")
         return getattr(module, name)
 
 
@@ -128,38 +129,40 @@ class Registry:
         """Every part package, mpt's own first."""
         return [*self.inside, *self.outside()]
 
-    def find(self, room: str, name: str) -> Plugin | None:
+    def find(self, subpackage: str, name: str) -> Plugin | None:
         """Return the plugin of that name, or None. A name with a colon is a model from another package."""
-        assert room in ROOMS, room
-        if room == "nn" and ":" in name:
+        assert subpackage in SUBPACKAGES, subpackage
+        if subpackage == "nn" and ":" in name:
             own = self.inside[0]
             path = own.folder / "nn" / "external.py"
             external = self._read(path, own)
-            return self._plugin(room, name, path, own, external) if external else None
-        self._check_names(room)
-        for path, package in sorted(self._paths(room), key=lambda one: one[0].stem != name):  # the probable one first
+            return self._plugin(subpackage, name, path, own, external) if external else None
+        self._check_names(subpackage)
+        for path, package in sorted(
+            self._paths(subpackage), key=lambda one: one[0].stem != name
+        ):  # the probable one first
             file = self._read(path, package)
             if file and name in file.names:
-                return self._plugin(room, name, path, package, file)
+                return self._plugin(subpackage, name, path, package, file)
         return None
 
-    def names(self, room: str) -> list[str]:
-        """Return every name of a room, sorted. Models of other packages are not among them."""
-        assert room in ROOMS, room
-        self._check_names(room)
-        return sorted(name for package in self.packages for name in self._names(room, package))
+    def names(self, subpackage: str) -> list[str]:
+        """Return every name of a subpackage, sorted. Models of other packages are not among them."""
+        assert subpackage in SUBPACKAGES, subpackage
+        self._check_names(subpackage)
+        return sorted(name for package in self.packages for name in self._names(subpackage, package))
 
     def functions(self, kind: str) -> dict[str, Part]:
         """Return the files, by name, that have the function of a kind (see `FUNCTIONS`)."""
-        room, function, parameters = FUNCTIONS[kind]
+        subpackage, function, parameters = FUNCTIONS[kind]
         found: dict[str, Part] = {}
         for package in self.packages:
-            for path in package.paths(room):
+            for path in package.paths(subpackage):
                 if not declares_function(self._text(path, package), function, parameters):
                     continue
                 if path.stem in found:
-                    raise taken(room, path.stem, path, found[path.stem].path)
-                found[path.stem] = Part(room, path.stem, path, package)
+                    raise taken(subpackage, path.stem, path, found[path.stem].path)
+                found[path.stem] = Part(subpackage, path.stem, path, package)
         return dict(sorted(found.items()))
 
     def commands(self) -> list[CommandPart]:
@@ -172,29 +175,29 @@ class Registry:
                     found.append(CommandPart("commands", path.stem, path, package, source))
         return found
 
-    def _paths(self, room: str) -> list[tuple[Path, PartPackage]]:
-        return [(path, package) for package in self.packages for path in self._named_paths(room, package)]
+    def _paths(self, subpackage: str) -> list[tuple[Path, PartPackage]]:
+        return [(path, package) for package in self.packages for path in self._named_paths(subpackage, package)]
 
-    def _named_paths(self, room: str, package: PartPackage) -> list[Path]:
+    def _named_paths(self, subpackage: str, package: PartPackage) -> list[Path]:
         """Return the files whose names may be written in YAML: all but the one for other packages' models."""
         external = self.inside[0].folder / "nn" / "external.py"
-        return [path for path in package.paths(room) if path != external]
+        return [path for path in package.paths(subpackage) if path != external]
 
-    def _names(self, room: str, package: PartPackage) -> dict[str, Path]:
-        files = [(path, self._read(path, package)) for path in self._named_paths(room, package)]
+    def _names(self, subpackage: str, package: PartPackage) -> dict[str, Path]:
+        files = [(path, self._read(path, package)) for path in self._named_paths(subpackage, package)]
         return {name: path for path, file in files if file for name in file.names}
 
-    def _check_names(self, room: str) -> None:
+    def _check_names(self, subpackage: str) -> None:
         """Raise PartError where a part from outside has a name that another part has already."""
-        outside = [package for package in self.packages if package.outside and package.paths(room)]
-        key = (room, tuple(outside))
+        outside = [package for package in self.packages if package.outside and package.paths(subpackage)]
+        key = (subpackage, tuple(outside))
         if not outside or key in self.unique:
             return
-        known = {name: path for package in self.inside for name, path in self._names(room, package).items()}
+        known = {name: path for package in self.inside for name, path in self._names(subpackage, package).items()}
         for package in outside:
-            for name, path in self._names(room, package).items():
+            for name, path in self._names(subpackage, package).items():
                 if name in known:
-                    raise taken(room, name, path, known[name])
+                    raise taken(subpackage, name, path, known[name])
                 known[name] = path
         self.unique.add(key)
 
@@ -224,9 +227,9 @@ class Registry:
             self.files[path] = (changed, read)
         return self.files[path][1]
 
-    def _plugin(self, room: str, name: str, path: Path, package: PartPackage, file: PartSource) -> Plugin:
+    def _plugin(self, subpackage: str, name: str, path: Path, package: PartPackage, file: PartSource) -> Plugin:
         return Plugin(
-            room=room,
+            subpackage=subpackage,
             name=name,
             path=path,
             package=package,
@@ -240,9 +243,9 @@ class Registry:
         )
 
 
-def taken(room: str, name: str, path: Path, other: Path) -> PartError:
+def taken(subpackage: str, name: str, path: Path, other: Path) -> PartError:
     """Return the error that says of which two files a name is."""
-    return PartError(f"{path}: there is a {KINDS[room]} named {name} already, in {other}; rename one of them")
+    return PartError(f"{path}: there is a {KINDS[subpackage]} named {name} already, in {other}; rename one of them")
 
 
 def place(error: BaseException, path: Path) -> str:

@@ -22,7 +22,7 @@ from mpt.config.yaml_text import write_text
 
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 NAMED_SECTIONS = {"model": "nn", "task": "tasks", "dataset": "data", "optimizer": "optim"}
-"""Sections that choose a plugin by `name`, and its room."""
+"""Sections that choose a plugin by `name`, and its subpackage."""
 
 
 class Train(Options):

@@ -2,7 +2,7 @@
 package.
 
 Nothing in a YAML file imports code on its own: torchvision and timm are built in, any other package must be granted
-on the command line (`--allow package`), which the config room has checked before this file is asked. A granted
+on the command line (`--allow package`), which the config package has checked before this file is asked. A granted
 callable gets the settings' `options` as keyword arguments, `num_classes` among them unless the options name it.
 """
 

@@ -13,7 +13,7 @@ import torch
 
 import mpt
 from mpt.cli import main
-from mpt.commands.skeleton import ROOM_OF
+from mpt.commands.skeleton import SUBPACKAGE_OF
 from mpt.config.load import load_config
 from mpt.config.part_packages import use_parts
 from mpt.config.registry import INSTALLED, KINDS
@@ -41,7 +41,7 @@ def run(*words: object) -> int | str | None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a part of every kind, as `mpt init` writes them."""
     folder = tmp_path_factory.mktemp("stranger") / "my parts"
-    for kind in ROOM_OF:
+    for kind in SUBPACKAGE_OF:
         assert run("init", "--part", kind, f"my_{kind}", "--into", folder) == 0
     return folder
 
@@ -56,7 +56,7 @@ def known(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_there_is_a_skeleton_for_every_kind_of_part() -> None:
-    assert set(ROOM_OF.values()) == set(KINDS)
+    assert set(SUBPACKAGE_OF.values()) == set(KINDS)
 
 
 def test_what_only_looks_sees_the_parts(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_only_looks_sees_the_parts(folder: Path, capsys: pytest.CaptureFixt
     assert run("list", "--json", "--parts", folder) == 0
     listed = json.loads(capsys.readouterr().out)
     names = {name for table in listed.values() for name in table}
-    assert {f"my_{kind}" for kind in ROOM_OF if kind != "command"} <= names
+    assert {f"my_{kind}" for kind in SUBPACKAGE_OF if kind != "command"} <= names
     assert str(folder) in listed["models"]["my_model"]
     assert run("schema") == 0  # MPT_PARTS still has what --parts said
     assert "my_trick" in capsys.readouterr().out
@@ -84,8 +84,8 @@ def test_one_configuration_of_parts_from_outside_goes_all_the_way(
     assert run("my_parts", "my-command", "outside") == 0
     assert "outside: 4 steps" in capsys.readouterr().out
     record = json.loads((tmp_path / "runs" / "outside" / "parts.json").read_text("utf-8"))
-    rooms = {Path(file).parent.name for file in record[0]["files"]}
-    assert rooms == {"nn", "data", "losses", "metrics", "precision", "memory", "optim"}
+    subpackages = {Path(file).parent.name for file in record[0]["files"]}
+    assert subpackages == {"nn", "data", "losses", "metrics", "precision", "memory", "optim"}
     planned = mpt.plan(load_config(tmp_path / "all.yaml"), gpu="rtx2060")  # in a process of its own
     assert planned.plan["allocated"] > 0
     os.environ["MPT_PARTS"] = ""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt.config.registry import ROOMS, Registry
+from mpt.config.registry import SUBPACKAGES, Registry
 
 FILES = {
     "nn/net.py": '''
@@ -92,10 +92,10 @@ class Settings(OptimizerOptions):
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rooms")
-    for room in ROOMS:
-        (folder / room).mkdir()
-        (folder / room / "__init__.py").write_text("")
+    folder = tmp_path_factory.mktemp("subpackages")
+    for subpackage in SUBPACKAGES:
+        (folder / subpackage).mkdir()
+        (folder / subpackage / "__init__.py").write_text("")
     for name, text in FILES.items():
         (folder / name).write_text(text)
-    return Registry(folder, "rooms")
+    return Registry(folder, "subpackages")

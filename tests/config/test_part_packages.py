@@ -42,8 +42,8 @@ def no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     parts = tmp_path / "my-parts"
-    for room in ("nn", "losses"):
-        (parts / room).mkdir(parents=True)
+    for subpackage in ("nn", "losses"):
+        (parts / subpackage).mkdir(parents=True)
     (parts / "nn" / "one_layer.py").write_text(MODEL)
     (parts / "losses" / "shared.py").write_text("WIDTH = 1\n")
     return parts

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mpt.config.precision_names import ALIASES, resolve_precision_name
-from mpt.config.registry import INSTALLED, ROOMS, Registry
+from mpt.config.registry import INSTALLED, SUBPACKAGES, Registry
 
 
 def test_a_plugin_whose_imports_do_not_exist_is_found_and_its_settings_work(registry):
@@ -59,11 +59,11 @@ def test_a_changed_file_is_read_again(tmp_path):
     path = tmp_path / "tasks" / "one.py"
     source = "from mpt.config.options import Options\nclass Settings(Options):\n    width: int = {}\n"
     path.write_text(source.format(1))
-    rooms = Registry(tmp_path)
-    first = rooms.find("tasks", "one").settings_class
-    assert rooms.find("tasks", "one").settings_class is first
+    registry = Registry(tmp_path)
+    first = registry.find("tasks", "one").settings_class
+    assert registry.find("tasks", "one").settings_class is first
     path.write_text(source.format(25))
-    assert rooms.find("tasks", "one").settings_class().width == 25
+    assert registry.find("tasks", "one").settings_class().width == 25
 
 
 def test_a_settings_class_of_another_family_is_a_programmers_error(tmp_path):
@@ -74,31 +74,31 @@ def test_a_settings_class_of_another_family_is_a_programmers_error(tmp_path):
 
 
 def test_every_installed_plugin_is_read_and_its_defaults_are_valid():
-    found = [INSTALLED.find(room, name) for room in ROOMS for name in INSTALLED.names(room)]
+    found = [INSTALLED.find(subpackage, name) for subpackage in SUBPACKAGES for name in INSTALLED.names(subpackage)]
     assert {"dcgan", "small_cnn", "digits", "amp", "adam"} <= {plugin.name for plugin in found}
     for plugin in found:
         assert plugin.description
         for name, field in plugin.settings_class.model_fields.items():
-            assert name != {"precision": "mode", "memory": None}.get(plugin.room, "name"), (
+            assert name != {"precision": "mode", "memory": None}.get(plugin.subpackage, "name"), (
                 f"{plugin.path}: {name} is taken"
             )
             # only a data set may insist on being told where its files are
-            assert not field.is_required() or plugin.room == "data", f"{plugin.path}: {name} has no default"
-        if plugin.room != "data":
+            assert not field.is_required() or plugin.subpackage == "data", f"{plugin.path}: {name} has no default"
+        if plugin.subpackage != "data":
             plugin.settings_class.model_validate(plugin.defaults)
         tree = ast.parse(plugin.path.read_text("utf-8"))
         assert any(isinstance(node, ast.FunctionDef) and node.name == "build" for node in tree.body), plugin.path
 
 
-def test_all_rooms_are_read_quickly_and_without_torch():
+def test_all_subpackages_are_read_quickly_and_without_torch():
     code = """
 import sys, time
-from mpt.config.registry import INSTALLED as registry, ROOMS
+from mpt.config.registry import INSTALLED as registry, SUBPACKAGES
 started = time.process_time()
-plugins = [registry.find(room, name) for room in ROOMS for name in registry.names(room)]
+plugins = [registry.find(subpackage, name) for subpackage in SUBPACKAGES for name in registry.names(subpackage)]
 first = time.process_time() - started
-for room in ROOMS:
-    registry.names(room)
+for subpackage in SUBPACKAGES:
+    registry.names(subpackage)
 print(len(plugins), first, time.process_time() - started - first, "torch" in sys.modules)
 """
     words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -109,9 +109,9 @@ print(len(plugins), first, time.process_time() - started - first, "torch" in sys
 
 
 def test_one_name_is_found_at_once():
-    rooms = Registry()
+    registry = Registry()
     started = time.process_time()
-    assert rooms.find("nn", "dcgan")
+    assert registry.find("nn", "dcgan")
     assert time.process_time() - started < 0.5
 
 

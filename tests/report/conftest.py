@@ -1,4 +1,4 @@
-"""A run directory written by hand: the report room reads files only, so its tests need no training."""
+"""A run directory written by hand: the report package reads files only, so its tests need no training."""
 
 import json
 import math
