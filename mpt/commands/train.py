@@ -7,6 +7,7 @@ to go on from. After that the loop saves before it stops, whatever stops it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,8 +170,13 @@ def finish(training: Training) -> None:
         for row in read_run(Path(directory.path)).planned:
             planned, measured = show_bytes(row.planned), show_bytes(row.measured)
             console.message(f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})")
-    figures = "  ".join(f"{name} {value:.4g}" for name, value in progress.last_metrics.items())
-    console.message(f"done: {figures}  ({progress.seconds:.0f} s)  report {directory.path / 'report.html'}")
+    console.message(closing_line(progress.last_metrics, progress.seconds, directory.path / "report.html"))
+
+
+def closing_line(metrics: Mapping[str, float], seconds: float, page: Path) -> str:
+    """Return the last line of a training. A run that was stopped before its first evaluation has no metrics."""
+    figures = "".join(f" {name} {value:.4g} " for name, value in metrics.items()) or " not evaluated yet "
+    return f"done:{figures} ({seconds:.0f} s)  report {page}"
 
 
 def finish_again(training: Training) -> None:

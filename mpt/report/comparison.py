@@ -130,7 +130,7 @@ def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord) 
         values = [read(record) for record in group.runs.values()]
         common = group.runs.keys() & baseline.runs.keys()
         ratios = [divide(read(group.runs[seed]), read(baseline.runs[seed])) for seed in common]
-        return finite_median(values), finite_median(ratios) if ratios else divide(
+        return finite_median(values), median_ratio(ratios) if ratios else divide(
             finite_median(values), finite_median([read(record) for record in baseline.runs.values()])
         )
 
@@ -219,6 +219,15 @@ def machine(record: RunRecord) -> str:
     ):
         return str(devices[0].get("name", ""))
     return str(record.environment.get("processor", ""))
+
+
+def median_ratio(ratios: Sequence[float]) -> float:
+    """Return the median of positive ratios; NaN if there is none.
+
+    Between the middle two of an even number it is their geometric mean: the ratios of times and of throughputs are
+    then each other's reciprocal, which arithmetic means are not.
+    """
+    return math.exp(finite_median([math.log(ratio) for ratio in ratios if ratio > 0]))
 
 
 def divide(value: float, base: float) -> float:

@@ -21,6 +21,7 @@ from mpt.run.lock import hold_lock
 
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", "lock")
 """A directory with one of these is a run."""
 
@@ -214,9 +215,13 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
         inner = list_runs(path)
         if inner:
             raise CheckpointError(f"{path} is no run but holds runs: name one of them, such as {inner[0].path}.")
+        if path.is_file():
+            use = ", or train from these weights with model.weights=" + str(path) if path.suffix in WEIGHTS else ""
+            raise CheckpointError(f"{path} is a file, not a run or checkpoint: name a run{use}.")
     names = [run.name for run in list_runs(runs_dir)]
     nearest = get_close_matches(text, names, n=1)
-    hint = f" Did you mean {nearest[0]}?" if nearest else f" Runs here: {', '.join(names[-5:]) or 'none'}."
+    which = "Runs here" if len(names) <= 5 else f"The newest of {len(names)} runs"
+    hint = f" Did you mean {nearest[0]}?" if nearest else f" {which}: {', '.join(names[-5:]) or 'none'}."
     raise CheckpointError(f"There is no run or checkpoint {text!r}, neither as a path nor in {runs_dir}.{hint}")
 
 

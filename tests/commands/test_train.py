@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from mpt.commands.arguments import TrainArguments
-from mpt.commands.train import run
+from mpt.commands.train import closing_line, run
 from mpt.config.load import load_config
 from mpt.errors import CheckpointError, ConfigError
 from mpt.run import checkpoint
@@ -193,6 +193,12 @@ def test_resuming_a_finished_run_changes_nothing_and_says_so(config: Path, capsy
     train(config, resume="auto", quiet=False)
     assert "complete already" in capsys.readouterr().err
     assert (path / "summary.json").read_text() == before
+
+
+def test_the_last_line_of_a_run_that_was_never_evaluated_says_so() -> None:
+    page = Path("runs/demo/report.html")
+    assert closing_line({}, 4.2, page) == f"done: not evaluated yet  (4 s)  report {page}"
+    assert closing_line({"psnr": 30.0, "ssim": 0.5}, 9, page) == f"done: psnr 30  ssim 0.5  (9 s)  report {page}"
 
 
 def snapshot(path: Path) -> dict[str, bytes]:

@@ -54,6 +54,16 @@ def test_ratios_are_taken_per_seed_so_that_a_slow_hour_falls_out(make_run):
     assert compare_groups(group_runs(records), MARGIN).rows[1].step_ratio == pytest.approx(0.5)
 
 
+def test_with_two_seeds_the_ratios_of_time_and_throughput_say_the_same(make_run):
+    seconds = {("fp32", 0): 0.05, ("amp", 0): 0.09, ("amp", 1): 0.10, ("fp32", 1): 0.15}  # slower and slower
+    records = [
+        read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed, step_seconds=each))
+        for (mode, seed), each in seconds.items()
+    ]
+    amp = compare_groups(group_runs(records), MARGIN).rows[1]
+    assert amp.step_ratio == pytest.approx((1.8 * 0.10 / 0.15) ** 0.5)  # their arithmetic mean would be 1.23
+
+
 def test_a_diverged_run_is_outside_and_noted(make_run):
     fp32, amp = make_groups(make_run, {mode: FINALS[mode] for mode in ("fp32", "amp")})
     comparison = compare_groups([fp32, Group("amp", amp.runs, {1: "NaN in the generator at step 7"})], MARGIN)

@@ -214,6 +214,23 @@ def test_what_is_no_run_is_refused(tmp_path, text: str) -> None:
         assert "Did you mean demo?" in str(caught.value)
 
 
+def test_a_weights_file_is_told_from_a_run_and_its_use_is_said(tmp_path) -> None:
+    exported = create_run(tmp_path, "demo").path / "demo.safetensors"
+    exported.touch()
+    with pytest.raises(CheckpointError, match=r"is a file, not a run or checkpoint.*model\.weights="):
+        find_run(str(exported), tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(CheckpointError, match=r"is a file, not a run or checkpoint: name a run\.$"):
+        find_run("notes.txt", tmp_path)
+
+
+def test_where_many_runs_are_there_it_is_said_that_only_the_newest_are_named(tmp_path) -> None:
+    for index in range(7):
+        create_run(tmp_path, f"demo-{index}")
+    with pytest.raises(CheckpointError, match=r"The newest of 7 runs: (demo-\d, ){4}demo-\d\.$"):
+        find_run("nothing", tmp_path)
+
+
 def test_a_folder_of_runs_such_as_a_comparison_is_told_from_a_run(tmp_path) -> None:
     create_run(tmp_path / "compare-x", "fp32-seed-0")
     with pytest.raises(CheckpointError, match=r"compare-x is no run but holds runs: .*compare-x/fp32-seed-0\."):
