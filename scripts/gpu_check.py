@@ -330,7 +330,7 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
         lines += gpu_check_peers.as_markdown(results["peers"])
     for entry in results["configs"]:
         lines += gpu_check_modes.as_markdown(entry)
-    lines.append(f"{results['seconds']:.0f} s in all.")
+    lines.append(f"{results['seconds']:.0f} s in total.")
     return lines
 
 

@@ -2,7 +2,7 @@
 
 Usage: python scripts/make_digits.py digits.csv.gz
 In a scikit-learn wheel the file is `sklearn/datasets/data/digits.csv.gz`. The split is drawn here once and stored, so
-that no library's random stream can ever move it: 36 test samples of each class, 360 in all.
+that no library's random stream can ever move it: 36 test samples of each class, 360 in total.
 """
 
 import gzip

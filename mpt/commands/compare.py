@@ -292,10 +292,11 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
     table.add_column("mode")
     for heading in ("peak memory", "step", "samples/s", "skipped", f"{comparison.metric}, final", "best"):
         table.add_column(heading, justify="right")
+    peaks = [row.peak_bytes for row in comparison.rows]
     for row in comparison.rows:
         table.add_row(
             row.group.label,
-            f"{show_bytes(row.peak_bytes)}\n{show_ratio(row.peak_ratio)}",
+            f"{show_bytes(row.peak_bytes, peaks)}\n{show_ratio(row.peak_ratio)}",
             f"{show_seconds(row.step_seconds)}\n{show_ratio(row.step_ratio)}",
             f"{show_figure(row.samples_per_second)}\n{show_ratio(row.throughput_ratio)}",
             str(row.skipped),

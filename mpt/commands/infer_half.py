@@ -112,17 +112,18 @@ def release(device: torch.device) -> None:
 def rows_of(statement: Statement) -> list[tuple[str, str, str, str]]:
     """Return the table's rows: what, in float32, in half, ratio."""
     full, half = statement.full, statement.half
+    sizes = [full.stored_bytes, half.stored_bytes, full.peak_bytes, half.peak_bytes]
     rows = [
         (
             "size on disk",
-            show_bytes(full.stored_bytes),
-            show_bytes(half.stored_bytes),
+            show_bytes(full.stored_bytes, sizes),
+            show_bytes(half.stored_bytes, sizes),
             half.stored_bytes / full.stored_bytes,
         ),
         (
             "peak memory",
-            show_bytes(full.peak_bytes),
-            show_bytes(half.peak_bytes),
+            show_bytes(full.peak_bytes, sizes),
+            show_bytes(half.peak_bytes, sizes),
             half.peak_bytes / max(full.peak_bytes, 1),
         ),
         (

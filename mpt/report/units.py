@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
-def show_bytes(value: float) -> str:
-    """Write bytes in the binary unit that leaves one to four digits before the point."""
+def show_bytes(value: float, among: Iterable[float] | None = None) -> str:
+    """Write bytes in the binary unit that leaves one to four digits before the point.
+
+    `among` are all values of a table, which are then in one unit: that of the largest, or the next smaller one where
+    some value is under a tenth of it.
+    """
     if not math.isfinite(value):
         return "–"
-    for unit in ("B", "KiB", "MiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"
+    step = byte_step(value)
+    sizes = [abs(size) for size in among or () if math.isfinite(size) and size != 0]
+    if sizes:
+        step = byte_step(max(sizes))
+        if step > 0 and min(sizes) < 0.1 * 1024**step:
+            step -= 1
+    return f"{value / 1024**step:.{max(step - 1, min(step, 1))}f} {BYTE_UNITS[step]}"
+
+
+def byte_step(value: float) -> int:
+    """Return which power of 1024 leaves one to four digits before the point, 3 at most."""
+    return next((step for step in range(3) if abs(value) < 1024 ** (step + 1)), 3)
 
 
 def show_seconds(value: float) -> str:

@@ -33,3 +33,18 @@ def test_figures_counts_and_ratios_are_short():
     assert show_ratio(123.4) == "123×"
     assert show_spread(0.95154, 0.00071) == "0.9515 ± 0.0007"
     assert show_spread(0.5, math.nan) == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "texts"),
+    [
+        ([6 << 30, 3 << 30], ["6.00 GiB", "3.00 GiB"]),
+        ([6 << 30, 100 << 20], ["6144.0 MiB", "100.0 MiB"]),
+        ([2 << 30, 900 << 20], ["2.00 GiB", "0.88 GiB"]),
+        ([3 << 20, 0], ["3.0 MiB", "0.0 MiB"]),
+        ([math.nan, 3 << 20], ["–", "3.0 MiB"]),
+        ([math.nan], ["–"]),
+    ],
+)
+def test_all_bytes_of_a_table_are_in_one_unit(sizes: list[float], texts: list[str]) -> None:
+    assert [show_bytes(size, iter(sizes)) for size in sizes] == texts

@@ -91,7 +91,7 @@ def target_rate(command: Command, source: FrameStream) -> Fraction:
     if target < source.rate:
         raise ConfigError(f"--rate: {command.rate:g} is below the input's {float(source.rate):g} frames per second")
     if target > source.rate * HIGHEST_FACTOR:
-        raise ConfigError(f"--rate: {command.rate:g} is more than {HIGHEST_FACTOR} times the input's")
+        raise ConfigError(f"--rate: {command.rate:g} exceeds {HIGHEST_FACTOR} times the input's")
     return target
 
 
