@@ -28,7 +28,7 @@ def find_capacity(gpu: Gpu, is_named: bool, vram: str | None, desktop: str | Non
     if is_named:
         usable = gpu.usable_bytes
         if budget is None or budget > usable:
-            beyond = f"; --vram {vram} is more than that, so those are planned for" if budget is not None else ""
+            beyond = f"; --vram {vram} exceeds that, so those are planned for" if budget is not None else ""
             said.append(
                 f"{gpu.name}: programs can have {gpu.usable_gib:.2f} of its {gpu.memory_gib:g} GiB "
                 f"({gpu.usable_source}){beyond}"

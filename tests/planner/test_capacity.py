@@ -30,7 +30,7 @@ def test_an_installed_card_is_planned_with_what_was_read_from_it() -> None:
 def test_a_budget_beyond_the_card_is_cut_to_it_and_said() -> None:
     found = find_capacity(find_gpu("rtx2060"), True, "8GiB")
     assert found.budget_bytes == int(5.79 * GIB)
-    assert "--vram 8GiB is more than that, so those are planned for" in found.statements[0]
+    assert "--vram 8GiB exceeds that, so those are planned for" in found.statements[0]
     smaller = find_capacity(find_gpu("rtx2060"), True, "4GiB")
     assert (smaller.budget_bytes, smaller.statements) == (4 * GIB, ())
 
