@@ -7,7 +7,8 @@ torchvision would, and where that fails declares both, with a kernel of our own 
 and box functions then work. Where the binary loads, nothing is declared.
 
 What stays impossible without the binary: `torchvision.ops.nms` (it refuses by itself; call `mpt.vision_ops.nms`),
-`roi_align`, `deform_conv2d`, the image decoders of `torchvision.io`, and quantised boxes (`qnms` has no kernel).
+`deform_conv2d`, the image decoders of `torchvision.io`, and quantised boxes (`qnms` has no kernel). Detectors
+work after `import_detection`.
 
 Every import of torchvision in this package goes through `import_torchvision()` or stands below
 `from mpt import vision_ops  # noqa: F401`. Importing this module does not import torchvision.
@@ -98,6 +99,42 @@ def import_torchvision(submodule: str = "") -> ModuleType:
     """Import and return torchvision, or a submodule such as "transforms.v2", after declaring what it needs."""
     declare()
     return importlib.import_module(f"torchvision.{submodule}" if submodule else "torchvision")
+
+
+def import_detection() -> ModuleType:
+    """Import and return `torchvision.models.detection`, with a suppression and a RoI align that need no binary.
+
+    Where the binary loads, nothing is replaced. Otherwise the detectors' `nms` becomes ours, and their `roi_align`
+    torchvision's own in Python, which it would compile first (that takes a C++ compiler, and longer than a short run).
+    """
+    import_torchvision()
+    detection = importlib.import_module("torchvision.models.detection")
+    if importlib.import_module("torchvision.extension")._has_ops():
+        return detection
+    boxes: Any = importlib.import_module("torchvision.ops.boxes")
+    poolers: Any = importlib.import_module("torchvision.ops.poolers")
+    align: Any = getattr(importlib.import_module("torchvision.ops.roi_align"), "_roi_align", None)
+    boxes.nms = nms
+    if align is not None:
+        poolers.roi_align = eager_roi_align
+    return detection
+
+
+def eager_roi_align(
+    input: Tensor,
+    boxes: Tensor | list[Tensor],
+    output_size: Any,
+    spatial_scale: float = 1.0,
+    sampling_ratio: int = -1,
+    aligned: bool = False,
+) -> Tensor:
+    """Call torchvision's RoI align in Python, uncompiled. Arguments are those of `torchvision.ops.roi_align`."""
+    module: Any = importlib.import_module("torchvision.ops.roi_align")
+    function = getattr(module._roi_align, "__wrapped__", module._roi_align)
+    rois = boxes if isinstance(boxes, Tensor) else module.convert_boxes_to_roi_format(boxes)
+    height, width = module._pair(output_size)
+    pooled: Tensor = function(input, rois, spatial_scale, height, width, sampling_ratio, aligned)
+    return pooled
 
 
 declare()

@@ -130,20 +130,22 @@ class Registry:
         return [*self.inside, *self.outside()]
 
     def find(self, subpackage: str, name: str) -> Plugin | None:
-        """Return the plugin of that name, or None. A name with a colon is a model from another package."""
+        """Return the plugin of that name, or None. A name with a colon is a model from another package.
+
+        Such a model is `nn/external.py`'s, unless another file has it among its `NAMES`.
+        """
         assert subpackage in SUBPACKAGES, subpackage
+        self._check_names(subpackage)
+        paths = sorted(self._paths(subpackage), key=lambda one: one[0].stem != name)  # the probable one first
+        for path, package in paths:
+            file = self._read(path, package)
+            if file and name in file.names:
+                return self._plugin(subpackage, name, path, package, file)
         if subpackage == "nn" and ":" in name:
             own = self.inside[0]
             path = own.folder / "nn" / "external.py"
             external = self._read(path, own)
             return self._plugin(subpackage, name, path, own, external) if external else None
-        self._check_names(subpackage)
-        for path, package in sorted(
-            self._paths(subpackage), key=lambda one: one[0].stem != name
-        ):  # the probable one first
-            file = self._read(path, package)
-            if file and name in file.names:
-                return self._plugin(subpackage, name, path, package, file)
         return None
 
     def names(self, subpackage: str) -> list[str]:

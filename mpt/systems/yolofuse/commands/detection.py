@@ -103,6 +103,14 @@ def detector(run: Run) -> Detect:
     return run.task
 
 
+def yolo_detector(run: Run, command: str) -> Detect:
+    """Return a run's task where its network is one of yolofuse's own. Raises ConfigError for another detector."""
+    task = detector(run)
+    if task.gives_losses:
+        raise ConfigError(f"RUN: it trained {run.config.model.name}; `{command}` knows model yolofuse only")
+    return task
+
+
 def find_inputs(wanted: Sequence[str]) -> list[Given]:
     """Return what each `--input` names: pictures of a folder, one picture, or one video."""
     if not wanted:

@@ -27,7 +27,7 @@ from mpt.inference.half import rebuild
 from mpt.inference.trained import Trained, open_trained
 from mpt.run.files import failures_explained
 from mpt.seams import Batch, Dataset, Run
-from mpt.systems.yolofuse.commands.detection import detector
+from mpt.systems.yolofuse.commands.detection import yolo_detector
 from mpt.systems.yolofuse.metrics.suppression import Suppression, suppress_batch
 from mpt.systems.yolofuse.nn.yolo_head import decode
 from mpt.systems.yolofuse.nn.yolofuse import fuse
@@ -67,7 +67,7 @@ def export(command: Command) -> None:
     )
     trained = open_trained(command.run, Path(command.runs), "cpu", overrides)
     run = rebuild(trained, "fp32")
-    task = detector(run)
+    task = yolo_detector(run, "mpt yolofuse export")
     pictures = example(run, task)
     partial = command.output.with_name(f".partial-{command.output.name}")
     try:

@@ -20,7 +20,7 @@ from mpt.errors import ConfigError, DataError
 from mpt.inference.trained import Trained, open_trained
 from mpt.report.read_run import read_run
 from mpt.run.files import write_atomically
-from mpt.systems.yolofuse.commands.detection import detector
+from mpt.systems.yolofuse.commands.detection import yolo_detector
 from mpt.systems.yolofuse.nn.pruning import narrow
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def prune_run(command: Command) -> None:
     """Prune, train on and print the table. Raises ConfigError for a run that is pruned already, DataError for no
     data."""
     trained = open_trained(command.run, Path(command.runs), command.device or "auto")
-    task = detector(trained.run)
+    task = yolo_detector(trained.run, "mpt yolofuse prune")
     if isinstance(trained.test_data, AbsentDataset):
         raise DataError("pruning needs the run's data set, to train on and to measure; it is not here")
     if trained.config.model.settings.hidden_share < 1:

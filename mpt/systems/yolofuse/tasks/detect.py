@@ -4,6 +4,8 @@ The loss is YOLOv8's (`losses/detection.py`), in float32, normalised by the sum 
 and multiplied by the batch size, as published; micro-batches add up to the same. What is evaluated is an average of the
 weights whose decay ramps up. Average precision is COCO's; beside it stands the way of the article's software, which
 reads higher and is for comparing with its table only.
+
+A network that computes losses by itself (torchvision's detectors) is trained by the mean of those, without gains.
 """
 
 from __future__ import annotations
@@ -81,9 +83,13 @@ class Detect(Task):
             self.modules["net_ema"] = make_twin(net)
         self.sums = precision.loss(self.detection_sums)
         self.updates = 0
+        self.gives_losses = bool(getattr(net, "gives_losses", False))
+        """Does the network compute its losses, and decode its boxes, by itself (torchvision's)?"""
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the one phase."""
+        if self.gives_losses:
+            return [Phase("net", self.net, optimizers["net"], self.own_losses)]
         return [Phase("net", self.net, optimizers["net"], self.losses, normalised=True)]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
@@ -115,6 +121,11 @@ class Detect(Task):
         total = settings.box_gain * sums.box + settings.class_gain * sums.kind + settings.distance_gain * sums.distance
         yield Loss("loss", total * batch["samples"][0], "sum", sums.normaliser)
 
+    def own_losses(self, batch: Batch) -> Iterator[Loss]:
+        """Yield the sum of the network's own losses, normalised as that network does it: a mean over the part."""
+        losses = self.net(*self.pictures(batch), batch["boxes"], batch["classes"], batch["box_mask"])
+        yield Loss("loss", torch.stack([value.float() for value in losses.values()]).sum())
+
     def detection_sums(self, raw: Sequence[Tensor], boxes: Tensor, classes: Tensor, mask: Tensor) -> DetectionSums:
         """Return the losses before gains."""
         raw = [level.float() for level in raw]
@@ -139,7 +150,8 @@ class Detect(Task):
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return boxes (b, p, 4) in pixels and scores (b, p, classes), before suppression."""
-        return decode(self.inference_net(*self.pictures(batch)), self.net.strides)  # type: ignore[arg-type]
+        found = self.inference_net(*self.pictures(batch))
+        return found if self.gives_losses else decode(found, self.net.strides)  # type: ignore[arg-type]
 
     def detections(self, batch: Batch) -> Tensor:
         """Return (b, n, 6): corners in pixels, score, class, of what is shown and inferred; score 0 is padding."""
@@ -244,6 +256,20 @@ def build(
     """Build the task around `net`. Raises ConfigError for a network that is no detector, DataError for no boxes."""
     for name in ("boxes", "classes", "box_mask"):
         data.require(name, "task detect")
-    if not hasattr(modules["net"], "strides"):
+    net = modules["net"]
+    if not hasattr(net, "strides"):
+        check_own_losses(net, settings)
+    return Detect(settings, net, data, precision)
+
+
+def check_own_losses(net: nn.Module, settings: Settings) -> None:
+    """Raise ConfigError for a network without detection maps that has no losses of its own, or cannot be used so."""
+    if not hasattr(net, "gives_losses"):
         raise ConfigError("task detect: this model gives no detection maps; use model yolofuse")
-    return Detect(settings, modules["net"], data, precision)
+    if settings.multi_scale:
+        raise ConfigError("task.multi_scale: torchvision's detectors bring all pictures back to one size; leave it out")
+    if isinstance(next(net.parameters()), FakeTensor):
+        raise ConfigError(
+            "cannot plan a torchvision detector: which boxes answer for an object, and so its shapes, depend on "
+            "values. Measure instead: `mpt train CONFIG train.steps=3` logs the peak"
+        )
