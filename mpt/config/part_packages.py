@@ -147,7 +147,7 @@ def _check_folder(folder: str, source: str) -> None:
     path = Path(folder)
     if not path.is_dir():
         raise PartError(
-            f"{source}: there is no folder {folder}; a folder of parts holds {', '.join(PART_FOLDERS[:3])}/ …"
+            f"{source}: there is no folder {folder}; a folder of parts holds {'/, '.join(PART_FOLDERS[:3])}/ and others"
         )
     if not any((path / subpackage).is_dir() for subpackage in PART_FOLDERS):
         above = f"; did you mean {path.parent}?" if path.name in PART_FOLDERS else ""
