@@ -68,7 +68,7 @@ class _Worker:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the pipe to a process that ended was closed
             return None
         return Answer(**json.loads(line)) if line else None
 
