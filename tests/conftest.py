@@ -1,5 +1,6 @@
 """Tests run as on a machine without a GPU wherever they run: what they expect was measured on a CPU."""
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -45,21 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def let_processes_end() -> None:
-    """Let the planner's processes end by themselves before they are killed: a killed one leaves no coverage."""
-    from mpt.planner import session
+    """Let planning processes that have nothing to do end by themselves: a killed one leaves no coverage."""
+    from mpt.planner.session import Session
 
-    class Patient(subprocess.Popen):  # type: ignore[type-arg]
-        def kill(self) -> None:
-            if self.stdin is not None and not self.stdin.closed:
-                try:
-                    self.stdin.close()
-                    self.wait(30)
-                except (OSError, subprocess.TimeoutExpired):
-                    pass
-            super().kill()
+    leave = Session.__exit__
 
-    class Module:
-        PIPE = subprocess.PIPE
-        Popen = Patient
+    def leave_patiently(self: Session, *exception: object) -> None:
+        if not self._is_killed and self._idle.qsize() == len(self._started):
+            for worker in self._started:
+                if worker.process.stdin is not None:
+                    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                        worker.process.stdin.close()
+                        worker.process.wait(30)
+        leave(self, *exception)
 
-    session.subprocess = Module  # type: ignore[assignment]
+    Session.__exit__ = leave_patiently  # type: ignore[method-assign]
