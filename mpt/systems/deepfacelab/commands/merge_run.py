@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import open_trained
 from mpt.planner.budget import describe_bytes, parse_budget
 from mpt.seams import Run
-from mpt.systems.deepfacelab.commands.merge import Command
 from mpt.systems.deepfacelab.data.face_files import check_face_types, list_faces
 from mpt.systems.deepfacelab.inference.frames import (
     Frames,
@@ -29,6 +29,9 @@ from mpt.systems.deepfacelab.inference.frames import (
 )
 from mpt.systems.deepfacelab.inference.merging import MergeSettings
 from mpt.systems.deepfacelab.inference.planning import largest_batch
+
+if TYPE_CHECKING:
+    from mpt.systems.deepfacelab.commands.merge import Command
 
 BATCH_SIZE = 8
 SECONDS_BETWEEN_LINES = 5.0
