@@ -18,9 +18,9 @@ from mpt.config.differences import Difference, find_differences
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.yaml_text import read_text
-from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.errors import CheckpointError, ConfigError, InputOutputError, MptError
 from mpt.run.files import write_atomically
-from mpt.run.layout import RunDirectory, create_run, find_run, list_runs
+from mpt.run.layout import RunDirectory, create_run, find_run, list_runs, open_run
 from mpt.run.settings_history import replace_settings, settings_at
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def find_run_to_resume(
         if not same:
             console.message(f"nothing to resume: there is no run named {config.run_name} in {runs}; starting one")
             return None, None
-        directory, checkpoint = same[-1], None
+        directory, checkpoint = open_run(same[-1].path), None
     else:
         directory, checkpoint = find_run(arguments.resume, runs)
     if checkpoint is None and never_saved(directory):
@@ -138,6 +138,8 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
             "longer"
         )
         return False
+    if directory.summary_path.exists():  # from here on it is not the run's end: it says how far the run is
+        training.write_summary()
     for note in set_aside_after(directory, step):
         console.message(note)
     journal.recorder.truncate_after(step)
@@ -152,7 +154,19 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
         console.message(f"settings changed since: {shorten(settings)}")
     if changed:
         journal.warn(f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint")
+    if directory.report_path("json").exists():
+        renew_report(training)
     return True
+
+
+def renew_report(training: Training) -> None:
+    """Write an earlier end's report anew, so that it says that the run goes on; what fails is a warning."""
+    from mpt.report.page import write_report
+
+    try:
+        write_report(training.directory.path)
+    except (MptError, OSError, ValueError) as error:
+        training.journal.console.warning(f"the report of the earlier end is still there: {error}")
 
 
 def changed_settings(config: Config, file: Path) -> tuple[Config, list[Difference]]:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from mpt.commands.arguments import InferArguments, TrainArguments
 from mpt.config.schema import Config
+from mpt.errors import Interrupted
 
 SMOKE = {
     "epochs": None,
@@ -40,10 +41,13 @@ def smoke(config: Config, arguments: TrainArguments, train: Train) -> None:
     short = dataclasses.replace(config, train=config.train.model_copy(update={"steps": steps, **SMOKE}))
     with tempfile.TemporaryDirectory(prefix="mpt-smoke-") as folder:
         once = dataclasses.replace(arguments, runs=folder, smoke=None, resume=None)
-        if steps > 1:
-            train(short, once, stop_after=steps // 2)
-            once = dataclasses.replace(once, resume="auto")
-        path = train(short, once)
+        try:
+            if steps > 1:
+                train(short, once, stop_after=steps // 2)
+                once = dataclasses.replace(once, resume="auto")
+            path = train(short, once)
+        except Interrupted as stop:  # the run was saved in the folder that goes now
+            raise Interrupted("smoke: interrupted; nothing of it is kept", stop.exit_code - 128) from stop
         assert path is not None
         quiet = contextlib.redirect_stdout(io.StringIO())
         with quiet:

@@ -18,6 +18,7 @@ from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
 from mpt.engine.torch_settings import prepare_torch
 from mpt.errors import MemoryBudgetError, MptError
+from mpt.run.ending import has_report_of, has_summary_of
 from mpt.run.launch import refuse_several_processes
 from mpt.run.used_parts import missing_parts_explained
 
@@ -181,7 +182,9 @@ def closing_line(metrics: Mapping[str, float], seconds: float, page: Path) -> st
 
 def finish_again(training: Training) -> None:
     """Write what a run that was killed between its last checkpoint and its end still lacks."""
-    directory = training.directory
-    if not directory.summary_path.is_file() or not directory.report_path("html").is_file():
+    directory, step = training.directory, training.progress.step
+    whole = has_summary_of(directory, step)
+    if not whole:
         training.write_summary()
+    if not whole or not has_report_of(directory, step):
         finish(training)

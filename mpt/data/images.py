@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from mpt.errors import InputOutputError
+from mpt.run.files import write_atomically
 
 SMALLEST_TILE = 64
 
@@ -34,10 +36,15 @@ def grid_of(tiles_bchw: Tensor, columns: int | None = None, padding: int = 2) ->
     return Image.fromarray((canvas * 255).round().byte().permute(1, 2, 0).numpy())
 
 
-def write_grid(tiles_bchw: Tensor, path: Path, columns: int | None = None) -> None:
-    """Write tiles as one PNG. Raises InputOutputError when the file cannot be written."""
+def write_grid(tiles_bchw: Tensor, path: Path, columns: int | None = None, follow_folder: bool = True) -> None:
+    """Write tiles as one PNG, whole or not at all. Raises InputOutputError when the file cannot be written.
+
+    A link under the file's name is replaced; with `follow_folder=False` one that stands for its folder is an error.
+    """
+    content = io.BytesIO()
+    grid_of(tiles_bchw, columns).save(content, "PNG")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        grid_of(tiles_bchw, columns).save(path)
+        path.parent.mkdir(parents=follow_folder, exist_ok=True)
     except OSError as error:
         raise InputOutputError(f"{path}: cannot write the picture: {error.strerror or error}") from error
+    write_atomically(path, content.getvalue(), durable=False, follow_folder=follow_folder)

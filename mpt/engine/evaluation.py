@@ -98,4 +98,5 @@ def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -
     count = min(len(data), run.config.train.batch_size)
     tiles = preview(run, to_device(data.fetch(list(range(count)), 0), run.device, run.data))
     if tiles is not None:
-        write_grid(tiles, directory.samples / f"step-{step:08d}.png", run.task.preview_columns)
+        # The folder was there at the start; a link planted in its place since then is not followed.
+        write_grid(tiles, directory.samples / f"step-{step:08d}.png", run.task.preview_columns, follow_folder=False)

@@ -28,6 +28,7 @@ from mpt.engine.step import Update
 from mpt.optim.schedules import set_learning_rates
 from mpt.run import checkpoint
 from mpt.run.console import Console
+from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory
 from mpt.run.recorder import Recorder, tidy
 from mpt.run.state_checks import first_non_finite
@@ -60,6 +61,8 @@ class Training:
         self.peaks = CudaPeaks()
         self.rollbacks = 0
         self.non_finite_in_a_row = 0
+        self.saved: int | None = None
+        """The step of the newest checkpoint that this process has written or loaded."""
         self.whole_steps = 0
         """Steps in this process in which no phase was skipped."""
         self.grad_norms: dict[str, Tensor] = {}
@@ -157,6 +160,7 @@ class Training:
             bad = first_non_finite({"modules": state["modules"]})
         if bad is not None:
             return bad
+        self.tell_removed_files()
         state["loop"] = {**self.progress.to_record(), "adapted": dict(self.run.adapted)}
         task = self.run.task
         checkpoint.save(
@@ -168,12 +172,22 @@ class Training:
             higher_is_better=task.higher_is_better,
             extra_manifest={"conditions": conditions(self.run)},
         )
+        self.saved = self.progress.step
         self.journal.recorder.sync()
         return None
+
+    def tell_removed_files(self) -> None:
+        """Warn of files that somebody removed since the last save: the run goes on without what they held."""
+        removed = self.journal.recorder.reopen_removed()
+        if self.saved is not None and not self.directory.checkpoint_path(self.saved).is_dir():
+            removed.append(f"the checkpoint of step {self.saved}")
+        if removed:
+            self.journal.warn(f"removed while the run goes on: {', '.join(removed)}; what was in it is lost")
 
     def load(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         """Put a loaded checkpoint into the run and the counters."""
         restore(self.run, loaded.state)
+        self.saved = loaded.step
         loop = loaded.state["loop"]
         self.progress.restore(loop, self.run.device)
         self.grad_norms = {}
@@ -213,7 +227,7 @@ class Training:
             "adapted": dict(run.adapted),
         }
         text = json.dumps(tidy(summary), indent=1, allow_nan=False)
-        self.directory.summary_path.write_text(text + "\n", "utf-8")
+        write_atomically(self.directory.summary_path, text + "\n", follow_folder=False)
 
 
 def conditions(run: Run) -> dict[str, Any]:

@@ -45,11 +45,12 @@ def write_report(run_path: Path) -> None:
     record = read_run(run_path)
     template = environment()
     content = describe_run(record)
-    write_atomically(run_path / "report.json", json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n")
     write_atomically(run_path / "report.md", template.get_template("run.md.j2").render(**content))
     pictures = {name: Markup(svg) for name, svg in draw_run(record).items()}
     page = template.get_template("run.html.j2").render(**content, plots=pictures, samples=embed_samples(record))
     write_atomically(run_path / "report.html", page)
+    # Last: it says that the other two are there (see `mpt.run.ending`).
+    write_atomically(run_path / "report.json", json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n")
 
 
 def environment() -> Environment:

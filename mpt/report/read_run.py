@@ -17,12 +17,17 @@ from typing import Any
 
 from mpt.errors import DataError
 from mpt.report.run_files import parse_config, read_lines, read_object, read_text
+from mpt.run.layout import CHECKPOINT_NAME
 
 Series = tuple[list[int], list[float]]
 """Steps and the value at each."""
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")
 """A folder with one of these is a run."""
+
+
+LASTING = ("metric", "higher_is_better", "precision", "parameters")
+"""What a summary of an earlier step still says of the run."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class RunRecord:
     plan: Mapping[str, Any] = field(default_factory=dict)
     """What memory was planned beside the training, or the `error` instead; empty where nothing was planned."""
     problems: Sequence[str] = ()
+    goes_on: bool = False
+    """The run has gone on, or was asked to, past the end that its summary is of."""
 
     @property
     def name(self) -> str:
@@ -65,7 +72,7 @@ class RunRecord:
     def is_finished(self) -> bool:
         """Did training reach its end? An interrupted run has a summary too, of the steps it did."""
         steps, wanted = number(self.summary.get("steps")), number(self.summary.get("total_steps"))
-        return bool(self.summary) and not steps < wanted
+        return bool(self.summary) and not self.goes_on and not steps < wanted
 
     @property
     def mode(self) -> str:
@@ -206,7 +213,7 @@ class RunRecord:
 
     def figure(self, in_summary: str, in_lines: str) -> float:
         """Return a figure of the summary or, without one, the median of the training lines."""
-        if in_summary in self.summary:
+        if self.summary.get(in_summary) is not None:  # a summary that was written after a kill has no step times
             return number(self.summary[in_summary])
         return finite_median([number(line.get(in_lines)) for line in self.train])
 
@@ -220,19 +227,46 @@ def read_run(path: Path) -> RunRecord:
     problems: list[str] = []
     text = read_text(path / "config.yaml", problems)
     lines = read_lines(path / "metrics.jsonl", problems)
+    config = parse_config(text, problems)
+    summary, goes_on = current_summary(path, config, lines, problems)
     return RunRecord(
         path=path,
         config_text=text,
-        config=parse_config(text, problems),
+        config=config,
         environment=read_object(path / "env.json", problems),
         train=last_of_each_step([line for line in lines if line.get("kind") == "train"]),
         evaluations=last_of_each_step([line for line in lines if line.get("kind") == "evaluate"]),
         events=read_lines(path / "events.jsonl", problems),
-        summary=read_object(path / "summary.json", problems, needed=False),
+        summary=summary,
+        goes_on=goes_on,
         plan=read_object(path / "plan.json", problems, needed=False),
         samples=tuple(sorted((path / "samples").glob("*.png"))) if (path / "samples").is_dir() else (),
         problems=problems,
     )
+
+
+def current_summary(
+    path: Path, config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], problems: list[str]
+) -> tuple[Mapping[str, Any], bool]:
+    """Return what of the summary still holds, and whether the run has gone on since it was written.
+
+    A run that was extended and killed has the summary of its earlier end. Then lines or a checkpoint are of a later
+    step, or the configuration asks for more steps; of its figures only those stay that do not change.
+    """
+    summary = read_object(path / "summary.json", problems, needed=False)
+    steps = number(summary.get("steps"))
+    if not math.isfinite(steps):
+        return summary, False
+    names = (CHECKPOINT_NAME.fullmatch(entry.name) for entry in (path / "checkpoints").glob("step-*"))
+    saved = max((int(name.group(1)) for name in names if name), default=-1)
+    reached = max([saved, *(int(number(line.get("step"), -1)) for line in lines)])
+    if reached <= steps:
+        asked = number(section(config, "train").get("steps"))
+        return summary, asked > steps
+    problems.append(
+        f"summary.json is of step {steps:.0f} and the run has gone on to step {reached}: its figures are left out."
+    )
+    return {key: summary[key] for key in LASTING if key in summary}, True
 
 
 def finite_median(values: Sequence[float]) -> float:

@@ -37,7 +37,7 @@ from mpt.run.files import (
     temporary_name,
     write_fully,
 )
-from mpt.run.layout import CHECKPOINT_NAME, RunDirectory, open_run
+from mpt.run.layout import CHECKPOINT_NAME, RunDirectory, open_run, refuse_links
 from mpt.run.manifest import FORMAT, LARGEST_MANIFEST_BYTES, MANIFEST, STRUCTURE, TENSORS, hash_manifest, read_manifest
 from mpt.run.retention import REPLACED, list_steps, prune, read_index, remove, write_index
 from mpt.run.state import pack, unpack
@@ -180,6 +180,7 @@ def load(source: RunDirectory | Path) -> LoadedCheckpoint:
 
 def load_newest(run: RunDirectory) -> LoadedCheckpoint:
     """Read the newest checkpoint that is whole; see `load`."""
+    refuse_links(run)
     steps = list_steps(run)
     notes = []
     newest = read_index(run)
@@ -197,7 +198,8 @@ def load_newest(run: RunDirectory) -> LoadedCheckpoint:
         return LoadedCheckpoint(found.step, found.state, found.path, found.manifest, notes)
     remedy = "Start a new run, or restore a checkpoint from a backup."
     if not steps and not notes:
-        raise CheckpointError(f"{run.path} has no checkpoint yet. {remedy}")
+        gone = "no checkpoint yet" if run.checkpoints.is_dir() else "no checkpoints directory any more"
+        raise CheckpointError(f"{run.path} has {gone}. {remedy}")
     raise CheckpointError(f"{run.path} has no whole checkpoint: {'; '.join(notes)}. {remedy}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,6 +25,8 @@ CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", "lock")
 """A directory with one of these is a run."""
+CLOCKS_APART_NS = 60 * 10**9
+"""How far the clock of a file server may be ahead."""
 
 
 @dataclass(frozen=True)
@@ -132,17 +135,28 @@ def create_run(runs_dir: Path, name: str) -> RunDirectory:
     with failures_explained(runs_dir):
         runs_dir.mkdir(parents=True, exist_ok=True)
         number = 1
-        while True:
-            path = runs_dir / (name if number == 1 else f"{name}-{number}")
-            try:
-                path.mkdir()  # fails on anything of that name, a planted link included
-                break
-            except FileExistsError:
-                number += 1
-        run = RunDirectory(path)
-        run.checkpoints.mkdir()
-        run.samples.mkdir()
+        while not claim(run := RunDirectory(runs_dir / (name if number == 1 else f"{name}-{number}"))):
+            number += 1
+        run.samples.mkdir(exist_ok=True)
     return run
+
+
+def claim(run: RunDirectory) -> bool:
+    """Make this directory the caller's. False if anything but an empty directory has the name, a link included.
+
+    A kill after the first of two mkdirs leaves an empty directory, which the next start takes. Of processes that find
+    it, or make it, at once, one makes `checkpoints` and owns it.
+    """
+    try:
+        try:
+            run.path.mkdir()
+        except FileExistsError:
+            if run.path.is_symlink() or not run.path.is_dir() or os.listdir(run.path):
+                return False
+        run.checkpoints.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def is_run(path: Path) -> bool:
@@ -157,10 +171,17 @@ def open_run(path: Path) -> RunDirectory:
     if not is_run(path):
         raise CheckpointError(f"{path} is not a run directory: it holds none of {', '.join(MARKS)}.")
     run = RunDirectory(path.resolve())
+    refuse_links(run)
+    return run
+
+
+def refuse_links(run: RunDirectory) -> None:
+    """Raise CheckpointError if a link or a file stands for one of the run's directories."""
     for part in (run.checkpoints, run.samples):
         if part.is_symlink():
             raise CheckpointError(f"{part} is a symbolic link, which is not followed: put the directory itself there.")
-    return run
+        if part.exists() and not part.is_dir():
+            raise CheckpointError(f"{part} is a file; the run's directory of that name belongs there.")
 
 
 def list_runs(runs_dir: Path) -> list[RunDirectory]:
@@ -171,17 +192,21 @@ def list_runs(runs_dir: Path) -> list[RunDirectory]:
     return [RunDirectory(path.resolve()) for path in sorted(paths, key=last_written)]
 
 
-def last_written(path: Path) -> tuple[int, int, str]:
+def last_written(path: Path) -> tuple[int, int, int, str]:
     """Return a key that orders runs by when they were last trained, then by number, then by name.
 
-    Pictures and reports that are made afterwards change the folder's own time and leave an old run old.
+    Pictures and reports that are made afterwards change the folder's own time and leave an old run old. A run with
+    times in the future alone, from a clock that was wrong, is older than all others: it would be the newest for ever.
     """
     times: list[int] = []
     for name in ("config.yaml", "metrics.jsonl", "lock"):
         with contextlib.suppress(OSError):
             times.append((path / name).stat().st_mtime_ns)
+    latest = time.time_ns() + CLOCKS_APART_NS
+    times = times or [path.stat().st_mtime_ns]
+    past = [one for one in times if one <= latest]
     number = re.search(r"-(\d{1,9})$", path.name)
-    return max(times or [path.stat().st_mtime_ns]), int(number.group(1)) if number else 1, path.name
+    return len(past) > 0, max(past or times), int(number.group(1)) if number else 1, path.name
 
 
 def newest_run(runs_dir: Path) -> RunDirectory:

@@ -81,6 +81,13 @@ class Recorder:
             with failures_explained(file.path):
                 os.fsync(file.descriptor)
 
+    def reopen_removed(self) -> list[str]:
+        """Begin anew the files that were removed or replaced since they were opened; return their names."""
+        removed = [file for file in (self.metrics, self.events) if file.is_removed()]
+        for file in removed:
+            file.reopen()
+        return [file.path.name for file in removed]
+
     def close(self) -> None:
         """Close the files."""
         self.metrics.close()
@@ -107,6 +114,13 @@ class LineFile:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with failures_explained(self.path):
             self.descriptor = os.open(self.path, flags, 0o666)
+
+    def is_removed(self) -> bool:
+        """Is the file that has the path now, if any, another one?"""
+        try:
+            return not os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
+        except FileNotFoundError:
+            return True
 
     def reopen(self) -> None:
         """Go on with the file that has the path now."""

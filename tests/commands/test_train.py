@@ -1,9 +1,12 @@
 """`mpt train` as a user meets it: options, resumes that are refused or warned about, checkpoints that are damaged."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from PIL import Image
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import closing_line, run
 from mpt.config.load import load_config
-from mpt.errors import CheckpointError, ConfigError
+from mpt.engine.training import Training
+from mpt.errors import CheckpointError, ConfigError, Interrupted
+from mpt.report.read_run import read_run
 from mpt.run import checkpoint
 from mpt.run.layout import create_run, open_run
 
@@ -227,6 +232,85 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_report_gets_both_at_a_
     assert {key: written[key] for key in ("final", "best", "steps")} == {
         key: expected[key] for key in ("final", "best", "steps")
     }
+
+
+@pytest.mark.parametrize("damage", ["earlier summary", "torn summary", "earlier report", "another future"])
+def test_an_extended_run_that_is_killed_before_its_report_does_not_keep_the_earlier_end(
+    config: Path, damage: str
+) -> None:
+    path = train(config)
+    ends = ("summary.json", "report.html", "report.md", "report.json")
+    earlier = {name: (path / name).read_bytes() for name in ends}
+    start = str(path / "checkpoints" / "step-00000004") if damage == "another future" else "auto"
+    steps = 6 if damage == "another future" else 10
+    with pytest.MonkeyPatch.context() as patch:  # a kill after the last checkpoint
+        patch.setattr(Training, "save", kill_at(steps, Training.save))
+        with pytest.raises(KeyboardInterrupt):
+            train(config, f"train.steps={steps}", resume=start)
+    record = read_run(path)
+    assert (record.is_finished, record.steps) == (False, steps)
+    assert json.loads((path / "report.json").read_text())["finished"] is False
+    if damage in ("earlier summary", "earlier report"):  # as before resumes rewrote them
+        for name in ends:
+            (path / name).write_bytes(earlier[name])
+    if damage == "torn summary":
+        (path / "summary.json").write_bytes(earlier["summary.json"][:100])
+    assert not read_run(path).is_finished
+    train(config, f"train.steps={steps}", resume="auto")
+    record, report = read_run(path), json.loads((path / "report.json").read_text())
+    assert (record.is_finished, record.summary["steps"], report["steps"], report["finished"]) == (
+        True,
+        steps,
+        steps,
+        True,
+    )
+    assert record.step_seconds > 0
+    before = snapshot(path)
+    train(config, f"train.steps={steps}", resume="auto")
+    assert snapshot(path) == before
+
+
+def kill_at(step: int, save: Callable[[Training], str | None]) -> Callable[[Training], str | None]:
+    """Return a save that ends the process after this step's."""
+
+    def save_and_die(self: Training) -> str | None:
+        bad = save(self)
+        if self.progress.step == step:
+            raise KeyboardInterrupt
+        return bad
+
+    return save_and_die
+
+
+def test_what_is_removed_while_a_run_goes_on_is_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = Training.save
+
+    def removing(self: Training) -> str | None:
+        if self.progress.step == 4:
+            shutil.rmtree(self.directory.checkpoints)
+            self.directory.metrics_path.unlink()
+        return save(self)
+
+    monkeypatch.setattr(Training, "save", removing)
+    path = train(config)
+    said = [json.loads(line).get("message", "") for line in (path / "events.jsonl").read_text().splitlines()]
+    assert any("removed while the run goes on: metrics.jsonl, the checkpoint of step 2" in line for line in said)
+    assert [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()] == [6, 6]
+
+
+def test_an_interrupted_smoke_run_does_not_say_that_it_can_be_gone_on_with(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Training.save
+
+    def interrupted(self: Training) -> str | None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save(self)
+
+    monkeypatch.setattr(Training, "save", interrupted)
+    with pytest.raises(Interrupted, match=r"smoke: interrupted; nothing of it is kept") as caught:
+        run(TrainArguments(config=config, smoke=4, quiet=True))
+    assert caught.value.exit_code == 128 + signal.SIGTERM
 
 
 def test_a_changed_setting_is_said_and_kept_beside_the_one_before(

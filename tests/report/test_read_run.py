@@ -30,7 +30,7 @@ def test_without_a_summary_the_logs_speak(make_run):
 def test_an_interrupted_run_s_summary_does_not_make_it_finished(make_run):
     path = make_run()
     summary = json.loads((path / "summary.json").read_text())
-    (path / "summary.json").write_text(json.dumps({**summary, "steps": 50, "total_steps": 100, "final": None}))
+    (path / "summary.json").write_text(json.dumps({**summary, "steps": 100, "total_steps": 200, "final": None}))
     record = read_run(path)
     assert not record.is_finished
     assert math.isnan(record.final)

@@ -10,11 +10,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mpt.errors import CheckpointError, ConfigError, InputOutputError, Interrupted
 from mpt.run import lock
+from mpt.run.checkpoint import load
 from mpt.run.layout import create_run, find_run, list_runs, newest_run, open_run
 
 
@@ -249,3 +251,44 @@ def test_a_checkpoint_that_is_gone_is_told_from_those_that_are_there(tmp_path) -
     run.checkpoint_path(200).mkdir()
     with pytest.raises(CheckpointError, match=r"holds no step-00000100; it has step-00000200 \(train\.keep_last"):
         find_run("demo/checkpoints/step-00000100", tmp_path)
+
+
+def test_an_empty_directory_that_a_kill_left_is_taken_by_the_next_start(tmp_path, monkeypatch) -> None:
+    real, made = Path.mkdir, []
+
+    def killed_at_the_second(self: Path, *arguments: Any, **options: Any) -> None:
+        if self.parent != tmp_path.parent:
+            made.append(self)
+        if len(made) == 2:  # the run's directory, its checkpoints
+            raise KeyboardInterrupt
+        real(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        create_run(tmp_path, "demo")
+    monkeypatch.undo()
+    assert os.listdir(tmp_path / "demo") == []
+    assert create_run(tmp_path, "demo").name == "demo"
+    assert create_run(tmp_path, "demo").name == "demo-2"
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_stands_for_the_checkpoints_is_named(tmp_path, kind: str) -> None:
+    run = create_run(tmp_path, "demo")
+    run.checkpoints.rmdir()
+    run.checkpoints.symlink_to(tmp_path) if kind == "link" else run.checkpoints.write_text("x")
+    with pytest.raises(CheckpointError, match=f"checkpoints is a .*{kind}"):
+        load(run)
+    run.checkpoints.unlink()
+    with pytest.raises(CheckpointError, match="no checkpoints directory any more"):
+        load(run)
+
+
+def test_a_run_from_the_future_is_not_the_newest_for_ever(tmp_path) -> None:
+    ahead, now = create_run(tmp_path, "ahead"), create_run(tmp_path, "now")
+    for run in (ahead, now):
+        run.config_path.write_text("x")
+    later = time.time() + 10 * 365 * 86400
+    os.utime(ahead.config_path, (later, later))
+    assert newest_run(tmp_path).name == "now"
+    assert [run.name for run in list_runs(tmp_path)] == ["ahead", "now"]
