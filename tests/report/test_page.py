@@ -174,8 +174,8 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
 
 def test_a_report_that_cannot_be_written_says_so(make_run):
     path = make_run()
-    (path / "report.json").mkdir()
+    (path / "report.md").mkdir()
     before = set(path.iterdir())
-    with pytest.raises(InputOutputError, match=r"report\.json"):
+    with pytest.raises(InputOutputError, match=r"report\.md"):
         write_report(path)
     assert set(path.iterdir()) == before
