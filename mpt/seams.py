@@ -165,12 +165,11 @@ class DataSpec:
 
     def as_floats(self, batch: Batch) -> Batch:
         """Return a batch with its uint8 images as float32 in [0, 1], the same numbers on every device."""
-        images = [name for name, spec in self.fields.items() if spec.kind == "image" and name in batch]
         converted = {}
-        for name in images:
-            if batch[name].dtype == torch.uint8:
+        for name, value in batch.items():
+            if value.dtype == torch.uint8 and name in self.fields and self.fields[name].kind == "image":
                 # By a tensor: CUDA multiplies by the reciprocal of a number, which rounds differently.
-                converted[name] = batch[name] / torch.full((), 255.0, device=batch[name].device)
+                converted[name] = value / torch.full((), 255.0, device=value.device)
         return {**batch, **converted} if converted else batch
 
 
@@ -515,9 +514,9 @@ def losses_of(run: Run, phase: Phase, part: Batch) -> Iterator[Loss]:
         del loss
 
 
-def memory_forward(tricks: Iterable[MemoryTrick]) -> AbstractContextManager[Any]:
+def memory_forward(tricks: Sequence[MemoryTrick]) -> AbstractContextManager[Any]:
     """Return the tricks' contexts of one forward as one."""
-    return entered(trick.forward() for trick in tricks)
+    return entered([trick.forward() for trick in tricks]) if tricks else NOTHING
 
 
 def entered(contexts: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:

@@ -38,11 +38,11 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     batch = draw_batch(run, phase, batch)
     watch = LossWatch(run.device) if phase.name not in run.scaled_phases else None
     losses = back_propagate(run, phase, batch, watch)
-    if watch is not None and not watch.all_finite():
+    if watch is not None and not watch.all_finite(losses):
         drop_gradients(run, phase)
         restore_buffers(run)
         return Update(StepStats(skipped=True), losses, finite=False, batch=batch)
-    with entered(trick.step(phase) for trick in run.tricks):
+    with entered([trick.step(phase) for trick in run.tricks]) if run.tricks else NOTHING:
         stats = run.precision.step(phase, run.clip_norms[phase.name])
     if not stats.skipped:
         return Update(stats, losses)
@@ -67,7 +67,7 @@ def back_propagate(run: Run, phase: Phase, batch: Batch, watch: LossWatch | None
                     value = loss.value if loss.reduction == "sum" or share == 1.0 else loss.value * share
                 if watch is not None:
                     watch.look(value)
-                with entered(trick.backward(phase) for trick in run.tricks):
+                with entered([trick.backward(phase) for trick in run.tricks]) if run.tricks else NOTHING:
                     run.precision.backward(value, phase)
                 detached = value.detach()
                 if normaliser is None and loss.reduction == "sum":
@@ -188,7 +188,7 @@ class LossWatch:
     On CUDA the sum of the losses so far is copied to the host as soon as each forward is done, beside its backward.
     What is waited for before the optimizer's step is thus the last forward alone: meanwhile the GPU has the last
     backward to do, and never stands still. A step that must not be is still not taken, so that there is nothing to
-    undo. On a CPU reading the sum costs nothing. Fake losses have no values and count as finite.
+    undo. Elsewhere the losses are read when all are done. Fake losses have no values and count as finite.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -199,19 +199,19 @@ class LossWatch:
 
     def look(self, loss: Tensor) -> None:
         """Take a loss into account; call between its forward and its backward."""
-        if isinstance(loss, FakeTensor):
+        if not self.on_cuda or isinstance(loss, FakeTensor):
             return
         value = loss.detach().float()
         self.total = value if self.total is None else self.total + value
-        if self.on_cuda:
-            self.host = torch.empty((), pin_memory=True)
-            self.host.copy_(self.total.reshape(()), non_blocking=True)
-            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.copied.record()
+        self.host = torch.empty((), pin_memory=True)
+        self.host.copy_(self.total.reshape(()), non_blocking=True)
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.copied.record()
 
-    def all_finite(self) -> bool:
-        """Return whether every loss was finite; their sum is not where one was not."""
+    def all_finite(self, losses: dict[str, Tensor]) -> bool:
+        """Return whether every loss was finite; `losses`: their sums by name, for where nothing was copied."""
         if self.copied is not None:
             self.copied.synchronize()
-        total = self.total if self.host is None else self.host
-        return total is None or math.isfinite(float(total))
+            assert self.host is not None
+            return math.isfinite(float(self.host))
+        return all(isinstance(loss, FakeTensor) or math.isfinite(float(loss)) for loss in losses.values())
