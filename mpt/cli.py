@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "compare": ("compare", arguments.CompareArguments),
     "plan": ("plan", arguments.PlanArguments),
     "doctor": ("doctor", arguments.DoctorArguments),
+    "diff": ("diff", arguments.DiffArguments),
     "report": ("report", arguments.ReportArguments),
     "convert": ("convert", arguments.ConvertArguments),
     "validate": ("validate", arguments.ValidateArguments),
@@ -46,7 +47,8 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
 """Command -> its module in `mpt.commands` and what it may be asked."""
 CODES = (
     "Exit codes: 0 done, 2 configuration or command line, 3 data, 4 checkpoint refused, 5 input or output, "
-    "6 not finite, 7 out of memory or does not fit, 8 the gate of compare, 130 and 143 interrupted after saving."
+    "6 not finite, 7 out of memory or does not fit, 8 the gate of compare or a difference found by diff, "
+    "130 and 143 interrupted after saving."
 )
 
 

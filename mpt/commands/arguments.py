@@ -157,6 +157,32 @@ class DoctorArguments:
 
 
 @dataclass(frozen=True)
+class DiffArguments:
+    """Find where two configurations or runs first part, and why.
+
+    Both are trained for a few steps side by side, from the same seed or from the newest checkpoint that two runs have
+    in common to the bit. Exit code 0 where they are the same or differ by rounding, 8 where they part by more.
+    """
+
+    what: Annotated[tuple[str, ...], typer.Argument(metavar="A B [KEY=VALUE]")]
+    """Two of: a YAML file, a run, a checkpoint, a precision mode (then B is A in that mode)."""
+    variant: Annotated[str | None, typer.Option(metavar="KEY=VALUE")] = None
+    """In place of B: what is changed of A, several settings in quotes."""
+    steps: Annotated[int, typer.Option(min=1)] = 10
+    """Steps to take at most."""
+    seed: int | None = None
+    """The seed of both, where theirs should not count."""
+    dtype: str | None = None
+    """float16 or bfloat16: what a mode that may choose computes in; float16 on a CPU is computed as on a GPU."""
+    only_files: bool = False
+    """Compare what two runs left, and train nothing."""
+    device: Device = None
+    json: Json = False
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
+@dataclass(frozen=True)
 class ReportArguments:
     """Write a run's tables, plots and page anew."""
 

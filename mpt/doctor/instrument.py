@@ -98,6 +98,21 @@ class Result:
     sample: Tensor
     inputs: tuple[Tensor, ...] = ()
     """Samples of the floating inputs."""
+    shape: tuple[int, ...] = ()
+    scalars: str = ""
+    """The arguments that are no tensors."""
+    fingerprint: int = 0
+    """A checksum of all bits, where the step was watched exactly; else 0."""
+    inputs_fingerprint: int = 0
+
+    def has_bits_of(self, other: Result) -> bool:
+        """Return whether two results that were watched exactly are the same to the bit."""
+        return (
+            self.dtype == other.dtype
+            and self.shape == other.shape
+            and self.fingerprint == other.fingerprint
+            and torch.equal(self.sample.nan_to_num(), other.sample.nan_to_num())
+        )
 
     @property
     def key(self) -> tuple[str, str, bool, int]:
@@ -123,6 +138,16 @@ class Result:
         return f"{self.module}: {way}{self.operator} in {dtype}" + (f" ({self.line})" if self.line else "")
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What went into an operator."""
+
+    samples: tuple[Tensor, ...]
+    finite: bool
+    scalars: str
+    fingerprint: int
+
+
 @dataclass
 class Instrument:
     """What a step's operators did, in order."""
@@ -133,21 +158,34 @@ class Instrument:
     """The modules that are running, outermost first."""
     nodes: dict[Any, str] = field(default_factory=dict)
     """Autograd node -> the module that made it."""
+    exact: bool = False
+    """Whether every bit is to be known by a checksum, and not a sample's alone."""
 
-    def observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def before(self, func: Any, args: Any, kwargs: Any) -> Inputs | None:
+        """Note what goes into an operator, which may write over it; None for one that computes nothing."""
+        if func._overloadpacket in SILENT:
+            return None
+        leaves = tree_leaves((args, kwargs))
+        tensors = [
+            one.detach() for one in leaves if isinstance(one, Tensor) and one.is_floating_point() and one.numel()
+        ]
+        return Inputs(
+            samples=tuple(sample_of(one) for one in tensors),
+            finite=all(bool(torch.isfinite(one).all()) for one in tensors),
+            scalars=", ".join(repr(one) for one in leaves if isinstance(one, int | float | str)),
+            fingerprint=sum(fingerprint(one) for one in tensors) if self.exact else 0,
+        )
+
+    def observe(self, func: Any, inputs: Inputs | None, result: Any) -> None:
         """Note what an operator made."""
         outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
-        if not outputs or func._overloadpacket in SILENT:
+        if not outputs or inputs is None:
             return
         node = torch._C._current_autograd_node()
         is_backward = node is not None
         module = self.nodes.get(node, LOSS) if is_backward else self.modules[-1] if self.modules else LOSS
         operator = func._schema.name.removeprefix("aten::").rstrip("_")
         call = (module, operator, is_backward)
-        inputs = [
-            t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()
-        ]
-        finite_inputs = all(bool(torch.isfinite(one).all()) for one in inputs)
         for output in outputs:
             self.results.append(
                 measure(
@@ -157,8 +195,12 @@ class Instrument:
                     is_backward=is_backward,
                     line="" if is_backward else source_line(),
                     occurrence=self.calls[call],
-                    inputs_finite=finite_inputs,
-                    inputs=tuple(sample_of(one.detach()) for one in inputs),
+                    inputs_finite=inputs.finite,
+                    inputs=inputs.samples,
+                    shape=tuple(output.shape),
+                    scalars=inputs.scalars,
+                    fingerprint=fingerprint(output) if self.exact else 0,
+                    inputs_fingerprint=inputs.fingerprint,
                 )
             )
             self.calls[call] += 1
@@ -182,15 +224,16 @@ class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.instrument = instrument
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = self.instrument.before(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
-        self.instrument.observe(func, args, kwargs or {}, result)
+        self.instrument.observe(func, inputs, result)
         return result
 
 
 @contextmanager
-def observed(modules: Mapping[str, nn.Module]) -> Iterator[Instrument]:
+def observed(modules: Mapping[str, nn.Module], *, exact: bool = False) -> Iterator[Instrument]:
     """Watch every operator within the block; `modules` are the networks by name."""
-    instrument = Instrument()
+    instrument = Instrument(exact=exact)
     handles: list[Any] = []
 
     def enter(path: str) -> Any:
@@ -249,6 +292,12 @@ def sample_of(value: Tensor) -> Tensor:
     if flat.numel() > SAMPLE:
         flat = flat[torch.linspace(0, flat.numel() - 1, SAMPLE, device=flat.device).long()]
     return flat.float().cpu()
+
+
+def fingerprint(value: Tensor) -> int:
+    """Return the sum of a tensor's bit patterns: equal for equal bits, and hardly ever for others."""
+    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
+    return int(value.detach().contiguous().view(width).sum(dtype=torch.int64))
 
 
 def source_line() -> str:

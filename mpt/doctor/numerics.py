@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,8 @@ class Step:
     buffers: dict[str, Tensor]
     scale: float | None = None
     results: list[Result] = field(default_factory=list)
+    drawn: Batch = field(default_factory=dict)
+    """The batch with its random inputs."""
 
     @property
     def is_finite(self) -> bool:
@@ -182,34 +184,39 @@ def take_step(run: Run, phase: Phase, batch: Batch, *, watched: bool = False) ->
     dynamic = scaler is not None and scaler.dynamic
     before = scaler.scale if scaler is not None else None
     try:
-        step = _back_propagate(run, phase, batch, False) if dynamic or not watched else None
+        step = repeat_backward(run, phase, batch) if dynamic or not watched else None
         for _ in range(HALVINGS if dynamic else 0):
             assert step is not None
             assert scaler is not None
             if step.is_finite or not all(math.isfinite(value) for value in step.losses.values()):
                 break
             scaler.scale /= 2
-            step = _back_propagate(run, phase, batch, False)
-        return _back_propagate(run, phase, batch, True) if watched else step  # type: ignore[return-value]
+            step = repeat_backward(run, phase, batch)
+        return repeat_backward(run, phase, batch, watched=True) if watched else step  # type: ignore[return-value]
     finally:
         if scaler is not None and before is not None:
             scaler.scale = before
 
 
-def _back_propagate(run: Run, phase: Phase, batch: Batch, watched: bool) -> Step:
-    seed_everything(run.config.seed)
+def repeat_backward(
+    run: Run, phase: Phase, batch: Batch, *, watched: bool = False, exact: bool = False, reseeds: bool = True
+) -> Step:
+    """Take forward and backward of one update from the same random numbers, and undo what they leave behind.
+
+    Without `reseeds` the random numbers are those that come next. `exact` watches every bit (`observed`).
+    """
+    if reseeds:
+        seed_everything(run.config.seed)
     notes = run.task.snapshot()
     drop_gradients(run, phase)
     remember_buffers(run)
     scaler = run.precision.scalers.get(phase.name)
     scale = scaler.scale if scaler is not None else 1.0
-    half_on_cpu = run.device.type == "cpu" and run.precision.dtype == torch.float16
     try:
         drawn = draw_batch(run, phase, run.data.as_floats({name: t.to(run.device) for name, t in batch.items()}))
         with contextlib.ExitStack() as stack:
-            if half_on_cpu:
-                stack.enter_context(RoundedHalf())
-            seen = stack.enter_context(observed(run.task.modules)) if watched else None
+            stack.enter_context(half_as_on_a_gpu(run))
+            seen = stack.enter_context(observed(run.task.modules, exact=exact)) if watched else None
             losses = back_propagate(run, phase, drawn)
         own = {id(parameter) for parameter in phase.module.parameters()}
         gradients = {
@@ -232,7 +239,14 @@ def _back_propagate(run: Run, phase: Phase, batch: Batch, watched: bool) -> Step
         buffers=buffers,
         scale=None if scaler is None else scale,
         results=seen.results if seen is not None else [],
+        drawn=drawn,
     )
+
+
+def half_as_on_a_gpu(run: Run) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which a CPU computes float16 as a GPU does; nothing for other dtypes and devices."""
+    half_on_cpu = run.device.type == "cpu" and run.precision.dtype == torch.float16
+    return RoundedHalf() if half_on_cpu else contextlib.nullcontext()
 
 
 def named_parameters(run: Run) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -249,27 +263,35 @@ def named_buffers(run: Run) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.{key}", value
 
 
-@torch.no_grad()
 def rounded_step(run: Run, phase: Phase, batch: Batch, dtype: torch.dtype) -> Step:
     """Take a float32 step with weights and images moved by up to half a unit in the last place of a dtype."""
     amount = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0
-    numbers = torch.Generator().manual_seed(1)
+    with moved_weights(run, amount) as move:
+        return take_step(run, phase, {name: move(value) for name, value in batch.items()})
+
+
+@contextlib.contextmanager
+def moved_weights(run: Run, amount: float, seed: int = 1) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Move every weight by up to a share of itself within the block; yields what moves other tensors so."""
+    numbers = torch.Generator().manual_seed(seed)
 
     def moved(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
         noise = torch.rand(value.shape, generator=numbers) * 2 - 1
         return value * (1 + amount * noise.to(value.device))
 
     weights = [parameter for _, parameter in named_parameters(run)]
-    kept = [parameter.clone() for parameter in weights]
+    kept = [parameter.detach().clone() for parameter in weights]
     try:
-        for parameter in weights:
-            parameter.copy_(moved(parameter))
-        rounded = {name: moved(value) if value.is_floating_point() else value for name, value in batch.items()}
-        with torch.enable_grad():
-            return take_step(run, phase, rounded)
+        with torch.no_grad():
+            for parameter in weights:
+                parameter.copy_(moved(parameter))
+        yield moved
     finally:
-        for parameter, value in zip(weights, kept, strict=True):
-            parameter.copy_(value)
+        with torch.no_grad():
+            for parameter, value in zip(weights, kept, strict=True):
+                parameter.copy_(value)
 
 
 def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examination:
@@ -359,7 +381,7 @@ def find_culprit(true: Sequence[Result], seen: Sequence[Result]) -> Result | Non
         right = by_key.get(one.key)
         if right is None or not right.count:
             continue
-        error = _error_without_scale(one.sample, right.sample)
+        error = error_without_scale(one.sample, right.sample)
         if math.isnan(error):
             continue
         before = input_error(one.inputs, right.inputs)
@@ -370,7 +392,7 @@ def find_culprit(true: Sequence[Result], seen: Sequence[Result]) -> Result | Non
     return worst[1] if worst and worst[0] > JUMP else None
 
 
-def _error_without_scale(value: Tensor, true: Tensor) -> float:
+def error_without_scale(value: Tensor, true: Tensor) -> float:
     """Return the error of a sample that may be multiplied by a loss scale, which is a power of two."""
     direct = error_of(value, true)
     norm, right = float(value.norm()), float(true.norm())

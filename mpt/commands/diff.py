@@ -1,0 +1,221 @@
+"""`mpt diff A B`: the first step and the first operator or parameter where two trainings part, and why.
+
+Two runs are compared by their files first. Then both configurations are trained for some steps side by side: from the
+newest checkpoint that the runs have in common to the bit, else from the beginning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpt.commands.arguments import DiffArguments
+from mpt.commands.sides import Side, read_side, resolve_mode, vary
+from mpt.config.differences import ABSENT, Difference, find_differences
+from mpt.config.layers import write_override
+from mpt.errors import ConfigError, GateError
+from mpt.report.read_run import read_run
+
+if TYPE_CHECKING:
+    from mpt.doctor.parting import Comparison
+    from mpt.doctor.run_difference import RunDifference
+
+SILENT: tuple[str, ...] = (
+    "name",
+    "train.log_every",
+    "train.checkpoint_every",
+    "train.sample_every",
+    "train.evaluate_every",
+)
+SILENT += ("train.keep_last", "train.tensorboard", "train.plan_memory", "dataset.workers")
+"""Settings that change nothing of what is learnt."""
+
+
+def run(arguments: DiffArguments) -> None:
+    """Find where two trainings part. Raises GateError (exit 8) where they part by more than rounding."""
+    first, second = read_sides(arguments)
+    differences = [
+        one
+        for one in find_differences(first.config.to_data(), second.config.to_data())
+        if one.key not in SILENT and not is_default(one)
+    ]
+    files = compare_files(first, second)
+    known_same = files is not None and not files.differs and not differences
+    replayed = None if arguments.only_files or known_same else replay(arguments, first, second, differences, files)
+    record = {
+        "first": first.label,
+        "second": second.label,
+        "settings": [dataclasses.asdict(one) for one in differences],
+        "files": files.to_record() if files is not None else None,
+        "replay": replayed.to_record() if replayed is not None else None,
+        "verdict": verdict_of(files, replayed),
+    }
+    if arguments.json:
+        print(json.dumps(record, default=str))
+    else:
+        show(first, second, differences, files, replayed)
+    if record["verdict"] == "apart":
+        where = f" at step {replayed.beyond.step}" if replayed is not None and replayed.beyond is not None else ""
+        raise GateError(f"diff: {first.label} and {second.label} part{where} by more than rounding")
+
+
+def is_default(difference: Difference) -> bool:
+    """Return whether a setting is absent on one side and says nothing on the other."""
+    values = (difference.before, difference.now)
+    return ABSENT in values and any(value is None or value == [] for value in values)
+
+
+def read_sides(arguments: DiffArguments) -> tuple[Side, Side]:
+    """Return the two that are compared. Raises ConfigError unless they are two."""
+    overrides = [word for word in arguments.what if "=" in word]
+    words = [word for word in arguments.what if "=" not in word]
+    for key, value in (("train.device", arguments.device), ("seed", arguments.seed)):
+        if value is not None:
+            overrides.append(write_override(key, value))
+    wanted = 1 if arguments.variant is not None else 2
+    if len(words) != wanted:
+        raise ConfigError(
+            f"mpt diff: found {len(words)} of {wanted} to compare ({', '.join(words) or 'none'}); name two "
+            "configurations or runs, or one and --variant KEY=VALUE"
+        )
+    runs = Path(arguments.runs)
+    first = read_side(words[0], overrides, runs, arguments.allow)
+    if arguments.variant is not None:
+        return first, Side(
+            f"{words[0]} with {arguments.variant}", vary(first.config, arguments.variant, arguments.allow)
+        )
+    if resolve_mode(words[1]) is not None and not Path(words[1]).exists():
+        return first, Side(words[1], vary(first.config, f"precision={words[1]}", arguments.allow))
+    return first, read_side(words[1], overrides, runs, arguments.allow)
+
+
+def compare_files(first: Side, second: Side) -> RunDifference | None:
+    """Compare what two runs left; None where one of the two is no run."""
+    from mpt.doctor.run_difference import compare_runs
+
+    if first.run is None or second.run is None:
+        return None
+    if first.run.path == second.run.path:
+        raise ConfigError(f"mpt diff: {first.label} and {second.label} are the same run")
+    return compare_runs(read_run(first.run.path), read_run(second.run.path))
+
+
+def replay(
+    arguments: DiffArguments,
+    first: Side,
+    second: Side,
+    differences: list[Difference],
+    files: RunDifference | None,
+) -> Comparison:
+    """Train both for some steps side by side."""
+    from mpt.doctor.lockstep import Training
+    from mpt.doctor.numerics import as_on_a_gpu
+    from mpt.doctor.parting import Lockstep
+    from mpt.engine.build import build_datasets, choose_device
+    from mpt.run import checkpoint
+
+    trainings, states = [], []
+    for side in (first, second):
+        config = as_on_a_gpu(side.config, arguments.dtype) if arguments.dtype else side.config
+        training = Training(config, choose_device(config.train.device), build_datasets(config)[0])
+        if side.checkpoint is not None:
+            states.append(checkpoint.load(side.checkpoint))
+        elif files is not None and files.common is not None:
+            states.append(files.common)
+        trainings.append(training)
+    start = 0
+    if states:
+        if len(states) != 2 or states[0].step != states[1].step:
+            raise ConfigError("mpt diff: name two checkpoints of one step, or neither")
+        start = states[0].step
+        for training, state in zip(trainings, states, strict=True):
+            training.restore(state.state)
+    return Lockstep(trainings[0], trainings[1], differences).compare(start, arguments.steps)
+
+
+def verdict_of(files: RunDifference | None, replayed: Comparison | None) -> str:
+    """Return `same`, `rounding` or `apart`."""
+    if replayed is not None and replayed.beyond is not None:
+        return "apart"
+    if replayed is not None and replayed.bits is not None:
+        return "rounding"
+    if files is not None and files.differs:
+        return "apart"
+    return "same"
+
+
+def show(
+    first: Side,
+    second: Side,
+    differences: list[Difference],
+    files: RunDifference | None,
+    replayed: Comparison | None,
+) -> None:
+    """Print what was found."""
+    print(f"A: {first.label}\nB: {second.label}")
+    print(f"settings that differ: {', '.join(map(str, differences)) or 'none that training sees'}")
+    if files is not None:
+        show_files(files)
+    if replayed is None:
+        if files is not None and not files.differs:
+            print("the same to the bit, as far as the runs kept it")
+        return
+    print(f"trained side by side: {replayed.steps} steps from step {replayed.start}")
+    for note in replayed.notes:
+        print(f"note: {note}")
+    if replayed.bits is None:
+        print("the same to the bit")
+        if files is not None and files.differs:
+            where = "; ".join(files.environment) or "it is not recorded what"
+            print(f"so what the runs differ in was not the configuration but what they ran on: {where}")
+    else:
+        print(f"first difference: {replayed.bits.describe()}")
+    if replayed.beyond is not None:
+        if replayed.beyond is not replayed.bits:
+            print(f"beyond rounding: {replayed.beyond.describe()}")
+        else:
+            print("it is more than rounding")
+    elif replayed.bits is not None:
+        print("never more than rounding explains")
+    show_rows(replayed.rows)
+
+
+def show_files(files: RunDifference) -> None:
+    """Print what two runs' files say."""
+    for line in files.environment:
+        print(f"made with {line}")
+    for name, found in (("logged losses", files.logged), ("evaluations", files.evaluated)):
+        if found:
+            values = f"{found['first']} against {found['second']}"
+            print(f"{name} differ first at step {found['step']}: {found['name']} {values}")
+        else:
+            print(f"{name}: the same wherever both have them")
+    for row in files.checkpoints:
+        said = (
+            "the same to the bit" if not row["differing"] else f"{row['differing']} of {row['tensors']} tensors differ"
+        )
+        largest = row["largest"]
+        if largest is not None:
+            said += f", most {largest['name']} by {largest['apart']:.2%}"
+        print(f"checkpoint {row['step']}: {said}")
+    for note in files.notes:
+        print(f"note: {note}")
+
+
+def show_rows(rows: list[dict[str, Any]]) -> None:
+    """Print a table of the steps."""
+    if not rows:
+        return
+    names = list(rows[0]["losses"][0])
+    width = max(24, *(len(name) + 2 for name in names))
+    print(f"{'step':>6}  {'loss':<{width}}{'A':>14}{'B':>14}{'weights apart':>16}{'rounding':>12}")
+    for row in rows:
+        apart = f"{row['weights_apart']:.1e}"
+        rounding = "-" if row["rounding"] is None else f"{row['rounding']:.1e}"
+        for index, (name, value) in enumerate(row["losses"][0].items()):
+            other = row["losses"][1].get(name)
+            shown = "-" if other is None else f"{other:.6g}"
+            more = f"{apart:>16}{rounding:>12}" if not index else ""
+            print(f"{row['step'] if not index else '':>6}  {name:<{width}}{value:>14.6g}{shown:>14}{more}")

@@ -1,0 +1,80 @@
+"""What a user names to be held against each other: configurations, runs, precision modes, changes of one of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpt.config.load import change_precision, load_config
+from mpt.config.messages import nearest
+from mpt.config.precision_names import resolve_precision_name
+from mpt.config.registry import INSTALLED
+from mpt.config.schema import Config
+from mpt.errors import CheckpointError, ConfigError
+from mpt.run.layout import RunDirectory, find_run
+
+YAML = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of them. `run` and `checkpoint` are set where a run or one of its checkpoints was named."""
+
+    label: str
+    config: Config
+    run: RunDirectory | None = None
+    checkpoint: Path | None = None
+
+
+def resolve_mode(word: str) -> str | None:
+    """Return the canonical name of a precision mode, None if the word is none."""
+    known = INSTALLED.names("precision")
+    name = resolve_precision_name(word, known)[0]
+    return name if name in known else None
+
+
+def suggest(word: str, known: Sequence[str]) -> str:
+    """Return a hint at the known word that was probably meant."""
+    guess = nearest(word, known)
+    return f"; did you mean {guess}?" if guess else ""
+
+
+def is_config(word: str) -> bool:
+    """Return whether a word names a YAML file or a shipped configuration."""
+    return word.endswith(YAML) or word.startswith("@")
+
+
+def read_side(word: str, overrides: Sequence[str], runs: Path, allow: Sequence[str]) -> Side:
+    """Return the configuration or the run that a word names. Raises MptError for one that there is not."""
+    if is_config(word):
+        return Side(word, load_config(Path(word), overrides, allow=allow))
+    try:
+        directory, chosen = find_run(word, runs)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} A configuration is named by its file, which ends in .yaml.") from error
+    if not directory.config_path.is_file():
+        raise CheckpointError(f"{directory.path} has no config.yaml, so it cannot be trained again.")
+    return Side(word, load_config(directory.config_path, overrides, allow=allow), directory, chosen)
+
+
+def vary(base: Config, variant: str, allow: Sequence[str]) -> Config:
+    """Return a configuration with settings changed, written `KEY=VALUE KEY=VALUE`, or in a precision mode by name."""
+    try:
+        words = shlex.split(variant)
+    except ValueError as error:
+        raise ConfigError(f"--variant: found {variant!r}, whose quotes do not close") from error
+    if not words:
+        raise ConfigError("--variant: found nothing; write KEY=VALUE, several in quotes")
+    granted = [*allow, *([base.model.name.split(":")[0]] if ":" in base.model.name else [])]
+    rest = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key.strip() in ("precision", "precision.mode") and resolve_mode(value.strip()):
+            base = change_precision(base, value.strip())
+        elif not equals:
+            raise ConfigError(f"--variant: found {word!r}; write KEY=VALUE, several in quotes")
+        else:
+            rest.append(word)
+    return load_config(base.to_data(), rest, allow=granted) if rest else base

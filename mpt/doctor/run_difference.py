@@ -1,0 +1,123 @@
+"""Two finished runs compared by what they left: environment, logged losses, evaluations, checkpoints. No training.
+
+What they logged tells the first step at which they were seen to differ; the checkpoints they share tell the last state
+that was the same to the bit, from which a replay can set out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mpt.errors import CheckpointError
+from mpt.report.read_run import RunRecord, number
+from mpt.run import checkpoint
+from mpt.run.checkpoint import LoadedCheckpoint
+from mpt.run.layout import RunDirectory
+from mpt.run.retention import list_steps
+from mpt.run.state import pack
+
+ENVIRONMENT = ("mpt", "torch", "python", "cuda", "cudnn", "processor", "devices", "threads", "commit")
+
+
+@dataclass
+class RunDifference:
+    """What the files of two runs say."""
+
+    environment: list[str] = field(default_factory=list)
+    """What the runs were made with and differs."""
+    logged: dict[str, Any] = field(default_factory=dict)
+    """The first logged step whose losses differ: step, name, both values; empty where none does."""
+    evaluated: dict[str, Any] = field(default_factory=dict)
+    last_equal_log: int | None = None
+    """The last logged step up to which everything is the same."""
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    """Shared checkpoints: step, how many tensors differ, the first of them and how far it is apart."""
+    common: LoadedCheckpoint | None = None
+    """The newest checkpoint whose state both have to the bit."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the files show any difference of what was trained."""
+        return bool(self.logged or self.evaluated or any(row["differing"] for row in self.checkpoints))
+
+    def to_record(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        kept = {name: value for name, value in vars(self).items() if name != "common"}
+        return asdict(RunDifference(**kept)) | {"common": self.common.step if self.common is not None else None}
+
+
+def compare_runs(one: RunRecord, other: RunRecord) -> RunDifference:
+    """Compare two runs by their files."""
+    found = RunDifference()
+    for name in sorted({*one.environment, *other.environment} & {*ENVIRONMENT}):
+        values = one.environment.get(name), other.environment.get(name)
+        if values[0] != values[1]:
+            found.environment.append(f"{name}: {values[0]} against {values[1]}")
+    rows = {int(number(line.get("step"))): line for line in other.train}
+    for line in one.train:
+        step = int(number(line.get("step")))
+        if step not in rows:  # logged at other intervals
+            continue
+        difference = first_difference(line.get("losses"), rows[step].get("losses"))
+        if difference is not None:
+            found.logged = {"step": step, **difference}
+            break
+        found.last_equal_log = step
+    rows = {int(number(line.get("step"))): line for line in other.evaluations}
+    for line in one.evaluations:
+        step = int(number(line.get("step")))
+        difference = first_difference(line.get("metrics"), rows.get(step, {}).get("metrics")) if step in rows else None
+        if difference is not None:
+            found.evaluated = {"step": step, **difference}
+            break
+    compare_checkpoints(RunDirectory(one.path), RunDirectory(other.path), found)
+    return found
+
+
+def first_difference(one: Any, other: Any) -> dict[str, Any] | None:
+    """Return the first figure that differs between two mappings."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return None
+    for name, value in one.items():
+        values = number(value), number(other.get(name))
+        if values[0] != values[1] and not all(math.isnan(each) for each in values):
+            return {"name": name, "first": value, "second": other.get(name)}
+    return None
+
+
+def compare_checkpoints(one: RunDirectory, other: RunDirectory, found: RunDifference) -> None:
+    """Compare the checkpoints of the steps that both runs kept, oldest first."""
+    for step in sorted(set(list_steps(one)) & set(list_steps(other))):
+        try:
+            loaded = [checkpoint.load(side.checkpoint_path(step)) for side in (one, other)]
+        except CheckpointError as error:
+            found.notes.append(str(error))
+            continue
+        first, second = ({**side.state, "loop": {}} for side in loaded)
+        packed = [pack(side) for side in (first, second)]
+        tensors = [one_of[1] for one_of in packed]
+        weights = [name for name in tensors[0] if name.startswith("modules")]
+        missing = sorted(tensors[0].keys() ^ tensors[1].keys())
+        differing = [
+            name
+            for name in sorted(tensors[0].keys() & tensors[1].keys(), key=lambda name: (name not in weights, name))
+            if tensors[0][name].shape != tensors[1][name].shape
+            or not bool((tensors[0][name] == tensors[1][name]).all())
+        ] + missing
+        row: dict[str, Any] = {"step": step, "tensors": len(tensors[0]), "differing": len(differing), "largest": None}
+        apart = {}
+        for name in differing:
+            if name in weights and name in tensors[1] and tensors[0][name].shape == tensors[1][name].shape:
+                value, now = tensors[0][name].float(), tensors[1][name].float()
+                scale = float(value.norm())
+                apart[name] = float((now - value).norm()) / scale if scale else math.inf
+        if apart:
+            worst = max(apart, key=lambda name: apart[name])
+            row["largest"] = {"name": worst, "apart": apart[worst]}
+        found.checkpoints.append(row)
+        if not differing and packed[0][0] == packed[1][0]:
+            found.common = loaded[0]

@@ -1,0 +1,159 @@
+"""`mpt diff` finds where two trainings part, says why, and takes rounding for what it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mpt.commands import diff, train
+from mpt.commands.arguments import DiffArguments, TrainArguments
+from mpt.errors import CheckpointError, ConfigError, GateError
+
+BASE: dict[str, Any] = {
+    "model": {"name": "small_cnn", "image_size": 16, "features": 8},
+    "dataset": "digits",
+    "precision": "fp32",
+    "train": {
+        "steps": 6,
+        "batch_size": 32,
+        "checkpoint_every": 3,
+        "keep_last": 5,
+        "log_every": 1,
+        "plan_memory": False,
+    },
+}
+NETS = """
+from torch import nn
+
+def net(eps=1e-5, activation=nn.ReLU):
+    return lambda classes: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, eps=eps), activation(), nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(), nn.Linear(64, classes))
+
+def plain(num_classes): return net()(num_classes)
+def other_eps(num_classes): return net(eps=1e-1)(num_classes)
+def gelu(num_classes): return net(activation=nn.GELU)(num_classes)
+"""
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "base.yaml"
+    path.write_text(yaml.safe_dump(BASE))
+    return path
+
+
+@pytest.fixture
+def ask(base: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
+    def ask(*what: str, code: int = 0, **options: Any) -> dict[str, Any]:
+        arguments = DiffArguments(what or (str(base),), json=True, **{"steps": 3, **options})
+        if code:
+            with pytest.raises(GateError):
+                diff.run(arguments)
+        else:
+            diff.run(arguments)
+        return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+    return ask
+
+
+def test_a_configuration_and_itself_and_an_exact_trick_are_the_same_to_the_bit(ask: Ask, base: Path) -> None:
+    for told in (ask(str(base), str(base)), ask(variant="memory.recompute=all")):
+        assert told["verdict"] == "same"
+        assert told["replay"]["bits"] is None
+        assert len(told["replay"]["rows"]) == 3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_healthy_lower_precision_differs_by_rounding_first_in_a_product(ask: Ask, base: Path, dtype: str) -> None:
+    told = ask(str(base), "amp", dtype=dtype)
+    assert told["verdict"] == "rounding"
+    first = told["replay"]["bits"]
+    assert first["where"].startswith("net.stages.0.0: convolution in float32 (small_cnn.py:")
+    assert (first["first"], first["second"]) == ("float32", dtype)
+    assert first["reason"] == "dtype: precision fp32 against amp"
+    assert told["replay"]["beyond"] is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind", "reason"),
+    [
+        ("optimizer.lr=1.1e-3", "update", "the update: optimizer.lr 0.001 -> 0.0011"),
+        ("memory.micro_batch=8", "gradient", "BatchNorm's batch: 32 samples at a time against 8"),
+        ("seed=1", "weights", "other random numbers: seed 0 against 1"),
+        ("model.features=4", "network", "other networks: model.features 8 -> 4"),
+        ("train.batch_size=16", "batch", "other data: train.batch_size 32 -> 16"),
+    ],
+)
+def test_what_is_more_than_rounding_is_told_with_its_reason(ask: Ask, variant: str, kind: str, reason: str) -> None:
+    told = ask(variant=variant, code=8)
+    assert told["verdict"] == "apart"
+    assert told["replay"]["beyond"]["step"] == 0
+    assert (told["replay"]["beyond"]["kind"], told["replay"]["beyond"]["reason"]) == (kind, reason)
+
+
+def test_the_operator_that_loses_precision_is_named_behind_those_that_only_round(ask: Ask, tmp_path: Path) -> None:
+    model = {"name": "scripts.planted_faults:plant_variance_by_difference", "image_size": 16, "channels": 1}
+    path = tmp_path / "planted.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "model": model}))
+    told = ask(str(path), "amp", dtype="float16", allow=("scripts",), code=8)
+    assert "addmm" in told["replay"]["bits"]["where"]
+    assert told["replay"]["beyond"]["where"].startswith("net.planted: sub in float32 (planted_faults.py:")
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "reason"),
+    [("other_eps", "net.1: native_batch_norm", "another setting of it"), ("gelu", "net.2: ", "another operator runs")],
+)
+def test_another_setting_of_an_operator_and_another_operator_are_told(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str, reason: str
+) -> None:
+    (tmp_path / "parted_nets.py").write_text(NETS)
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = []
+    for chosen in ("plain", name):
+        model = {"name": f"parted_nets:{chosen}", "image_size": 16, "channels": 1}
+        paths.append(tmp_path / f"{chosen}.yaml")
+        paths[-1].write_text(yaml.safe_dump({**BASE, "model": model}))
+    told = ask(*map(str, paths), allow=("parted_nets",), code=8)
+    assert told["replay"]["beyond"]["where"].startswith(where)
+    assert told["replay"]["beyond"]["reason"].startswith(reason)
+
+
+def test_runs_are_compared_by_their_files_and_then_from_the_state_they_share(ask: Ask, base: Path) -> None:
+    def run(name: str, *overrides: str, resume: str | None = None) -> None:
+        train.run(TrainArguments(base, overrides, name=name, quiet=True, resume=resume))
+
+    run("one")
+    shutil.copytree("runs/one", "runs/other")
+    shutil.copytree("runs/one", "runs/twin")
+    shutil.rmtree("runs/other/checkpoints/step-00000006")
+    run("other", "optimizer.lr=3e-3", resume="runs/other/checkpoints/step-00000003")
+    told = ask("one", "twin")
+    assert told["verdict"] == "same"
+    assert told["replay"] is None
+    told = ask("one", "other", code=8)
+    assert told["files"]["logged"]["step"] == 5
+    assert told["files"]["common"] == 3
+    assert [row["differing"] > 0 for row in told["files"]["checkpoints"]] == [False, False, True]
+    assert told["replay"]["beyond"]["step"] == 3
+    assert told["replay"]["beyond"]["reason"] == "the update: optimizer.lr 0.001 -> 0.003"
+    assert ask("one", "other", only_files=True, code=8)["replay"] is None
+
+
+def test_what_cannot_be_compared_is_refused_in_words(base: Path) -> None:
+    with pytest.raises(ConfigError, match="found 1 of 2 to compare"):
+        diff.run(DiffArguments((str(base),)))
+    with pytest.raises(ConfigError, match="write KEY=VALUE"):
+        diff.run(DiffArguments((str(base),), variant="amp"))
+    with pytest.raises(CheckpointError, match="A configuration is named by its file"):
+        diff.run(DiffArguments((str(base), "nothing")))
