@@ -432,6 +432,9 @@ class MemoryTrick:
     def attach(self, run: Run) -> None:
         """Change the built run, before its first step."""
 
+    def fold(self, modules: Mapping[str, nn.Module]) -> None:
+        """Take out of trained networks what was put into them, for export: adapters become part of their weights."""
+
     def abandon(self, phase: Phase) -> None:
         """Forget what was begun of a phase's update that failed and will be repeated."""
 

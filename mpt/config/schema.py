@@ -44,6 +44,10 @@ class Train(Options):
     """How many of the newest checkpoints stay on disk, beside the best one."""
     sample_every: int = Field(0, ge=0)
     """Steps between sample grids, the first before training; 0 writes one at the end only."""
+    freeze: list[str] = Field(default_factory=list)
+    """Globs over dotted parameter names (`net.layer1.*`) that stay as they were loaded: no gradient, no state."""
+    frozen_norm: Literal["eval", "train"] = "eval"
+    """Whether frozen BatchNorm layers normalise by the statistics they were loaded with, or by the batch's."""
     on_non_finite: Literal["stop", "skip", "rollback"] = "rollback"
     """At a loss or gradient that is NaN or infinite without a loss scaler to blame: stop, skip the step, or go back."""
     max_rollbacks: int = Field(3, ge=0)

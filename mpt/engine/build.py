@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
+from mpt.engine.freezing import freeze
 from mpt.engine.initial_weights import load_initial_weights
 from mpt.errors import ConfigError, DataError
 from mpt.optim.groups import check_globs, group_parameters
@@ -115,6 +116,8 @@ def build_run(
     task: Task = config.task.member("build")(
         config.task.native_settings(), config.model.native_settings(), modules, data, precision
     )
+    if trains and (frozen := freeze(task, config.train.freeze, config.train.frozen_norm)):
+        messages.append(frozen)
     tricks: list[MemoryTrick] = []
     for name, settings in config.memory.tricks.items():
         plugin = config.memory.plugins[name]

@@ -56,10 +56,11 @@ def restore_optimizer(run: Run, name: str, optimizer: Optimizer, saved: Mapping[
 
     Raises KeyError or ValueError for a state of other parameters.
     """
-    order = [f"{name}.{key}" for key, p in run.task.trainable[name].named_parameters() if p.requires_grad]
+    every = {f"{name}.{key}": p.requires_grad for key, p in run.task.trainable[name].named_parameters()}
+    trained = [key for key, is_trained in every.items() if is_trained]
     kept = {"lr_scale", *type(run.optimizer_settings[name]).model_fields} - {"lr"}
     built = [{key: value for key, value in group.items() if key in kept} for group in optimizer.param_groups]
-    optimizer.load_state_dict(fit_saved_groups(dict(saved), optimizer, order))
+    optimizer.load_state_dict(fit_saved_groups(dict(saved), optimizer, trained, list(every)))
     for group, settings in zip(optimizer.param_groups, built, strict=True):
         group.update(settings)
 

@@ -79,10 +79,15 @@ def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
 
 
 def rebuild(trained: Trained, mode: str, dtype: str | None = None) -> Run:
-    """Build a trained run again in another precision mode, with its weights and its `keep_fp32`."""
+    """Build a trained run again in another precision mode, with its weights and its `keep_fp32`.
+
+    What memory tricks have put into the networks (adapters) is folded into the weights.
+    """
     config = in_dtype(change_precision(trained.config, mode), dtype)
     run = build_run(config, trained.run.device, trained.train_data.spec, trains=False)
     restore_modules(run, trained.loaded.state)
+    for trick in run.tricks:
+        trick.fold(run.task.modules)
     return run
 
 

@@ -30,10 +30,11 @@ def group_parameters(
     """Return a trained module's parameters, in groups where the settings ask for any.
 
     `parameters` are those that the optimizer updates, one for each of the module's that require gradients and in their
-    order (masters under O2); `name` is the module's, with which the dotted names begin. Groups without an `lr_scale`
-    come first. Raises ConfigError where the optimizer has no such setting.
+    order (masters under O2); `name` is the module's, with which the dotted names begin. Where some are frozen there is a
+    group too, for its names: a resume may freeze others. Groups without an `lr_scale` come first. Raises ConfigError where the optimizer has no such setting.
     """
-    if not settings.parts and not settings.no_decay and not settings.splits_matrices:
+    some_frozen = any(not parameter.requires_grad for parameter in module.parameters())
+    if not settings.parts and not settings.no_decay and not settings.splits_matrices and not some_frozen:
         return list(parameters)
     names = [f"{name}.{key}" for key, parameter in module.named_parameters() if parameter.requires_grad]
     assert len(names) == len(parameters), "a precision mode must keep the module's order of parameters"
@@ -93,18 +94,24 @@ def check_settings(group: dict[str, Any], settings: OptimizerOptions) -> None:
             )
 
 
-def fit_saved_groups(saved: dict[str, Any], optimizer: Optimizer, module_order: Sequence[str]) -> dict[str, Any]:
+def fit_saved_groups(
+    saved: dict[str, Any], optimizer: Optimizer, trained: Sequence[str], every: Sequence[str]
+) -> dict[str, Any]:
     """Return a saved optimizer state in the groups of this optimizer, by the parameters' names.
 
-    `module_order` are the names where there are no groups. So a run may be resumed with other `optimizer.parts`.
-    Raises ValueError where the parameters are not the same.
+    `trained` and `every` are the names of the module's parameters, without and with those that are frozen, for states
+    without groups. So a run may be resumed with other `optimizer.parts`, and with other parts frozen: what was frozen
+    has no state yet. Raises ValueError where the parameters are of another module.
     """
-    own, old = (names_of(groups, module_order) for groups in (optimizer.param_groups, saved["param_groups"]))
+    own = names_of(optimizer.param_groups, trained)
+    count = sum(len(group["params"]) for group in saved["param_groups"])
+    old = names_of(saved["param_groups"], every if count == len(every) else trained)
     sizes = [[len(group["params"]) for group in groups] for groups in (optimizer.param_groups, saved["param_groups"])]
     if own == old and sizes[0] == sizes[1]:
         return saved
-    if set(own) != set(old):
-        raise ValueError(f"it is for other parameters ({next(iter(set(own) ^ set(old)))}, for one)")
+    unknown = sorted((set(own) ^ set(old)) - set(every))
+    if unknown or len(old) != count:
+        raise ValueError(f"it is for other parameters ({unknown[0] if unknown else f'{count} of them'}, for one)")
     old_indices = [index for group in saved["param_groups"] for index in group["params"]]
     by_name = {
         name: saved["state"][index] for name, index in zip(old, old_indices, strict=True) if index in saved["state"]

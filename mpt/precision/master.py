@@ -163,7 +163,7 @@ class HalfWeights(Policy):
         if parameter not in self._twins:
             half = nn.Parameter(parameter.detach().to(self.dtype), requires_grad=parameter.requires_grad)
             self._twins[parameter] = half
-            if self.keeps_masters:
+            if self.keeps_masters and parameter.requires_grad:  # what is frozen is never added to
                 self.masters[half] = parameter
                 half.grad_dtype = torch.float32
         return self._twins[parameter]

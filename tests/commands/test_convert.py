@@ -142,3 +142,20 @@ def test_a_damaged_checkpoint_that_is_passed_over_is_named_with_the_one_used(cla
     said = capsys.readouterr().err
     assert "step-00000002 is refused" in said
     assert "step-00000001 is used instead" in said
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "onnx"])
+def test_adapters_are_added_into_the_weights_of_an_export(make_classifier, tmp_path, kind):
+    run = make_classifier("memory.lora={rank: 2, full: []}")
+    if kind == "onnx":
+        pytest.importorskip("onnxscript", reason="the exporter needs it")
+        pytest.importorskip("onnx", reason="the exporter needs it")
+        go(run, tmp_path, to="onnx", half=False)
+        import onnx
+
+        names = [tensor.name for tensor in onnx.load(run / "classifier.onnx").graph.initializer]
+    else:
+        go(run, tmp_path, half=False, to=kind)
+        names = list(load_weights_file(run / "classifier.safetensors"))
+    assert names
+    assert not any("lora" in name for name in names)
