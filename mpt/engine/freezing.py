@@ -57,4 +57,3 @@ def frozen_norms(name: str, network: nn.Module, globs: Sequence[str]) -> list[nn
         and module.running_mean is not None
         and matches(f"{name}.{key}.{'weight' if module.affine else 'running_mean'}", globs)
     ]
-

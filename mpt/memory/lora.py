@@ -53,16 +53,17 @@ class Adapted(nn.Module):
     """(rank, in)"""
     lora_b: nn.Parameter | None
     """(out, rank)"""
-    weight: nn.Parameter
     lora_factor: float
 
     def fold(self) -> None:
         """Add the adapter into the weight and drop it."""
         if self.lora_a is None or self.lora_b is None:
             return
+        weight = self.weight
+        assert isinstance(weight, Tensor)
         change = self.lora_factor * (self.lora_b.float() @ self.lora_a.float())
         with torch.no_grad():
-            self.weight.copy_(self.weight.float() + change.view_as(self.weight))
+            weight.copy_(weight.float() + change.view_as(weight))
         self.lora_a = self.lora_b = None
 
 
@@ -123,11 +124,8 @@ class Lora(MemoryTrick):
                 continue
             if self.is_full(f"{full_name}.weight") or not key:
                 continue
-            if type(module) is nn.Linear:
+            if type(module) is nn.Linear or (type(module) is nn.Conv2d and is_pointwise(module)):
                 yield key, module
-            elif type(module) is nn.Conv2d and module.kernel_size == (1, 1) and module.groups == 1:
-                if module.padding in ((0, 0), 0, "valid"):
-                    yield key, module
 
     def is_full(self, parameter_name: str) -> bool:
         """Return whether a parameter is trained as it is."""
@@ -141,9 +139,9 @@ class Lora(MemoryTrick):
         bound = 1 / math.sqrt(weight.shape[1])  # nn.Linear's own, as in the published code
         down = torch.empty(rank, weight.shape[1]).uniform_(-bound, bound, generator=generator)
         layer.__class__ = AdaptedLinear if isinstance(layer, nn.Linear) else AdaptedConv2d
-        layer.lora_a = nn.Parameter(down.to(weight.device, weight.dtype), trained)  # type: ignore[assignment]
+        layer.lora_a = nn.Parameter(down.to(weight.device, weight.dtype), trained)
         up = torch.zeros(weight.shape[0], rank, dtype=weight.dtype, device=weight.device)
-        layer.lora_b = nn.Parameter(up, trained)  # type: ignore[assignment]
+        layer.lora_b = nn.Parameter(up, trained)
         layer.lora_factor = (self.settings.alpha or 2 * rank) / rank  # type: ignore[assignment]
 
     def attach(self, run: Run) -> None:
@@ -161,6 +159,11 @@ class Lora(MemoryTrick):
             for layer in module.modules():
                 if isinstance(layer, Adapted):
                     layer.fold()
+
+
+def is_pointwise(layer: nn.Conv2d) -> bool:
+    """Return whether a convolution is a matrix product at each place."""
+    return layer.kernel_size == (1, 1) and layer.groups == 1 and layer.padding in ((0, 0), "valid")
 
 
 def twins(network: nn.Module, task: Task) -> list[nn.Module]:

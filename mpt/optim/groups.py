@@ -30,8 +30,9 @@ def group_parameters(
     """Return a trained module's parameters, in groups where the settings ask for any.
 
     `parameters` are those that the optimizer updates, one for each of the module's that require gradients and in their
-    order (masters under O2); `name` is the module's, with which the dotted names begin. Where some are frozen there is a
-    group too, for its names: a resume may freeze others. Groups without an `lr_scale` come first. Raises ConfigError where the optimizer has no such setting.
+    order (masters under O2); `name` is the module's, with which the dotted names begin. Where some are frozen there is
+    a group too, for its names: a resume may freeze others. Groups without an `lr_scale` come first. Raises ConfigError
+    where the optimizer has no such setting.
     """
     some_frozen = any(not parameter.requires_grad for parameter in module.parameters())
     if not settings.parts and not settings.no_decay and not settings.splits_matrices and not some_frozen:

@@ -84,7 +84,8 @@ def test_one_network_of_two_may_be_frozen_in_part() -> None:
     gen = run.task.trainable["gen"]
     frozen = [name for name, parameter in gen.named_parameters() if not parameter.requires_grad]
     mechanism.train(run, [batch()])
-    assert frozen and [name for name, parameter in gen.named_parameters() if not parameter.requires_grad] == frozen
+    assert frozen
+    assert [name for name, parameter in gen.named_parameters() if not parameter.requires_grad] == frozen
 
 
 def test_globs_that_match_nothing_or_everything_are_refused() -> None:
