@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
+from mpt.engine.averages import describe as describe_averages
 from mpt.engine.freezing import freeze
 from mpt.engine.initial_weights import load_initial_weights
 from mpt.errors import ConfigError, DataError
@@ -148,6 +149,7 @@ def build_run(
         messages=messages,
         notes=list(precision.notes),
     )
+    run.notes += describe_averages(run)
     for trick in sorted(tricks, key=lambda one: not one.replaces_optimizers) if trains else ():
         trick.attach(run)
     return run

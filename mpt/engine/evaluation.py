@@ -15,20 +15,24 @@ import torch
 from mpt.data.images import write_grid
 from mpt.data.loader import Loader, to_device
 from mpt.data.seeds import mix
+from mpt.engine.averages import averaged
 from mpt.run.layout import RunDirectory
 from mpt.seams import Batch, Dataset, Evidence, Inference, Run
 
 
 @contextlib.contextmanager
 def apart_from_training(run: Run) -> Iterator[None]:
-    """Put the networks in evaluation mode and switch gradients off; training modes and random generators come back."""
+    """Put the networks in evaluation mode, with the weights to evaluate, and switch gradients off.
+
+    Training weights, training modes and random generators come back.
+    """
     roots = [*run.task.modules.values(), *run.task.trainable.values()]
     modes = {module: module.training for root in roots for module in root.modules()}
     devices = [run.device.index or 0] if run.device.type == "cuda" else []
     try:
         for root in roots:
             root.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with averaged(run), torch.no_grad(), torch.random.fork_rng(devices=devices):
             torch.manual_seed(run.config.seed)
             yield
     finally:

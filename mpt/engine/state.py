@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mpt.engine.averages import modules_to_save
 from mpt.errors import CheckpointError
 from mpt.optim.groups import fit_saved_groups
 from mpt.run.state_checks import compare_keys
@@ -24,9 +25,14 @@ NumpyState = tuple[str, numpy.ndarray[Any, Any], int, int, float]
 
 
 def capture(run: Run) -> dict[str, Any]:
-    """Return the state of modules, task, optimizers, scalers and random generators. Tensors are not copied."""
+    """Return the state of modules, task, optimizers, scalers and random generators. Tensors are not copied.
+
+    Modules have the weights to evaluate. Where an optimizer trains others, those are beside, in `training_weights`.
+    """
+    modules, training = modules_to_save(run)
     return {
-        "modules": {name: dict(run.precision.module_state(module)) for name, module in run.task.modules.items()},
+        "modules": modules,
+        **({"training_weights": training} if training else {}),
         "task": run.task.state_dict(),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in run.optimizers.items()},
         "precision": run.precision.state_dict(),
@@ -39,7 +45,9 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
 
     Raises CheckpointError listing what is missing, unexpected or of another shape.
     """
-    restore_modules(run, state)
+    training = state.get("training_weights", {})
+    modules = {name: {**own, **training.get(name, {})} for name, own in state["modules"].items()}
+    restore_modules(run, {"modules": modules})
     run.task.load_state_dict(state["task"])
     for name, optimizer in run.optimizers.items():
         try:

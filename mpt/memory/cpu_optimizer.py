@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
+from mpt.optim.averaging import AveragingOptimizer
 from mpt.seams import MemoryTrick, Run
 
 CONFLICTS = {
@@ -108,11 +109,16 @@ class CpuOptimizer(MemoryTrick):
 
 
 def refuse_own_steps(run: Run, trick: str) -> None:
-    """Raise ConfigError under a precision mode that works on the optimizer's state by itself (bf16-sr, bf16-kahan)."""
+    """Raise ConfigError where something else works on the optimizer's state: bf16-sr, bf16-kahan, or evaluations."""
     if run.precision.replaces_step:
         raise ConfigError(
             f"{trick}: {run.precision.name} takes the optimizer's steps on bfloat16 state itself; leave the trick out, "
             "or use precision=bf16-pure"
+        )
+    if any(isinstance(optimizer, AveragingOptimizer) for optimizer in run.optimizers.values()):
+        raise ConfigError(
+            f"{trick}: evaluations read optimizer {run.config.optimizer.name}'s averages from its state on the device; "
+            "leave the trick out, or use optimizer=adamw"
         )
 
 

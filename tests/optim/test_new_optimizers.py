@@ -1,4 +1,4 @@
-"""Lion, Adafactor and Muon: their arithmetic, and that each trains, resumes, plans and keeps to groups."""
+"""Lion, Adafactor, Muon and Schedule-Free AdamW: their arithmetic; each trains, resumes, plans and keeps to groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from mpt.optim import adafactor, lion, muon
 from mpt.optim.groups import group_parameters, hidden_matrices
 from tests.engine import parts
 
-NEW: list[Any] = [{"name": "lion", "lr": 3e-3}, {"name": "adafactor"}, {"name": "muon", "lr": 3e-3}]
+NEW: list[Any] = [
+    {"name": "lion", "lr": 3e-3},
+    {"name": "adafactor"},
+    {"name": "muon", "lr": 3e-3},
+    {"name": "schedule_free", "lr": 3e-3},
+]
 
 
 def test_lion_is_the_papers_algorithm() -> None:
