@@ -3,15 +3,17 @@
 One function performs a training step (`mpt.engine.step`). `mpt train` runs it on real tensors, `mpt plan` runs it on
 fake ones and watches the allocations. So nothing behind these seams may look at a tensor's values on the way to or
 inside a step (no `.item()`, no `if tensor:`), and the device is always an argument, never a global.
+
+The data's side is in `mpt.samples`, and is named here too, so that a part needs this one module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +21,11 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
-from mpt.errors import ConfigError, DataError
-
-Batch = dict[str, Tensor]
-"""Named tensors that share dimension 0, the sample dimension.
-
-A task sees images as float32 in [0, 1], NCHW. A data set of one image per sample calls it "image"; one of several has
-a field for each, with any names, sizes and channels, and they need not be square. A data set may deliver an image as
-uint8, a quarter of the bytes: the engine divides it by 255 on the device (`DataSpec.as_floats`).
-
-What a sample has a varying number of is padded to a fixed length M, so that shapes do not depend on the data, and has a
-mask that says which rows are real. Boxes of objects are, by convention, `boxes` (M, 4) float32 as x1 y1 x2 y2 in pixels
-of the image, `classes` (M,) int64, and `box_mask` (M,) bool; padding rows are zero. `mpt.data.padding` makes them.
-"""
-
-FieldKind = Literal["image", "mask", "boxes", "target"]
+from mpt.samples import Batch as Batch
+from mpt.samples import Dataset as Dataset
+from mpt.samples import DataSpec as DataSpec
+from mpt.samples import FieldKind as FieldKind
+from mpt.samples import FieldSpec as FieldSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 NOTHING = nullcontext()
@@ -97,93 +89,6 @@ class StepStats:
     skipped: bool = False
     scale: float | None = None
     grad_norm: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class FieldSpec:
-    """Shape (without the batch dimension), dtype and kind of one field of a batch.
-
-    The kind says what may be done to the field on its way: an "image" in uint8 is converted on the device; an image,
-    a "mask" (c, h, w) and "boxes" (M, 4) follow a geometric augmentation; a "target" is left alone.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    kind: FieldKind = "target"
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """What a data set delivers, known without reading it all: enough to build a model and to plan its memory."""
-
-    fields: Mapping[str, FieldSpec]
-    size: int
-    classes: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def require(self, name: str, reader: str) -> FieldSpec:
-        """Return a field that `reader` ("model dcgan") reads. Raises DataError where the data set does not deliver it.
-
-        Call while building: in a step a missing field would be a KeyError.
-        """
-        if name not in self.fields:
-            raise DataError(
-                f"{reader}: it needs '{name}' of each sample, but this data set delivers {', '.join(self.fields)}. "
-                "Use another data set; `mpt list datasets` says what each holds"
-            )
-        return self.fields[name]
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the layout as JSON can hold it."""
-        fields = {
-            name: {"shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch."), "kind": spec.kind}
-            for name, spec in self.fields.items()
-        }
-        return {"fields": fields, "size": self.size, "classes": list(self.classes), "extra": dict(self.extra)}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> DataSpec:
-        """Read what `to_record` wrote. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
-        fields = {}
-        for name, entry in record["fields"].items():
-            dtype = getattr(torch, entry["dtype"])
-            if not isinstance(dtype, torch.dtype):
-                raise TypeError(f"{entry['dtype']!r} is not a dtype")
-            kind = entry.get("kind", "image" if name == "image" else "target")  # not in records of earlier versions
-            if kind not in get_args(FieldKind):
-                raise ValueError(f"{kind!r} is no kind of field")
-            fields[str(name)] = FieldSpec(tuple(int(side) for side in entry["shape"]), dtype, kind)
-        return cls(fields, int(record["size"]), tuple(map(str, record["classes"])), dict(record["extra"]))
-
-    def zeros(self, batch_size: int, device: torch.device | str, stored: bool = False) -> Batch:
-        """Return a batch of zeros as a task sees it, for dry runs; `stored`: as the data set delivers it."""
-        batch = {
-            name: torch.zeros((batch_size, *spec.shape), dtype=spec.dtype, device=device)
-            for name, spec in self.fields.items()
-        }
-        return batch if stored else self.as_floats(batch)
-
-    def as_floats(self, batch: Batch) -> Batch:
-        """Return a batch with its uint8 images as float32 in [0, 1], the same numbers on every device."""
-        converted = {}
-        for name, value in batch.items():
-            if value.dtype == torch.uint8 and name in self.fields and self.fields[name].kind == "image":
-                # By a tensor: CUDA multiplies by the reciprocal of a number, which rounds differently.
-                converted[name] = value / torch.full((), 255.0, device=value.device)
-        return {**batch, **converted} if converted else batch
-
-
-class Dataset(Protocol):
-    """Random access to samples. `fetch` depends on (seed, epoch, index) alone, so the number of workers changes
-    nothing.
-    """
-
-    @property
-    def spec(self) -> DataSpec: ...
-
-    def __len__(self) -> int: ...
-
-    def fetch(self, indices: Sequence[int], epoch: int) -> Batch: ...
 
 
 @dataclass
@@ -484,50 +389,3 @@ class Run:
     """What was done while building that a user should know: weights that were loaded."""
     keeps_gradients: bool = False
     """Gradients are filled with zeros when an update begins, instead of released."""
-
-
-def draw_batch(run: Run, phase: Phase, batch: Batch) -> Batch:
-    """Return a whole batch with what an update adds to it before it is split: random inputs, normalisers."""
-    batch = run.task.draw(batch, phase)
-    return batch if phase.prepare is None else phase.prepare(batch)
-
-
-END = object()
-"""What stands for the end of a phase's losses: a phase may yield anything by mistake."""
-
-
-def losses_of(run: Run, phase: Phase, part: Batch) -> Iterator[Loss]:
-    """Yield a phase's losses on a micro-batch, each computed when it is asked for: the only place where they are.
-
-    Drop a loss before asking for the next, or its graph stays in memory beside the next one's. Raises ConfigError where
-    a phase yields something else.
-    """
-    pending = phase.losses(part)
-    while True:
-        with run.precision.forward(), memory_forward(run.tricks):
-            loss: Any = next(pending, END)
-        if loss is END:
-            return
-        if not isinstance(loss, Loss):
-            raise ConfigError(
-                f"phase {phase.name}: its losses yielded {type(loss).__name__}, not a Loss(name, value). "
-                "What has nothing to train at this step yields nothing"
-            )
-        yield loss
-        del loss
-
-
-def memory_forward(tricks: Sequence[MemoryTrick]) -> AbstractContextManager[Any]:
-    """Return the tricks' contexts of one forward as one."""
-    return entered([trick.forward() for trick in tricks]) if tricks else NOTHING
-
-
-def entered(contexts: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
-    """Return several contexts as one."""
-    chosen = [context for context in contexts if context is not NOTHING]
-    if not chosen:
-        return NOTHING
-    stack = ExitStack()
-    for context in chosen:
-        stack.enter_context(context)
-    return stack

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from mpt.config.load import load_config
 from mpt.engine.build import build_run
 from mpt.engine.memory import known_tensors
+from mpt.phase_losses import draw_batch, losses_of
 from mpt.run.memory_meter import MemoryMeter
-from mpt.seams import DataSpec, FieldSpec, Run, draw_batch, losses_of
+from mpt.seams import DataSpec, FieldSpec, Run
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
 from mpt.systems.dain.nn.dain import PARTS, Dain
 from mpt.systems.dain.nn.interpolation import Interpolator

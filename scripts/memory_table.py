@@ -31,11 +31,12 @@ from mpt.engine.memory import known_tensors
 from mpt.engine.step import update
 from mpt.errors import MptError
 from mpt.memory.selective import Kept
+from mpt.phase_losses import memory_forward
 from mpt.planner.gpus import find_gpu
 from mpt.planner.replay import replay
 from mpt.planner.run_fake import trace_config
 from mpt.run.memory_meter import measure_step
-from mpt.seams import Batch, DataSpec, FieldSpec, Run, memory_forward
+from mpt.seams import Batch, DataSpec, FieldSpec, Run
 
 START, END = "<!-- tables by scripts/memory_table.py -->", "<!-- end of tables -->"
 CPU = torch.device("cpu")

@@ -6,6 +6,9 @@
 #   bash scripts/test_matrix.sh              # all rows
 #   bash scripts/test_matrix.sh slice        # the oldest torch alone, on the tests that depend on torch's insides
 #   bash scripts/test_matrix.sh rows 3.12:newest:cpu 3.11:2.11:cu130
+#
+# The wheel `pypi` is what the ordinary package index has (on Linux a CUDA build), for where PyTorch's own index cannot be
+# reached. MATRIX_TESTS="tests/run tests/planner" runs these tests in place of a row's own.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 ALL=(3.11:2.11:cpu 3.11:2.12:cpu 3.11:2.13:cpu 3.12:2.13:cpu 3.13:2.13:cpu 3.11:2.13:cu130)
@@ -17,8 +20,9 @@ case ${1:-all} in
     slice) rows=(3.11:2.11:cpu) tests=("${INSIDES[@]}") ;;
     rows) shift; rows=("$@") ;;
     all) rows=("${ALL[@]}") ;;
-    *) sed -n 2,9p "$0"; exit 2 ;;
+    *) sed -n 2,12p "$0"; exit 2 ;;
 esac
+[ -n "${MATRIX_TESTS:-}" ] && read -ra tests <<<"$MATRIX_TESTS"
 export OMP_NUM_THREADS=1
 failed=0 table=""
 for row in "${rows[@]}"; do
@@ -30,7 +34,8 @@ for row in "${rows[@]}"; do
     fi
     env=build/matrix/$python-$torch-$wheel log=build/matrix/$python-$torch-$wheel.log
     mkdir -p build/matrix
-    index=(--extra-index-url "https://download.pytorch.org/whl/$wheel")
+    index=()
+    [ "$wheel" = pypi ] || index=(--extra-index-url "https://download.pytorch.org/whl/$wheel")
     if { [ -x "$env/bin/python" ] || "python$python" -m venv "$env"; } &&
         "$env/bin/python" -m pip install --quiet "torch==$torch.*" "torchvision==${VISION[$torch]}.*" "${index[@]}" &&
         "$env/bin/python" -m pip install --quiet -e '.[dev]' "torch==$torch.*" "torchvision==${VISION[$torch]}.*" &&

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from mpt.seams import DataSpec, FieldSpec
+from mpt.data.loader import Loader
+from mpt.samples import Adopted
+from mpt.seams import Batch, DataSpec, FieldSpec
 
 SPEC = DataSpec(
     {
@@ -54,3 +56,23 @@ def test_zeros_are_what_a_task_sees_or_what_is_delivered():
     stored = SPEC.zeros(2, "cpu", stored=True)
     assert stored["rgb"].dtype == torch.uint8
     assert stored["boxes"].shape == (2, 7, 4)
+
+
+def test_a_data_set_that_derives_from_nothing_is_adopted_with_what_it_lacks() -> None:
+    class Foreign:
+        spec = SPEC
+
+        def __len__(self) -> int:
+            return 3
+
+        def fetch(self, indices: list[int], epoch: int) -> Batch:
+            return {"label": torch.tensor(indices)}
+
+    data = Adopted(Foreign())
+    assert len(data) == 3
+    assert data.spec is SPEC
+    assert dict(data.bad_files) == {}
+    data.pass_over({"a.png": "cut short"})
+    assert data.bad_files == {"a.png": "cut short"}
+    assert dict(Adopted(Foreign()).bad_files) == {}, "notes are the object's own"
+    assert next(iter(Loader(data, 3, 0, workers=1).batches()))["label"].sort().values.tolist() == [0, 1, 2]

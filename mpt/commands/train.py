@@ -64,8 +64,8 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     prepare_torch(config)
     import torch
 
-    from mpt.commands.resume import begin, find_run_to_resume, make_directory, resume
     from mpt.engine.assembly import build_explained, open_training, supply
+    from mpt.engine.resume import begin, find_run_to_resume, make_directory, resume
     from mpt.planner.beside import plan_beside
     from mpt.run.console import Console
     from mpt.run.recorder import Recorder
@@ -74,7 +74,7 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     supplied = supply(config)
     device, data = supplied.device, supplied.train_data
     with Console(style(arguments), supplied.total_steps) as console:
-        found, source = find_run_to_resume(config, arguments, console)
+        found, source = find_run_to_resume(config, arguments.resume, Path(arguments.runs), console)
         built = build_explained(config, device, data.spec, restores=source is not None)
         describe(console, config, built.precision.reason, len(data), supplied.total_steps, device.type)
         for message in built.messages:
@@ -84,16 +84,18 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
         if arguments.dry_run:
             console.message("dry run: everything builds; nothing was written")
             return None
-        directory = found or make_directory(config, arguments, console)
+        directory = found or make_directory(config, Path(arguments.runs), console)
         with directory.hold() as taken_over, Recorder(directory) as recorder:
             for note in ([taken_over] if taken_over else []) + clean_temporaries(directory):
                 console.message(note)
             training = open_training(built, supplied, directory, recorder, console)
-            if source is not None and not resume(training, source, arguments):
+            if source is not None and not resume(training, source, arguments.exact):
                 finish_again(training)
                 return Path(directory.path)
             if source is None:
                 begin(training)
+            elif directory.report_path("json").exists():
+                renew_report(training)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             with plan_beside(config, data.spec, device, directory.plan_path, arguments.allow) as plan:
@@ -146,7 +148,7 @@ def describe(console: Console, config: Config, reason: str, samples: int, steps:
 
 def tell_skipped_files(training: Training, *datasets: Dataset) -> None:
     """Say which files a data set could not read and passed over, where it was allowed to."""
-    bad = {path: reason for data in datasets for path, reason in getattr(data, "bad_files", {}).items()}
+    bad = {path: reason for data in datasets for path, reason in data.bad_files.items()}
     if bad:
         path, reason = next(iter(bad.items()))
         many = "file was" if len(bad) == 1 else "files were"
@@ -178,6 +180,16 @@ def closing_line(metrics: Mapping[str, float], seconds: float, page: Path) -> st
     """Return the last line of a training. A run that was stopped before its first evaluation has no metrics."""
     figures = "".join(f" {name} {value:.4g} " for name, value in metrics.items()) or " not evaluated yet "
     return f"done:{figures} ({seconds:.0f} s)  report {page}"
+
+
+def renew_report(training: Training) -> None:
+    """Write an earlier end's report anew, so that it says that the run goes on; what fails is a warning."""
+    from mpt.report.page import write_report
+
+    try:
+        write_report(training.directory.path)
+    except (MptError, OSError, ValueError) as error:
+        training.journal.console.warning(f"the report of the earlier end is still there: {error}")
 
 
 def finish_again(training: Training) -> None:

@@ -77,6 +77,10 @@ class Part:
             raise PartError(f"{self.path}: it has no {name}, which a {KINDS[self.subpackage]} needs")
         return getattr(module, name)
 
+    def optional(self, name: str, default: Any = None) -> Any:
+        """Import the part and return what a file of its kind may declare and need not, or the default."""
+        return vars(self.load()).get(name, default)
+
 
 @dataclass(frozen=True, eq=False)
 class Plugin(Part):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mpt.errors import DataError
-from mpt.seams import DataSpec
+from mpt.seams import Dataset, DataSpec
 
 
-class AbsentDataset:
+class AbsentDataset(Dataset):
     """Has a layout and no samples: fetching one says why the data set is not here."""
 
     def __init__(self, spec: DataSpec, reason: str) -> None:

@@ -26,7 +26,7 @@ from mpt.config.options import DatasetOptions
 from mpt.data.augment import Augmentation, preserved_generator
 from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, decode_bytes
 from mpt.errors import ConfigError, DataError
-from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 MOST_BAD_IN_A_ROW = 100
@@ -46,7 +46,7 @@ class Settings(DatasetOptions):
     """Larger images are bad images: they are refused from their header, before they are decoded."""
 
 
-class ImageFolder:
+class ImageFolder(Dataset):
     """Image files with their classes' numbers."""
 
     def __init__(

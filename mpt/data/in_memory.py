@@ -14,13 +14,13 @@ from torch import Tensor
 
 from mpt.data.augment import Augmentation, Entry
 from mpt.data.fitting import fit_images
-from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 
 LARGEST_PREPARED_BYTES = 2**30
 CHUNK = 4096  # images converted at a time, to bound the float copies
 
 
-class InMemory:
+class InMemory(Dataset):
     """Images (n, c, h, w), float32 in [0, 1] or uint8, with labels (n,)."""
 
     def __init__(

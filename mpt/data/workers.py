@@ -99,8 +99,7 @@ class WorkerPool:
             raise answer
         batch, bad_files = answer
         if bad_files:
-            known: dict[str, str] = self.dataset.bad_files  # type: ignore[attr-defined]
-            known.update(bad_files)
+            self.dataset.pass_over(bad_files)
         return dict(batch)
 
     def dead(self, worker: Worker) -> DataError:
@@ -159,7 +158,7 @@ def serve(dataset: Dataset, pipe: Connection) -> None:
 
 def answer_to(dataset: Dataset, indices: list[int], epoch: int) -> tuple[Batch, dict[str, str]] | MptError:
     """Return a batch with the bad files newly met, or the error to raise in the parent."""
-    known = set(getattr(dataset, "bad_files", ()))
+    known = set(dataset.bad_files)
     try:
         batch = dataset.fetch(indices, epoch)
     except MptError as error:
@@ -168,5 +167,4 @@ def answer_to(dataset: Dataset, indices: list[int], epoch: int) -> tuple[Batch, 
         return DataError(
             f"data worker {os.getpid()} failed on the samples {preview(indices)}:\n{traceback.format_exc()}"
         )
-    bad_files: dict[str, str] = getattr(dataset, "bad_files", {})
-    return batch, {path: reason for path, reason in bad_files.items() if path not in known}
+    return batch, {path: reason for path, reason in dataset.bad_files.items() if path not in known}

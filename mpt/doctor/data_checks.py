@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -68,8 +67,7 @@ def _examine_split(section: Section, name: str, data: Dataset) -> dict[bytes, li
     section.add(
         "ok", name, f"looked at {looked} samples: {', '.join(f'{k} {_shape(data, k)}' for k in data.spec.fields)}"
     )
-    bad: Mapping[str, str] = getattr(data, "bad_files", {})
-    for path, reason in list(bad.items())[:MOST_NAMED]:
+    for path, reason in list(data.bad_files.items())[:MOST_NAMED]:
         unreadable.append(f"{path}: {reason}")
     _say(section, "fault", name, unreadable, "unreadable", "remove or repair them, or dataset.on_bad_image=skip")
     _say(section, "fault", name, broken, "with values that are not finite", "remove them")

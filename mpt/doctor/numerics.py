@@ -29,7 +29,8 @@ from mpt.doctor.instrument import Result, error_of, input_error, observed
 from mpt.engine.build import build_run, seed_everything
 from mpt.engine.state import restore_modules
 from mpt.engine.step import back_propagate, drop_gradients, remember_buffers, restore_buffers
-from mpt.seams import Batch, DataSpec, Phase, Run, draw_batch
+from mpt.phase_losses import draw_batch
+from mpt.seams import Batch, DataSpec, Phase, Run
 
 LARGE_LOSS, LARGE_GRADIENT, LARGE_BUFFER = 0.05, 0.3, 0.1
 """Relative errors from which on an error is looked at."""

@@ -15,8 +15,9 @@ from mpt.data.loader import Loader, to_device
 from mpt.doctor.findings import Section
 from mpt.engine.step import drop_gradients, only, split, update
 from mpt.inference.measurement import synchronize
+from mpt.phase_losses import draw_batch, losses_of
 from mpt.report.units import show_seconds
-from mpt.seams import Batch, Run, draw_batch, losses_of
+from mpt.seams import Batch, Run
 
 WARM_UP, STEPS = 2, 8
 SLOW_DATA = 0.3

@@ -26,6 +26,7 @@ from mpt.engine.freezing import freeze
 from mpt.engine.initial_weights import load_initial_weights
 from mpt.errors import ConfigError, DataError
 from mpt.optim.groups import check_globs, group_parameters
+from mpt.samples import Adopted
 from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Run, Task
 
 SMALLEST_HALF = 2.0**-24
@@ -76,8 +77,9 @@ def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
     }
     settings = type(settings).model_validate({**settings.model_dump(), **wanted})
     build = config.dataset.member("build")
-    train, test = build(settings, "train", config.seed), build(settings, "test", config.seed)
-    needed = getattr(config.task.load(), "TEST_SAMPLES", 1)
+    built = [build(settings, split, config.seed) for split in ("train", "test")]
+    train, test = (data if isinstance(data, Dataset) else Adopted(data) for data in built)
+    needed = config.task.plugin.optional("TEST_SAMPLES", 1)
     if len(test) < needed:
         raise DataError(
             f"the test set has {len(test)} sample(s), and {config.task.name} needs {needed} at least to evaluate "
@@ -106,7 +108,7 @@ def build_run(
     messages = []
     start = getattr(config.model.settings, "weights", None)
     if start and trains and not fake and not restores:
-        translate = getattr(config.model.load(), "translate_weights", None)
+        translate = config.model.plugin.optional("translate_weights")
         messages.append(load_initial_weights(networks, Path(start), translate))
     precision: Precision = config.precision.member("build")(
         config.precision.mode, config.precision.native_settings(), device

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mpt.seams import NOTHING, Batch, Loss, Phase, Run, StepStats, draw_batch, entered, losses_of
+from mpt.phase_losses import draw_batch, entered, losses_of
+from mpt.seams import NOTHING, Batch, Loss, Phase, Run, StepStats
 
 
 @dataclass

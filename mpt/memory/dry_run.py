@@ -27,7 +27,8 @@ from torch.utils.flop_counter import flop_registry
 
 from mpt.errors import ConfigError
 from mpt.memory.blocks import Unit
-from mpt.seams import MemoryTrick, Phase, Run, draw_batch, losses_of
+from mpt.phase_losses import draw_batch, losses_of
+from mpt.seams import MemoryTrick, Phase, Run
 
 
 @dataclass

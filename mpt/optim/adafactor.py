@@ -8,7 +8,6 @@ adaptive learning rates with sublinear memory cost", 2018.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.optim.groups import Parameters
+from mpt.optim.own_update import OwnUpdate
 
 
 class Settings(OptimizerOptions):
@@ -33,24 +33,18 @@ class Settings(OptimizerOptions):
     """Taken from the weights, times the rate."""
 
 
-class Adafactor(Optimizer):
+class Adafactor(OwnUpdate):
     """State `row_var` and `col_var` of matrices, `variance` of vectors, and a count of steps."""
 
     def __init__(self, parameters: Parameters, **defaults: float) -> None:
         super().__init__(parameters, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def update(self) -> None:
         """Perform one update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._step_on(parameter, parameter.grad, group)
-        return loss
 
     def _step_on(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

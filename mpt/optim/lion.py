@@ -6,7 +6,6 @@ Source: Chen et al., "Symbolic discovery of optimization algorithms", 2023, algo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import torch
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.optim.groups import Parameters
+from mpt.optim.own_update import OwnUpdate
 
 
 class Settings(OptimizerOptions):
@@ -25,7 +25,7 @@ class Settings(OptimizerOptions):
     """Taken from the weights, times the rate."""
 
 
-class Lion(Optimizer):
+class Lion(OwnUpdate):
     """Algorithm 2 of the paper; state `exp_avg`."""
 
     elementwise = True
@@ -33,13 +33,8 @@ class Lion(Optimizer):
     def __init__(self, parameters: Parameters, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def update(self) -> None:
         """Perform one update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             first, second = group["betas"]
             for parameter in group["params"]:
@@ -53,7 +48,6 @@ class Lion(Optimizer):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(momentum.lerp(parameter.grad, 1 - first).sign_(), alpha=-group["lr"])
                 momentum.lerp_(parameter.grad, 1 - second)
-        return loss
 
 
 def build(settings: Settings, parameters: Parameters) -> Optimizer:

@@ -10,7 +10,6 @@ optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is scal
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -21,6 +20,7 @@ from torch.optim import _muon as torch_muon
 
 from mpt.config.options import OptimizerOptions
 from mpt.optim.groups import Parameters
+from mpt.optim.own_update import OwnUpdate
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -46,7 +46,7 @@ class Settings(OptimizerOptions):
     """AdamW's."""
 
 
-class MuonWithAdam(Optimizer):
+class MuonWithAdam(OwnUpdate):
     """Groups with `muon` set are stepped by Muon (state `momentum_buffer`), the others by torch's AdamW."""
 
     def __init__(self, parameters: Parameters, **defaults: Any) -> None:
@@ -54,20 +54,14 @@ class MuonWithAdam(Optimizer):
         super().__init__(parameters, {**adam, "muon": False, **defaults})
         self.adam = torch.optim.AdamW([torch.zeros(())])
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def update(self) -> None:
         """Perform one update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             if group["muon"]:
                 self._step_matrices(group)
         self.adam.param_groups = [group for group in self.param_groups if not group["muon"]]
         self.adam.state = self.state
         self.adam.step()
-        return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         for parameter in group["params"]:

@@ -52,7 +52,7 @@ def register() -> None:
     library.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
     library.impl("softmax.int", _softmax, "AutogradPrivateUse1")
     library.impl("log_softmax.int", _log_softmax, "AutogradPrivateUse1")
-    library.impl("lstm.input", _lstm, "AutogradPrivateUse1")
+    library.impl("lstm.input", _recurrent(gates=4), "AutogradPrivateUse1")
     library.impl("gru.input", _recurrent(gates=3), "AutogradPrivateUse1")
     library.impl("rnn_tanh.input", _recurrent(gates=1), "AutogradPrivateUse1")
     library.impl("rnn_relu.input", _recurrent(gates=1), "AutogradPrivateUse1")
@@ -223,26 +223,10 @@ class _CudnnRecurrent(torch.autograd.Function):
         return (None, grad_input, None, *grads)
 
 
-def _lstm(
-    inputs: Tensor,
-    states: list[Tensor],
-    weights: list[Tensor],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    layout = (4, layers, train, bidirectional, batch_first)
-    result: tuple[Tensor, ...] = _CudnnRecurrent.apply(layout, inputs, tuple(states), *weights)  # type: ignore[no-untyped-call]
-    return result
-
-
 def _recurrent(gates: int) -> Any:
     def kernel(
         inputs: Tensor,
-        state: Tensor,
+        states: Tensor | list[Tensor],
         weights: list[Tensor],
         has_biases: bool,
         layers: int,
@@ -252,7 +236,8 @@ def _recurrent(gates: int) -> Any:
         batch_first: bool,
     ) -> tuple[Tensor, ...]:
         layout = (gates, layers, train, bidirectional, batch_first)
-        result: tuple[Tensor, ...] = _CudnnRecurrent.apply(layout, inputs, (state,), *weights)  # type: ignore[no-untyped-call]
+        held = states if isinstance(states, list) else [states]  # an LSTM has two
+        result: tuple[Tensor, ...] = _CudnnRecurrent.apply(layout, inputs, tuple(held), *weights)  # type: ignore[no-untyped-call]
         return result
 
     return kernel

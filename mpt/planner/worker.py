@@ -69,7 +69,7 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
     except DataError as error:
         found = str(error).partition(". ")[0]  # what to do about it is for training
         plugin = config.sized_dataset.plugin
-        assume = getattr(plugin.load(), "assume", None)
+        assume = plugin.optional("assume")
         assumed = assume(plugin.native_settings(config.sized_dataset.settings)) if assume else None
         if assumed is not None:
             return assumed, [f"the data set is not here ({found}): its layout follows from the settings"]

@@ -9,10 +9,10 @@ import torch
 from mpt.data import digits, shapes
 from mpt.data.loader import Loader, prefetch, to_device
 from mpt.errors import DataError
-from mpt.seams import DataSpec, FieldSpec
+from mpt.seams import Dataset, DataSpec, FieldSpec
 
 
-class Numbers:
+class Numbers(Dataset):
     """A data set whose samples are their own indices and epochs; `trouble` is called before each fetch."""
 
     def __init__(self, count, trouble=None):

@@ -8,10 +8,10 @@ import torch
 
 from mpt.doctor.data_checks import examine_data
 from mpt.errors import DataError
-from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 
 
-class Samples:
+class Samples(Dataset):
     """Images and labels from lists; an index in `bad` cannot be read."""
 
     def __init__(self, images: torch.Tensor, labels: Sequence[int], bad: Sequence[int] = ()) -> None:

@@ -23,8 +23,9 @@ from mpt.engine.step import update
 from mpt.errors import ConfigError
 from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations
 from mpt.memory.cpu_optimizer import HostOptimizer
+from mpt.phase_losses import memory_forward
 from mpt.run.state import pack, unpack
-from mpt.seams import Run, memory_forward
+from mpt.seams import Run
 from tests.engine import parts
 from tests.memory import mechanism
 

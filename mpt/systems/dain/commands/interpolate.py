@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
+from torch import Tensor
+
+from mpt.engine.evaluation import inferring
+from mpt.errors import ConfigError, Interrupted
+from mpt.inference.half import choose_half, rebuild_half
+from mpt.inference.trained import Trained, open_trained
+from mpt.planner.budget import describe_bytes, parse_budget
+from mpt.precision.choice import DTYPES
+from mpt.seams import Run
+from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate
+from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
+from mpt.systems.dain.inference.output import Output, SegmentedVideo, open_output
+from mpt.systems.dain.inference.source import FrameStream, open_source
+from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, seam_error, tiled
+from mpt.systems.dain.metrics.image_quality import peak_signal_to_noise
+from mpt.systems.dain.nn.interpolation import Interpolator
+
+SIGINT = 2
+HIGHEST_FACTOR = 64
 
 
 @dataclass(frozen=True)
@@ -51,7 +72,148 @@ class Command:
 
 
 def run(command: Command) -> None:
-    """Interpolate as the arguments say."""
-    from mpt.systems.dain.inference.run_command import run_command
+    """Read, make and write. Raises MptError for whatever cannot be."""
+    if not 2 <= command.factor <= HIGHEST_FACTOR:
+        raise ConfigError(f"--factor: found {command.factor}; allowed is 2 to {HIGHEST_FACTOR}")
+    if command.batch < 1:
+        raise ConfigError(f"--batch: found {command.batch}; allowed is 1 or more")
+    source = open_source(command.inputs, command.input_rate, command.allow_gaps)
+    target = target_rate(command, source)
+    trained = open_trained(command.run, command.runs, command.device)
+    run, dtype = choose_run(trained, command)
+    net = network_of(run)
+    grid, overlap = choose_grid(command, net, source, dtype)
+    signature: dict[str, object] = {
+        "input": source.signature(),
+        "rate": str(target),
+        "run": str(Path(trained.directory.path).resolve()),
+        "step": trained.loaded.state.get("step"),
+        "dtype": str(dtype),
+        "tiles": list(grid.size),
+        "scene_cut": command.scene_cut,
+    }
+    output = open_output(command.output, target, source.video if source.has_audio else None, signature)
+    maker = Maker(net, run.device, grid, overlap)
+    summary = guarded(source, target, maker, output, command, run, trained)
+    say(command, source, target, grid, summary)
 
-    run_command(command)
+
+def guarded(
+    source: FrameStream,
+    target: Fraction,
+    maker: Maker,
+    output: Output,
+    command: Command,
+    run: Run,
+    trained: Trained,
+) -> Summary:
+    """Interpolate; leave nothing behind after an error, and what is complete after an interruption."""
+    try:
+        tell_first_pair(command, source, maker, run, trained)
+        with inferring(run):
+            summary = interpolate(source, target, maker, output, batch=command.batch, cut_threshold=command.scene_cut)
+        output.finish()
+    except KeyboardInterrupt as stop:
+        if isinstance(output, SegmentedVideo):
+            output.abandon_segment()
+        raise Interrupted("interrupted; the same command goes on where it stopped", SIGINT) from stop
+    except BaseException:
+        output.discard()
+        raise
+    return summary
+
+
+def target_rate(command: Command, source: FrameStream) -> Fraction:
+    """Return the output's frame rate. Raises ConfigError where it would be lower than the input's."""
+    if command.rate is None:
+        return source.rate * command.factor
+    target = Fraction(command.rate).limit_denominator(100_000)
+    if target < source.rate:
+        raise ConfigError(f"--rate: {command.rate:g} is below the input's {float(source.rate):g} frames per second")
+    if target > source.rate * HIGHEST_FACTOR:
+        raise ConfigError(f"--rate: {command.rate:g} exceeds {HIGHEST_FACTOR} times the input's")
+    return target
+
+
+def choose_run(trained: Trained, command: Command) -> tuple[Run, torch.dtype | None]:
+    """Return the run in the wanted precision, and its half dtype if it has one."""
+    if not command.half:
+        if command.dtype is not None:
+            raise ConfigError("--dtype goes with --half; without it frames are made as the run was trained")
+        dtype = trained.run.precision.dtype
+        return trained.run, None if dtype == torch.float32 else dtype
+    choice = choose_half(command.dtype, trained.run.device)
+    print(choice.statement)
+    return rebuild_half(trained, choice.dtype), DTYPES[choice.dtype]
+
+
+def network_of(run: Run) -> Interpolator:
+    """Return the network that is evaluated. Raises ConfigError for a run of another kind."""
+    net = run.task.modules.get("net_ema", run.task.modules.get("net"))
+    if not isinstance(net, Interpolator):
+        raise ConfigError(
+            f"RUN: {run.config.model.name} does not interpolate frames; name a run of dain, rife or alike"
+        )
+    return net
+
+
+def choose_grid(
+    command: Command, net: Interpolator, source: FrameStream, dtype: torch.dtype | None
+) -> tuple[TileGrid, int]:
+    """Return the tiles and their overlap: as asked, or the fewest that fit --vram, or none."""
+    overlap = 2 * net.margin
+    height, width = source.height, source.width
+    if command.tile is not None:
+        least = overlap + net.multiple
+        if command.tile < least or command.tile % net.multiple:
+            raise ConfigError(
+                f"--tile: found {command.tile}; allowed are multiples of {net.multiple} from {least} on (tiles overlap "
+                f"by {overlap})"
+            )
+        return grid_of_tiles(height, width, (command.tile, command.tile), overlap), overlap
+    if command.vram is None:
+        return grid_of_tiles(height, width, (height, width), overlap), overlap
+    memory = pass_memory(net, dtype)
+    grid = choose_tiles(net, height, width, memory, parse_budget(command.vram) // command.batch)
+    peak = memory.peak_bytes(*grid.size)
+    print(
+        f"{grid.count} tile{'s' if grid.count > 1 else ''} of {grid.size[1]} x {grid.size[0]}: about "
+        f"{describe_bytes(peak * command.batch)} of {command.vram}"
+    )
+    return grid, overlap
+
+
+def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Run, trained: Trained) -> None:
+    """Say what half precision and what tiles change about the first pair's middle frame, where asked."""
+    if not (command.half or (command.check_seams and maker.grid.count > 1)):
+        return
+    frames = source.frames()
+    pair = [next(frames, None), next(frames, None)]
+    if pair[0] is None or pair[1] is None:
+        return
+    first, last = (image[None].to(run.device).float() / 255 for image in pair if image is not None)
+    if command.half:
+
+        def middle(one: Run) -> Tensor:
+            with inferring(one):
+                time = first.new_full((1, 1), 0.5)
+                return tiled(network_of(one), first, last, time, maker.grid, maker.overlap)[0].clamp(0, 1)
+
+        figure = float(peak_signal_to_noise(middle(run), middle(trained.run))[0])
+        print(f"half against float32 on the first pair: PSNR {figure:.1f} dB")
+    if command.check_seams and maker.grid.count > 1:
+        with inferring(run):
+            error = seam_error(maker.net, first, last, maker.grid, maker.overlap)
+        print(f"tiles against the whole frame on the first pair: mean difference {error:.4f} grey levels")
+
+
+def say(command: Command, source: FrameStream, target: Fraction, grid: TileGrid, summary: Summary) -> None:
+    """Say what was made."""
+    pace = f", {summary.made / summary.seconds:.2f} made per second" if summary.made else ""
+    cuts = f", {summary.cuts} scene cut{'s' if summary.cuts != 1 else ''} not blended" if summary.cuts else ""
+    again = f", {summary.resumed} there already" if summary.resumed else ""
+    print(
+        f"{summary.read} frames of {source.width} x {source.height} at {float(source.rate):g} -> "
+        f"{summary.written + summary.resumed} at {float(target):g} frames per second{cuts}{again}{pace}"
+    )
+    print(f"wrote {command.output}")

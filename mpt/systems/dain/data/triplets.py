@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mpt.data.seeds import mix
 from mpt.errors import ConfigError
-from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Changes:
     swap: bool = False
 
 
-class Triplets:
+class Triplets(Dataset):
     """A data set of triplets. Without changes, samples smaller than the largest are padded by repeating their edge."""
 
     def __init__(
@@ -79,9 +79,9 @@ class Triplets:
                 f"dataset.crop: {list(changes.crop)} (height, width) is larger than the frames, "
                 f"{largest[0]} x {largest[1]} (height x width); choose a smaller crop"
             )
+        self.spec = self._layout()
 
-    @property
-    def spec(self) -> DataSpec:
+    def _layout(self) -> DataSpec:
         """Return the layout; the names of few test samples are in `extra`, for a table of each."""
         image = FieldSpec((3, *self.size), self.source.dtype, "image")
         fields = {"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)}

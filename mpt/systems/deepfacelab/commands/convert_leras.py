@@ -133,8 +133,8 @@ def start_of_loop(step: int) -> dict[str, Any]:
 
 def data_layout(config: Config) -> DataSpec:
     """Return what the configuration's data set delivers, without opening it where it can be told so."""
-    module = config.dataset.load()
-    spec = module.assume(config.sized_dataset.native_settings()) if hasattr(module, "assume") else None
+    assume = config.dataset.plugin.optional("assume")
+    spec = assume(config.sized_dataset.native_settings()) if assume else None
     return spec or build_datasets(config)[0].spec
 
 

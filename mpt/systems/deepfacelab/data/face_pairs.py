@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mpt.errors import ConfigError
-from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 from mpt.systems.deepfacelab.data.colour_transfer import transfer
 from mpt.systems.deepfacelab.data.face_warp import draw_numbers, draw_warps, shift_hues, warp
 
@@ -60,7 +60,7 @@ COLOUR_STREAM, YAW_STREAM = 3, 4
 """Streams of random numbers beside the sides' (0 and 1) and the rotation of partners (2)."""
 
 
-class FacePairs:
+class FacePairs(Dataset):
     """A data set of pairs. `swaps`, when given, holds the destination's faces as the source person.
 
     `yaws` holds, for each side, how far each face is turned, -1 to 1; with it all turns are drawn equally often.
@@ -82,10 +82,7 @@ class FacePairs:
         self.extra = dict(extra or {})
         self.size, self.seed, self.augmentation, self.swaps = size, seed, augmentation, swaps
         self.flips = {"src": augmentation.src_flip, "dst": augmentation.dst_flip}
-
-    @property
-    def spec(self) -> DataSpec:
-        return describe_pairs(self.size, len(self), self.swaps is not None, self.extra)
+        self.spec = describe_pairs(size, len(self), swaps is not None, self.extra)
 
     def __len__(self) -> int:
         return max(len(identity) for identity in self.identities.values())

@@ -8,20 +8,20 @@ step are one piece, not a copy of the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from mpt.optim.groups import Parameters
+from mpt.optim.own_update import OwnUpdate
 
 PIECE = 2**23
 """Elements worked on at a time: 32 MiB in float32."""
 
 
-class LerasOptimizer(Optimizer):
+class LerasOptimizer(OwnUpdate):
     """An optimizer whose subclass says which tensors of state a parameter has and how one piece is updated."""
 
     elementwise = True
@@ -36,13 +36,8 @@ class LerasOptimizer(Optimizer):
         """Update the state in place and return numerator and denominator (a fresh tensor) of the step."""
         raise NotImplementedError
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def update(self) -> None:
         """Perform one update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             group["iterations"] += 1
             rate = float(group["lr"])
@@ -63,7 +58,6 @@ class LerasOptimizer(Optimizer):
                         kept = torch.empty_like(denominator).bernoulli_(group["lr_dropout"])
                         numerator = numerator * kept
                     piece.addcdiv_(numerator, denominator, value=-rate)
-        return loss
 
 
 def pieces_of(tensors: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from mpt.inference.half import choose_half, rebuild, rebuild_half
+from mpt.inference.trained import open_trained
+from mpt.run.files import failures_explained, write_atomically
+from mpt.systems.yolofuse.commands.detection import (
+    Detected,
+    as_json,
+    compare,
+    detect,
+    detector,
+    find_inputs,
+    samples,
+    write_labels,
+    write_picture,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,39 @@ class Command:
 
 
 def run(command: Command) -> None:
-    """Detect as the arguments say."""
-    from mpt.systems.yolofuse.commands.detection import detect_files
-
-    detect_files(command)
+    """Detect in all inputs and write what was found. Raises ConfigError and DataError for inputs that are none."""
+    wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
+    overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
+    trained = open_trained(command.run, Path(command.runs), command.device or "auto", overrides)
+    task = detector(trained.run)
+    inputs = find_inputs(command.input)
+    output = Path(command.output) if command.output else Path(trained.directory.path) / "detections"
+    with failures_explained(output):
+        output.mkdir(parents=True, exist_ok=True)
+    run = trained.run
+    reference: list[Detected] = []
+    if command.half:
+        choice = choose_half(command.dtype, run.device)
+        print(choice.statement)
+        full = rebuild(trained, "fp32")
+        reference = [one for one, _, _ in detect(full, samples(trained, inputs), command.batch_size)]
+        run = rebuild_half(trained, choice.dtype)
+    seconds: list[float] = []
+    found: list[Detected] = []
+    for one, scene, spent in detect(run, samples(trained, inputs), command.batch_size):
+        found.append(one)
+        seconds.append(spent)
+        write_labels(output, one)
+        if not command.no_pictures:
+            write_picture(output, one, scene, task.classes)
+    write_atomically(output / "detections.json", json.dumps(as_json(found, task.classes), indent=1) + "\n")
+    total = sum(len(one.rows) for one in found)
+    print(f"{total} detections in {len(found)} samples, written to {output}")
+    if seconds:
+        ordered = sorted(seconds)
+        parts = [f"{name} {ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3:.1f} ms" for name, share in
+                 (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))]  # fmt: skip
+        print(f"per sample, batch {command.batch_size}, pictures read and letterboxed before: {', '.join(parts)}")
+    if command.half:
+        for line in compare(reference, found):
+            print(line)

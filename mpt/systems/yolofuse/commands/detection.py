@@ -7,14 +7,13 @@ by box.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +25,9 @@ from mpt.data.loader import to_device
 from mpt.data.video import is_video, read_frames
 from mpt.engine.evaluation import inferring
 from mpt.errors import ConfigError, DataError
-from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.measurement import synchronize
-from mpt.inference.trained import Trained, open_trained
-from mpt.run.files import failures_explained, write_atomically
+from mpt.inference.trained import Trained
+from mpt.run.files import failures_explained
 from mpt.seams import Run
 from mpt.systems.yolofuse.data.detection_labels import NO_ROWS
 from mpt.systems.yolofuse.data.scene_augmentation import Scene, as_arrays, letterbox, letterbox_offset
@@ -37,9 +35,6 @@ from mpt.systems.yolofuse.data.scene_dataset import CHANNELS
 from mpt.systems.yolofuse.metrics.average_precision import overlaps
 from mpt.systems.yolofuse.tasks.detect import Detect
 from mpt.systems.yolofuse.tasks.drawing import draw_boxes
-
-if TYPE_CHECKING:
-    from mpt.systems.yolofuse.commands.detect import Command
 
 MAX_PIXELS = 100_000_000
 SAME = 0.5
@@ -55,45 +50,6 @@ class Detected:
     name: str
     size: tuple[int, int]
     rows: Rows
-
-
-def detect_files(command: Command) -> None:
-    """Detect in all inputs and write what was found. Raises ConfigError and DataError for inputs that are none."""
-    wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
-    overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
-    trained = open_trained(command.run, Path(command.runs), command.device or "auto", overrides)
-    task = detector(trained.run)
-    inputs = find_inputs(command.input)
-    output = Path(command.output) if command.output else Path(trained.directory.path) / "detections"
-    with failures_explained(output):
-        output.mkdir(parents=True, exist_ok=True)
-    run = trained.run
-    reference: list[Detected] = []
-    if command.half:
-        choice = choose_half(command.dtype, run.device)
-        print(choice.statement)
-        full = rebuild(trained, "fp32")
-        reference = [one for one, _, _ in detect(full, samples(trained, inputs), command.batch_size)]
-        run = rebuild_half(trained, choice.dtype)
-    seconds: list[float] = []
-    found: list[Detected] = []
-    for one, scene, spent in detect(run, samples(trained, inputs), command.batch_size):
-        found.append(one)
-        seconds.append(spent)
-        write_labels(output, one)
-        if not command.no_pictures:
-            write_picture(output, one, scene, task.classes)
-    write_atomically(output / "detections.json", json.dumps(as_json(found, task.classes), indent=1) + "\n")
-    total = sum(len(one.rows) for one in found)
-    print(f"{total} detections in {len(found)} samples, written to {output}")
-    if seconds:
-        ordered = sorted(seconds)
-        parts = [f"{name} {ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3:.1f} ms" for name, share in
-                 (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))]  # fmt: skip
-        print(f"per sample, batch {command.batch_size}, pictures read and letterboxed before: {', '.join(parts)}")
-    if command.half:
-        for line in compare(reference, found):
-            print(line)
 
 
 def detector(run: Run) -> Detect:

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from mpt.errors import ConfigError
+from mpt.inference.half import rebuild
+from mpt.inference.trained import open_trained
+from mpt.run.files import failures_explained
+from mpt.systems.yolofuse.commands.detection import yolo_detector
+from mpt.systems.yolofuse.commands.onnx_file import (
+    Decoded,
+    add_suppression,
+    check_plain,
+    check_suppression,
+    example,
+    quantise,
+    write_plain,
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +50,32 @@ class Command:
 
 
 def run(command: Command) -> None:
-    """Export as the arguments say."""
-    from mpt.systems.yolofuse.commands.onnx_file import export
-
-    export(command)
+    """Write and check the file. Raises ConfigError for missing packages, CheckpointError where outputs differ."""
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this needs the package {missing[0]}: pip install {' '.join(needed)}")
+    if command.nms and command.int8:
+        raise ConfigError("--nms and --int8: choose one; suppress what the 8-bit file gives in your program")
+    overrides = tuple(
+        f"task.{key}={value}" for key, value in (("confidence", command.confidence), ("iou", command.iou)) if value
+    )
+    trained = open_trained(command.run, Path(command.runs), "cpu", overrides)
+    run = rebuild(trained, "fp32")
+    task = yolo_detector(run, "mpt yolofuse export")
+    pictures = example(run, task)
+    partial = command.output.with_name(f".partial-{command.output.name}")
+    try:
+        with failures_explained(command.output):
+            write_plain(partial, Decoded(task.inference_net), task.cameras, pictures)
+            print(check_plain(partial, Decoded(task.inference_net), task.cameras, pictures))
+            if command.nms:
+                add_suppression(partial, task)
+                print(check_suppression(partial, task, pictures))
+            if command.int8:
+                quantise(partial, trained, run, task, command.int8)
+            os.replace(partial, command.output)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    print(f"wrote {command.output}, {command.output.stat().st_size / 2**20:.2f} MiB")

@@ -7,14 +7,13 @@ one's.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,18 +22,12 @@ from torch import Tensor, nn
 from mpt.data.absent import AbsentDataset
 from mpt.data.loader import to_device
 from mpt.errors import CheckpointError, ConfigError, DataError
-from mpt.inference.half import rebuild
-from mpt.inference.trained import Trained, open_trained
-from mpt.run.files import failures_explained
+from mpt.inference.trained import Trained
 from mpt.seams import Batch, Dataset, Run
-from mpt.systems.yolofuse.commands.detection import yolo_detector
 from mpt.systems.yolofuse.metrics.suppression import Suppression, suppress_batch
 from mpt.systems.yolofuse.nn.yolo_head import decode
 from mpt.systems.yolofuse.nn.yolofuse import fuse
 from mpt.systems.yolofuse.tasks.detect import Detect
-
-if TYPE_CHECKING:
-    from mpt.systems.yolofuse.commands.export import Command
 
 OPSET = 18
 TOLERANCE_PIXELS, TOLERANCE_SCORE = 0.5, 5e-3
@@ -52,38 +45,6 @@ class Decoded(nn.Module):
         """Return boxes and scores."""
         boxes, scores = decode(self.network(*pictures), self.network.strides)  # type: ignore[arg-type]
         return boxes, scores.transpose(1, 2)
-
-
-def export(command: Command) -> None:
-    """Write and check the file. Raises ConfigError for missing packages, CheckpointError where outputs differ."""
-    needed = ("onnx", "onnxscript", "onnxruntime")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"this needs the package {missing[0]}: pip install {' '.join(needed)}")
-    if command.nms and command.int8:
-        raise ConfigError("--nms and --int8: choose one; suppress what the 8-bit file gives in your program")
-    overrides = tuple(
-        f"task.{key}={value}" for key, value in (("confidence", command.confidence), ("iou", command.iou)) if value
-    )
-    trained = open_trained(command.run, Path(command.runs), "cpu", overrides)
-    run = rebuild(trained, "fp32")
-    task = yolo_detector(run, "mpt yolofuse export")
-    pictures = example(run, task)
-    partial = command.output.with_name(f".partial-{command.output.name}")
-    try:
-        with failures_explained(command.output):
-            write_plain(partial, Decoded(task.inference_net), task.cameras, pictures)
-            print(check_plain(partial, Decoded(task.inference_net), task.cameras, pictures))
-            if command.nms:
-                add_suppression(partial, task)
-                print(check_suppression(partial, task, pictures))
-            if command.int8:
-                quantise(partial, trained, run, task, command.int8)
-            os.replace(partial, command.output)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-    print(f"wrote {command.output}, {command.output.stat().st_size / 2**20:.2f} MiB")
 
 
 def example(run: Run, task: Detect) -> list[Tensor]:

@@ -23,9 +23,9 @@ from pydantic import Field
 from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError, DataError
 from mpt.seams import DataSpec
-from mpt.systems.yolofuse.data.pair_files import Folders, Pair, find_folders, list_pairs, read_scene
-from mpt.systems.yolofuse.data.scene_augmentation import Changes, Scene
-from mpt.systems.yolofuse.data.scene_dataset import SIDES, Layout, SceneDataset, check_common, most_boxes
+from mpt.systems.yolofuse.data.pair_files import Folders, Pair, Search, find_folders, list_pairs, read_scene
+from mpt.systems.yolofuse.data.scene_augmentation import Scene
+from mpt.systems.yolofuse.data.scene_dataset import SIDES, Layout, SceneDataset, changes_of, check_common, most_boxes
 
 ASSUMED_COUNT, ASSUMED_BOXES = 10_000, 16
 
@@ -82,9 +82,10 @@ class DetectionFiles(SceneDataset):
 
     def __init__(self, settings: Settings, pairs: list[Pair], classes: Sequence[str], split: str, seed: int) -> None:
         largest = max((len(pair.rows) for pair in pairs), default=1)
-        changes = Changes(**{name: getattr(settings, name) for name in Changes.__dataclass_fields__})
         layout = _layout(settings, largest, classes, split)
-        super().__init__(layout, len(pairs), None if split == "test" else changes, settings.mosaic_epochs, seed)
+        super().__init__(
+            layout, len(pairs), None if split == "test" else changes_of(settings), settings.mosaic_epochs, seed
+        )
         self.pairs, self.settings = pairs, settings
         self.cached: dict[int, Scene] = {}
 
@@ -123,8 +124,9 @@ def _layout(settings: Settings, largest: int, classes: Sequence[str], split: str
 def build(settings: Settings, split: str, seed: int) -> DetectionFiles:
     """Return one split. Raises DataError for what is missing, and for what is bad unless it is skipped."""
     check_common(settings.image_size, settings.height, settings.channels, settings.augment)
-    folders: Folders = find_folders(settings, split)
-    listed = list_pairs(folders, settings)
+    wanted = Search(**{name: getattr(settings, name) for name in Search.__dataclass_fields__})
+    folders: Folders = find_folders(wanted, split)
+    listed = list_pairs(folders, wanted)
     if not listed.pairs:
         raise DataError(
             f"{folders.images}: none of its {len(listed.bad)} pictures can be used; the first: "

@@ -7,10 +7,9 @@ what is in them. Sizes are compared when a pair is read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -19,9 +18,6 @@ from mpt.errors import ConfigError, DataError
 from mpt.systems.yolofuse.data.detection_labels import NO_ROWS, BadLabel, Rows, read_coco, read_voc, read_yolo
 from mpt.systems.yolofuse.data.scene_augmentation import Scene
 from mpt.systems.yolofuse.data.scene_dataset import CHANNELS, Layout
-
-if TYPE_CHECKING:
-    from mpt.systems.yolofuse.data.detection_files import Settings
 
 SPLITS = {"train": ("train", "train2017"), "test": ("val", "test", "valid", "validation", "val2017")}
 LAYOUTS = (
@@ -61,9 +57,23 @@ class Listed:
     without_objects: int = 0
 
 
-def find_folders(settings: Settings, split: str) -> Folders:
+@dataclass(frozen=True)
+class Search:
+    """What is looked for, and what becomes of a bad pair: the settings of `detection_files` with these names."""
+
+    root: str
+    cameras: str
+    classes: Sequence[str]
+    images: str | None
+    infrared: str | None
+    labels: str | None
+    on_bad: str
+    missing_label: str
+
+
+def find_folders(search: Search, split: str) -> Folders:
     """Return where a split lies. Raises DataError where nothing is found."""
-    root = Path(settings.root).expanduser()
+    root = Path(search.root).expanduser()
     if not root.is_dir():
         raise DataError(
             f"no folder {root}. Set dataset.root to a folder with images/train, imagesIR/train and labels/train (and "
@@ -71,15 +81,15 @@ def find_folders(settings: Settings, split: str) -> Folders:
         )
     tried = []
     for images, infrared, labels in LAYOUTS:
-        visible = settings.images or (infrared if settings.cameras == "ir" and settings.infrared is None else images)
-        if settings.cameras == "ir":
-            visible = settings.infrared or infrared
+        visible = search.images or (infrared if search.cameras == "ir" and search.infrared is None else images)
+        if search.cameras == "ir":
+            visible = search.infrared or infrared
         for name in SPLITS[split]:
             folder = root / _named(visible, name)
             tried.append(folder)
             if folder.is_dir():
-                partner = root / _named(settings.infrared or infrared, name) if settings.cameras == "pair" else None
-                return Folders(folder, partner, root / _named(settings.labels or labels, name))
+                partner = root / _named(search.infrared or infrared, name) if search.cameras == "pair" else None
+                return Folders(folder, partner, root / _named(search.labels or labels, name))
     raise DataError(
         f"{root}: no {split} pictures; looked for {', '.join(str(path.relative_to(root)) for path in tried[:6])}, ... "
         "Name the folders with dataset.images, dataset.infrared and dataset.labels"
@@ -90,14 +100,14 @@ def _named(template: str, split: str) -> str:
     return template.replace("{split}", split)
 
 
-def list_pairs(folders: Folders, settings: Settings) -> Listed:
+def list_pairs(folders: Folders, search: Search) -> Listed:
     """Return the pairs of a split in the order of their names. Raises DataError for a bad one that is not skipped."""
     if folders.infrared is not None and not folders.infrared.is_dir():
         raise DataError(
             f"no folder {folders.infrared} beside {folders.images}; set dataset.infrared, or dataset.cameras=rgb to "
             "train on one camera"
         )
-    rows_of, classes = _label_reader(folders, settings)
+    rows_of, classes = _label_reader(folders, search)
     listed = Listed(classes=classes)
     partners = _by_name(folders.infrared) if folders.infrared is not None else None
     for name, path in _by_name(folders.images).items():
@@ -109,7 +119,7 @@ def list_pairs(folders: Folders, settings: Settings) -> Listed:
                 paths = (path, partners[name])
             rows = rows_of(name, path)
         except BadLabel as error:
-            if settings.on_bad == "stop":
+            if search.on_bad == "stop":
                 raise DataError(
                     f"{path}: {error}. Mend it, or set dataset.on_bad=skip to leave such samples out"
                 ) from error
@@ -131,9 +141,9 @@ def _by_name(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _label_reader(folders: Folders, settings: Settings) -> tuple[Callable[[str, Path], Rows], tuple[str, ...]]:
+def _label_reader(folders: Folders, search: Search) -> tuple[Callable[[str, Path], Rows], tuple[str, ...]]:
     """Return what gives a picture's boxes by its name and path, and the classes."""
-    classes, folder = tuple(settings.classes), folders.labels
+    classes, folder = tuple(search.classes), folders.labels
     if folder.suffix == ".json":
         coco = read_coco(folder)
 
@@ -143,7 +153,7 @@ def _label_reader(folders: Folders, settings: Settings) -> tuple[Callable[[str, 
             )
             if file in coco.bad:
                 raise BadLabel(f"{folder}: {coco.bad[file]}")
-            if file is None and settings.missing_label == "bad":
+            if file is None and search.missing_label == "bad":
                 raise BadLabel(f"{folder} does not list it")
             return coco.rows[file] if file is not None else NO_ROWS
 
@@ -156,7 +166,7 @@ def _label_reader(folders: Folders, settings: Settings) -> tuple[Callable[[str, 
 
     def from_file(name: str, path: Path) -> Rows:
         file = folder / f"{name}{'.xml' if is_voc else '.txt'}"
-        if not file.exists() and settings.missing_label == "empty":
+        if not file.exists() and search.missing_label == "empty":
             return NO_ROWS
         try:
             return read_voc(file, classes) if is_voc else read_yolo(file, len(classes))

@@ -22,8 +22,8 @@ from mpt.config.options import DatasetOptions
 from mpt.data.seeds import mix
 from mpt.seams import DataSpec
 from mpt.systems.yolofuse.data.detection_labels import Rows
-from mpt.systems.yolofuse.data.scene_augmentation import Changes, Scene
-from mpt.systems.yolofuse.data.scene_dataset import SIDES, Layout, SceneDataset, check_common, most_boxes
+from mpt.systems.yolofuse.data.scene_augmentation import Scene
+from mpt.systems.yolofuse.data.scene_dataset import SIDES, Layout, SceneDataset, changes_of, check_common, most_boxes
 
 MOST_PEOPLE = 3
 CLASSES = ("person",)
@@ -65,15 +65,8 @@ class Scenes(SceneDataset):
         check_common(settings.image_size, None, settings.channels, settings.augment)
         side = settings.image_size or 0
         count = settings.test_count if split == "test" else settings.count
-        changes = Changes(
-            mosaic=settings.mosaic,
-            mixup=settings.mixup,
-            flip_across=settings.flip_across,
-            brightness=settings.brightness,
-            translate=settings.translate,
-            scale=settings.scale,
-        )
-        super().__init__(_layout(settings), count, None if split == "test" else changes, settings.mosaic_epochs, seed)
+        changes = None if split == "test" else changes_of(settings)
+        super().__init__(_layout(settings), count, changes, settings.mosaic_epochs, seed)
         numbers = torch.Generator().manual_seed(mix(settings.data_seed, int(split == "test")))
         self.scenes = [draw_scene(side, settings.visible, settings.warm, numbers) for _ in range(count)]
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mpt.config.options import DatasetOptions
 from mpt.data.padding import pad_rows
 from mpt.data.seeds import mix
 from mpt.errors import ConfigError
-from mpt.seams import Batch, DataSpec, FieldSpec
+from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 from mpt.systems.yolofuse.data.detection_labels import NO_ROWS
 from mpt.systems.yolofuse.data.scene_augmentation import (
     Canvas,
@@ -61,7 +62,7 @@ def most_boxes(largest: int, mosaic: float, mixup: float) -> int:
     return min(max(room, 1), MOST_BOXES)
 
 
-class SceneDataset:
+class SceneDataset(Dataset):
     """Scenes, changed by chance in training and letterboxed in testing."""
 
     def __init__(
@@ -108,6 +109,11 @@ class SceneDataset:
             largest = np.argsort(-areas(boxes), kind="stable")[: self.layout.most_boxes]
             boxes = boxes[np.sort(largest)]
         return boxes
+
+
+def changes_of(settings: DatasetOptions) -> Changes:
+    """Return the changes that a data set's settings name; those that it has no setting for change nothing."""
+    return Changes(**{name: value for name, value in settings if name in Changes.__dataclass_fields__})
 
 
 def check_common(image_size: int | None, height: int | None, channels: int | None, augment: Sequence[object]) -> None:

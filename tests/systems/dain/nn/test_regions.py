@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpt.config.load import load_config
 from mpt.engine.build import build_run
-from mpt.seams import draw_batch, losses_of
+from mpt.phase_losses import draw_batch, losses_of
 from mpt.systems.dain.data import procedural_triplets
 from mpt.systems.dain.nn import filter_interpolation, projection, regions, warping
 from mpt.systems.dain.nn.warping import warp

@@ -13,8 +13,9 @@ from mpt.cli import main
 from mpt.config.registry import INSTALLED
 from mpt.engine.build import build_datasets
 from mpt.engine.evaluation import evaluate
-from mpt.engine.step import back_propagate, draw_batch
+from mpt.engine.step import back_propagate
 from mpt.errors import ConfigError
+from mpt.phase_losses import draw_batch
 from mpt.seams import Batch, Run
 from mpt.systems.yolofuse.nn.torchvision_detector import NAMES, TorchvisionDetector
 from tests.systems.yolofuse.tasks.small import build, config

@@ -10,8 +10,9 @@ import torch
 
 from mpt.engine.build import build_datasets
 from mpt.engine.evaluation import evaluate, infer, preview
-from mpt.engine.step import back_propagate, draw_batch, update
+from mpt.engine.step import back_propagate, update
 from mpt.errors import DataError
+from mpt.phase_losses import draw_batch
 from mpt.seams import Batch, DataSpec, FieldSpec, Run
 from mpt.systems.yolofuse.losses.detection import detection_sums
 from mpt.systems.yolofuse.tasks.detect import follow_all

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mpt.cli import main
-from mpt.engine.step import back_propagate, draw_batch
+from mpt.engine.step import back_propagate
+from mpt.phase_losses import draw_batch
 from mpt.run.layout import find_run
 from mpt.run.tensor_file import read_tensors
 from tests.systems.yolofuse.tasks.small import build, config

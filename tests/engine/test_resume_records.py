@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt.commands.resume import write_environment
+from mpt.engine.resume import write_environment
 from mpt.run.layout import create_run
 
 

@@ -11,21 +11,22 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mpt.commands.arguments import TrainArguments
 from mpt.config.differences import Difference, find_differences
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.yaml_text import read_text
-from mpt.errors import CheckpointError, ConfigError, InputOutputError, MptError
+from mpt.engine.training import Training, conditions
+from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.run import checkpoint
+from mpt.run.console import Console
+from mpt.run.data_layout import write_layout
+from mpt.run.environment import describe_environment
 from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory, create_run, find_run, list_runs, open_run
+from mpt.run.retention import set_aside_after
 from mpt.run.settings_history import replace_settings, settings_at
-
-if TYPE_CHECKING:
-    from mpt.engine.training import Training
-    from mpt.run.console import Console
+from mpt.run.used_parts import changed_parts, write_used_parts
 
 WITHOUT_EFFECT = (
     "train.log_every",
@@ -46,33 +47,33 @@ MOST_SHOWN = 8
 
 
 def find_run_to_resume(
-    config: Config, arguments: TrainArguments, console: Console
+    config: Config, wanted: str | None, runs: Path, console: Console
 ) -> tuple[RunDirectory | None, RunDirectory | Path | None]:
     """Return the directory to go on in, and what to resume from: the run itself or one of its checkpoints.
 
-    Both are None for a new run; a run that never saved has a directory to begin anew in. Nothing is made yet.
+    `wanted` names a run or a checkpoint, "auto" is the newest run of the configuration's name. Both are None for a new
+    run; a run that never saved has a directory to begin anew in. Nothing is made yet.
     """
-    runs = Path(arguments.runs)
-    if arguments.resume is None:
+    if wanted is None:
         return None, None
-    if arguments.resume == "auto":
+    if wanted == "auto":
         name = re.compile(re.escape(config.run_name) + r"(-[0-9]+)?")
         same = [run for run in list_runs(runs) if name.fullmatch(run.name)]
         if not same:
             console.message(f"nothing to resume: there is no run named {config.run_name} in {runs}; starting one")
             return None, None
-        directory, checkpoint = open_run(same[-1].path), None
+        directory, chosen = open_run(same[-1].path), None
     else:
-        directory, checkpoint = find_run(arguments.resume, runs)
-    if checkpoint is None and never_saved(directory):
+        directory, chosen = find_run(wanted, runs)
+    if chosen is None and never_saved(directory):
         console.message(f"{directory.path} was stopped before its first checkpoint; it begins anew")
         return directory, None
-    return directory, checkpoint or directory
+    return directory, chosen or directory
 
 
-def make_directory(config: Config, arguments: TrainArguments, console: Console) -> RunDirectory:
+def make_directory(config: Config, runs: Path, console: Console) -> RunDirectory:
     """Make the directory of a new run."""
-    directory = create_run(Path(arguments.runs), config.run_name)
+    directory = create_run(runs, config.run_name)
     console.message(f"run directory {directory.path}")
     return directory
 
@@ -88,9 +89,6 @@ def never_saved(directory: RunDirectory) -> bool:
 
 def begin(training: Training) -> None:
     """Write what a run from step 0 is made of, over what a run that never saved has left. Call with the lock held."""
-    from mpt.run.data_layout import write_layout
-    from mpt.run.used_parts import write_used_parts
-
     if not never_saved(training.directory):  # another process trained here since this one looked
         raise InputOutputError(f"{training.directory.path} has checkpoints by now; go on from them with --resume")
     training.journal.recorder.truncate_after(-1)
@@ -106,18 +104,12 @@ def begin(training: Training) -> None:
         training.journal.say(note)
 
 
-def resume(training: Training, source: RunDirectory | Path, arguments: TrainArguments) -> bool:
+def resume(training: Training, source: RunDirectory | Path, exact: bool = False) -> bool:
     """Load a checkpoint and drop what the record and the folder hold beyond it.
 
     Returns False, with the directory as it was, for a run that is complete. Raises CheckpointError for a checkpoint
-    that does not fit and, under `--exact`, for changes.
+    that does not fit and, with `exact`, for changes.
     """
-    from mpt.engine.training import conditions
-    from mpt.run import checkpoint
-    from mpt.run.data_layout import write_layout
-    from mpt.run.retention import set_aside_after
-    from mpt.run.used_parts import changed_parts, write_used_parts
-
     directory, console = training.directory, training.journal.console
     loaded = checkpoint.load(source)
     for note in loaded.notes:
@@ -127,7 +119,7 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
     changed += [f"the part {file}" for file in changed_parts(directory.parts_path)]
     config, settings = changed_settings(training.run.config, settings_at(directory, loaded.step))
-    if arguments.exact:
+    if exact:
         refuse_changes(changed, [change for change in settings if has_effect(change, config)])
     training.load(loaded)
     step, journal = training.progress.step, training.journal
@@ -154,19 +146,7 @@ def resume(training: Training, source: RunDirectory | Path, arguments: TrainArgu
         console.message(f"settings changed since: {shorten(settings)}")
     if changed:
         journal.warn(f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint")
-    if directory.report_path("json").exists():
-        renew_report(training)
     return True
-
-
-def renew_report(training: Training) -> None:
-    """Write an earlier end's report anew, so that it says that the run goes on; what fails is a warning."""
-    from mpt.report.page import write_report
-
-    try:
-        write_report(training.directory.path)
-    except (MptError, OSError, ValueError) as error:
-        training.journal.console.warning(f"the report of the earlier end is still there: {error}")
 
 
 def changed_settings(config: Config, file: Path) -> tuple[Config, list[Difference]]:
@@ -211,8 +191,6 @@ def shorten(settings: list[Difference]) -> str:
 
 def write_environment(directory: RunDirectory, resumes: bool) -> None:
     """Write env.json at the start; a resume appends its own environment beside the first."""
-    from mpt.run.environment import describe_environment
-
     path = directory.env_path
     current = describe_environment()
     if resumes and path.is_file():
