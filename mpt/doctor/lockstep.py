@@ -25,8 +25,9 @@ from mpt.engine.state import capture, capture_random, restore, restore_random
 from mpt.engine.step import back_propagate, drop_gradients, remember_buffers, restore_buffers, update
 from mpt.engine.torch_settings import prepare_torch
 from mpt.optim.schedules import set_learning_rates
+from mpt.phase_losses import draw_batch
 from mpt.precision.products import set_products
-from mpt.seams import Batch, Dataset, Phase, Run, draw_batch
+from mpt.seams import Batch, Dataset, Phase, Run
 
 UNITS = {"tf32": 2.0**-10, "fp8": 2.0**-3, "int8": 2.0**-7}
 """Of the modes whose products are coarser than their dtype: relative distance of neighbouring numbers."""
