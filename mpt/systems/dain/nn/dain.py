@@ -13,6 +13,7 @@ Source: Bao et al., "Depth-Aware Video Frame Interpolation", CVPR 2019, and its 
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,12 +21,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
+from mpt.errors import ConfigError
 from mpt.seams import DataSpec
 from mpt.systems.dain.nn.depth_net import DepthNet
 from mpt.systems.dain.nn.flow_net import UNITS_PER_PIXEL, FlowNet
 from mpt.systems.dain.nn.frame_nets import ContextNet, KernelTrunk, RectifyNet, initialise_xavier, kernel_head
 from mpt.systems.dain.nn.interpolation import Between, Interpolator
-from mpt.systems.dain.nn.regions import BlendRegion, FilterInterpolationRegion, FlowScalingRegion, ProjectionRegion
+from mpt.systems.dain.nn.regions import (
+    BlendRegion,
+    FilterInterpolationRegion,
+    FlowScalingRegion,
+    OperatorRegion,
+    ProjectionRegion,
+)
 from mpt.systems.dain.nn.small_nets import SmallDepthNet, SmallFlowNet, SmallKernelTrunk, start_small
 
 TASK = "interpolate"
@@ -48,6 +56,8 @@ class Settings(ModelOptions):
     """Side of the training pictures where the data set can choose it."""
     original_gradients: bool = False
     """Use DAIN's own gradients at the depth and at copied pixels, which are not the derivative."""
+    kernels: Literal["torch", "triton"] = "torch"
+    """Who computes its operators on a GPU: torch, or Triton kernels, which hold less. On a CPU it is always torch."""
 
 
 class Prepared(NamedTuple):
@@ -69,7 +79,12 @@ class Dain(Interpolator):
     margin = 64
     has_flow = True
 
-    def __init__(self, size: str = "full", original_gradients: bool = False) -> None:
+    def __init__(
+        self,
+        size: str = "full",
+        original_gradients: bool = False,
+        kernels: Literal["torch", "triton"] = "torch",
+    ) -> None:
         super().__init__()
         self.initScaleNets_filter: nn.Module
         if size == "full":
@@ -94,6 +109,9 @@ class Dain(Interpolator):
         self.projection = ProjectionRegion(original_gradients)
         self.filter_interpolation = FilterInterpolationRegion(original_gradients)
         self.blend = BlendRegion()
+        for module in self.modules():
+            if isinstance(module, OperatorRegion):
+                module.kernels = kernels
         self.fill_holes: bool | None = None
         """None fills them in evaluation alone, as published."""
 
@@ -162,4 +180,8 @@ def rectify_inputs(context_channels: int) -> int:
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """Build `net`."""
-    return {"net": Dain(settings.size, settings.original_gradients)}
+    if settings.kernels == "triton" and importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            "model.kernels: triton is not installed; it comes with torch's CUDA wheels. Use kernels: torch"
+        )
+    return {"net": Dain(settings.size, settings.original_gradients, settings.kernels)}

@@ -12,8 +12,13 @@ found in float32. `FLOAT32_REGIONS` lists the classes; a test asserts their dtyp
 
 from __future__ import annotations
 
+import importlib
+import os
+from typing import Any, Literal
+
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from mpt.precision.float32_modules import cast_floating, full_precision
@@ -29,12 +34,32 @@ def raised(value: Tensor) -> Tensor:
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
-class CorrelationRegion(nn.Module):
+class OperatorRegion(nn.Module):
+    """A region around an operator of which there is a Triton version too."""
+
+    kernels: Literal["torch", "triton"] = "torch"
+
+    def stand_in(self, like: Tensor) -> Any:
+        """Return the module of Triton versions where they are asked for and can run, else None.
+
+        They run on a GPU, and on a CPU in Triton's interpreter. A pass on fake tensors is planned with torch's.
+        """
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        if self.kernels != "triton" or isinstance(like, FakeTensor) or not (like.is_cuda or interpreted):
+            return None
+        return importlib.import_module("mpt.systems.dain.nn.triton_operators")
+
+
+class CorrelationRegion(OperatorRegion):
     """A cost volume, whose means are taken in float32; the result returns in the features' dtype."""
 
     def forward(self, first_bchw: Tensor, second_bchw: Tensor) -> Tensor:
         """Return (b, 81, h, w)."""
         with full_precision(first_bchw.device.type):
+            triton = self.stand_in(first_bchw)
+            if triton is not None:
+                volume: Tensor = triton.correlate(raised(first_bchw), raised(second_bchw))
+                return volume.to(first_bchw.dtype)
             return correlate(raised(first_bchw), raised(second_bchw)).to(first_bchw.dtype)
 
 
@@ -68,7 +93,7 @@ class FlowScalingRegion(nn.Module):
             return F.interpolate(scaled, scale_factor=self.factor, mode="bilinear", align_corners=False)
 
 
-class ProjectionRegion(nn.Module):
+class ProjectionRegion(OperatorRegion):
     """Inverse depth and the projection weighted by it."""
 
     def __init__(self, original_gradient: bool = False) -> None:
@@ -79,10 +104,13 @@ class ProjectionRegion(nn.Module):
         """Return the projected flow, float32."""
         with full_precision(flow_b2hw.device.type):
             weight = 1e-6 + 1.0 / torch.exp(raised(log_depth_b1hw))
-            return project_flow(raised(flow_b2hw), weight, fill=fill, original_gradient=self.original_gradient)
+            triton = self.stand_in(flow_b2hw)
+            project = project_flow if triton is None else triton.project_flow
+            projected: Tensor = project(raised(flow_b2hw), weight, fill=fill, original_gradient=self.original_gradient)
+            return projected
 
 
-class FilterInterpolationRegion(nn.Module):
+class FilterInterpolationRegion(OperatorRegion):
     """Adaptive warping of several images by one flow and kernel, with float32 positions; images keep their dtype."""
 
     def __init__(self, original_gradient: bool = False) -> None:
@@ -93,11 +121,16 @@ class FilterInterpolationRegion(nn.Module):
         """Return the moved images; the second and later pass no gradient to flow and kernel, as DAIN's context."""
         with full_precision(flow_b2hw.device.type):
             flow, kernel = raised(flow_b2hw), raised(kernel_bkhw)
-            moved = []
+            moved: list[Tensor] = []
+            triton = self.stand_in(flow)
             for number, image in enumerate(images):
+                if triton is not None:
+                    own = (flow, kernel) if number == 0 else (flow.detach(), kernel.detach())
+                    moved.append(triton.interpolate_filtered(image, *own, original_gradient=self.original_gradient))
+                    continue
                 taps = tap_positions(flow if number == 0 else flow.detach())
-                own = kernel if number == 0 else kernel.detach()
-                moved.append(gather_filtered(image, taps, own, original_gradient=self.original_gradient))
+                filters = kernel if number == 0 else kernel.detach()
+                moved.append(gather_filtered(image, taps, filters, original_gradient=self.original_gradient))
             return tuple(moved)
 
 

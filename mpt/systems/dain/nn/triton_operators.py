@@ -1,0 +1,376 @@
+"""The operators of DAIN as Triton kernels: correlation, flow projection and adaptive interpolation.
+
+`model.kernels: triton` puts them in the place of `correlation`, `projection` and `filter_interpolation` on a GPU. Those
+are the reference, and planning always uses them. Each kernel computes one output pixel per lane and holds nothing
+between: correlation makes no product per displacement, interpolation no position or weight per tap (the reference holds
+32 numbers per pixel for both).
+
+Sums are in float32 in a fixed order. Where many pixels add to one, numbers are added as 64-bit integers, scaled by a
+power of two that is taken from the largest of them: integers add up to the same in any order, so results are the same
+in every run although the order on a GPU is not. They are rounded to 2^-37 of the largest number at 4K, to less below.
+
+Triton's interpreter (TRITON_INTERPRET=1) runs them on a CPU, which is how they are tested.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mpt.systems.dain.nn.correlation import RADIUS
+from mpt.systems.dain.nn.projection import fill_holes
+
+LANES = 128
+"""Output pixels per program."""
+
+
+@triton.jit
+def correlate_kernel(first, second, out, channels, height, width, RADIUS: tl.constexpr, LANES: tl.constexpr):
+    """Write one displacement of the cost volume for a block of pixels of one sample."""
+    pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    displacement, sample = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    area, side = height * width, 2 * RADIUS + 1
+    real = pixel < area
+    x = pixel % width + displacement % side - RADIUS
+    y = pixel // width + displacement // side - RADIUS
+    inside = real & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    total = tl.zeros([LANES], tl.float32)
+    for channel in range(channels):
+        start = (sample * channels + channel) * area
+        one = tl.load(first + start + pixel, mask=real, other=0.0)
+        other = tl.load(second + start + y * width + x, mask=inside, other=0.0)
+        total += one.to(tl.float32) * other.to(tl.float32)
+    tl.store(out + (sample * side * side + displacement) * area + pixel, total / channels, mask=real)
+
+
+@triton.jit
+def correlate_backward_kernel(
+    grad, other, out, channels, height, width, SIGN: tl.constexpr, RADIUS: tl.constexpr, LANES: tl.constexpr
+):
+    """Write the gradient at the first map (SIGN 1, `other` the second) or at the second (SIGN -1, `other` the first).
+
+    Each pixel collects from all displacements, so that nothing is added to by two.
+    """
+    pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    channel, sample = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    area, side = height * width, 2 * RADIUS + 1
+    real = pixel < area
+    x, y = pixel % width, pixel // width
+    total = tl.zeros([LANES], tl.float32)
+    for displacement in range(side * side):
+        there_x = x + SIGN * (displacement % side - RADIUS)
+        there_y = y + SIGN * (displacement // side - RADIUS)
+        inside = real & (there_x >= 0) & (there_x < width) & (there_y >= 0) & (there_y < height)
+        there = there_y * width + there_x
+        of_first = pixel if SIGN == 1 else there
+        g = tl.load(grad + (sample * side * side + displacement) * area + of_first, mask=inside, other=0.0)
+        value = tl.load(other + (sample * channels + channel) * area + there, mask=inside, other=0.0)
+        total += g.to(tl.float32) * value.to(tl.float32)
+    tl.store(out + (sample * channels + channel) * area + pixel, total / channels, mask=real)
+
+
+@triton.jit
+def project_kernel(flow, weight, steps, sums, height, width, LANES: tl.constexpr):
+    """Add -w F and w of a block of source pixels to the four pixels that each lands on, as integers."""
+    pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    sample = tl.program_id(1).to(tl.int64)
+    area = height * width
+    real = pixel < area
+    u = tl.load(flow + sample * 2 * area + pixel, mask=real, other=0.0)
+    v = tl.load(flow + (sample * 2 + 1) * area + pixel, mask=real, other=0.0)
+    w = tl.load(weight + sample * area + pixel, mask=real, other=0.0)
+    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
+    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
+    left = tl.floor(tl.where(inside, x, 0.0)).to(tl.int32)
+    top = tl.floor(tl.where(inside, y, 0.0)).to(tl.int32)
+    step = tl.load(steps)
+    add_u = tl.floor(-u * w * step + 0.5).to(tl.int64)
+    add_v = tl.floor(-v * w * step + 0.5).to(tl.int64)
+    add_w = tl.floor(w * step + 0.5).to(tl.int64)
+    for corner in tl.static_range(4):
+        column = tl.minimum(left + corner % 2, width - 1)
+        row = tl.minimum(top + corner // 2, height - 1)
+        place = sums + sample * 3 * area + row * width + column
+        tl.atomic_add(place, add_u, mask=inside)
+        tl.atomic_add(place + area, add_v, mask=inside)
+        tl.atomic_add(place + 2 * area, add_w, mask=inside)
+
+
+@triton.jit
+def project_backward_kernel(
+    flow, weight, out, share, grad_flow, grad_weight, height, width, ORIGINAL: tl.constexpr, LANES: tl.constexpr
+):
+    """Collect the gradient of a block of source pixels from the four pixels that each has added to."""
+    pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    sample = tl.program_id(1).to(tl.int64)
+    area = height * width
+    real = pixel < area
+    start = sample * 2 * area
+    u = tl.load(flow + start + pixel, mask=real, other=0.0)
+    v = tl.load(flow + start + area + pixel, mask=real, other=0.0)
+    w = tl.load(weight + sample * area + pixel, mask=real, other=0.0)
+    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
+    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
+    left = tl.floor(tl.where(inside, x, 0.0)).to(tl.int32)
+    top = tl.floor(tl.where(inside, y, 0.0)).to(tl.int32)
+    met_u = tl.zeros([LANES], tl.float32)
+    met_v = tl.zeros([LANES], tl.float32)
+    theirs = tl.zeros([LANES], tl.float32)
+    for corner in tl.static_range(4):
+        column = tl.minimum(left + corner % 2, width - 1)
+        row = tl.minimum(top + corner // 2, height - 1)
+        place = start + row * width + column
+        share_u = tl.load(share + place, mask=inside, other=0.0)
+        share_v = tl.load(share + place + area, mask=inside, other=0.0)
+        out_u = tl.load(out + place, mask=inside, other=0.0)
+        out_v = tl.load(out + place + area, mask=inside, other=0.0)
+        met_u += share_u
+        met_v += share_v
+        theirs += share_u * out_u + share_v * out_v
+    own = u * met_u + v * met_v
+    tl.store(grad_flow + start + pixel, -w * met_u, mask=real)
+    tl.store(grad_flow + start + area + pixel, -w * met_v, mask=real)
+    tl.store(grad_weight + sample * area + pixel, -(own - theirs) if ORIGINAL else -(own + theirs), mask=real)
+
+
+@triton.jit
+def filter_kernel(image, flow, kernel, out, channels, height, width, LANES: tl.constexpr):
+    """Write a block of output pixels of one sample, every channel of them."""
+    pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    sample = tl.program_id(1).to(tl.int64)
+    area = height * width
+    real = pixel < area
+    u = tl.load(flow + sample * 2 * area + pixel, mask=real, other=0.0)
+    v = tl.load(flow + (sample * 2 + 1) * area + pixel, mask=real, other=0.0)
+    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
+    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
+    inside = inside & (tl.abs(u) < width / 2) & (tl.abs(v) < height / 2)
+    x, y = tl.where(inside, x, 0.0), tl.where(inside, y, 0.0)
+    a, b = x - tl.floor(x), y - tl.floor(y)
+    left, top = tl.floor(x).to(tl.int32) - 1, tl.floor(y).to(tl.int32) - 1
+    for channel in range(channels):
+        start = (sample * channels + channel) * area
+        total = tl.zeros([LANES], tl.float32)
+        for tap in tl.static_range(16):
+            column = tl.minimum(tl.maximum(left + tap % 4, 0), width - 1)
+            row = tl.minimum(tl.maximum(top + tap // 4, 0), height - 1)
+            across = 1.0 - a if tap % 4 < 2 else a
+            down = 1.0 - b if tap // 4 < 2 else b
+            share = tl.load(kernel + (sample * 16 + tap) * area + pixel, mask=real, other=0.0)
+            value = tl.load(image + start + row * width + column, mask=inside, other=0.0)
+            total += down * across * share * value.to(tl.float32)
+        own = tl.load(image + start + pixel, mask=real, other=0.0)
+        tl.store(out + start + pixel, tl.where(inside, total, own.to(tl.float32)), mask=real)
+
+
+@triton.jit
+def filter_backward_kernel(
+    image, flow, kernel, grad, grad_flow, grad_kernel, channels, height, width, LANES: tl.constexpr
+):
+    """Write the gradients at flow and kernel for a block of output pixels."""
+    pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    sample = tl.program_id(1).to(tl.int64)
+    area = height * width
+    real = pixel < area
+    u = tl.load(flow + sample * 2 * area + pixel, mask=real, other=0.0)
+    v = tl.load(flow + (sample * 2 + 1) * area + pixel, mask=real, other=0.0)
+    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
+    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
+    inside = inside & (tl.abs(u) < width / 2) & (tl.abs(v) < height / 2)
+    x, y = tl.where(inside, x, 0.0), tl.where(inside, y, 0.0)
+    a, b = x - tl.floor(x), y - tl.floor(y)
+    left, top = tl.floor(x).to(tl.int32) - 1, tl.floor(y).to(tl.int32) - 1
+    along_x = tl.zeros([LANES], tl.float32)
+    along_y = tl.zeros([LANES], tl.float32)
+    for tap in tl.static_range(16):
+        column = tl.minimum(tl.maximum(left + tap % 4, 0), width - 1)
+        row = tl.minimum(tl.maximum(top + tap // 4, 0), height - 1)
+        across = 1.0 - a if tap % 4 < 2 else a
+        down = 1.0 - b if tap // 4 < 2 else b
+        met = tl.zeros([LANES], tl.float32)
+        for channel in range(channels):
+            start = (sample * channels + channel) * area
+            g = tl.load(grad + start + pixel, mask=inside, other=0.0)
+            value = tl.load(image + start + row * width + column, mask=inside, other=0.0)
+            met += g.to(tl.float32) * value.to(tl.float32)
+        share = tl.load(kernel + (sample * 16 + tap) * area + pixel, mask=real, other=0.0)
+        along_x += met * share * down * (-1.0 if tap % 4 < 2 else 1.0)
+        along_y += met * share * across * (-1.0 if tap // 4 < 2 else 1.0)
+        tl.store(grad_kernel + (sample * 16 + tap) * area + pixel, met * down * across, mask=real)
+    tl.store(grad_flow + sample * 2 * area + pixel, along_x, mask=real)
+    tl.store(grad_flow + (sample * 2 + 1) * area + pixel, along_y, mask=real)
+
+
+@triton.jit
+def filter_image_kernel(
+    flow, kernel, grad, steps, sums, channels, height, width, COPIES: tl.constexpr, LANES: tl.constexpr
+):
+    """Add the gradient of a block of output pixels to the image's pixels that they were read from, as integers."""
+    pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    sample = tl.program_id(1).to(tl.int64)
+    area = height * width
+    real = pixel < area
+    u = tl.load(flow + sample * 2 * area + pixel, mask=real, other=0.0)
+    v = tl.load(flow + (sample * 2 + 1) * area + pixel, mask=real, other=0.0)
+    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
+    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
+    inside = inside & (tl.abs(u) < width / 2) & (tl.abs(v) < height / 2)
+    x, y = tl.where(inside, x, 0.0), tl.where(inside, y, 0.0)
+    a, b = x - tl.floor(x), y - tl.floor(y)
+    left, top = tl.floor(x).to(tl.int32) - 1, tl.floor(y).to(tl.int32) - 1
+    step = tl.load(steps)
+    for channel in range(channels):
+        start = (sample * channels + channel) * area
+        g = tl.load(grad + start + pixel, mask=real, other=0.0).to(tl.float32)
+        for tap in tl.static_range(16):
+            column = tl.minimum(tl.maximum(left + tap % 4, 0), width - 1)
+            row = tl.minimum(tl.maximum(top + tap // 4, 0), height - 1)
+            across = 1.0 - a if tap % 4 < 2 else a
+            down = 1.0 - b if tap // 4 < 2 else b
+            share = tl.load(kernel + (sample * 16 + tap) * area + pixel, mask=real, other=0.0)
+            added = tl.floor(down * across * share * g * step + 0.5).to(tl.int64)
+            tl.atomic_add(sums + start + row * width + column, added, mask=inside)
+        if COPIES:
+            copied = tl.floor(g * step + 0.5).to(tl.int64)
+            tl.atomic_add(sums + start + pixel, copied, mask=real & (inside == 0))
+
+
+def blocks(like_bchw: Tensor) -> int:
+    """Return how many programs cover a sample's pixels."""
+    return -(-like_bchw.shape[2] * like_bchw.shape[3] // LANES)
+
+
+def integer_steps(largest: Tensor, like_bchw: Tensor) -> Tensor:
+    """Return the power of two by which numbers up to `largest` are multiplied to be added as integers; float32, ().
+
+    It is the largest by which all pixels' sixteen taps could be added to one place without exceeding 2^62.
+    """
+    bits = 62 - math.ceil(math.log2(16 * like_bchw.shape[2] * like_bchw.shape[3]))
+    exponent = torch.frexp(largest.float().clamp_min(torch.finfo(torch.float32).tiny)).exponent
+    return torch.ldexp(torch.ones((), device=largest.device), (bits - exponent).clamp(-126, 126))
+
+
+class Correlation(torch.autograd.Function):
+    """`correlation.Correlation` in one kernel each way."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor, radius: int) -> Tensor:
+        """Return (b, (2 radius + 1)^2, h, w), float32."""
+        first, second = first.contiguous(), second.contiguous()
+        ctx.save_for_backward(first, second)
+        ctx.radius = radius
+        batch, channels, height, width = first.shape
+        count = (2 * radius + 1) ** 2
+        out = first.new_empty(batch, count, height, width, dtype=torch.float32)
+        correlate_kernel[(blocks(first), count, batch)](first, second, out, channels, height, width, radius, LANES)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the gradients at both maps."""
+        first, second = ctx.saved_tensors
+        batch, channels, height, width = first.shape
+        grad, at_first, at_second = grad.contiguous(), torch.empty_like(first), torch.empty_like(second)
+        for other, out, sign in ((second, at_first, 1), (first, at_second, -1)):
+            grid = (blocks(first), channels, batch)
+            correlate_backward_kernel[grid](grad, other, out, channels, height, width, sign, ctx.radius, LANES)
+        return at_first, at_second, None
+
+
+class Projection(torch.autograd.Function):
+    """`projection.Projection` in one kernel each way; sums are of integers, see `integer_steps`."""
+
+    @staticmethod
+    def forward(ctx: Any, flow: Tensor, weight: Tensor, original_gradient: bool) -> tuple[Tensor, Tensor]:
+        """Return (b, 2, h, w) and (b, 1, h, w)."""
+        flow, weight = flow.contiguous(), weight.contiguous()
+        batch, _, height, width = flow.shape
+        steps = integer_steps(weight.abs().max() * flow.abs().max().clamp_min(1.0), flow)
+        sums = torch.zeros((batch, 3, height, width), dtype=torch.int64, device=flow.device)
+        project_kernel[(blocks(flow), batch)](flow, weight, steps, sums, height, width, LANES)
+        count = (sums[:, 2:].double() / steps).float()
+        reached = sums[:, 2:] > 0
+        quotient = sums[:, :2].double() / torch.where(reached, sums[:, 2:], 1).double()
+        out = torch.where(reached, quotient.float(), 0)
+        ctx.save_for_backward(flow, weight, out, count)
+        ctx.original_gradient = original_gradient
+        ctx.mark_non_differentiable(count)
+        return out, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the gradients at flow and weight."""
+        flow, weight, out, count = ctx.saved_tensors
+        batch, _, height, width = flow.shape
+        reached = count > 0
+        share = torch.where(reached, grad / torch.where(reached, count, 1), 0).contiguous()
+        at_flow, at_weight = torch.empty_like(flow), torch.empty_like(weight)
+        project_backward_kernel[(blocks(flow), batch)](
+            flow, weight, out, share, at_flow, at_weight, height, width, ctx.original_gradient, LANES
+        )
+        return at_flow, at_weight, None
+
+
+class FilterInterpolation(torch.autograd.Function):
+    """`filter_interpolation.interpolate_filtered` in one kernel forward and two backward."""
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, flow: Tensor, kernel: Tensor, original_gradient: bool) -> Tensor:
+        """Return (b, c, h, w) in the image's dtype; flow and kernel are float32."""
+        image, flow, kernel = image.contiguous(), flow.contiguous(), kernel.contiguous()
+        ctx.save_for_backward(image, flow, kernel)
+        ctx.original_gradient = original_gradient
+        batch, channels, height, width = image.shape
+        out = torch.empty_like(image)
+        filter_kernel[(blocks(image), batch)](image, flow, kernel, out, channels, height, width, LANES)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """Return the gradients at image, flow and kernel."""
+        image, flow, kernel = ctx.saved_tensors
+        batch, channels, height, width = image.shape
+        grad, grid = grad.contiguous(), (blocks(image), batch)
+        at_image = at_flow = at_kernel = None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            at_flow, at_kernel = torch.empty_like(flow), torch.empty_like(kernel)
+            filter_backward_kernel[grid](image, flow, kernel, grad, at_flow, at_kernel, channels, height, width, LANES)
+        if ctx.needs_input_grad[0]:
+            steps = integer_steps(grad.abs().max() * kernel.abs().max().clamp_min(1.0), image)
+            sums = torch.zeros(image.shape, dtype=torch.int64, device=image.device)
+            filter_image_kernel[grid](
+                flow, kernel, grad, steps, sums, channels, height, width, not ctx.original_gradient, LANES
+            )
+            at_image = (sums.double() / steps).to(image.dtype)
+        return at_image, at_flow, at_kernel, None
+
+
+def correlate(first_bchw: Tensor, second_bchw: Tensor, radius: int = RADIUS) -> Tensor:
+    """Return the cost volume (b, (2 radius + 1)^2, h, w), float32."""
+    result: Tensor = Correlation.apply(first_bchw, second_bchw, radius)
+    return result
+
+
+def project_flow(
+    flow_b2hw: Tensor, weight_b1hw: Tensor, *, fill: bool = False, original_gradient: bool = False
+) -> Tensor:
+    """Return the projected flow (b, 2, h, w) from float32 flow and weight, as `projection.project_flow`."""
+    flow, count = Projection.apply(flow_b2hw, weight_b1hw, original_gradient)
+    return fill_holes(flow, count) if fill else flow
+
+
+def interpolate_filtered(
+    image_bchw: Tensor, flow_b2hw: Tensor, kernel_bkhw: Tensor, *, original_gradient: bool = False
+) -> Tensor:
+    """Return the image moved against the flow through its own kernels (b, c, h, w), in the image's dtype."""
+    result: Tensor = FilterInterpolation.apply(image_bchw, flow_b2hw, kernel_bkhw, original_gradient)
+    return result
