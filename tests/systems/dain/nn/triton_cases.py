@@ -102,12 +102,15 @@ def test_the_whole_network_uses_them_where_they_are_asked_for(monkeypatch):
     other = Dain("small", kernels="triton").eval()
     other.load_state_dict(plain.state_dict())
     calls = []
-    for name in ("correlate", "project_flow", "interpolate_filtered"):
-        function = getattr(triton_operators, name)
+    for name, module in {
+        "correlate": correlation,
+        "project_flow": projection,
+        "interpolate_filtered": filter_interpolation,
+    }.items():
 
-        def counted(*args, _function=function, _name=name, **kwargs):
+        def counted(*args, _function=getattr(module, name), _name=name, **kwargs):
             calls.append(_name)
-            return _function(*args, **kwargs)
+            return _function(*args, **kwargs)  # torch's: the interpreter takes seconds for a whole network
 
         monkeypatch.setattr(triton_operators, name, counted)
     first, last = torch.rand(2, 1, 3, 16, 16)
