@@ -24,10 +24,11 @@ import typer
 from mpt import __version__
 from mpt.commands import arguments
 from mpt.commands.command_line import PARTS, Parts, declare
+from mpt.config.own_code import explain_own_code
 from mpt.config.part_packages import PartPackage, use_parts
 from mpt.config.part_source import read_notes
 from mpt.config.registry import INSTALLED, CommandPart
-from mpt.errors import InputOutputError, Interrupted, MptError, PartError
+from mpt.errors import InputOutputError, Interrupted, MptError, OwnCodeError, PartError
 from mpt.run.files import FULL
 
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
@@ -45,10 +46,11 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "init": ("init", arguments.InitArguments),
 }
 """Command -> its module in `mpt.commands` and what it may be asked."""
+DEBUG = "--debug"
 CODES = (
-    "Exit codes: 0 done, 2 configuration or command line, 3 data, 4 checkpoint refused, 5 input or output, "
-    "6 not finite, 7 out of memory or does not fit, 8 the gate of compare or a difference found by diff, "
-    "130 and 143 interrupted after saving."
+    "Exit codes: 0 done, 1 an error in a part of your own (or a defect), 2 configuration or command line, 3 data, "
+    "4 checkpoint refused, 5 input or output, 6 not finite, 7 out of memory or does not fit, 8 the gate of compare or "
+    "a difference found by diff, 130 and 143 interrupted after saving."
 )
 
 
@@ -98,6 +100,9 @@ def common(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
     parts: Parts = None,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show every frame of an error in a part of your own, not only your own lines.")
+    ] = False,
 ) -> None:
     """Mixed-precision training that fits the card you have."""
 
@@ -139,6 +144,13 @@ def take_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return rest, folders
 
 
+def take_debug(words: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the words without `--debug`, wherever it stands before a `--`, and whether it was there."""
+    end = words.index("--") if "--" in words else len(words)
+    rest = [word for word in words[:end] if word != DEBUG]
+    return [*rest, *words[end:]], len(rest) < end
+
+
 def spell_resume(words: Sequence[str]) -> list[str]:
     """Write a `--resume` without a value as `--resume=auto`.
 
@@ -156,8 +168,10 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text in the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
+    debug = False
     try:
         rest, folders = take_parts(sys.argv[1:] if words is None else words)
+        rest, debug = take_debug(rest)
         use_parts(folders)
         make_app()(args=spell_resume(rest), prog_name="mpt")
     except MptError as error:
@@ -169,6 +183,11 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         if error.filename is None and error.errno not in FULL:
             raise
         fail(InputOutputError(f"{error.filename or 'what was to be written'}: {error.strerror}"))
+    except Exception as error:
+        explained = None if debug else explain_own_code(error)
+        if explained is None:
+            raise
+        fail(OwnCodeError(explained))
     sys.exit(0)
 
 

@@ -11,6 +11,12 @@ class MptError(Exception):
     exit_code = 1
 
 
+class OwnCodeError(MptError):
+    """Code of the user's own raised an exception: a model, a data set, a task."""
+
+    exit_code = 1
+
+
 class ConfigError(MptError):
     """The YAML file, an override or a command-line argument is not what it may be."""
 

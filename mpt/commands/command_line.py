@@ -9,8 +9,32 @@ from copy import copy
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
+from mpt.config.layers import SECTIONS
+from mpt.config.options import DatasetOptions, OptimizerOptions, Options
+from mpt.config.schema import GeneralOptions, Train
+from mpt.errors import ConfigError
+
+SPELT = {
+    "batch": "train.batch_size",
+    "bs": "train.batch_size",
+    "learning_rate": "optimizer.lr",
+    "wd": "optimizer.weight_decay",
+    "weight_decay": "optimizer.weight_decay",
+    "imgsz": "model.image_size",
+    "image_size": "model.image_size",
+    "data": "dataset",
+    "gpus": "train.device",
+    "workers": "dataset.workers",
+    "pretrained": "model.weights",
+    "weights": "model.weights",
+    "fp16": "precision=amp",
+    "amp": "precision=amp",
+    "bf16": "precision=bf16",
+}
+"""Other programs' options -> the setting they mean."""
 PARTS = "--parts"
 Parts = Annotated[
     list[str] | None,
@@ -57,7 +81,37 @@ def declare(
 
     command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     command.__annotations__ = {key: parameter.annotation for key, parameter in parameters.items()}
-    app.command(name, help=inspect.cleandoc(arguments.__doc__ or ""))(command)
+    command_class = OverridableCommand if "overrides" in parameters else None
+    help_text = inspect.cleandoc(arguments.__doc__ or "")
+    app.command(name, cls=command_class, help=help_text)(command)
+
+
+class OverridableCommand(TyperCommand):
+    """A command with overrides: an option that is a setting's name is answered with the override."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as any command does. Raises ConfigError for an option that is a setting."""
+        known = {"--help", *(option for one in self.params for option in (*one.opts, *one.secondary_opts))}
+        for place, word in enumerate(args[: args.index("--")] if "--" in args else args):
+            option, _, value = word.partition("=")
+            name = option.removeprefix("--").replace("-", "_")
+            if option in known or not option.startswith("--") or (setting := setting_called(name)) is None:
+                continue
+            following = args[place + 1] if place + 1 < len(args) else "-"
+            value = value or ("VALUE" if following.startswith("-") else following)
+            override = setting if "=" in setting else f"{setting}={value}"
+            raise ConfigError(f"no such option: {option}. Settings are given as overrides: {override}")
+        return super().parse_args(ctx, args)
+
+
+def setting_called(name: str) -> str | None:
+    """Return the full name of the setting that is called so, or None."""
+    sections: dict[str, type[Options]] = {"train": Train, "optimizer": OptimizerOptions, "dataset": DatasetOptions}
+    if name in SPELT:
+        return SPELT[name]
+    if name in (*SECTIONS, *GeneralOptions.model_fields):
+        return name
+    return next((f"{section}.{name}" for section, fields in sections.items() if name in fields.model_fields), None)
 
 
 def split_annotation(annotation: Any) -> tuple[Any, OptionInfo | ArgumentInfo]:

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from mpt.config.elsewhere import models_elsewhere, parts_hint
 from mpt.config.layers import SECTIONS
 from mpt.config.messages import describe, explain_errors, unknown_key, unknown_name
 from mpt.config.options import Options
-from mpt.config.precision_names import ALIASES, resolve_precision_name
+from mpt.config.precision_names import ALIASES, meant_by, resolve_precision_name
 from mpt.config.registry import Plugin, Registry
 from mpt.config.schema import (
     NAMED_SECTIONS,
@@ -83,7 +84,9 @@ class Checker:
         if isinstance(node.value, dict):
             return node
         if node.value is not None:
-            self.report(node, (name,), f"found {describe(node)}; allowed: a mapping")
+            is_trick = name == "memory" and node.value in self.registry.names("memory")
+            hint = f"; write memory.{node.value}=true, in a file memory: {{{node.value}: true}}" if is_trick else ""
+            self.report(node, (name,), f"found {describe(node)}; allowed: a mapping{hint}")
         return replace(node, value={})
 
     def report(self, node: Node, path: tuple[str, ...], text: str, at_key: bool = False) -> None:
@@ -135,7 +138,11 @@ class Checker:
             return None
         plugin = self.registry.find(subpackage, name)
         if plugin is None:
-            self.report(node, (section, "name"), unknown_name(name, self.registry.names(subpackage)))
+            known = self.registry.names(subpackage)
+            meant = models_elsewhere(name) if subpackage == "nn" else None
+            text = unknown_name(name, known, meant=meant)
+            hint = "" if "did you mean" in text else parts_hint(subpackage, name)
+            self.report(node, (section, "name"), text + hint)
         return plugin
 
     def check_task(self, model: Plugin, task: Plugin) -> None:
@@ -178,7 +185,7 @@ class Checker:
         name, fixed = resolve_precision_name(written, known)
         plugin = self.registry.find("precision", name)
         if plugin is None:
-            self.report(node, ("precision", "mode"), unknown_name(written, [*known, *ALIASES]))
+            self.report(node, ("precision", "mode"), unknown_name(written, [*known, *ALIASES], meant=meant_by(written)))
         return plugin, fixed
 
     def choose_tricks(self) -> dict[str, Plugin]:

@@ -84,10 +84,12 @@ def describe(node: Node | None) -> str:
     return str(node.value)
 
 
-def unknown_name(word: str, allowed: Sequence[str], what: str = "one of") -> str:
-    """Return the words for a name that does not exist."""
+def unknown_name(word: str, allowed: Sequence[str], what: str = "one of", meant: str | None = None) -> str:
+    """Return the words for a name that does not exist; `meant` is what the caller knows it to mean elsewhere."""
     guess = nearest(word, allowed)
     hint = f"; did you mean '{guess}'?" if guess else ""
+    if meant:
+        hint = f"; did you mean {meant}?"
     return f"found '{printable(word)}'; allowed: {what} {', '.join(allowed) or '(there are none)'}{hint}"
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
+from mpt.config.own_code import explain_own_code
 from mpt.errors import DataError, MptError
 from mpt.seams import Batch, Dataset
 
@@ -163,8 +164,7 @@ def answer_to(dataset: Dataset, indices: list[int], epoch: int) -> tuple[Batch, 
         batch = dataset.fetch(indices, epoch)
     except MptError as error:
         return error
-    except Exception:  # whatever a data set raises, the parent must hear of it
-        return DataError(
-            f"data worker {os.getpid()} failed on the samples {preview(indices)}:\n{traceback.format_exc()}"
-        )
+    except Exception as error:  # whatever a data set raises, the parent must hear of it
+        told = explain_own_code(error) or traceback.format_exc()
+        return DataError(f"data worker {os.getpid()} failed on the samples {preview(indices)}:\n{told}")
     return batch, {path: reason for path, reason in dataset.bad_files.items() if path not in known}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import Field
@@ -55,10 +56,12 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
     return {"net": net}
 
 
-def _call(name: str, constructor: Any, options: dict[str, Any]) -> nn.Module:
+def _call(name: str, constructor: Any, options: dict[str, Any], is_own: bool = False) -> nn.Module:
     try:
         net = constructor(**options)
     except (TypeError, ValueError) as error:
+        if is_own and error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # in the constructor itself, of which its author wants to know the line
         raise ConfigError(f"model.options: {name} refused {options}: {error}") from error
     if not isinstance(net, nn.Module):
         raise ConfigError(f"model.name: {name} made a {type(net).__name__}, not a torch.nn.Module")
@@ -72,9 +75,7 @@ def _torchvision(attribute: str, options: dict[str, Any]) -> nn.Module:
     import torchvision
 
     if attribute not in torchvision.models.list_models(module=torchvision.models):
-        import difflib
-
-        near = difflib.get_close_matches(attribute, torchvision.models.list_models(module=torchvision.models), 3)
+        near = get_close_matches(attribute, torchvision.models.list_models(module=torchvision.models), 3)
         raise ConfigError(f"model.name: torchvision has no classifier {attribute!r}; nearest: {', '.join(near) or '-'}")
     return _call(f"torchvision:{attribute}", torchvision.models.get_model_builder(attribute), options)
 
@@ -88,8 +89,9 @@ def _timm(attribute: str, options: dict[str, Any]) -> nn.Module:
     except ImportError as error:
         raise ConfigError("model.name: timm is not installed; `pip install timm` adds it") from error
     if not timm.is_model(attribute):
-        near = ", ".join(timm.list_models(f"*{attribute}*")[:3])
-        raise ConfigError(f"model.name: timm has no model {attribute!r}; nearest: {near or '-'}")
+        names = timm.list_models()
+        near = [name for name in names if attribute in name][:3] or get_close_matches(attribute, names, 3, cutoff=0.5)
+        raise ConfigError(f"model.name: timm has no model {attribute!r}; nearest: {', '.join(near) or '-'}")
     return _call(f"timm:{attribute}", lambda **kw: timm.create_model(attribute, pretrained=False, **kw), options)
 
 
@@ -101,4 +103,4 @@ def _granted(module_name: str, attribute: str, classes: int, options: dict[str, 
     accepts = inspect.signature(constructor).parameters
     if "num_classes" in accepts or any(p.kind is p.VAR_KEYWORD for p in accepts.values()):
         options = {"num_classes": classes, **options}
-    return _call(f"{module_name}:{attribute}", constructor, options)
+    return _call(f"{module_name}:{attribute}", constructor, options, is_own=True)

@@ -7,6 +7,7 @@ ImageNet's own figures are given in `configs/resnet50_imagefolder.yaml`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.config.part_names import LossName, MetricName
-from mpt.errors import DataError
+from mpt.errors import ConfigError, DataError
 from mpt.losses.choice import find_loss
 from mpt.metrics.choice import find_metrics
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
@@ -65,7 +66,7 @@ class Classify(Task):
 
     def losses(self, batch: Batch) -> Iterator[Loss]:
         """Yield the loss, cross-entropy by default."""
-        yield Loss("loss", self.loss(self.net(self.standardize(batch["image"])), batch["label"]))
+        yield Loss("loss", self.loss(self.checked(self.net(self.standardize(batch["image"]))), batch["label"]))
 
     def standardize(self, image_bchw: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation, per channel."""
@@ -83,8 +84,19 @@ class Classify(Task):
 
     def logits(self, image_bchw: Tensor) -> Tensor:
         """Return float32 logits of the network that is evaluated."""
-        logits: Tensor = self.inference_net(self.standardize(image_bchw))
-        return logits.float()
+        return self.checked(self.inference_net(self.standardize(image_bchw))).float()
+
+    def checked(self, output: Any) -> Tensor:
+        """Return a network's output if it is logits. Raises ConfigError with what is expected of a model."""
+        if isinstance(output, Tensor) and output.dim() == 2 and output.shape[1] >= len(self.classes):
+            return output
+        found = f"a {type(output).__name__}"
+        if isinstance(output, Tensor):
+            found = f"a tensor of shape ({', '.join(map(str, output.shape))})"
+        raise ConfigError(
+            f"model {type(self.net).__name__}: its forward returned {found}; task classify expects a tensor of logits "
+            f"of shape (batch, {len(self.classes)}), one number per class"
+        )
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
         """Return the logits (b, classes) and the labels (b,)."""

@@ -1,0 +1,81 @@
+"""An exception in code that is no part of mpt, its dependencies or Python: said with the frames of that code alone.
+
+Whoever writes a model, a data set or a task of their own wants to know which of their lines failed and how, not through
+which forty lines of torch and mpt it was called. `mpt --debug` shows all.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from mpt.config.part_packages import outside_packages
+
+MPT = Path(__file__).resolve().parents[1]
+KINDS = {
+    "nn": "model",
+    "tasks": "task",
+    "data": "data set",
+    "losses": "loss",
+    "metrics": "metric",
+    "optim": "optimizer",
+    "precision": "precision mode",
+    "memory": "memory trick",
+    "commands": "command",
+}
+"""A part package's folder -> what its files are."""
+MOST_FRAMES = 12
+
+
+def explain_own_code(error: BaseException) -> str | None:
+    """Return what failed in code of the user's own and where, or None where no such code was running."""
+    own = [(frame, line) for frame, line in walk(error.__traceback__) if is_own(frame)]
+    if not own:
+        return None
+    frame, line = own[-1]
+    where = f"{Path(frame.f_code.co_filename).name}:{line}"
+    what = [text for text in str(error).splitlines() if text.strip()]
+    said = f"{type(error).__name__}: {what[0]}" if what else type(error).__name__
+    shown = [f"{said_of(own[0][0])} raised in {frame.f_code.co_name} ({where}): {said}", *(f"  {t}" for t in what[1:])]
+    for one, number in own[-MOST_FRAMES:]:
+        entry = traceback.FrameSummary(one.f_code.co_filename, number, one.f_code.co_name)
+        shown.append(f"  {entry.filename}:{number} in {entry.name}: {entry.line}")
+    return "\n".join([*shown, "(these are the lines of your own; mpt --debug COMMAND shows all)"])
+
+
+def walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of a traceback, outermost first, each with its line."""
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def is_own(frame: FrameType) -> bool:
+    """Return whether a frame is of the user's code: of a part package from outside, or of no installed package."""
+    name = frame.f_code.co_filename
+    if name.startswith("<") or frame.f_globals.get("__name__") == "__main__":
+        return False
+    path = Path(name).resolve()
+    if any(path.is_relative_to(package.folder.resolve()) for package in outside_packages()):
+        return True
+    homes = [MPT, *(Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib"))]
+    homes += [Path(sys.base_prefix).resolve() / "lib"]
+    return not any(path.is_relative_to(home) for home in homes) and not re.search(r"(site|dist)-packages", name)
+
+
+def said_of(frame: FrameType) -> str:
+    """Return what a frame's code is, in words: `your model MyNet`."""
+    path = Path(frame.f_code.co_filename).resolve()
+    kind = "code"
+    for package in outside_packages():
+        if path.is_relative_to(package.folder.resolve()):
+            kind = KINDS.get(path.relative_to(package.folder.resolve()).parts[0], "code")
+    owner = frame.f_locals.get("self")
+    if kind == "code" and owner is not None and any(base.__name__ == "Module" for base in type(owner).__mro__):
+        kind = "model"
+    return f"your {kind} {path.stem if owner is None else type(owner).__name__}"

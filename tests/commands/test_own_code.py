@@ -1,0 +1,151 @@
+"""Errors in a part of the user's own: which part, which line, and no one else's frames."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt import cli
+from mpt.config import part_packages
+
+NET = """
+import torch
+from torch import nn
+
+class MyNet(nn.Module):
+    def __init__(self, num_classes=10):
+        super().__init__()
+        self.fc = nn.Linear(256, num_classes)
+
+    def mix(self, x):
+        {mix}
+
+    def forward(self, x):
+        return self.mix(x)
+"""
+DATA = '''
+"""Noise."""
+import torch
+from mpt.config.options import DatasetOptions
+from mpt.seams import Dataset, DataSpec, FieldSpec
+
+class Settings(DatasetOptions):
+    """Nothing."""
+
+class Noise(Dataset):
+    spec = DataSpec({"image": FieldSpec((1, 16, 16), torch.float32), "label": FieldSpec((), torch.int64)}, 64, ("a",))
+
+    def __len__(self):
+        return 64
+
+    def fetch(self, indices, epoch):
+        raise IndexError("no such sample")
+
+def build(settings, split, seed):
+    return Noise()
+'''
+CONFIG = """
+model: {name: '%s', image_size: 16, channels: 1}
+dataset: {name: %s}
+train: {steps: 2, batch_size: 8}
+precision: fp32
+"""
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(part_packages.VARIABLE, "")
+
+    def run(*words: str) -> tuple[Any, str]:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(list(words))
+        return stopped.value.code, capsys.readouterr().err
+
+    yield run
+    sys.modules.pop("own_net", None)
+
+
+def write_net(mix: str, folder: Path) -> None:
+    (folder / "own_net.py").write_text(NET.replace("{mix}", mix))
+    (folder / "c.yaml").write_text(CONFIG % ("own_net:MyNet", "digits"))
+
+
+def test_a_model_that_raises_is_named_with_its_own_lines_alone(go: Any, tmp_path: Path) -> None:
+    write_net("return torch.cat([x.flatten(1)], y)", tmp_path)
+    code, said = go("train", "c.yaml", "--allow", "own_net")
+    assert code == 1
+    assert "your model MyNet raised in mix (own_net.py:11): NameError: name 'y' is not defined" in said
+    assert "own_net.py:14 in forward: return self.mix(x)" in said
+    assert "torch/nn" not in said
+    assert "mpt/engine" not in said
+    with pytest.raises(NameError):
+        cli.main(["--debug", "train", "c.yaml", "--allow", "own_net"])
+
+
+@pytest.mark.parametrize(
+    ("mix", "found"),
+    [
+        ("return self.fc(x.flatten(1)), x", "returned a tuple"),
+        ("return self.fc(x.flatten(1))[:, :3]", r"returned a tensor of shape (8, 3)"),
+    ],
+)
+def test_what_a_classifier_must_return_is_said(go: Any, tmp_path: Path, mix: str, found: str) -> None:
+    write_net(mix, tmp_path)
+    code, said = go("train", "c.yaml", "--allow", "own_net")
+    assert found in said
+    assert code == 2
+    assert "expects a tensor of logits of shape (batch, 10)" in said
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_data_set_that_raises_is_named_in_a_worker_too(go: Any, tmp_path: Path, workers: str) -> None:
+    (tmp_path / f"own{workers}" / "data").mkdir(parents=True)
+    (tmp_path / f"own{workers}" / "data" / "noise.py").write_text(DATA)
+    (tmp_path / "c.yaml").write_text(CONFIG % ("small_cnn", "noise"))
+    code, said = go("train", "c.yaml", f"dataset.workers={workers}")
+    assert code == 2
+    assert f"own{workers}/data/noise.py is there: add --parts own{workers}" in said
+    code, said = go("train", "c.yaml", f"dataset.workers={workers}", "--parts", f"own{workers}")
+    assert code == (1 if workers == "0" else 3)
+    assert "your data set Noise raised in fetch (noise.py:17): IndexError: no such sample" in said
+    assert "mpt/data" not in said
+
+
+def test_an_error_of_mpts_own_keeps_its_traceback(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.importlib, "import_module", partial(operator.truediv, 1))  # a function without a frame
+    with pytest.raises(TypeError):
+        cli.main(["validate", "c.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["precision=fp16"], "did you mean amp (mixed) or fp16-pure (weights in half too)?"),
+        (["memory=recompute"], "memory.recompute=true"),
+        (["--lr", "0.1"], "optimizer.lr=0.1"),
+        (["--batch-size=4"], "train.batch_size=4"),
+        (["--epochs", "--quiet"], "train.epochs=VALUE"),
+        (["--fp16"], "precision=amp"),
+        (["model=null", "model=nowhere"], "found with --parts DIR (a folder with nn/nowhere.py)"),
+    ],
+)
+def test_words_of_other_programs_are_answered_with_ours(go: Any, tmp_path: Path, words: list[str], hint: str) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG % ("small_cnn", "digits"))
+    code, said = go("train", "c.yaml", *words)
+    assert code == 2
+    assert hint in said
+
+
+def test_models_of_torchvision_and_timm_are_named_without_importing_them(go: Any, tmp_path: Path) -> None:
+    if find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed; its models are looked for")
+    (tmp_path / "c.yaml").write_text(CONFIG % ("resnet50", "digits"))
+    assert "did you mean torchvision:resnet50" in go("validate", "c.yaml")[1]
