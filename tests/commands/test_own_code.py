@@ -51,8 +51,8 @@ def build(settings, split, seed):
     return Noise()
 '''
 CONFIG = """
-model: {name: '%s', image_size: 16, channels: 1}
-dataset: {name: %s}
+model: {name: '%s', image_size: 16}
+dataset: {name: %s, channels: 1}
 train: {steps: 2, batch_size: 8}
 precision: fp32
 """
