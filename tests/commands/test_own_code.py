@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 import sys
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -117,12 +115,6 @@ def test_a_data_set_that_raises_is_named_in_a_worker_too(go: Any, tmp_path: Path
     assert code == (1 if workers == "0" else 3)
     assert "your data set Noise raised in fetch (noise.py:17): IndexError: no such sample" in said
     assert "mpt/data" not in said
-
-
-def test_an_error_of_mpts_own_keeps_its_traceback(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.importlib, "import_module", partial(operator.truediv, 1))  # a function without a frame
-    with pytest.raises(TypeError):
-        cli.main(["validate", "c.yaml"])
 
 
 @pytest.mark.parametrize(
