@@ -13,11 +13,16 @@ from pydantic import Field, field_validator
 
 from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError, DataError
+from mpt.seams import DataSpec
 from mpt.systems.dain.data.frame_sequences import LAYOUTS, ONE_SIZE, TEST_ONLY, FrameSource, guess_layout
-from mpt.systems.dain.data.triplets import Changes, Triplets
+from mpt.systems.dain.data.triplets import Changes, Triplets, triplet_layout
 
 FEW = 24
 """Up to so many test samples each has its own figures in the report."""
+VIMEO_SIZE = (256, 448)
+VIMEO_COUNTS = {"vimeo_triplet": 51_312, "vimeo_septuplet": 64_612}
+"""Samples in the published training lists."""
+ASSUMED_COUNT = 1000
 Layout = Literal["auto", "vimeo_triplet", "vimeo_septuplet", "middlebury", "ucf101", "frames", "video"]
 
 
@@ -66,6 +71,18 @@ def build(settings: Settings, split: str, seed: int) -> Triplets:
     changes = Changes(crop, settings.flip, settings.temporal_swap)
     names = find_samples(settings, "test").names if settings.test_root is not None else []
     return Triplets(source, changes, seed, train=True, test_names=names if len(names) <= FEW else [])
+
+
+def assume(settings: Settings) -> DataSpec | None:
+    """Return the layout of frames that are not on this machine, so that a plan needs no data.
+
+    Vimeo-90K's frames and lists are known; of others the crop says the size, and their number is a guess.
+    """
+    known = VIMEO_COUNTS.get(settings.layout)
+    if settings.crop is None and known is None:
+        return None
+    height, width = settings.crop or VIMEO_SIZE
+    return triplet_layout((height, width), known or ASSUMED_COUNT, FrameSource.dtype, FrameSource.has_flow)
 
 
 def find_samples(settings: Settings, split: str) -> FrameSource:

@@ -64,6 +64,18 @@ class Changes:
     swap: bool = False
 
 
+def triplet_layout(
+    size: tuple[int, int], count: int, dtype: torch.dtype, has_flow: bool, test_names: Sequence[str] = ()
+) -> DataSpec:
+    """Return the layout of triplets (height, width); the names of few test samples are in `extra`, for a table."""
+    image = FieldSpec((3, *size), dtype, "image")
+    fields = {"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)}
+    fields["size"] = FieldSpec((2,), torch.int64)
+    if has_flow:
+        fields["flow"] = FieldSpec((4, *size), torch.float32)
+    return DataSpec(fields, count, extra={"test_names": list(test_names)} if test_names else {})
+
+
 class Triplets(Dataset):
     """A data set of triplets. Without changes, samples smaller than the largest are padded by repeating their edge."""
 
@@ -79,17 +91,7 @@ class Triplets(Dataset):
                 f"dataset.crop: {list(changes.crop)} (height, width) is larger than the frames, "
                 f"{largest[0]} x {largest[1]} (height x width); choose a smaller crop"
             )
-        self.spec = self._layout()
-
-    def _layout(self) -> DataSpec:
-        """Return the layout; the names of few test samples are in `extra`, for a table of each."""
-        image = FieldSpec((3, *self.size), self.source.dtype, "image")
-        fields = {"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)}
-        fields["size"] = FieldSpec((2,), torch.int64)
-        if self.source.has_flow:
-            fields["flow"] = FieldSpec((4, *self.size), torch.float32)
-        extra = {"test_names": self.test_names} if self.test_names else {}
-        return DataSpec(fields, len(self), extra=extra)
+        self.spec = triplet_layout(self.size, len(source), source.dtype, source.has_flow, self.test_names)
 
     def __len__(self) -> int:
         return len(self.source)

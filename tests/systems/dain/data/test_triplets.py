@@ -148,3 +148,18 @@ def test_bad_sets_are_named(tmp_path):
         open_set(tmp_path / "absent")
     with pytest.raises(ConfigError, match=r"dataset\.image_size"):
         open_set(root, image_size=64)
+
+
+def test_a_plan_needs_no_frames(tmp_path):
+    settings = frame_triplets.Settings(root="/nowhere", layout="vimeo_triplet")
+    spec = frame_triplets.assume(settings)
+    assert spec is not None
+    assert spec.size == 51_312
+    assert spec.fields["first"].shape == (3, 256, 448)
+    cropped = frame_triplets.assume(frame_triplets.Settings(root="/nowhere", crop=[64, 96]))
+    assert cropped is not None
+    data = open_set(vimeo(tmp_path, 3, "tri"), crop=[16, 24])
+    same = frame_triplets.assume(frame_triplets.Settings(root="/nowhere", crop=[16, 24]))
+    assert same is not None
+    assert data.spec.fields == same.fields
+    assert frame_triplets.assume(frame_triplets.Settings(root="/nowhere")) is None
