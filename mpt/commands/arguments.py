@@ -81,18 +81,25 @@ class InferArguments:
 
 @dataclass(frozen=True)
 class CompareArguments:
-    """Train in several precision modes, or take runs, and judge.
+    """Train in several precision modes or configurations, or take runs, and judge.
 
-    Each mode trains the same CONFIG with the same seeds and data; the verdict says whether the metric stays within the
-    margin of the first mode's, which is fp32's where that takes part.
+    All are trained with the same seeds and data; the verdict says whether the metric stays within the margin of the
+    first one's, which is fp32's where that takes part. Without a configuration and --seeds a small classifier is
+    trained until its seeds decide.
     """
 
-    what: Annotated[tuple[str, ...], typer.Argument(metavar="MODE|RUN|KEY=VALUE")]
-    """Precision modes, or finished runs."""
-    config: Annotated[Path | None, typer.Option(metavar="FILE", show_default="a small DCGAN")] = None
+    what: Annotated[tuple[str, ...], typer.Argument(metavar="MODE|CONFIG|RUN|KEY=VALUE", show_default=False)] = ()
+    """Precision modes, configurations, or finished runs."""
+    config: Annotated[Path | None, typer.Option(metavar="FILE", show_default="a small classifier")] = None
     """What to train."""
-    seeds: int = 3
-    """Runs per mode, three at least for a verdict."""
+    variant: Annotated[tuple[str, ...], typer.Option("--variant", metavar="KEY=VALUE")] = ()
+    """Compare with the configuration changed so, several settings in quotes; may be given several times."""
+    seeds: Annotated[int | None, typer.Option(show_default="3")] = None
+    """Runs per mode, three at least for a verdict; with --until-decided, before the first look."""
+    until_decided: bool = False
+    """Add seeds until every verdict is in; each look is stricter for it, so that the error rates hold."""
+    max_seeds: int = 16
+    """Where --until-decided ends."""
     margin: str = "1%"
     """The difference that matters: 1% or 0.5."""
     gate: bool = False

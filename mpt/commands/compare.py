@@ -1,9 +1,9 @@
-"""`mpt compare fp32 amp`: the same config, seeds and data order under each mode, and a verdict.
+"""`mpt compare fp32 amp`: configurations with the same seeds and data order, and a verdict.
 
 Every run is a process of its own, started as a user would start it. Modes change global state (TF32, deterministic
 kernels, cuDNN's chosen algorithms) and the allocator's reserve only grows, so within one process the second mode
-would be measured in the first one's remains. Seeds are the outer loop and modes the inner one, turned round for every
-other seed, so that a machine that grows warm or busy meets all modes alike.
+would be measured in the first one's remains. Seeds are the outer loop and what is compared the inner one, turned round
+for every other seed, so that a machine that grows warm or busy meets all alike.
 
 Going on after an interruption needs no state: a run that is finished is there, one that was interrupted is resumed
 from its checkpoint, and one that diverged left a note. The folder is found again by its config, which must be the same.
@@ -16,34 +16,26 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mpt.commands.arguments import CompareArguments
+from mpt.commands.compare_progress import announce, probe, shown
+from mpt.commands.compare_sides import Sides, read_sides
+from mpt.commands.sides import is_config, resolve_mode, suggest
 from mpt.commands.training_process import Check, Train, check_in_process, train_in_process
-from mpt.config.load import change_precision, load_config
-from mpt.config.messages import nearest
-from mpt.config.precision_names import resolve_precision_name
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import Config
 from mpt.errors import CheckpointError, ConfigError, GateError, InputOutputError, Interrupted, MptError
 from mpt.report.comparison import Comparison, Group, compare_groups, group_runs
 from mpt.report.comparison_page import say_spread, say_verdict, write_comparison
 from mpt.report.read_run import RunRecord, read_run
+from mpt.report.sequential import FEWEST, looks
 from mpt.report.statistics import Margin
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds, show_spread
 from mpt.run.files import write_atomically
 from mpt.run.layout import check_name, find_run
 
-DEMO: dict[str, Any] = {
-    "model": {"name": "dcgan", "image_size": 32, "features": 16, "latent_size": 64},
-    "task": {"ema": 0.99},
-    "dataset": {"name": "digits"},
-    "optimizer": {"name": "adam", "lr": 5e-4, "betas": [0.5, 0.999]},
-    "train": {"steps": 300, "batch_size": 64, "log_every": 25, "evaluate_every": 100},
-}
-"""What is compared when no config is given: a small DCGAN on the digits in the package."""
 BASE_CONFIG = "base.yaml"
 NOT_FINITE, NO_MEMORY = 6, 7
 """Exit codes that are a result of the mode, not a mistake of the user: such a run counts as diverged."""
@@ -67,59 +59,70 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
 def compare(
     arguments: CompareArguments, base: Config | None = None, train: Train | None = None, check: Check | None = None
 ) -> tuple[Comparison, Path]:
-    """Compare modes or finished runs, write the comparison, and return it with its folder.
+    """Compare configurations or finished runs, write the comparison, and return it with its folder.
 
     `base` is what is trained, by default what `arguments.config` says.
     """
     margin = Margin.parse(arguments.margin)
     overrides = [word for word in arguments.what if "=" in word]
     words = [word for word in arguments.what if "=" not in word]
-    modes = [resolve_mode(word) for word in words]
-    if words and all(mode is None for mode in modes):
+    if words and not arguments.variant and not any(resolve_mode(word) or is_config(word) for word in words):
         records = read_records(words, arguments, overrides)
         groups = group_runs(records)
         folder = Path(arguments.output) if arguments.output else records[0].path.parent / f"compare-{records[0].name}"
-    else:
-        folder, groups = run_modes(
+        comparison = compare_groups(groups, margin)
+        write_comparison(folder, comparison)
+        return comparison, folder
+    sides = read_sides(arguments, base, words, overrides)
+    counts, most = rounds(arguments, is_bare=base is None and sides.is_demo)
+    folder = open_folder(arguments, sides)
+    told: set[str] = set()
+    if train is None and not arguments.quiet and not arguments.json:
+        print(describe_start(arguments, sides, folder, counts), flush=True)
+    for count in counts:
+        groups = run_sides(
             arguments,
-            base,
-            check_modes(words, modes),
-            overrides,
+            sides,
+            folder,
+            count,
             train or train_in_process(arguments.allow),
             check or check_in_process(arguments.allow),
+            told,
         )
-    comparison = compare_groups(groups, margin)
+        comparison = compare_groups(groups, margin, most, models_differ=sides.models_differ)
+        if comparison.is_decided:
+            break
     write_comparison(folder, comparison)
     return comparison, folder
 
 
-def resolve_mode(word: str) -> str | None:
-    """Return the canonical name of a precision mode, None if the word is none."""
-    known = INSTALLED.names("precision")
-    name = resolve_precision_name(word, known)[0]
-    return name if name in known else None
+def rounds(arguments: CompareArguments, *, is_bare: bool) -> tuple[Sequence[int], int | None]:
+    """Return the numbers of seeds after which is looked, and the most of a sequential test; None for a single look.
+
+    Without a configuration and a number of seeds, seeds are added until they decide.
+    """
+    if arguments.seeds is not None and arguments.seeds < 1:
+        raise ConfigError(f"--seeds: found {arguments.seeds}; allowed is 1 or more, 3 or more for a verdict.")
+    if not arguments.until_decided and not (is_bare and arguments.seeds is None):
+        return [arguments.seeds or FEWEST], None
+    if arguments.max_seeds < FEWEST:
+        raise ConfigError(f"--max-seeds: found {arguments.max_seeds}; allowed is {FEWEST} or more.")
+    if (arguments.seeds or 0) > arguments.max_seeds:
+        raise ConfigError(f"--seeds: found {arguments.seeds}, more than the {arguments.max_seeds} of --max-seeds.")
+    most = arguments.max_seeds
+    return [look for look in looks(most) if look >= (arguments.seeds or 0)], most
 
 
-def check_modes(words: Sequence[str], modes: Sequence[str | None]) -> dict[str, str]:
-    """Return canonical name -> name as it was written, each mode once. Raises ConfigError."""
-    unknown = [word for word, mode in zip(words, modes, strict=True) if mode is None]
-    if unknown:
-        if unknown[0].endswith((".yaml", ".yml")):
-            raise ConfigError(f"mpt compare: the configuration is given as --config {unknown[0]}")
-        known = INSTALLED.names("precision")
-        raise ConfigError(
-            f"mpt compare: {unknown[0]!r} is no precision mode{suggest(unknown[0], known)}; allowed are "
-            f"{', '.join(known)}, or finished runs only (a mode and a run cannot be compared with each other)."
-        )
-    if len(words) < 2:
-        raise ConfigError(
-            "mpt compare: name two precision modes at least, such as `mpt compare fp32 amp`, or two runs."
-        )
-    for index, mode in enumerate(modes):
-        if mode in modes[:index]:
-            earlier = words[modes.index(mode)]
-            raise ConfigError(f"mpt compare: {mode} was given twice ({earlier}, {words[index]}); give each mode once.")
-    return {mode: word for mode, word in zip(modes, words, strict=True) if mode is not None}
+def describe_start(arguments: CompareArguments, sides: Sides, folder: Path, counts: Sequence[int]) -> str:
+    """Say what is about to be trained and about how long it takes, from a few steps of the first side."""
+    config = next(iter(sides.configs.values()))
+    file = folder / "configs" / "pace.yaml"
+    write_atomically(file, dataclasses.replace(config, name=None).to_yaml())
+    sides.pace = probe(file, arguments.allow)
+    file.unlink(missing_ok=True)
+    return f"{', '.join(sides.configs)}: " + announce(
+        counts[0] * len(sides.configs), counts[-1] * len(sides.configs), sides.pace
+    )
 
 
 def read_records(words: Sequence[str], arguments: CompareArguments, overrides: Sequence[str]) -> list[RunRecord]:
@@ -137,61 +140,52 @@ def read_records(words: Sequence[str], arguments: CompareArguments, overrides: S
     return records
 
 
-def suggest(word: str, known: Sequence[str]) -> str:
-    """Return a hint at the known word that was probably meant."""
-    guess = nearest(word, known)
-    return f"; did you mean {guess}?" if guess else ""
-
-
-def run_modes(
+def run_sides(
     arguments: CompareArguments,
-    base: Config | None,
-    modes: Mapping[str, str],
-    overrides: Sequence[str],
+    sides: Sides,
+    folder: Path,
+    count: int,
     train: Train,
     check: Check,
-) -> tuple[Path, list[Group]]:
-    """Train every mode with every seed where it was not done yet; return the comparison's folder and groups."""
-    if arguments.seeds < 1:
-        raise ConfigError(f"--seeds: found {arguments.seeds}; allowed is 1 or more, 3 or more for a verdict.")
-    options = [f"train.device={arguments.device}"] if arguments.device else []
-    options.append("train.plan_memory=false")  # a plan beside would take time from what is timed
-    source = base.to_data() if base else arguments.config or DEMO
-    base = load_config(source, [*overrides, *options], allow=arguments.allow)
-    configs = {mode: in_mode(base, mode, word, overrides, arguments.allow) for mode, word in modes.items()}
-    folder = open_folder(arguments, base, list(modes))
-    seeds = [base.seed + index for index in range(arguments.seeds)]
-    order = [
-        (seed, mode)
-        for index, seed in enumerate(seeds)
-        for mode in (list(modes) if index % 2 == 0 else reversed(list(modes)))
-    ]
-    check_later_modes(folder, configs, seeds[0], check)
-    runs: dict[str, dict[int, RunRecord]] = {mode: {} for mode in modes}
-    failed: dict[str, dict[int, str]] = {mode: {} for mode in modes}
-    for number, (seed, mode) in enumerate(order, 1):
-        name = f"{mode}-seed-{seed}"
-        say = f"[{number}/{len(order)}] {mode}, seed {seed}"
-        failure = perform(folder, name, dataclasses.replace(configs[mode], seed=seed, name=name), train)
-        record = read_run(folder / name)
-        runs[mode][seed] = record
-        if failure is not None:
-            failed[mode][seed] = failure
-        if not arguments.quiet and not arguments.json:
-            print(f"{say}: {failure or describe_run(record)}", flush=True)
-    return folder, [Group(mode, runs[mode], failed[mode]) for mode in modes]
-
-
-def check_later_modes(folder: Path, configs: Mapping[str, Config], seed: int, check: Check) -> None:
-    """Build every mode but the first, which is about to be trained: a mode that this model or device refuses should
-    say so now and not after the others' hours.
+    told: set[str],
+) -> list[Group]:
+    """Train every side with `count` seeds where it was not done yet; return the groups. `told` are the runs whose
+    result was printed.
     """
-    for mode in list(configs)[1:]:
-        name = f"{mode}-seed-{seed}"
+    labels = list(sides.configs)
+    seeds = [sides.base.seed + index for index in range(count)]
+    order = [
+        (seed, label) for index, seed in enumerate(seeds) for label in (labels if index % 2 == 0 else reversed(labels))
+    ]
+    check_later_sides(folder, sides, seeds[0], check)
+    runs: dict[str, dict[int, RunRecord]] = {label: {} for label in labels}
+    failed: dict[str, dict[int, str]] = {label: {} for label in labels}
+    quiet = arguments.quiet or arguments.json
+    steps = {folder / sides.run_name(label, seed): sides.steps(label) for seed, label in order}
+    with shown(steps, quiet=quiet):
+        for number, (seed, label) in enumerate(order, 1):
+            name = sides.run_name(label, seed)
+            failure = perform(folder, name, dataclasses.replace(sides.configs[label], seed=seed, name=name), train)
+            record = read_run(folder / name)
+            runs[label][seed] = record
+            if failure is not None:
+                failed[label][seed] = failure
+            if not quiet and name not in told:
+                print(f"[{number}/{len(order)}] {label}, seed {seed}: {failure or describe_run(record)}", flush=True)
+            told.add(name)
+    return [Group(label, runs[label], failed[label]) for label in labels]
+
+
+def check_later_sides(folder: Path, sides: Sides, seed: int, check: Check) -> None:
+    """Build every side but the first, which is about to be trained: one that this model or device refuses should say
+    so now and not after the others' hours.
+    """
+    for label in list(sides.configs)[1:]:
+        name = sides.run_name(label, seed)
         if (folder / name).exists() or (folder / f"{name}.failed.json").exists():
             continue
         file = folder / "configs" / f"{name}.yaml"
-        write_atomically(file, dataclasses.replace(configs[mode], seed=seed, name=name).to_yaml())
+        write_atomically(file, dataclasses.replace(sides.configs[label], seed=seed, name=name).to_yaml())
         code, words = check(file)
         if code not in (NOT_FINITE, NO_MEMORY):  # these are results, and counted as such
             raise_failure(name, code, words)
@@ -207,18 +201,6 @@ def raise_failure(name: str, code: int, words: str) -> None:
         raise failure
 
 
-def in_mode(base: Config, mode: str, word: str, overrides: Sequence[str], allow: Sequence[str]) -> Config:
-    """Return the config in another mode. What the user set in `precision` stays, as far as the mode has it."""
-    if any(override.split("=")[0].strip() in ("precision", "precision.mode") for override in overrides):
-        raise ConfigError("mpt compare: the modes are named as words; leave precision.mode out of the overrides.")
-    if mode == base.precision.mode and word == mode:
-        return base
-    # Changing the mode gives dtype and loss scale back to the mode; what was asked for in so many words is put on top.
-    asked = [override for override in overrides if override.startswith("precision.")]
-    changed = change_precision(base, word)
-    return load_config(changed.to_data(), asked, allow=allow) if asked else changed
-
-
 def describe_run(record: RunRecord) -> str:
     """Say a run's result in one line."""
     return (
@@ -227,9 +209,9 @@ def describe_run(record: RunRecord) -> str:
     )
 
 
-def open_folder(arguments: CompareArguments, base: Config, modes: Sequence[str]) -> Path:
+def open_folder(arguments: CompareArguments, sides: Sides) -> Path:
     """Return the folder of this comparison: the one that holds the same config, else a new one."""
-    text = dataclasses.replace(base, name=None).to_yaml()
+    text = sides.identity
     if arguments.output:
         folder = Path(arguments.output)
         if (folder / BASE_CONFIG).is_file() and (folder / BASE_CONFIG).read_text("utf-8") != text:
@@ -237,7 +219,7 @@ def open_folder(arguments: CompareArguments, base: Config, modes: Sequence[str])
                 f"--output: {folder} holds a comparison of another config; name another folder or remove that one."
             )
     else:
-        name = arguments.name or f"compare-{base.name or base.model.name.replace(':', '-')}-{'-'.join(modes)}"
+        name = arguments.name or sides.name
         check_name(name)
         number = 1
         while True:

@@ -37,6 +37,9 @@ def examine_speed(run: Run, loader: Loader) -> Section:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     own = {name: value for name, value in medians.items() if name not in ("data", "whole step")}
     whole = medians["whole step"]
+    train = run.config.train
+    steps = train.steps or max(1, round((train.epochs or 0) * loader.steps_per_epoch))
+    section.tables["run"] = [{"steps": steps, "batch size": train.batch_size}]
     for name, value in medians.items():
         section.tables.setdefault("step", []).append({"part": name, "milliseconds": round(1e3 * value, 3)})
     parts_said = ", ".join(f"{name} {show_seconds(value)}" for name, value in own.items())

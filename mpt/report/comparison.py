@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from mpt.config.differences import flatten
 from mpt.errors import ConfigError
 from mpt.report.read_run import RunRecord, curves, finite_median
-from mpt.report.statistics import Margin, Spread, Verdict, judge, spread
+from mpt.report.statistics import Margin, Spread, Verdict, judge, judge_until, spread
 
 EXPECTED_DIFFERENCES = ("name", "seed", "precision")
 """Config sections in which the runs of a comparison differ on purpose."""
@@ -79,22 +79,32 @@ class Comparison:
         return self.rows[0]
 
     @property
+    def is_decided(self) -> bool:
+        """Is every verdict in?"""
+        return all(row.verdict is None or row.verdict.outcome != "undecided" for row in self.rows)
+
+    @property
     def passes(self) -> bool:
         """Is every mode within the margin?"""
         return all(row.verdict is None or row.verdict.outcome == "within" for row in self.rows)
 
 
-def compare_groups(groups: Sequence[Group], margin: Margin) -> Comparison:
-    """Hold every group to the baseline. Raises ConfigError when the runs cannot be compared."""
+def compare_groups(
+    groups: Sequence[Group], margin: Margin, most_seeds: int | None = None, *, models_differ: bool = False
+) -> Comparison:
+    """Hold every group to the baseline. Raises ConfigError when the runs cannot be compared.
+
+    `most_seeds` makes the verdicts those of a sequential test that ends there. `models_differ` allows it.
+    """
     if len(groups) < 2:
         raise ConfigError("A comparison needs two modes or two runs at least; name another one.")
-    check_comparable(groups)
+    check_comparable(groups, models_differ=models_differ)
     ordered = sorted(groups, key=lambda group: group.label != "fp32")  # stable: the others stay as they were named
     baseline = ordered[0]
     with_metric = [group.any_run for group in ordered if group.any_run.metric]
     example = with_metric[0] if with_metric else baseline.any_run
     return Comparison(
-        rows=[describe(group, baseline, margin, example) for group in ordered],
+        rows=[describe(group, baseline, margin, example, most_seeds) for group in ordered],
         margin=margin,
         metric=example.metric or "metric",
         higher_is_better=example.higher_is_better,
@@ -103,7 +113,7 @@ def compare_groups(groups: Sequence[Group], margin: Margin) -> Comparison:
     )
 
 
-def check_comparable(groups: Sequence[Group]) -> None:
+def check_comparable(groups: Sequence[Group], *, models_differ: bool = False) -> None:
     """Refuse runs of different models, data or metrics."""
     facts: Sequence[tuple[str, Callable[[RunRecord], str]]] = (
         ("model", lambda record: record.model),
@@ -111,6 +121,8 @@ def check_comparable(groups: Sequence[Group]) -> None:
         ("metric", lambda record: record.metric if record.evaluations or record.is_finished else ""),
     )
     for name, read in facts:
+        if name == "model" and models_differ:
+            continue
         holders: dict[str, str] = {}
         for group in groups:
             for record in group.runs.values():
@@ -123,7 +135,7 @@ def check_comparable(groups: Sequence[Group]) -> None:
             )
 
 
-def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord) -> Row:
+def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, most_seeds: int | None = None) -> Row:
     """Return a group's figures beside the baseline's."""
 
     def typical(read: Callable[[RunRecord], float]) -> tuple[float, float]:
@@ -143,7 +155,11 @@ def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord) 
     base_best = spread([record.best for record in baseline.runs.values()])
     verdict = None
     if group is not baseline:
-        verdict = judge(baseline.finals, group.finals, margin, higher_is_better=example.higher_is_better)
+        finals, better = (baseline.finals, group.finals), example.higher_is_better
+        if most_seeds is None:
+            verdict = judge(*finals, margin, higher_is_better=better)
+        else:
+            verdict = judge_until(*finals, margin, most_seeds, higher_is_better=better)
     return Row(
         group=group,
         peak_bytes=peak,

@@ -11,6 +11,8 @@ cent is a statement about a ratio whose denominator, the baseline's mean, is its
 is Fieller's (1954), which accounts for that and for the pairing. A run that ended in NaN counts as a failure of its
 mode, never as missing: leaving it out would report the survivors only.
 
+Seeds may be added until the verdict is in, if each look is stricter for it (`judge_until`, `mpt.report.sequential`).
+
 It does not correct for many modes compared at once: each verdict is a claim of its own.
 """
 
@@ -24,6 +26,7 @@ from typing import Literal
 from scipy.special import stdtrit
 
 from mpt.errors import ConfigError
+from mpt.report.sequential import levels
 
 LEVEL = 0.05
 """Error rate of each of the two one-sided tests."""
@@ -113,9 +116,18 @@ def covariance(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def judge(
-    baseline: Mapping[int, float], other: Mapping[int, float], margin: Margin, *, higher_is_better: bool
+    baseline: Mapping[int, float],
+    other: Mapping[int, float],
+    margin: Margin,
+    *,
+    higher_is_better: bool,
+    level: float = LEVEL,
+    most: int | None = None,
 ) -> Verdict:
-    """Decide whether `other` equals `baseline` within the margin, over the seeds that both have (seed -> metric)."""
+    """Decide whether `other` equals `baseline` within the margin, over the seeds that both have (seed -> metric).
+
+    `level` is the error rate of each one-sided test, `most` the number of seeds at which a sequential test ends.
+    """
     seeds = sorted(baseline.keys() & other.keys())
     first, second = [baseline[seed] for seed in seeds], [other[seed] for seed in seeds]
 
@@ -139,41 +151,88 @@ def judge(
         difference /= abs(scale)
     if len(seeds) == 1:
         return undecided("One seed shows no spread, so it decides nothing: use --seeds 3 or more.", None, difference)
-    low, high = fieller_interval(first, second) if margin.relative else difference_interval(first, second)
-    return conclude(first, second, margin, difference, low, high, higher_is_better=higher_is_better)
+    interval = fieller_interval if margin.relative else difference_interval
+    low, high = interval(first, second, level)
+    if math.isinf(low):
+        deviation = math.sqrt(covariance(first, first))
+        return undecided(
+            f"The baseline's {len(seeds)} seeds lie so far apart (mean {scale:.4g}, standard deviation "
+            f"{deviation:.4g}) that a share of their mean is not determined: use more seeds, or give "
+            "--margin as an amount.",
+            None,
+            difference,
+        )
+    return conclude(first, second, difference, (low, high), margin, level, most, higher_is_better=higher_is_better)
+
+
+def judge_until(
+    baseline: Mapping[int, float], other: Mapping[int, float], margin: Margin, most: int, *, higher_is_better: bool
+) -> Verdict:
+    """Decide at the first look that decides, with the error rates of a single one. At most `most` seeds are looked at.
+
+    Seeds count in ascending order. A verdict that was reached stands, whatever seeds came after it.
+    """
+    common = sorted(baseline.keys() & other.keys())
+    verdict = None
+    for look, level in levels(most).items():
+        chosen = common[:look]
+        if len(chosen) < look and verdict is not None:
+            break
+        first, second = ({seed: side[seed] for seed in chosen} for side in (baseline, other))
+        verdict = judge(first, second, margin, higher_is_better=higher_is_better, level=level, most=most)
+        if verdict.outcome != "undecided" or len(chosen) < look:
+            break
+    assert verdict is not None
+    return verdict
 
 
 def conclude(
     first: Sequence[float],
     second: Sequence[float],
-    margin: Margin,
     difference: float,
-    low: float,
-    high: float,
+    interval: tuple[float, float],
+    margin: Margin,
+    level: float,
+    most: int | None,
     *,
     higher_is_better: bool,
 ) -> Verdict:
     """Read the verdict off an interval."""
+    low, high = interval
     better = (difference > 0) == higher_is_better
     direction: Literal["better", "worse", "same"] = "same" if difference == 0 else "better" if better else "worse"
-    interval = f"90 % interval {margin.show(low)} to {margin.show(high)}"
+    share = f"{100 * (1 - 2 * level):.3g} %"
+    said = f"{share} interval {margin.show(low)} to {margin.show(high)}"
+    looked = f" Looked at after each seed, of {most} at most, with 5 % error on each side altogether." if most else ""
     flat = " The differences do not vary between seeds, so the interval has no width." if low == high else ""
     count, wanted = len(first), None
     outcome: Outcome
     if -margin.size < low and high < margin.size:
-        outcome, reason = "within", f"The {interval} lies inside ±{margin}.{flat}"
+        outcome, reason = "within", f"The {said} lies inside ±{margin}.{flat}{looked}"
     elif low > margin.size or high < -margin.size:
-        outcome, reason = "outside", f"The {interval} lies wholly outside ±{margin}, on the {direction} side.{flat}"
+        outcome, reason = "outside", f"The {said} lies wholly outside ±{margin}, on the {direction} side.{flat}{looked}"
     else:
         outcome = "undecided"
         wanted = seeds_to_decide(first, second, margin, difference)
-        advice = (
-            f" About {wanted} seeds would decide it (power {POWER * 100:.0f} %, if mean and spread stay as they are)."
-            if wanted
-            else " The difference is as large as the margin itself: no number of seeds decides it; change the margin."
-        )
-        reason = f"The {interval} reaches across the edge of ±{margin}.{advice}"
+        advice = advise_seeds(count, wanted, most, apart=abs(abs(difference) - margin.size) > 0)
+        reason = f"The {said} reaches across the edge of ±{margin}. {advice}"
     return Verdict(outcome, direction, difference, low, high, margin, count, wanted, reason)
+
+
+def advise_seeds(count: int, wanted: int | None, most: int | None, *, apart: bool) -> str:
+    """Say how many more seeds would decide."""
+    if wanted is None:
+        if apart:
+            return f"More than {MOST_SEEDS} seeds would be needed, so near the margin is it; change the margin."
+        return "The difference is as large as the margin itself: no number of seeds decides it; change the margin."
+    if most is not None and count >= most:
+        return (
+            f"These {most} seeds are all that were allowed; about {wanted} would decide it (--max-seeds, or --margin)."
+        )
+    beyond = "" if most is None or wanted <= most else f", more than the {most} allowed"
+    more = "one more" if wanted - count == 1 else f"{wanted - count} more"
+    power = f"power {POWER * 100:.0f} %, if mean and spread stay as they are"
+    return f"About {wanted} seeds would decide it, {more} than these{beyond} ({power})."
 
 
 def join(seeds: Sequence[int]) -> str:
@@ -181,24 +240,24 @@ def join(seeds: Sequence[int]) -> str:
     return ", ".join(str(seed) for seed in seeds)
 
 
-def difference_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Return the 90 % interval of the mean of second - first, paired."""
+def difference_interval(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Return the interval of the mean of second - first, paired, that misses it at `level` on each side."""
     differences = [after - before for before, after in zip(first, second, strict=True)]
     centre = math.fsum(differences) / len(differences)
     error = math.sqrt(covariance(differences, differences) / len(differences))
-    reach = student_quantile(1 - LEVEL, len(differences) - 1) * error
+    reach = student_quantile(1 - level, len(differences) - 1) * error
     return centre - reach, centre + reach
 
 
-def fieller_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Return the 90 % interval of (mean(second) - mean(first)) / |mean(first)|, paired.
+def fieller_interval(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Return the interval of (mean(second) - mean(first)) / |mean(first)|, paired, that misses at `level` a side.
 
     The ratios r not rejected by a t test of mean(second - r * first) = 0 solve a quadratic (Fieller 1954). Unbounded
     when the baseline's mean is not clearly apart from zero.
     """
     count = len(first)
     mean_first = math.fsum(first) / count
-    weight = student_quantile(1 - LEVEL, count - 1) ** 2 / count
+    weight = student_quantile(1 - level, count - 1) ** 2 / count
     # In d = second - first and q = ratio - 1, which keeps equal inputs exactly equal:
     # mean(d - q * first)^2 <= weight * var(d - q * first)
     delta = [after - before for before, after in zip(first, second, strict=True)]

@@ -1,13 +1,14 @@
 """Runs are interleaved, resumed where they stopped, and never trained twice; a stand-in trains in no time."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mpt.commands import compare
+from mpt.commands import compare, compare_progress
 from mpt.commands.arguments import CompareArguments
 from mpt.errors import CheckpointError, ConfigError, GateError, InputOutputError, Interrupted, MptError
 
@@ -31,18 +32,22 @@ class Trainer:
         if name in self.codes:
             return self.codes[name], "the discriminator was not finite"
         mode, seed = config["precision"]["mode"], config["seed"]
-        write_summary(folder / name, mode, FINALS[mode] + 0.001 * (seed % 2))
+        steps = config["train"]["steps"] or 10
+        write_summary(folder / name, mode, self.final(config, mode, seed), steps)
         return 0, ""
 
+    def final(self, config, mode, seed):
+        return FINALS[mode] + 0.001 * (seed % 2)
 
-def write_summary(path, mode, final):
+
+def write_summary(path, mode, final, steps):
     summary = {
         "metric": "accuracy",
         "higher_is_better": True,
         "final": final,
         "best": final,
-        "steps": 10,
-        "total_steps": 10,
+        "steps": steps,
+        "total_steps": steps,
         "median_step_seconds": 0.01,
         "samples_per_second": 100,
         "peak_memory": {"kind": "tracked", "peak_bytes": 1000},
@@ -54,7 +59,7 @@ def write_summary(path, mode, final):
 
 def go(tmp_path, *what, train=None, check=lambda file: (0, ""), **changes):
     trainer = train or Trainer()
-    compare.run(CompareArguments(what=what, runs=str(tmp_path), **changes), trainer, check)
+    compare.run(CompareArguments(what=what, runs=str(tmp_path), **{"seeds": 3, **changes}), trainer, check)
     return trainer
 
 
@@ -65,7 +70,7 @@ def test_modes_take_turns_and_every_other_seed_turns_them_round(tmp_path, capsys
     said = capsys.readouterr().out
     assert "[6/6] amp, seed 2: accuracy 0.951" in said
     assert "amp against fp32, accuracy, 3 paired seeds: within the margin" in " ".join(said.split())
-    folder = tmp_path / "compare-dcgan-fp32-amp"
+    folder = tmp_path / "compare-small_cnn-fp32-amp"
     assert {path.name for path in folder.glob("comparison.*")} == {
         f"comparison.{k}" for k in ("md", "json", "html", "png")
     }
@@ -74,7 +79,7 @@ def test_modes_take_turns_and_every_other_seed_turns_them_round(tmp_path, capsys
 def test_every_run_has_its_seed_and_mode_and_else_the_same_config(tmp_path):
     go(tmp_path, "fp32", "amp", "train.steps=7", "seed=5", seeds=2)
     configs = [
-        yaml.safe_load((tmp_path / "compare-dcgan-fp32-amp" / name / "config.yaml").read_text())
+        yaml.safe_load((tmp_path / "compare-small_cnn-fp32-amp" / name / "config.yaml").read_text())
         for name in ("fp32-seed-5", "amp-seed-5", "fp32-seed-6", "amp-seed-6")
     ]
     assert [config["seed"] for config in configs] == [5, 5, 6, 6]
@@ -89,7 +94,7 @@ def test_every_run_has_its_seed_and_mode_and_else_the_same_config(tmp_path):
 def test_what_the_user_set_in_precision_is_kept_in_every_mode(tmp_path):
     go(tmp_path, "fp32", "amp", "precision.dtype=float16", "precision.growth_interval=7", seeds=1)
     for name in ("fp32-seed-0", "amp-seed-0"):
-        config = yaml.safe_load((tmp_path / "compare-dcgan-fp32-amp" / name / "config.yaml").read_text())
+        config = yaml.safe_load((tmp_path / "compare-small_cnn-fp32-amp" / name / "config.yaml").read_text())
         assert (config["precision"]["dtype"], config["precision"]["growth_interval"]) == ("float16", 7)
     with pytest.raises(ConfigError, match="named as words"):
         go(tmp_path, "fp32", "amp", "precision.mode=bf16")
@@ -120,16 +125,16 @@ def test_more_seeds_are_added_to_those_that_were_trained(tmp_path):
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_anew(tmp_path):
     go(tmp_path, "fp32", "amp", seeds=1)
-    (tmp_path / "compare-dcgan-fp32-amp" / "amp-seed-0" / "summary.json").unlink()
+    (tmp_path / "compare-small_cnn-fp32-amp" / "amp-seed-0" / "summary.json").unlink()
     assert go(tmp_path, "fp32", "amp", seeds=1).calls == [("amp-seed-0", False)]
 
 
 def test_another_config_gets_another_folder(tmp_path):
     go(tmp_path, "fp32", "amp", seeds=1)
     go(tmp_path, "fp32", "amp", "train.steps=9", seeds=1)
-    assert (tmp_path / "compare-dcgan-fp32-amp-2" / "comparison.html").is_file()
+    assert (tmp_path / "compare-small_cnn-fp32-amp-2" / "comparison.html").is_file()
     with pytest.raises(ConfigError, match="another config"):
-        go(tmp_path, "fp32", "amp", "train.steps=8", seeds=1, output=str(tmp_path / "compare-dcgan-fp32-amp"))
+        go(tmp_path, "fp32", "amp", "train.steps=8", seeds=1, output=str(tmp_path / "compare-small_cnn-fp32-amp"))
 
 
 @pytest.mark.parametrize("code", [6, 7])
@@ -186,7 +191,7 @@ def test_the_gate_lets_pass_what_is_within_the_margin_only(tmp_path):
         (("amp", "amp"), "given twice"),
         (("amp", "16-mixed"), "given twice"),
         (("fp32", "fp23"), "'fp23' is no precision mode; did you mean fp32"),
-        (("fp32", "amp", "some.yaml"), "given as --config some.yaml"),
+        (("fp32", "amp", "some.yaml"), "some.yaml"),
         (("fp32",), "two precision modes"),
         ((), "two precision modes"),
     ],
@@ -212,7 +217,7 @@ def test_other_arguments_that_make_no_comparison_are_refused(tmp_path):
 
 def test_finished_runs_are_compared_by_their_folders(tmp_path, capsys):
     go(tmp_path, "fp32", "amp", seeds=1)
-    folder = tmp_path / "compare-dcgan-fp32-amp"
+    folder = tmp_path / "compare-small_cnn-fp32-amp"
     capsys.readouterr()
     go(tmp_path, str(folder / "amp-seed-0"), str(folder / "fp32-seed-0"), output=str(tmp_path / "out"), json=True)
     content = json.loads(capsys.readouterr().out)
@@ -223,7 +228,7 @@ def test_finished_runs_are_compared_by_their_folders(tmp_path, capsys):
 
 def test_a_run_that_is_not_there_or_given_twice_is_refused(tmp_path):
     go(tmp_path, "fp32", "amp", seeds=1)
-    folder = tmp_path / "compare-dcgan-fp32-amp"
+    folder = tmp_path / "compare-small_cnn-fp32-amp"
     with pytest.raises(ConfigError, match="given twice"):
         go(tmp_path, str(folder / "amp-seed-0"), str(folder / "amp-seed-0"))
     with pytest.raises((CheckpointError, ConfigError)):
@@ -242,6 +247,95 @@ def test_a_run_that_is_not_there_or_given_twice_is_refused(tmp_path):
 )
 def test_settings_for_finished_runs_are_refused_and_not_ignored(tmp_path, word, options):
     go(tmp_path, "fp32", "amp", seeds=1)
-    runs = [str(tmp_path / "compare-dcgan-fp32-amp" / f"{mode}-seed-0") for mode in ("fp32", "amp")]
+    runs = [str(tmp_path / "compare-small_cnn-fp32-amp" / f"{mode}-seed-0") for mode in ("fp32", "amp")]
     with pytest.raises(ConfigError, match=f"{word} changes nothing about finished runs"):
         go(tmp_path, *runs, *([word] if "=" in word else []), **options)
+
+
+def write_config(path, **changes):
+    path.write_text(yaml.safe_dump({"model": "small_cnn", "dataset": "digits", "train": {"steps": 5}, **changes}))
+    return path
+
+
+def test_any_configurations_are_compared_with_the_first_one_s_seeds(tmp_path, capsys):
+    first = write_config(tmp_path / "plain.yaml", precision="fp32", seed=4)
+    second = write_config(tmp_path / "fast.yaml", precision="O2", optimizer="sgd")
+    trainer = go(tmp_path, str(first), str(second), "train.batch_size=16", seeds=2)
+    names = ["plain-seed-4", "fast-seed-4", "fast-seed-5", "plain-seed-5"]
+    assert [name for name, _ in trainer.calls] == names
+    folder = tmp_path / "compare-plain-fast"
+    configs = [yaml.safe_load((folder / name / "config.yaml").read_text()) for name in names]
+    assert [config["seed"] for config in configs] == [4, 4, 5, 5]
+    assert [config["optimizer"]["name"] for config in configs] == ["adam", "sgd", "sgd", "adam"]
+    assert {config["train"]["batch_size"] for config in configs} == {16}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fast against plain, accuracy, 2 paired seeds" in said
+    assert "The configs also differ in optimizer.name: adam, sgd" in said
+    write_config(second, optimizer="adamw", precision="fp32")  # a file that changed is another comparison
+    go(tmp_path, str(first), str(second), "train.batch_size=16", seeds=1)
+    assert (tmp_path / "compare-plain-fast-2").is_dir()
+
+
+def test_variants_and_modes_of_one_configuration_are_compared(tmp_path):
+    file = write_config(tmp_path / "own.yaml", precision="fp32")
+    trainer = go(tmp_path, config=file, variant=("memory.recompute=all", "optimizer.lr=0.01 train.steps=7"), seeds=1)
+    names = [name for name, _ in trainer.calls]
+    assert names == ["as-it-is-seed-0", "memory.recompute-all-seed-0", "optimizer.lr-0.01-train.steps-7-seed-0"]
+    last = yaml.safe_load(next(tmp_path.glob("compare-*/optimizer*/config.yaml")).read_text())
+    assert (last["optimizer"]["lr"], last["train"]["steps"]) == (0.01, 7)
+    trainer = go(tmp_path, str(file), "amp", seeds=1)
+    assert [name for name, _ in trainer.calls] == ["fp32-seed-0", "amp-seed-0"]
+    trainer = go(tmp_path, str(file), "fp32", "O2", seeds=1)
+    assert (tmp_path / "compare-small_cnn-fp32-O2").is_dir()
+    for words, options in (((str(file), "fp32"), {}), ((str(file), str(file)), {}), ((str(file),), {})):
+        with pytest.raises(ConfigError):
+            go(tmp_path, *words, **options)
+    with pytest.raises(ConfigError, match="given twice"):
+        go(tmp_path, str(file), variant=("seed=1", "seed=1"))
+
+
+class Spread(Trainer):
+    """Trains modes whose seeds lie apart, so that three do not decide."""
+
+    def final(self, config, mode, seed):
+        return 0.95 + (0.006 if seed % 2 else -0.006) * (mode == "amp")
+
+
+def test_seeds_are_added_until_they_decide_and_no_run_is_told_twice(tmp_path, capsys):
+    trainer = go(tmp_path, "fp32", "amp", seeds=None, until_decided=True, train=Spread())
+    assert 6 < len(trainer.calls) <= 32
+    assert len(set(trainer.calls)) == len(trainer.calls)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "within the margin" in said
+    assert "of 16 at most, with 5 % error on each side altogether" in said
+    assert said.count("fp32, seed 0: accuracy") == 1
+    content = json.loads((tmp_path / "compare-small_cnn-fp32-amp" / "comparison.json").read_text())
+    assert content["modes"][1]["verdict"]["outcome"] == "within"
+
+
+def test_a_test_that_ends_undecided_says_what_it_would_take(tmp_path, capsys):
+    go(tmp_path, "fp32", "amp", seeds=None, until_decided=True, max_seeds=4, train=Spread())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not decidable" in said
+    assert re.search(r"These 4 seeds are all that were allowed; about \d+ would decide it", said)
+    with pytest.raises(ConfigError, match="--max-seeds"):
+        go(tmp_path, "fp32", "amp", until_decided=True, max_seeds=2)
+
+
+def test_without_a_configuration_and_seeds_it_goes_on_until_decided(tmp_path):
+    assert len(go(tmp_path, "fp32", "amp", seeds=None, train=Spread()).calls) > 6
+    assert len(go(tmp_path, "fp32", "amp", "train.steps=9", seeds=3, train=Spread()).calls) == 6
+
+
+def test_how_far_the_runs_are_is_read_from_their_files(tmp_path):
+    paths = {tmp_path / name: 100 for name in ("a", "b", "c")}
+    for path in paths:
+        path.mkdir()
+    first = compare_progress.Expected(paths).done()
+    (tmp_path / "a" / "summary.json").write_text("{}")
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 25}\n{"step": 50}\n{"st')
+    done = compare_progress.Expected(paths).done()
+    told = compare_progress.describe(compare_progress.Expected(paths), first, done, 30.0)
+    assert told == "1 of 3 runs done; b step 50 of 100, about 30 s left"
+    said = compare_progress.announce(6, 32, compare_progress.Pace(300, 0.02))
+    assert said.startswith("6 runs of 300 steps, up to 32 if these do not decide. A step takes 20 ms, a run about 6 s")

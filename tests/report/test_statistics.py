@@ -3,14 +3,18 @@
 import math
 import random
 
+import numpy
 import pytest
 
 from mpt.errors import ConfigError
+from mpt.report.sequential import levels
 from mpt.report.statistics import (
+    LEVEL,
     Margin,
     difference_interval,
     fieller_interval,
     judge,
+    judge_until,
     seeds_to_decide,
     spread,
     student_quantile,
@@ -185,3 +189,98 @@ def test_verdicts_agree_with_two_one_sided_tests_of_scipy_where_it_is_installed(
             )
             verdict = judge(seeds(*baseline), seeds(*other), margin, higher_is_better=True)
             assert (verdict.outcome == "within") == (p < 0.05)
+
+
+def test_a_baseline_too_wide_for_a_share_is_said_in_words_and_not_in_infinities():
+    verdict = judge(seeds(-1.0, 1.2, 0.1), seeds(0.3, 0.2, 0.1), ONE_PER_CENT, higher_is_better=True)
+    assert verdict.outcome == "undecided"
+    assert "inf" not in verdict.reason
+    assert "mean 0.1, standard deviation 1.1" in verdict.reason
+    assert "give --margin as an amount" in verdict.reason
+
+
+def test_looks_are_stricter_than_one_and_reach_the_most_seeds():
+    for most in (3, 8, 16, 40):
+        found = levels(most)
+        assert list(found)[-1] == most
+        assert all(0 < level <= LEVEL * 1.02 for level in found.values())
+    assert levels(3)[3] == pytest.approx(LEVEL, rel=0.02)
+    assert levels(16)[3] < LEVEL / 2
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_adding_seeds_until_decided_errs_no_more_often_than_one_look(relative):
+    """At the edge of the margin "within" is wrong. Looking each time at 5 % would say so far more often."""
+    numbers = numpy.random.default_rng(5)
+    margin = Margin(0.01, relative=True) if relative else Margin(1.0, relative=False)
+    trials, most = 1500, 12
+    wrong = naive = outside = 0
+    for _ in range(trials):
+        baseline = numbers.normal(100.0, 3.0, most)
+        edge = baseline * 1.01 if relative else baseline + 1.0
+        other = edge + numbers.normal(0, 0.3, most)
+        sides = dict(enumerate(baseline)), dict(enumerate(other))
+        outcome = judge_until(*sides, margin, most, higher_is_better=True).outcome
+        wrong += outcome == "within"
+        outside += outcome == "outside"
+        naive += any(
+            judge(
+                *({s: v for s, v in side.items() if s < look} for side in sides), margin, higher_is_better=True
+            ).outcome
+            == "within"
+            for look in levels(most)
+        )
+    error = math.sqrt(LEVEL * (1 - LEVEL) / trials)
+    assert abs(wrong / trials - LEVEL) < 4 * error
+    assert outside / trials < LEVEL + 4 * error
+    assert naive / trials > 2 * LEVEL
+
+
+def test_adding_seeds_decides_early_where_the_difference_is_small_and_the_verdict_stands():
+    numbers = numpy.random.default_rng(6)
+    used = []
+    for _ in range(200):
+        baseline = numbers.normal(100.0, 3.0, 16)
+        other = baseline + numbers.normal(0, 0.4, 16)
+        verdict = judge_until(
+            dict(enumerate(baseline)), dict(enumerate(other)), ONE_PER_CENT, 16, higher_is_better=True
+        )
+        assert verdict.outcome == "within"
+        used.append(verdict.seeds)
+    assert sum(used) / len(used) < 7
+
+
+def published(mean, deviation, pattern):
+    """Return 15 values with exactly this mean and standard deviation, spread after a pattern."""
+    pattern = numpy.asarray(pattern) - numpy.mean(pattern)
+    return dict(enumerate(mean + deviation * pattern / numpy.std(pattern, ddof=1)))
+
+
+def test_the_published_runs_of_ssd300_come_out_as_equal():
+    """NVIDIA's DeepLearningExamples, SSD300, 15 seeds each: mAP .26795 +- .00136 with AMP and .26707 +- .00164 in TF32.
+
+    Published are means and deviations; the values here have exactly these, and no correlation between seeds.
+    """
+    stats = pytest.importorskip("scipy.stats")
+    numbers = numpy.random.default_rng(7)
+    first, second = numbers.normal(size=15), numbers.normal(size=15)
+    first, second = first - first.mean(), second - second.mean()
+    second -= first * (first @ second) / (first @ first)
+    tf32, amp = published(0.26707, 0.00164, first), published(0.26795, 0.00136, second)
+    assert spread(list(amp.values())).deviation == pytest.approx(0.00136)
+    verdict = judge(tf32, amp, ONE_PER_CENT, higher_is_better=True)
+    assert (verdict.outcome, verdict.direction, verdict.seeds) == ("within", "better", 15)
+    assert verdict.low < 0 < verdict.high < 0.008  # no difference is shown, and none as large as the margin
+    sequential = judge_until(tf32, amp, ONE_PER_CENT, 15, higher_is_better=True)
+    assert sequential.outcome == "within"
+    margin = 0.01 * 0.26707
+    for shift, way in ((margin, "greater"), (-margin, "less")):  # Welch's test from the published figures alone
+        assert (
+            stats.ttest_ind_from_stats(
+                0.26795 + shift, 0.00136, 15, 0.26707, 0.00164, 15, equal_var=False, alternative=way
+            ).pvalue
+            < 0.05
+        )
+    tight = judge(tf32, amp, Margin(0.003, relative=True), higher_is_better=True)
+    assert tight.outcome == "undecided"
+    assert tight.seeds_wanted is None or tight.seeds_wanted > 15

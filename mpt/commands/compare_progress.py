@@ -1,0 +1,134 @@
+"""How far a comparison is, read from the files of its runs: whoever trains them, and however many at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpt.report.units import show_seconds
+
+TAIL_BYTES = 8192
+EVERY_SECONDS = 15.0
+"""Between two lines where there is no terminal."""
+PROBE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The runs of a comparison: folder -> steps it has in all."""
+
+    steps: Mapping[Path, int]
+
+    def done(self) -> dict[Path, int]:
+        """Return the steps that each run has logged so far."""
+        return {path: min(last_step(path), steps) for path, steps in self.steps.items()}
+
+
+def last_step(run: Path) -> int:
+    """Return the last step in a run's log; 0 where there is none yet."""
+    if (run / "summary.json").is_file():
+        return sys.maxsize
+    try:
+        with (run / "metrics.jsonl").open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):  # the first line is cut, the last may be half written
+            continue
+    return 0
+
+
+@contextmanager
+def shown(steps: Mapping[Path, int], *, quiet: bool) -> Iterator[None]:
+    """Tell within the block how far the runs are and about how long the rest takes."""
+    if quiet:
+        yield
+        return
+    expected, ended = Expected(steps), threading.Event()
+    thread = threading.Thread(target=_tell, args=(expected, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _tell(expected: Expected, ended: threading.Event) -> None:
+    terminal = sys.stdout.isatty()
+    begun, first = time.monotonic(), expected.done()
+    told = -1
+    while not ended.wait(1.0 if terminal else EVERY_SECONDS):
+        done = expected.done()
+        count = sum(done.values())
+        if count == told and not terminal:
+            continue
+        told = count
+        line = describe(expected, first, done, time.monotonic() - begun)
+        print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal else "\n", flush=True)
+    if terminal and told >= 0:
+        print("\r\x1b[K", end="", flush=True)
+
+
+def describe(expected: Expected, first: Mapping[Path, int], done: Mapping[Path, int], seconds: float) -> str:
+    """Return a line: the runs that are under way, those that are done, and what is left."""
+    steps = expected.steps
+    under_way = [f"{path.name} step {done[path]} of {steps[path]}" for path in steps if 0 < done[path] < steps[path]]
+    finished = sum(done[path] >= steps[path] > 0 for path in steps)
+    now = sum(done.values()) - sum(first.values())
+    left = sum(steps.values()) - sum(done.values())
+    rest = f", about {show_duration(seconds * left / now)} left" if now and all(steps.values()) else ""
+    return f"{finished} of {len(steps)} runs done; {', '.join(under_way) or 'starting'}{rest}"
+
+
+def show_duration(seconds: float) -> str:
+    """Write a duration for reading: seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a run is and what a step of it takes."""
+
+    steps: int
+    step_seconds: float
+
+
+def probe(file: Path, allow: Sequence[str]) -> Pace | None:
+    """Return the pace of a configuration from a few steps in a process of its own; None where they fail."""
+    command = [sys.executable, "-m", "mpt", "doctor", str(file), "--only", "speed", "--json"]
+    command += [word for package in allow for word in ("--allow", package)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
+        tables = json.loads(done.stdout)["sections"][0]["tables"]
+        seconds = sum(row["milliseconds"] for row in tables["step"] if row["part"] in ("data", "whole step")) / 1000
+        return Pace(int(tables["run"][0]["steps"]), seconds)
+    except (OSError, ValueError, KeyError, IndexError, subprocess.TimeoutExpired):
+        return None
+
+
+def announce(runs: int, at_most: int, pace: Pace | None) -> str:
+    """Say beforehand what is to be trained and about how long it takes."""
+    more = f", up to {at_most} if these do not decide" if at_most > runs else ""
+    if pace is None:
+        return f"{runs} runs{more}"
+    one = pace.step_seconds * pace.steps
+    most = f", {show_duration(one * at_most)} at most" if at_most > runs else ""
+    return (
+        f"{runs} runs of {pace.steps} steps{more}. A step takes {show_seconds(pace.step_seconds)}, a run about "
+        f"{show_duration(one)}, all {show_duration(one * runs)}{most}; starts and evaluations not counted"
+    )

@@ -1,0 +1,157 @@
+"""What is compared: precision modes, configurations, or one configuration with settings changed, each with a label."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpt.commands.arguments import CompareArguments
+from mpt.commands.compare_progress import Pace
+from mpt.commands.sides import is_config, resolve_mode, suggest, vary
+from mpt.config.load import change_precision, load_config
+from mpt.config.registry import INSTALLED
+from mpt.config.schema import Config
+from mpt.config.yaml_text import write_text
+from mpt.errors import ConfigError
+
+DEMO: dict[str, Any] = {
+    "model": {"name": "small_cnn", "image_size": 16, "features": 16},
+    "dataset": {"name": "digits"},
+    "optimizer": {"name": "adam", "lr": 2e-3},
+    "train": {"steps": 300, "batch_size": 64, "log_every": 25, "evaluate_every": 100, "threads": 1},
+}
+"""What is compared when no config is given: a small classifier of the package's digits, which a few seeds decide."""
+
+
+class Sides:
+    """The configurations that are compared, by label, and what tells this comparison from others."""
+
+    def __init__(self, configs: Mapping[str, Config], base: Config, *, by_mode: bool, is_demo: bool = False) -> None:
+        self.configs, self.base, self.by_mode, self.is_demo = configs, base, by_mode, is_demo
+        self.pace: Pace | None = None
+        """How long a run takes, where it was tried."""
+
+    def steps(self, label: str) -> int:
+        """Return the steps of a side's run; 0 where they are not known."""
+        return self.configs[label].train.steps or (self.pace.steps if self.pace is not None else 0)
+
+    @property
+    def identity(self) -> str:
+        """Return text that is the same for the same comparison: a folder with another one is not gone on with."""
+        if self.by_mode:
+            return without_name(self.base).to_yaml()
+        return write_text({label: without_name(config).to_data() for label, config in self.configs.items()})
+
+    @property
+    def name(self) -> str:
+        """Return the comparison's name where the user gives none."""
+        if not self.by_mode:
+            return f"compare-{'-'.join(map(slug, self.configs))}"[:90]
+        subject = self.base.name or self.base.model.name.replace(":", "-")
+        return f"compare-{subject}-{'-'.join(self.configs)}"
+
+    def run_name(self, label: str, seed: int) -> str:
+        """Return the name of a side's run with a seed."""
+        names = [slug(each) for each in self.configs]
+        own = names[list(self.configs).index(label)]
+        number = f"-{list(self.configs).index(label) + 1}" if names.count(own) > 1 else ""
+        return f"{own}{number}-seed-{seed}"
+
+    @property
+    def models_differ(self) -> bool:
+        """Return whether the sides train different models."""
+        return len({config.model.name for config in self.configs.values()}) > 1
+
+
+def without_name(config: Config) -> Config:
+    """Return a configuration without the name of its run."""
+    return dataclasses.replace(config, name=None)
+
+
+def slug(label: str) -> str:
+    """Return a label as part of a folder's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")[:60] or "side"
+
+
+def read_sides(
+    arguments: CompareArguments, base: Config | None, words: Sequence[str], overrides: Sequence[str]
+) -> Sides:
+    """Return what the words and `--variant` name. Raises ConfigError for what makes no comparison."""
+    files = [word for word in words if is_config(word)]
+    modes = check_modes([word for word in words if not is_config(word)])
+    if files and (base is not None or arguments.config is not None):
+        raise ConfigError(f"mpt compare: {files[0]} and --config name configurations both; give one of the two.")
+    count = len(files) + len(modes) + len(arguments.variant)
+    if len(files) > 1 and (modes or arguments.variant):
+        raise ConfigError("mpt compare: modes and variants are of one configuration; name one file with them.")
+    if count < 2 and not (arguments.variant and not modes):
+        raise ConfigError(
+            "mpt compare: name two precision modes at least, such as `mpt compare fp32 amp`, two configurations, two "
+            "runs, or what is changed by --variant KEY=VALUE."
+        )
+    options = [f"train.device={arguments.device}"] if arguments.device else []
+    options.append("train.plan_memory=false")  # a plan beside would take time from what is timed
+
+    def load(source: Any) -> Config:
+        return load_config(source, [*overrides, *options], allow=arguments.allow)
+
+    if len(files) > 1:
+        configs = {label: load(Path(file)) for label, file in zip(label_files(files), files, strict=True)}
+        return Sides(configs, next(iter(configs.values())), by_mode=False)
+    source = Path(files[0]) if files else base.to_data() if base is not None else arguments.config or DEMO
+    base = load(source)
+    chosen = {mode: in_mode(base, mode, word, overrides, arguments.allow) for mode, word in modes.items()}
+    by_mode = not arguments.variant and len(modes) > 1
+    if not by_mode and len(modes) < 2:
+        label = base.precision.mode if modes else "as it is"
+        if label in chosen:
+            raise ConfigError(
+                f"mpt compare: the configuration is in {label} already; name two precision modes at least."
+            )
+        chosen = {label: base, **chosen}
+    for variant in arguments.variant:
+        if variant in chosen:
+            raise ConfigError(f"--variant: {variant!r} was given twice.")
+        chosen[variant] = vary(base, variant, arguments.allow)
+    return Sides(chosen, base, by_mode=by_mode, is_demo=source is DEMO)
+
+
+def label_files(files: Sequence[str]) -> list[str]:
+    """Return a label for each file: its stem, or the whole path where stems are the same. Raises ConfigError."""
+    twice = next((file for file in files if files.count(file) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"mpt compare: {twice} was given twice; a configuration cannot be compared with itself.")
+    stems = [Path(file).stem for file in files]
+    return [stem if stems.count(stem) == 1 else file for stem, file in zip(stems, files, strict=True)]
+
+
+def check_modes(words: Sequence[str]) -> dict[str, str]:
+    """Return canonical name -> name as it was written, each mode once. Raises ConfigError."""
+    modes = [resolve_mode(word) for word in words]
+    unknown = [word for word, mode in zip(words, modes, strict=True) if mode is None]
+    if unknown:
+        known = INSTALLED.names("precision")
+        raise ConfigError(
+            f"mpt compare: {unknown[0]!r} is no precision mode{suggest(unknown[0], known)}; allowed are "
+            f"{', '.join(known)}, or finished runs only (a mode and a run cannot be compared with each other)."
+        )
+    for index, mode in enumerate(modes):
+        if mode in modes[:index]:
+            earlier = words[modes.index(mode)]
+            raise ConfigError(f"mpt compare: {mode} was given twice ({earlier}, {words[index]}); give each mode once.")
+    return {mode: word for mode, word in zip(modes, words, strict=True) if mode is not None}
+
+
+def in_mode(base: Config, mode: str, word: str, overrides: Sequence[str], allow: Sequence[str]) -> Config:
+    """Return the config in another mode. What the user set in `precision` stays, as far as the mode has it."""
+    if any(override.split("=")[0].strip() in ("precision", "precision.mode") for override in overrides):
+        raise ConfigError("mpt compare: the modes are named as words; leave precision.mode out of the overrides.")
+    if mode == base.precision.mode and word == mode:
+        return base
+    # Changing the mode gives dtype and loss scale back to the mode; what was asked for in so many words is put on top.
+    asked = [override for override in overrides if override.startswith("precision.")]
+    changed = change_precision(base, word)
+    return load_config(changed.to_data(), asked, allow=allow) if asked else changed
