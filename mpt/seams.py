@@ -186,6 +186,21 @@ class Task:
         """Return what is made of inputs, or without them `count` samples."""
         raise NotImplementedError(f"{type(self).__name__} does not infer")
 
+    def export_terms(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return what the tensors into and out of an exported network are called."""
+        return ("images",) if self.inputs else ("latents",), ("outputs",) if self.inputs else ("images",)
+
+    def whole(self, network: nn.Module) -> nn.Module | None:
+        """Return an exported network with what goes around it inside: images in [0, 1] in, probabilities out.
+
+        None where the task has nothing to put around it.
+        """
+        return None
+
+    def from_whole(self, inputs: tuple[Any, ...], network: Callable[..., Any]) -> Any:
+        """Return what the network alone would, called with its inputs, from a network that `whole` returned."""
+        raise NotImplementedError(f"{type(self).__name__} has no whole network")
+
     def advise(self, figures: Mapping[str, float]) -> Iterable[str]:
         """Return warnings about logged losses or figures of an evaluation."""
         return ()

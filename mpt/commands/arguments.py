@@ -60,7 +60,7 @@ class InferArguments:
     """Let a run's networks infer: samples, labels or pictures."""
 
     run: Annotated[str | None, typer.Argument(metavar="RUN", show_default="the newest run")] = None
-    """A run or a checkpoint."""
+    """A run, a checkpoint, or an export of mpt convert (.onnx, .safetensors)."""
     half: bool = False
     """Run in half precision and say how far it is from fp32."""
     dtype: str | None = None
@@ -208,6 +208,8 @@ class ConvertArguments:
     """Write half precision."""
     to: str = "safetensors"
     """pt, safetensors or onnx."""
+    inside: bool = False
+    """ONNX: with normalisation and softmax inside, from images in [0, 1] to probabilities."""
     dtype: str | None = None
     """float16 or bfloat16, with --half."""
     output: Output = None

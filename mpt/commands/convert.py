@@ -9,12 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from mpt.commands.arguments import ConvertArguments
 from mpt.commands.infer_inputs import Inputs, infer_one, needs_inputs, read_inputs
 from mpt.data.loader import to_device
 from mpt.errors import ConfigError
 from mpt.inference.export import write_onnx, write_weights
+from mpt.inference.exported import description
 from mpt.inference.half import networks, rebuild, rebuild_half, watch_calls
 from mpt.inference.measurement import stored_bytes
 from mpt.inference.trained import Trained, open_trained
@@ -37,6 +39,8 @@ def run(arguments: ConvertArguments) -> None:
         raise ConfigError(
             f"--dtype: found {arguments.dtype!r}; allowed are {' and '.join(DTYPES)}, together with --half."
         )
+    if arguments.inside and arguments.to != "onnx":
+        raise ConfigError("--inside: only --to onnx holds what is computed around the network.")
     trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow)
     path = output_path(arguments, trained)
     full = rebuild(trained, "fp32")
@@ -46,23 +50,27 @@ def run(arguments: ConvertArguments) -> None:
             infer_one(trained, next(iter(read_inputs(trained, [], 2))))
         if full.task.inputs:  # an encoder is called for inputs alone
             infer_one(trained, drawn_inputs(full))
+    if arguments.inside and full.task.whole(nn.Identity()) is None:
+        raise ConfigError(f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out.")
     dtype = arguments.dtype or "float16"
     chosen = rebuild_half(trained, dtype) if arguments.half else full
     modules = {name: module for name, module in networks(chosen.task.modules) if name in called}
     with failures_explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     whole = stored_bytes({name: module for name, (module, _, _) in called.items()})
+    about = description(trained, chosen.task, list(modules), dtype if arguments.half else "float32")
     if arguments.to == "onnx":
         for name, module in modules.items():
             file = path if len(modules) == 1 else path.with_name(f"{path.stem}-{name}.onnx")
-            said = write_onnx(file, module, called[name][1], DTYPES[dtype] if arguments.half else torch.float32)
+            terms, own = chosen.task.export_terms(), {**about, "mpt_networks": name}
+            if arguments.inside:
+                whole_network = chosen.task.whole(module)
+                assert whole_network is not None
+                module, terms, own = whole_network, (terms[0], ("probabilities",)), {**own, "mpt_inside": "true"}
+            kind = DTYPES[dtype] if arguments.half else torch.float32
+            said = write_onnx(file, module, called[name][1], kind, terms, own)
             print(f"wrote {file}: {show_bytes(file.stat().st_size)}; {said}")
         return
-    about = {
-        "mpt_config": trained.config.to_yaml(),
-        "mpt_step": str(trained.loaded.step),
-        "mpt_dtype": dtype if arguments.half else "float32",
-    }
     write_weights(path, modules, about)
     print(
         f"wrote {path}: {show_bytes(path.stat().st_size)}, against {show_bytes(whole)} in float32 "

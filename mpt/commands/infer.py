@@ -22,6 +22,7 @@ from mpt.commands.infer_half import infer_half
 from mpt.commands.infer_inputs import Sample, find_files, infer_one, match_files, read_inputs
 from mpt.data.images import write_grid
 from mpt.errors import ConfigError, InputOutputError
+from mpt.inference.exported import is_export, open_exported
 from mpt.inference.half import rebuild
 from mpt.inference.trained import Trained, open_trained
 from mpt.precision.choice import DTYPES
@@ -55,6 +56,12 @@ def open_with_inputs(arguments: InferArguments) -> tuple[Trained, list[Sample]]:
     given = find_files(arguments.input)
     wishes = {"task.truncation": arguments.truncation, "seed": arguments.seed}
     overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
+    if is_export(arguments.run):
+        assert arguments.run is not None
+        if arguments.half or arguments.dtype:
+            raise ConfigError("--half, --dtype: an exported file is taken as it is, in float32; name a run.")
+        opened = open_exported(Path(arguments.run), arguments.device or "auto", overrides, arguments.allow)
+        return opened, match_files(opened.run.task, opened.config.model.name, given)
     trained = open_trained(
         arguments.run, Path(arguments.runs), arguments.device or "auto", overrides, allow=arguments.allow
     )

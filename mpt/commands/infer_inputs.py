@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, decode_bytes
+from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, Fit, decode_bytes
 from mpt.data.loader import to_device
 from mpt.engine.evaluation import infer
 from mpt.errors import ConfigError, DataError
@@ -76,9 +76,15 @@ def read_image(trained: Trained, field: str, file: Path) -> Tensor:
     if channels not in MODES:
         raise DataError(f"--input: '{field}' has {channels} channels; files can be read with 1, 3 or 4")
     try:
-        return decode_bytes(file, channels, (height, width), MAX_PIXELS).float().div_(255)
+        return decode_bytes(file, channels, (height, width), MAX_PIXELS, fit_of(trained)).float().div_(255)
     except BadImageError as error:
         raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
+
+
+def fit_of(trained: Trained) -> Fit:
+    """Return how the run's data set brought pictures to size."""
+    settings = trained.config.dataset.settings
+    return settings.model_dump().get("fit", "crop")  # type: ignore[no-any-return]
 
 
 def needs_inputs(task: Task) -> bool:

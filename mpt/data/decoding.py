@@ -13,7 +13,7 @@ import struct
 import warnings
 import zlib
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy
 import torch
@@ -22,6 +22,9 @@ from torch import Tensor
 
 from mpt.errors import DataError
 
+Fit = Literal["crop", "letterbox", "stretch"]
+"""How a picture of other proportions is brought to a size: the largest centred part of it; all of it between black
+bars; all of it, distorted."""
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """As torchvision's ImageFolder."""
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
@@ -43,11 +46,11 @@ class BadImageError(DataError):
         return type(self), (self.path, self.reason)
 
 
-def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pixels: int) -> Tensor:
+def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pixels: int, fit: Fit = "crop") -> Tensor:
     """Return an image file as uint8 (channels, h, w). Raises BadImageError.
 
-    With a `size` (height, width) it is cut, around its centre, to these proportions and resized (bilinear,
-    antialiased); without, it is left as stored.
+    With a `size` (height, width) it is brought to these proportions as `fit` says and resized (bilinear, antialiased);
+    without, it is left as stored.
     """
     try:
         with warnings.catch_warnings():
@@ -61,7 +64,7 @@ def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pi
                     )
                 picture = convert_mode(path, image, MODES[channels])
                 if size is not None and picture.size != size[::-1]:
-                    picture = ImageOps.fit(picture, size[::-1], method=Image.Resampling.BILINEAR)
+                    picture = fitted(picture, size[::-1], fit)
                 pixels = numpy.array(picture, dtype=numpy.uint8)
     except BadImageError:
         raise
@@ -75,6 +78,16 @@ def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pi
         raise BadImageError(path, f"cannot be decoded ({error})") from error
     tensor = torch.from_numpy(pixels)
     return tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
+
+
+def fitted(picture: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:
+    """Return a picture in another size (width, height)."""
+    method = Image.Resampling.BILINEAR
+    if fit == "letterbox":
+        return ImageOps.pad(picture, size, method=method, color=0)
+    if fit == "stretch":
+        return picture.resize(size, method)
+    return ImageOps.fit(picture, size, method=method)
 
 
 def open_regular_file(path: Path) -> BinaryIO:

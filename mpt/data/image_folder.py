@@ -7,7 +7,7 @@ there are no classes, every image below the folder counts, and there is no "labe
 Files are decoded when they are needed. A bad one (damaged, no image, above `max_pixels`) stops the run by name, or
 under `on_bad_image: skip` the next good file in order takes its place, the same one each time and for any number of
 workers; `bad_files` then lists what was met. If `augment` begins with RandomResizedCrop it cuts from the whole
-picture as stored; otherwise the picture is first cut to a centred square and resized.
+picture as stored; otherwise the picture is first made square as `fit` says and resized.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Settings(DatasetOptions):
     """The folder with `train` and `test` (or `val`) in it, or with the classes themselves; `~` is your home."""
     flat: bool = False
     """Images without classes, in any sub-folders."""
+    fit: Literal["crop", "letterbox", "stretch"] = "crop"
+    """How pictures of other proportions become square: cut around the centre, between black bars, or distorted."""
     test_fraction: float = Field(0.1, gt=0, lt=1)
     """The share held out for testing, where there is no test folder."""
     on_bad_image: Literal["stop", "skip"] = "stop"
@@ -97,7 +99,7 @@ class ImageFolder(Dataset):
                 continue
             try:
                 size = None if whole else (self.image_size, self.image_size)
-                image = decode_bytes(path, self.channels, size, self.settings.max_pixels)
+                image = decode_bytes(path, self.channels, size, self.settings.max_pixels, self.settings.fit)
             except BadImageError as error:
                 if self.settings.on_bad_image == "stop":
                     raise

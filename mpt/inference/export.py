@@ -15,8 +15,9 @@ import importlib.util
 import io
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import safetensors.torch
@@ -111,9 +112,17 @@ def as_half_network(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     return FloatDoor(network, dtype)
 
 
-def write_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...], dtype: torch.dtype) -> str:
+def write_onnx(
+    path: Path,
+    network: nn.Module,
+    inputs: tuple[Any, ...],
+    dtype: torch.dtype,
+    terms: tuple[tuple[str, ...], tuple[str, ...]] = (("inputs",), ("outputs",)),
+    about: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Write a network as ONNX with a free batch dimension and check it; return a sentence on how it was checked.
 
+    `terms` are names for the tensors in and out, `about` is kept in the file's metadata.
     Raises ConfigError where the exporter is not installed or cannot follow the network.
     """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
@@ -125,6 +134,8 @@ def write_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...], dtype: t
     inputs = tuple(value.detach().cpu() if isinstance(value, Tensor) else value for value in inputs)
     check_finite(network.state_dict())
     partial = path.with_name(f".partial-{path.name}")
+    with torch.no_grad():
+        single = isinstance(network(*inputs), Tensor)
     batch = torch.export.Dim("batch")
     shapes = tuple({0: batch} if isinstance(value, Tensor) else None for value in inputs)
     try:
@@ -138,7 +149,12 @@ def write_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...], dtype: t
                 external_data=False,
                 verbose=False,
                 dynamic_shapes=(shapes,),
+                input_names=names_for(sum(isinstance(value, Tensor) for value in inputs), terms[0]),
+                output_names=list(terms[1]) if single else None,
             )
+        model = onnx.load(str(partial))
+        onnx.helper.set_model_props(model, dict(about))
+        onnx.save(model, str(partial))
         onnx.checker.check_model(str(partial))
         said = check_onnx(partial, network, inputs)
         os.replace(partial, path)
@@ -152,6 +168,11 @@ def write_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...], dtype: t
         with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
             partial.unlink(missing_ok=True)
     return said
+
+
+def names_for(count: int, names: Sequence[str]) -> list[str]:
+    """Return as many names: those given, and numbered ones after them."""
+    return [*names[:count], *(f"{names[-1]}_{number}" for number in range(len(names) + 1, count + 1))]
 
 
 @torch.no_grad()

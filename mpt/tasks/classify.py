@@ -6,7 +6,7 @@ ImageNet's own figures are given in `configs/resnet50_imagefolder.yaml`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,6 +111,19 @@ class Classify(Task):
         }
         return figures | {name: measure(logits, labels) for name, measure in self.further_metrics.items()}
 
+    def export_terms(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of images and logits."""
+        return ("images",), ("logits",)
+
+    def whole(self, network: nn.Module) -> nn.Module:
+        """Return a network from images in [0, 1] to probabilities."""
+        return Whole(network, self.mean, self.std)
+
+    def from_whole(self, inputs: tuple[Any, ...], network: Callable[..., Any]) -> Tensor:
+        """Return logits, up to a constant per image, for standardised images."""
+        probabilities: Tensor = network(inputs[0] * self.std + self.mean)
+        return probabilities.clamp_min(1e-30).log()
+
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return the label and its probability for each image of the batch."""
         if batch is None:
@@ -122,6 +135,24 @@ class Classify(Task):
             for index, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         return Inference(rows=rows, outputs=logits)
+
+
+class Whole(nn.Module):
+    """A classifier with standardisation before it and softmax after it."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", mean.clone())
+        self.register_buffer("std", std.clone())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return probabilities (b, classes) of images (b, c, h, w) in [0, 1]."""
+        probabilities: Tensor = self.network((images - self.mean) / self.std).softmax(1)
+        return probabilities
 
 
 def build(

@@ -1,0 +1,155 @@
+"""What an exported file says of itself, and inference from such a file alone.
+
+Safetensors headers and ONNX metadata hold texts: the run's configuration, the layout of its data (input size, channels,
+classes), how images are brought to that size and standardised, the networks, dtype, step and mpt's version. From these
+the task is built again; its network takes the file's weights, or is replaced by an ONNX Runtime session. What is
+computed is in float32.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mpt import __version__
+from mpt.config.load import change_precision, load_config
+from mpt.config.schema import Config
+from mpt.data.absent import AbsentDataset
+from mpt.engine.build import build_run, choose_device
+from mpt.engine.initial_weights import own_tensors
+from mpt.errors import CheckpointError, ConfigError
+from mpt.inference.half import networks
+from mpt.inference.trained import Trained
+from mpt.run.checkpoint import LoadedCheckpoint
+from mpt.run.layout import RunDirectory
+from mpt.run.weights_file import load_weights_file
+from mpt.seams import DataSpec, Task
+
+SUFFIXES = (".onnx", ".safetensors")
+FITS = {
+    "crop": "the largest centred part of the picture in these proportions, resized (bilinear, antialiased)",
+    "letterbox": "all of the picture between black bars, resized (bilinear, antialiased)",
+    "stretch": "all of the picture, distorted to the size (bilinear, antialiased)",
+}
+
+
+def description(trained: Trained, task: Task, names: list[str], dtype: str) -> dict[str, str]:
+    """Return what a file says of itself."""
+    data = trained.train_data.spec
+    dataset, settings = trained.config.dataset.settings.model_dump(), trained.config.task.settings.model_dump()
+    about = {
+        "mpt_version": __version__,
+        "mpt_config": trained.config.to_yaml(),
+        "mpt_step": str(trained.loaded.step),
+        "mpt_dtype": dtype,
+        "mpt_networks": " ".join(names),
+        "mpt_layout": json.dumps(data.to_record()),
+    }
+    if data.classes:
+        about["mpt_classes"] = json.dumps(data.classes)
+    if task.inputs:
+        about["mpt_input_sizes"] = json.dumps({name: list(data.fields[name].shape) for name in task.inputs})
+        about["mpt_fit"] = f"{dataset.get('fit', 'crop')}: {FITS[dataset.get('fit', 'crop')]}"
+    if "mean" in settings and "std" in settings:
+        about |= {"mpt_mean": json.dumps(settings["mean"]), "mpt_std": json.dumps(settings["std"])}
+    return about
+
+
+def is_export(text: str | None) -> bool:
+    """Return whether a user named an exported file instead of a run."""
+    return text is not None and text.endswith(SUFFIXES) and Path(text).is_file()
+
+
+def open_exported(path: Path, device_name: str, overrides: tuple[str, ...], allow: tuple[str, ...]) -> Trained:
+    """Build the task of an exported file for inference.
+
+    Raises CheckpointError for a file that says too little of itself or does not fit what it says.
+    """
+    about = read_about(path)
+    config = configuration(path, about, overrides, allow)
+    try:
+        spec = DataSpec.from_record(json.loads(about["mpt_layout"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: its metadata is damaged: mpt_layout") from error
+    data = AbsentDataset(spec, "an exported file holds no data")
+    run = build_run(config, choose_device(device_name), spec, trains=False)
+    names = about.get("mpt_networks", "").split()
+    if path.suffix == ".onnx":
+        use_session(path, run.task, names, whole=about.get("mpt_inside") == "true")
+    else:
+        take_weights(path, run.task, names)
+    loaded = LoadedCheckpoint(int(about.get("mpt_step", "0")), {}, path, {})
+    return Trained(RunDirectory(path.resolve().parent), config, run, data, data, loaded)
+
+
+def configuration(path: Path, about: Mapping[str, str], overrides: tuple[str, ...], allow: tuple[str, ...]) -> Config:
+    """Return the configuration that a file was written with, in float32 and without memory tricks."""
+    if "mpt_config" not in about or "mpt_layout" not in about:
+        raise CheckpointError(
+            f"{path}: it does not say what it is (no mpt_config, mpt_layout in its metadata). Exports of `mpt convert` "
+            "do; other weights start a training with model.weights"
+        )
+    text = about["mpt_config"]
+    return change_precision(load_config(text + "\n", ("memory=null", *overrides), allow=allow), "fp32")
+
+
+def read_about(path: Path) -> dict[str, str]:
+    """Return the texts that a file holds of itself. Raises CheckpointError for a damaged file."""
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, "pt") as file:
+                return dict(file.metadata() or {})
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: not a safetensors file, or damaged ({error})") from error
+    return dict(open_session(path).get_modelmeta().custom_metadata_map)
+
+
+def open_session(path: Path) -> Any:
+    """Return an ONNX Runtime session. Raises ConfigError where it is not installed, CheckpointError for bad files."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise ConfigError("an .onnx file is run by the package onnxruntime: pip install onnxruntime")
+    runtime = importlib.import_module("onnxruntime")
+    try:
+        return runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common class
+        raise CheckpointError(f"{path}: not an ONNX file, or damaged ({str(error).splitlines()[0]})") from error
+
+
+def take_weights(path: Path, task: Task, names: list[str]) -> None:
+    """Copy a file's tensors into the task's networks. Raises CheckpointError unless each fits."""
+    own = own_tensors(task.modules)
+    wanted = {key for key in own if any(key.startswith(f"{name}.") for name in names)}
+    found = load_weights_file(path)
+    wrong = sorted(wanted ^ set(found)) or sorted(key for key in wanted if own[key].shape != found[key].shape)
+    if wrong or not wanted:
+        raise CheckpointError(f"{path}: its tensors are not those of its configuration ({', '.join(wrong[:3])})")
+    with torch.no_grad():
+        for key, tensor in found.items():
+            own[key].copy_(tensor)
+
+
+def use_session(path: Path, task: Task, names: list[str], whole: bool) -> None:
+    """Let an ONNX file compute in place of the task's network. Raises CheckpointError where it names none of them."""
+    found = {name: module for name, module in networks(task.modules) if name in names}
+    if len(found) != 1:
+        raise CheckpointError(f"{path}: it is one network of several, or of another task ({', '.join(names)})")
+    session = open_session(path)
+
+    def run_session(*inputs: Any) -> Any:
+        tensors = [value for value in inputs if isinstance(value, Tensor)]
+        feeds = {slot.name: value.float().cpu().numpy() for slot, value in zip(session.get_inputs(), tensors)}
+        made = [torch.from_numpy(one).to(tensors[0].device) for one in session.run(None, feeds)]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    forward: Callable[..., Any] = run_session
+    if whole:
+        forward = lambda *inputs: task.from_whole(inputs, run_session)  # noqa: E731
+    next(iter(found.values())).forward = forward
