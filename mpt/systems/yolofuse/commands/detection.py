@@ -8,10 +8,11 @@ by box.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,15 @@ def samples(trained: Trained, inputs: Sequence[Given]) -> Iterator[tuple[str, Sc
         first = sample[task.cameras[0]]
         if is_video(first):
             streams = [read_frames(sample[camera]) for camera in task.cameras]
-            for number, frames in enumerate(zip(*streams, strict=False)):
+            for number, frames in enumerate(zip_longest(*streams)):
+                if None in frames:
+                    ended = [str(sample[c]) for c, frame in zip(task.cameras, frames, strict=True) if frame is None]
+                    print(
+                        f"warning: {' and '.join(ended)} ended after {number} frames; the frames that another camera "
+                        "has after that have no partner and were left out",
+                        file=sys.stderr,
+                    )
+                    break
                 pictures = [as_picture(frame, camera) for frame, camera in zip(frames, task.cameras, strict=True)]
                 yield f"{first.stem}-{number:06d}", checked(str(first), pictures)
             continue

@@ -64,6 +64,34 @@ def test_pairs_become_json_labels_and_pictures(run_path: Path, pairs: Path, tmp_
         assert picture.width == 2 * picture.height / 50 * 80
 
 
+def write_video(path: Path, frames: int) -> Path:
+    av = pytest.importorskip("av")
+    with av.open(str(path), "w") as video:
+        stream = video.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for number in range(frames):
+            pixels = np.full((64, 96, 3), 20 * number, dtype=np.uint8)
+            video.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        video.mux(stream.encode())
+    return path
+
+
+def test_two_videos_are_read_frame_by_frame_and_one_that_ends_early_is_named(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer, shorter = write_video(tmp_path / "rgb.mp4", 5), write_video(tmp_path / "ir.mp4", 3)
+    words = ["yolofuse", "detect", run_path, "--input", f"rgb={longer}", "--input", f"ir={shorter}"]
+    assert mpt(*words, "-o", tmp_path / "found", "--device", "cpu") == 0
+    found = json.loads((tmp_path / "found/detections.json").read_text())
+    assert [one["name"] for one in found] == ["rgb-000000", "rgb-000001", "rgb-000002"]
+    assert found[0]["width"] == 96
+    assert len(list((tmp_path / "found/pictures").glob("*.png"))) == 3
+    assert f"{shorter} ended after 3 frames" in capsys.readouterr().err
+    shorter.write_bytes(shorter.read_bytes()[:700])
+    assert mpt(*words, "-o", tmp_path / "other", "--device", "cpu") == 3
+    assert str(shorter) in capsys.readouterr().err
+
+
 def test_boxes_come_back_to_the_pictures_own_pixels() -> None:
     size, canvas = (1280, 1024), (640, 640)
     offset = letterbox_offset(size, canvas)
