@@ -140,7 +140,7 @@ def train(
     from mpt.report.read_run import read_run
     from mpt.run.launch import refuse_several_processes
 
-    refuse_several_processes()
+    refuse_several_processes("mpt.train(), unlike `mpt train`,")
     wanted = str(resume) if resume is not None else None
     allow = granted(config)
     arguments = TrainArguments(

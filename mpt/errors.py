@@ -63,6 +63,12 @@ class GateError(MptError):
     exit_code = 8
 
 
+class RankError(MptError):
+    """Another process of the same training was lost, or could not be reached."""
+
+    exit_code = 9
+
+
 class Interrupted(MptError):
     """SIGINT or SIGTERM arrived and the run was saved. `exit_code` is 128 plus the signal's number."""
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
+from mpt.parallel.world import ALONE, World
 from mpt.samples import Batch as Batch
 from mpt.samples import Dataset as Dataset
 from mpt.samples import DataSpec as DataSpec
@@ -402,5 +403,7 @@ class Run:
     """What a user should be warned of."""
     messages: list[str] = field(default_factory=list)
     """What was done while building that a user should know: weights that were loaded."""
+    world: World = ALONE
+    """The processes that train together."""
     keeps_gradients: bool = False
     """Gradients are filled with zeros when an update begins, instead of released."""

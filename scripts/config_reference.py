@@ -15,7 +15,7 @@ from mpt.config.options import DatasetOptions, OptimizerOptions, Options, Precis
 from mpt.config.part_source import read_notes
 from mpt.config.precision_names import ALIASES
 from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
-from mpt.config.schema import GeneralOptions, MemoryOptions, Train
+from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
 from mpt.config.yaml_text import write_text
 
 PAGE = Path(__file__).parent.parent / "docs" / "config.md"
@@ -53,6 +53,7 @@ def write_page(registry: Registry | None = None) -> str:
     notes = read_notes_of_schema()
     parts = [INTRODUCTION, "## Top level: `seed` and `name`\n", table(GeneralOptions, {}, notes)]
     parts += ["## `train`\n", table(Train, {}, notes)]
+    parts += ["## `parallel` (docs/parallel.md)\n", table(Parallel, {}, notes)]
     for subpackage, section, heading, common in SUBPACKAGES:
         parts += list(subpackage_parts(subpackage, section, heading, common, registry))
     return "\n".join(parts).rstrip("\n") + "\n"

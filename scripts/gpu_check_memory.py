@@ -101,7 +101,7 @@ def planners(rehearsal: bool) -> int:
 
 def append_measured(path: Path, entry: dict[str, Any], measuring: Any, plan: Future[Any] | None, left: float) -> None:
     """Measure, join the plan, and write the row whatever came of it. Ends the process where CUDA itself is broken."""
-    from mpt.engine.out_of_memory import is_out_of_memory
+    from mpt.engine.faults import is_out_of_memory
     from mpt.errors import MptError
 
     poisoned = False
@@ -260,7 +260,7 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
 
 def attempt(config: Any, data: Any, device: Any) -> tuple[str, dict[str, Any]]:
     """Return whether a configuration trains or runs out of memory, and its figures."""
-    from mpt.engine.out_of_memory import is_out_of_memory
+    from mpt.engine.faults import is_out_of_memory
 
     try:
         return "trains", measure(config, data, device)

@@ -39,7 +39,7 @@ def check_config(path: Path, seconds: float, rehearsal: bool, tell: Callable[[di
     started = time.monotonic()
     import torch
 
-    from mpt.engine.out_of_memory import is_out_of_memory
+    from mpt.engine.faults import is_out_of_memory
     from mpt.errors import MptError
 
     flags = precision_flags(torch)

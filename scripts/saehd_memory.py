@@ -83,7 +83,7 @@ def measured_cells(index: int, cap: float) -> list[str]:
     command = [sys.executable, __file__, "--one", str(index), "--cap", str(cap)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        from mpt.engine.out_of_memory import REFUSALS
+        from mpt.engine.faults import REFUSALS
 
         return ["out of memory" if any(words in done.stderr for words in ("OutOfMemory", *REFUSALS)) else "failed", ""]
     found = json.loads(done.stdout.splitlines()[-1])

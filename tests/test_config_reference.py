@@ -14,7 +14,7 @@ from pydantic import Field
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.options import Options
 from mpt.config.registry import INSTALLED, SUBPACKAGES
-from mpt.config.schema import GeneralOptions, MemoryOptions, Train
+from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
 
 ROOT = Path(__file__).parent.parent
 EXTERNAL = {"nn": ["torchvision:any"]}
@@ -64,7 +64,10 @@ def test_every_setting_has_a_description(subpackage: str) -> None:
 def test_every_general_setting_has_a_description() -> None:
     notes = read_notes_of_schema()
     assert [
-        key for kind in (GeneralOptions, MemoryOptions, Train) for key in kind.model_fields if key not in notes
+        key
+        for kind in (GeneralOptions, MemoryOptions, Parallel, Train)
+        for key in kind.model_fields
+        if key not in notes
     ] == []
 
 

@@ -50,6 +50,10 @@ class TrainArguments:
     quiet: Quiet = False
     exact: bool = False
     """Refuse a resume that would not be bit-exact."""
+    nproc: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
+    """Train in N processes on this machine, a card for each (torchrun for more)."""
+    max_restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0
+    """With --nproc: begin again so often from the last checkpoint when a process is lost."""
     patches: Patches = ()
     allow: Allow = ()
     runs: Runs = "runs"

@@ -94,7 +94,7 @@ def section_notes(config: Config) -> dict[str, Mapping[str, str]]:
     chosen = {
         name: getattr(config, name).plugin.notes for name in ("model", "task", "dataset", "precision", "optimizer")
     }
-    return {**chosen, "memory": own, "train": own, "general": own}
+    return {**chosen, "memory": own, "train": own, "parallel": own, "general": own}
 
 
 def title(config: Config, section: str) -> str:

@@ -9,11 +9,14 @@ import dataclasses
 import io
 import tempfile
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mpt.commands.arguments import InferArguments, TrainArguments
 from mpt.config.schema import Config
 from mpt.errors import Interrupted
+
+if TYPE_CHECKING:
+    from mpt.parallel.world import World
 
 SMOKE = {
     "epochs": None,
@@ -29,26 +32,32 @@ SMOKE = {
 class Train(Protocol):
     """`mpt.commands.train.train`."""
 
-    def __call__(self, config: Config, arguments: TrainArguments, stop_after: int | None = None) -> Path | None: ...
+    def __call__(
+        self, config: Config, arguments: TrainArguments, stop_after: int | None = None, world: World | None = None
+    ) -> Path | None: ...
 
 
-def smoke(config: Config, arguments: TrainArguments, train: Train) -> None:
+def smoke(config: Config, arguments: TrainArguments, train: Train, world: World | None) -> None:
     """Run N steps in two halves with a resume between them, then inference. Raises what a real run would raise."""
     from mpt.commands import infer
 
     steps = arguments.smoke
     assert steps is not None
     short = dataclasses.replace(config, train=config.train.model_copy(update={"steps": steps, **SMOKE}))
-    with tempfile.TemporaryDirectory(prefix="mpt-smoke-") as folder:
+    is_first = world is None or world.is_first
+    with tempfile.TemporaryDirectory(prefix="mpt-smoke-") as own:
+        folder = own if world is None else world.tell(own)
         once = dataclasses.replace(arguments, runs=folder, smoke=None, resume=None)
         try:
             if steps > 1:
-                train(short, once, stop_after=steps // 2)
+                train(short, once, steps // 2, world)
                 once = dataclasses.replace(once, resume="auto")
-            path = train(short, once)
+            path = train(short, once, world=world)
         except Interrupted as stop:  # the run was saved in the folder that goes now
             raise Interrupted("smoke: interrupted; nothing of it is kept", stop.exit_code - 128) from stop
         assert path is not None
+        if not is_first:
+            return
         quiet = contextlib.redirect_stdout(io.StringIO())
         with quiet:
             infer.run(

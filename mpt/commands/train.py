@@ -6,8 +6,13 @@ to go on from. After that the loop saves before it stops, whatever stops it.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,31 +23,82 @@ from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
 from mpt.engine.torch_settings import prepare_torch
 from mpt.errors import MemoryBudgetError, MptError
+from mpt.parallel.place import read_place
 from mpt.run.ending import has_report_of, has_summary_of
-from mpt.run.launch import refuse_several_processes
+from mpt.run.layout import RunDirectory
 from mpt.run.used_parts import missing_parts_explained
 
 if TYPE_CHECKING:
     from mpt.engine.training import Training
+    from mpt.parallel.world import World
     from mpt.run.console import Console, Style
     from mpt.seams import Dataset
 
 
 def run(arguments: TrainArguments) -> None:
     """Train as the arguments say. Raises MptError for everything that is the user's to mend."""
-    refuse_several_processes()
+    place = read_place()
+    if arguments.nproc is not None and place is None and not arguments.print_config:
+        raise_code(start_processes(arguments))
+        return
     config = read_config(arguments)
-    for warning in find_strange_patches(arguments.patches, config):
+    for warning in find_strange_patches(arguments.patches, config) if place is None or place.rank == 0 else ():
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.print_config:
         sys.stdout.write(config.to_yaml())
         return
+    if place is None:
+        train_or_try(config, arguments, None)
+        return
+    if place.restarts and arguments.resume is None:
+        arguments = dataclasses.replace(arguments, resume="auto")
+    prepare_torch(config)
+    from mpt.parallel.start import joined
+
+    with joined(config) as world:
+        train_or_try(config, arguments, world)
+
+
+def train_or_try(config: Config, arguments: TrainArguments, world: World | None) -> None:
+    """Train, or run a few steps of everything."""
     if arguments.smoke and not arguments.dry_run:
         from mpt.commands.smoke import smoke
 
-        smoke(config, arguments, train)
-        return
-    train(config, arguments)
+        smoke(config, arguments, train, world)
+    else:
+        train(config, arguments, world=world)
+
+
+def start_processes(arguments: TrainArguments) -> int:
+    """Train in several processes of this machine and return the exit code. What is wrong is said once, before."""
+    from mpt.parallel.launch import launch
+
+    read_config(arguments)
+    assert arguments.nproc is not None
+    return launch(write_words(arguments), arguments.nproc, arguments.max_restarts)
+
+
+def write_words(arguments: TrainArguments) -> list[str]:
+    """Return the command line of one of several processes."""
+    words = [str(arguments.config), *arguments.overrides, "--runs", arguments.runs]
+    for option, value in (
+        ("resume", arguments.resume),
+        ("name", arguments.name),
+        ("device", arguments.device),
+        ("seed", arguments.seed),
+        ("smoke", arguments.smoke),
+    ):
+        words += [f"--{option}={value}"] if value is not None else []
+    for option in ("dry_run", "json", "quiet", "exact"):
+        words += [f"--{option.replace('_', '-')}"] if getattr(arguments, option) else []
+    words += [word for patch in arguments.patches for word in ("--with", str(patch))]
+    return words + [word for package in arguments.allow for word in ("--allow", package)]
+
+
+def raise_code(code: int) -> None:
+    """End with an exit code that was explained already."""
+    if code:
+        raise SystemExit(code)
 
 
 def read_config(arguments: TrainArguments) -> Config:
@@ -59,24 +115,32 @@ def read_config(arguments: TrainArguments) -> Config:
         return load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
 
 
-def train(config: Config, arguments: TrainArguments, stop_after: int | None = None) -> Path | None:
-    """Build, restore where asked, train, report. Return the run's folder, or None after a dry run."""
+def train(
+    config: Config, arguments: TrainArguments, stop_after: int | None = None, world: World | None = None
+) -> Path | None:
+    """Build, restore where asked, train, report. Return the run's folder, or None after a dry run.
+
+    Of several processes all train, and the first one writes and speaks.
+    """
     prepare_torch(config)
     import torch
 
+    from mpt.engine.alike import check_alike
     from mpt.engine.assembly import build_explained, open_training, supply
     from mpt.engine.resume import begin, find_run_to_resume, make_directory, resume
-    from mpt.planner.beside import plan_beside
-    from mpt.run.console import Console
+    from mpt.parallel.world import ALONE
+    from mpt.run import checkpoint
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries
 
-    supplied = supply(config)
+    world = world or ALONE
+    supplied = supply(config, world)
     device, data = supplied.device, supplied.train_data
-    with Console(style(arguments), supplied.total_steps) as console:
-        found, source = find_run_to_resume(config, arguments.resume, Path(arguments.runs), console)
-        built = build_explained(config, device, data.spec, restores=source is not None)
-        describe(console, config, built.precision.reason, len(data), supplied.total_steps, device.type)
+    with open_console(arguments, supplied.total_steps, world) as console:
+        found, source = world.ask(lambda: find_run_to_resume(config, arguments.resume, Path(arguments.runs), console))
+        built = build_explained(config, device, data.spec, restores=source is not None, world=world)
+        check_alike(built, len(data), len(supplied.test_data))
+        describe(console, config, built.precision.reason, len(data), supplied.total_steps, device.type, world)
         for message in built.messages:
             console.message(message)
         for note in built.notes:
@@ -84,20 +148,30 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
         if arguments.dry_run:
             console.message("dry run: everything builds; nothing was written")
             return None
-        directory = found or make_directory(config, Path(arguments.runs), console)
-        with directory.hold() as taken_over, Recorder(directory) as recorder:
-            for note in ([taken_over] if taken_over else []) + clean_temporaries(directory):
+        directory = found or world.ask(lambda: make_directory(config, Path(arguments.runs), console))
+        with written_by(world, directory) as (taken_over, records), Recorder(records) as recorder:
+            for note in ([taken_over] if taken_over else []) + (clean_temporaries(directory) if world.is_first else []):
                 console.message(note)
             training = open_training(built, supplied, directory, recorder, console)
-            if source is not None and not resume(training, source, arguments.exact):
-                finish_again(training)
-                return Path(directory.path)
-            if source is None:
-                begin(training)
-            elif directory.report_path("json").exists():
-                renew_report(training)
+            if source is not None:
+                goes_on = world.ask(lambda: resume(training, source, arguments.exact))
+                path = world.tell(training.loaded_from)
+                if not world.is_first and path is not None:
+                    training.load(checkpoint.load(path))
+                if not goes_on:
+                    world.ask(lambda: finish_again(training))
+                    return Path(directory.path)
+                if directory.report_path("json").exists():
+                    world.ask(lambda: renew_report(training))
+            else:
+                world.ask(lambda: begin(training))
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
+            if not world.is_first:
+                go(training, arguments, stop_after)
+                return Path(directory.path)
+            from mpt.planner.beside import plan_beside
+
             with plan_beside(config, data.spec, device, directory.plan_path, arguments.allow) as plan:
                 go(training, arguments, stop_after)
                 tell_skipped_files(training, data, supplied.test_data)
@@ -107,15 +181,45 @@ def train(config: Config, arguments: TrainArguments, stop_after: int | None = No
     return Path(directory.path)
 
 
+@contextlib.contextmanager
+def open_console(arguments: TrainArguments, total_steps: int, world: World) -> Iterator[Console]:
+    """Give the console; that of a process that is not the first says nothing."""
+    from mpt.run.console import Console
+
+    if world.is_first:
+        with Console(style(arguments), total_steps) as console:
+            yield console
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, Console("quiet", total_steps, nowhere) as console:
+        yield console
+
+
+@contextlib.contextmanager
+def written_by(world: World, directory: RunDirectory) -> Iterator[tuple[str | None, RunDirectory]]:
+    """Hold the run's folder on the first process; on the others give a folder for records that nobody reads."""
+    if world.is_first:
+        with directory.hold() as taken_over:
+            yield taken_over, directory
+        return
+    with tempfile.TemporaryDirectory(prefix="mpt-rank-") as folder:
+        yield None, RunDirectory(Path(folder))
+
+
 def go(training: Training, arguments: TrainArguments, stop_after: int | None) -> None:
     """Train until the end. Raises MemoryBudgetError with a report when memory runs out for good."""
+    from mpt.engine.faults import is_out_of_memory, out_of_memory_reason
     from mpt.engine.loop import fit
-    from mpt.engine.out_of_memory import is_out_of_memory, out_of_memory_reason
     from mpt.run.signals import StopRequest
 
+    world = training.run.world
+    world.watch_over(lambda text: record_lost(training, text))
     try:
         with StopRequest() as stop:
-            fit(training, stop, stop_after)
+            try:
+                fit(training, stop, stop_after)
+            except BaseException as error:
+                world.ending(error)
+                raise
         return
     except MemoryBudgetError as error:
         message = str(error)
@@ -126,10 +230,23 @@ def go(training: Training, arguments: TrainArguments, stop_after: int | None) ->
             f"out of memory at step {training.progress.step}, outside the update: while loading, evaluating or saving "
             f"({out_of_memory_reason(error)})"
         )
+    if not world.is_first:
+        raise MemoryBudgetError(message)
     # Past the except blocks: a traceback would go on holding what filled the memory.
     from mpt.commands.out_of_memory_report import add_report
 
     raise MemoryBudgetError(add_report(message, training, arguments))
+
+
+def record_lost(training: Training, text: str) -> None:
+    """Note in the run's events that another process was lost. The recorder may be closed by now, or in use."""
+    from mpt.run.recorder import LineFile
+
+    line = {"kind": "rank_lost", "step": training.progress.step, "time": time.time(), "message": text}
+    with contextlib.suppress(MptError, OSError):
+        file = LineFile(training.journal.recorder.run.events_path)
+        file.append(line)
+        file.close()
 
 
 def style(arguments: TrainArguments) -> Style:
@@ -137,11 +254,14 @@ def style(arguments: TrainArguments) -> Style:
     return "json" if arguments.json else "quiet" if arguments.quiet else "auto"
 
 
-def describe(console: Console, config: Config, reason: str, samples: int, steps: int, device: str) -> None:
+def describe(
+    console: Console, config: Config, reason: str, samples: int, steps: int, device: str, world: World
+) -> None:
     """Say what is about to be trained, and why in this precision."""
+    several = f", {world.size} processes of up to {world.place(config.train.batch_size)[1]}" if world.size > 1 else ""
     console.message(
         f"{config.model.name} on {config.dataset.name} ({samples} samples), "
-        f"{steps} steps of {config.train.batch_size}, {device}"
+        f"{steps} steps of {config.train.batch_size}, {device}{several}"
     )
     console.message(f"precision {config.precision.mode}: {reason}")
 

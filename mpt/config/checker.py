@@ -29,6 +29,7 @@ from mpt.config.schema import (
     GeneralOptions,
     Memory,
     MemoryOptions,
+    Parallel,
     Precision,
     Train,
 )
@@ -73,10 +74,19 @@ class Checker:
         precision = self.precision(mode, fixed) if mode else None
         memory = self.memory(tricks)
         train = self.train()
+        parallel = self.settings(Parallel, self.section("parallel"), ("parallel",), list(Parallel.model_fields))
         general = self.general()
-        if self.problems or not (precision and memory and train and general):
+        if self.problems or not (precision and memory and train and parallel and general):
             return None
-        return Config(**choices, precision=precision, memory=memory, train=train, seed=general.seed, name=general.name)
+        return Config(
+            **choices,
+            precision=precision,
+            memory=memory,
+            train=train,
+            seed=general.seed,
+            name=general.name,
+            parallel=parallel,
+        )
 
     def section(self, name: str) -> Node:
         """Return a section's mapping, empty where it is absent; a section that is no mapping is reported."""
@@ -95,7 +105,7 @@ class Checker:
 
     def remember(self, chosen: Mapping[str, Plugin | None], mode: Plugin | None) -> None:
         """Note where each key belongs, for hints."""
-        fields: dict[str, type[Options]] = {"train": Train, "memory": MemoryOptions}
+        fields: dict[str, type[Options]] = {"train": Train, "memory": MemoryOptions, "parallel": Parallel}
         fields |= {name: plugin.settings_class for name, plugin in chosen.items() if plugin}
         fields |= {"precision": mode.settings_class} if mode else {}
         for section, settings in fields.items():

@@ -16,7 +16,7 @@ from mpt.config.options import Options
 from mpt.config.part_source import read_notes
 from mpt.config.precision_names import ALIASES
 from mpt.config.registry import INSTALLED, Plugin, Registry
-from mpt.config.schema import NAMED_SECTIONS, GeneralOptions, MemoryOptions, Train
+from mpt.config.schema import NAMED_SECTIONS, GeneralOptions, MemoryOptions, Parallel, Train
 
 Schema = dict[str, Any]
 
@@ -33,6 +33,7 @@ def config_schema(registry: Registry = INSTALLED) -> Schema:
     properties["memory"] = _memory_schema(registry, definitions)
     notes = read_notes_of_schema()
     properties["train"] = _or_empty(_settings_schema(Train, {}, notes, "train", definitions))
+    properties["parallel"] = _or_empty(_settings_schema(Parallel, {}, notes, "parallel", definitions))
     properties |= _settings_schema(GeneralOptions, {}, notes, "general", definitions)["properties"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

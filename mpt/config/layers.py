@@ -19,7 +19,7 @@ from mpt.config.registry import Registry
 from mpt.config.schema import NAMED_SECTIONS
 from mpt.config.yaml_text import Node, Place, Problem, printable, read_file, read_text, write_text
 
-SECTIONS = ("model", "task", "dataset", "precision", "memory", "optimizer", "train")
+SECTIONS = ("model", "task", "dataset", "precision", "memory", "optimizer", "train", "parallel")
 
 
 def read_layers(

@@ -81,6 +81,24 @@ class MemoryOptions(Options):
     """Out of memory in a step: stop with exit 7, or repeat it with smaller micro-batches, recomputed, offloaded."""
 
 
+class Parallel(Options):
+    """The `parallel` section: how several processes train together. A process alone has no use for it."""
+
+    strategy: Literal["ddp"] = "ddp"
+    """ddp: every process has the whole networks, and gradients are summed over the processes."""
+    reduce_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What gradients are summed over processes in; auto is what they are stored in. bfloat16 halves the traffic."""
+    overlap: bool = True
+    """Send gradients while the last backward of an update still computes others."""
+    bucket_mib: float = Field(25.0, gt=0)
+    """Gradients are sent in buckets of so many MiB."""
+    sync_batchnorm: bool = False
+    """Let BatchNorm see the samples of all processes; otherwise each its own, and the first one's statistics are saved.
+    """
+    timeout: float = Field(600.0, gt=0)
+    """Seconds after which a process that does not move while others wait for it ends the run."""
+
+
 class GeneralOptions(Options):
     """The settings that stand alone at the top level."""
 
@@ -154,6 +172,7 @@ class Config:
     train: Train
     seed: int
     name: str | None
+    parallel: Parallel = field(default_factory=lambda: Parallel.model_validate({}))
 
     @property
     def run_name(self) -> str:
@@ -182,6 +201,7 @@ class Config:
         data["memory"] = {"on_oom": self.memory.on_oom, **tricks}
         data["optimizer"] = {"name": self.optimizer.name, **dump(self.optimizer.settings)}
         data["train"] = dump(self.train)
+        data["parallel"] = dump(self.parallel)
         data |= {"seed": self.seed, "name": self.name}
         return data
 

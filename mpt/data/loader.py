@@ -8,7 +8,8 @@ epochs, so nothing is restarted there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,7 +35,9 @@ class Loader:
         shuffle: bool = True,
         pin_memory: bool = False,
         timeout_seconds: float = 60.0,
+        place: Callable[[int], tuple[int, int]] | None = None,
     ) -> None:
+        """`place` says where this process's part of so many samples begins and ends, where others have the rest."""
         assert batch_size > 0
         if len(dataset) == 0:
             raise DataError("the data set is empty: check dataset.root and the split")
@@ -44,7 +47,7 @@ class Loader:
                 f"set train.batch_size to {len(dataset)} or less"
             )
         self.dataset, self.batch_size, self.seed, self.workers = dataset, batch_size, seed, workers
-        self.shuffle, self.timeout_seconds = shuffle, timeout_seconds
+        self.shuffle, self.timeout_seconds, self.place = shuffle, timeout_seconds, place
         self.pin_memory = pin_memory and torch.cuda.is_available()
         full, rest = divmod(len(dataset), batch_size)
         self.steps_per_epoch = full + (not drop_last and rest > 0)
@@ -68,20 +71,26 @@ class Loader:
         return self.latest[1]
 
     def indices(self, step: int) -> tuple[list[int], int]:
-        """Return the samples of a step's batch, and its epoch."""
+        """Return the samples of a step's batch, or of this process's part of it, and the epoch."""
         epoch, place = self.position(step)
-        return self.order(epoch)[place * self.batch_size : (place + 1) * self.batch_size], epoch
+        batch = self.order(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
+        start, stop = (0, len(batch)) if self.place is None else self.place(len(batch))
+        return batch[start:stop], epoch
 
     def batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield the batch of step `start_step`, then of each step after it, without end. On the CPU, pinned if
         asked.
         """
         assert start_step >= 0
-        stream = self._from_workers(start_step, None) if self.workers else self._in_process(start_step, None)
+        steps = itertools.count(start_step)
+        stream = self._from_workers(steps) if self.workers else self._in_process(steps)
         return map(pin, stream) if self.pin_memory else stream
 
-    def evaluation_batches(self) -> Iterator[Batch]:
-        """Yield every sample once, in the data set's own order; the last batch may be smaller."""
+    def evaluation_batches(self, first: int = 0, every: int = 1) -> Iterator[Batch]:
+        """Yield every sample once, in the data set's own order; the last batch may be smaller.
+
+        Of the batches from number `first` on, each `every`-th, where processes share them out.
+        """
         plain = Loader(
             self.dataset,
             self.batch_size,
@@ -91,24 +100,25 @@ class Loader:
             shuffle=False,
             timeout_seconds=self.timeout_seconds,
         )
-        end = plain.steps_per_epoch
-        stream = plain._from_workers(0, end) if self.workers else plain._in_process(0, end)
+        numbers = iter(range(first, plain.steps_per_epoch, every))
+        stream = plain._from_workers(numbers) if self.workers else plain._in_process(numbers)
         return map(pin, stream) if self.pin_memory else stream
 
-    def _in_process(self, step: int, end: int | None) -> Iterator[Batch]:
-        while step != end:
+    def _in_process(self, steps: Iterator[int]) -> Iterator[Batch]:
+        for step in steps:
             yield self.dataset.fetch(*self.indices(step))
-            step += 1
 
-    def _from_workers(self, step: int, end: int | None) -> Iterator[Batch]:
+    def _from_workers(self, steps: Iterator[int]) -> Iterator[Batch]:
         with WorkerPool(self.dataset, self.workers, self.timeout_seconds) as pool:
-            asked = step
-            while step != end:
-                while asked != end and asked < step + self.workers * BATCHES_AHEAD_PER_WORKER:
-                    pool.send(*self.indices(asked))
+            asked = 0
+            while True:
+                for step in itertools.islice(steps, self.workers * BATCHES_AHEAD_PER_WORKER - asked):
+                    pool.send(*self.indices(step))
                     asked += 1
+                if not asked:
+                    return
                 yield pool.receive()
-                step += 1
+                asked -= 1
 
 
 def pin(batch: Batch) -> Batch:

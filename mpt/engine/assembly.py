@@ -12,9 +12,10 @@ import torch
 from mpt.config.schema import Config
 from mpt.data.loader import Loader
 from mpt.engine.build import build_datasets, build_run, choose_device
-from mpt.engine.out_of_memory import is_out_of_memory, out_of_memory_reason
+from mpt.engine.faults import is_out_of_memory, out_of_memory_reason
 from mpt.engine.training import Training
 from mpt.errors import MemoryBudgetError
+from mpt.parallel.world import ALONE, World
 from mpt.run.console import Console
 from mpt.run.layout import RunDirectory
 from mpt.run.recorder import Recorder
@@ -33,11 +34,11 @@ class Supply:
     total_steps: int
 
 
-def supply(config: Config) -> Supply:
+def supply(config: Config, world: World = ALONE) -> Supply:
     """Choose the device and open the data. Raises what is the user's to mend."""
     if config.train.tensorboard:
         check_installed()
-    device = choose_device(config.train.device)
+    device = choose_device(world.choose_device(config.train.device))
     train_data, test_data = build_datasets(config)
     loader = Loader(
         train_data,
@@ -45,15 +46,18 @@ def supply(config: Config) -> Supply:
         config.seed,
         workers=config.dataset.settings.workers,
         pin_memory=device.type == "cuda",
+        place=world.place,
     )
     steps = config.train.steps or max(1, round((config.train.epochs or 0) * loader.steps_per_epoch))
     return Supply(device, train_data, test_data, loader, steps)
 
 
-def build_explained(config: Config, device: torch.device, data: DataSpec, restores: bool = False) -> Run:
+def build_explained(
+    config: Config, device: torch.device, data: DataSpec, restores: bool = False, world: World = ALONE
+) -> Run:
     """Build the run. Raises MemoryBudgetError where not even the weights find room."""
     try:
-        return build_run(config, device, data, restores=restores)
+        return build_run(config, device, data, restores=restores, world=world)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

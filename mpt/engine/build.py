@@ -25,7 +25,9 @@ from mpt.engine.averages import describe as describe_averages
 from mpt.engine.freezing import freeze
 from mpt.engine.initial_weights import load_initial_weights
 from mpt.errors import ConfigError, DataError
+from mpt.nn.synchronised_norm import synchronise
 from mpt.optim.groups import check_globs, group_parameters
+from mpt.parallel.world import ALONE, World
 from mpt.samples import Adopted
 from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Run, Task
 
@@ -95,6 +97,7 @@ def build_run(
     fake: bool = False,
     trains: bool = True,
     restores: bool = False,
+    world: World = ALONE,
 ) -> Run:
     """Build everything between the data and the loop.
 
@@ -121,6 +124,8 @@ def build_run(
     )
     if trains and (frozen := freeze(task, config.train.freeze, config.train.frozen_norm)):
         messages.append(frozen)
+    if world.size > 1:
+        prepare_ranks(config, task, world)
     tricks: list[MemoryTrick] = []
     for name, settings in config.memory.tricks.items():
         plugin = config.memory.plugins[name]
@@ -150,11 +155,34 @@ def build_run(
         micro_batch_auto=config.memory.on_oom == "adapt",
         messages=messages,
         notes=list(precision.notes),
+        world=world,
     )
     run.notes += describe_averages(run)
     for trick in sorted(tricks, key=lambda one: not one.replaces_optimizers) if trains else ():
         trick.attach(run)
+    if world.size > 1 and precision.steps_in_backward:
+        raise ConfigError(
+            "memory.optimizer_in_backward: it steps before gradients are summed over the processes. Leave it out; "
+            "memory.cpu_optimizer keeps the optimizer's state off the card too"
+        )
     return run
+
+
+def prepare_ranks(config: Config, task: Task, world: World) -> None:
+    """Change what several processes need otherwise. Raises ConfigError for what they cannot do together."""
+    if not config.parallel.sync_batchnorm:
+        return
+    if config.train.batch_size % world.size:
+        raise ConfigError(
+            f"parallel.sync_batchnorm: {config.train.batch_size} samples cannot be shared out evenly over {world.size} "
+            "processes, which BatchNorm over all of them needs; change train.batch_size"
+        )
+    if config.memory.on_oom == "adapt":
+        raise ConfigError(
+            "parallel.sync_batchnorm: a process that runs out of memory leaves the others waiting inside a layer; set "
+            "memory.on_oom=stop, or leave one of the two out"
+        )
+    synchronise(task.trainable.values())
 
 
 def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.Module]:

@@ -8,6 +8,7 @@ these cannot change BatchNorm's statistics or the training's random numbers.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -60,10 +61,10 @@ def preview(run: Run, batch: Batch) -> torch.Tensor | None:
 
 
 def test_batches(run: Run, data: Dataset, batch_size: int) -> Iterator[Batch]:
-    """Yield the whole test set in order, on the run's device."""
+    """Yield this rank's batches of the test set in order, on the run's device: alone, all of them."""
     workers = run.config.dataset.settings.workers
     loader = Loader(data, min(batch_size, len(data)), run.config.seed, workers, drop_last=False, shuffle=False)
-    for batch in loader.evaluation_batches():
+    for batch in loader.evaluation_batches(run.world.rank, run.world.size):
         yield to_device(batch, run.device, run.data)
 
 
@@ -73,28 +74,49 @@ def evaluate(run: Run, data: Dataset, batch_size: int) -> dict[str, float]:
 
 
 def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int) -> dict[str, float]:
-    """Return the task's figures on batches that are on the run's device; it makes samples `chunk` at a time."""
-    with apart_from_training(run):
-        evidence = list(gather_evidence(run, batches, chunk))
-        return run.task.conclude(evidence)
+    """Return the task's figures on batches that are on the run's device; it makes samples `chunk` at a time.
+
+    Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes.
+    """
+    with apart_from_training(run), first_buffers(run):
+        of_ranks = run.world.gather(list(gather_evidence(run, batches, chunk)))
+        evidence = sorted(itertools.chain(*of_ranks), key=lambda one: one[0])
+        return run.world.ask(lambda: run.task.conclude([found for _, found in evidence]))
 
 
-def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[Evidence]:
-    """Yield what the task keeps of each batch and of its own samples, on the CPU.
+@contextlib.contextmanager
+def first_buffers(run: Run) -> Iterator[None]:
+    """Let all ranks evaluate with the first one's buffers, which are those that are saved."""
+    if run.world.size == 1:
+        yield
+        return
+    buffers = list(dict.fromkeys(buffer for module in run.task.modules.values() for buffer in module.buffers()))
+    own = [buffer.clone() for buffer in buffers]
+    run.world.spread(buffers)
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, own, strict=True):
+            buffer.copy_(value)
+
+
+def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[tuple[tuple[int, int], Evidence]]:
+    """Yield what the task keeps of each batch and of its own samples, on the CPU, each with its place in the order.
 
     Random numbers depend on the seed and the batch's number alone, so that batches can be shared out.
     """
-    for number, batch in enumerate(batches):
+    rank, size = run.world.rank, run.world.size
+    for number, batch in zip(itertools.count(rank, size), batches):
         torch.manual_seed(mix(run.config.seed, number))
         with run.precision.forward():
             evidence = run.task.evaluate_batch(batch)
-        yield {name: value.cpu() for name, value in evidence.items()}
+        yield (0, number), {name: value.cpu() for name, value in evidence.items()}
     count = run.task.evaluation_samples
-    for first in range(0, count, chunk):
+    for first in range(rank * chunk, count, size * chunk):
         torch.manual_seed(mix(run.config.seed, first))
         with run.precision.forward():
             evidence = run.task.evaluate_samples(first, min(chunk, count - first))
-        yield {name: value.cpu() for name, value in evidence.items()}
+        yield (1, first), {name: value.cpu() for name, value in evidence.items()}
 
 
 def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import NoReturn
 
+from torch import Tensor
+
 from mpt.engine import recovery
 from mpt.engine.memory import TRACKED_STEP, CudaPeaks, known_tensors
 from mpt.engine.recovery import Decision
@@ -18,7 +20,7 @@ from mpt.errors import CheckpointError, NonFiniteError
 from mpt.run import checkpoint
 from mpt.run.memory_meter import MemoryMeter
 from mpt.run.signals import StopRequest
-from mpt.seams import Batch, Phase
+from mpt.seams import Batch, Phase, Run
 
 
 def due(step: int, every: int) -> bool:
@@ -33,11 +35,13 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
     """
     progress, settings = training.progress, training.train
     end = min(training.total_steps, stop_after or training.total_steps)
+    world = training.run.world
     begin(training)
     stream = training.stream()
     window_started, window_steps = time.perf_counter(), 0
     while progress.step < end:
         step_started = time.perf_counter()
+        world.note_step(progress.step)
         if not advance(training, next(stream)):  # rolled back: go on from the restored step
             stream = training.stream()
             window_started, window_steps = time.perf_counter(), 0
@@ -56,12 +60,14 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
             training.evaluate()
         if last or due(progress.step, settings.sample_every):
             training.write_preview()
-        wanted = due(progress.step, settings.checkpoint_every) or progress.step == end or stop.requested
+        signal_number = world.agreed_stop(stop)
+        wanted = due(progress.step, settings.checkpoint_every) or progress.step == end or signal_number is not None
         if wanted and not save(training):
             stream = training.stream()  # the state was poisoned and the run rolled back
             continue
-        if stop.requested and progress.step < end:
+        if signal_number is not None and progress.step < end:
             training.write_summary()
+            stop.signal_number = signal_number  # which another rank may have received
             stop.raise_if_requested(f"Step {progress.step} is saved; go on with --resume.")
         window_started += time.perf_counter() - side_jobs_started  # throughput is that of training alone
     if training.step_seconds:
@@ -126,8 +132,18 @@ def perform(training: Training, phases: list[Phase], batch: Batch) -> dict[str, 
                 return None
             if decision.action == "stop":
                 recovery.stop(training.run, training.journal, phase, done, decision.why)
-    training.run.task.after_step(progress.step, progress.step * training.train.batch_size)
+    task = training.run.task
+    agree_on_notes(training.run)  # what a rank noted of its own samples, before and after it is acted on
+    task.after_step(progress.step, progress.step * training.train.batch_size)
+    agree_on_notes(training.run)
     return updates
+
+
+def agree_on_notes(run: Run) -> None:
+    """Give all ranks the mean of what the task counts of the samples it sees: running means, controllers."""
+    if run.world.size > 1:
+        state = run.task.state_dict().values()
+        run.world.average([value for value in state if isinstance(value, Tensor) and value.is_floating_point()])
 
 
 def check_floor(training: Training, updates: dict[str, Update]) -> None:
@@ -168,7 +184,7 @@ def refuse(decision: Decision, step: int) -> NoReturn:
 def roll_back(training: Training, why: str) -> None:
     """Return to the newest whole checkpoint. The metrics written since then are dropped, the events stay."""
     try:
-        loaded = checkpoint.load(training.directory)
+        loaded = checkpoint.load(training.run.world.ask(lambda: checkpoint.load(training.directory).path))
     except CheckpointError as error:
         raise NonFiniteError(f"{why}, and there is no checkpoint to return to") from error
     step = training.progress.step

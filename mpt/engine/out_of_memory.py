@@ -13,33 +13,15 @@ from typing import Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
-from torch.utils.checkpoint import CheckpointError as RecomputationError
 
 from mpt.config.relief import splitter
 from mpt.engine import ladder
+from mpt.engine.faults import fault_kind, out_of_memory_reason
 from mpt.engine.journal import Journal
 from mpt.engine.state import capture_random, restore_random
 from mpt.engine.step import Update, restore_buffers, update
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.seams import Batch, Phase, Run
-
-REFUSALS = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "CUDA error: out of memory",  # the driver's, for pinned memory, kernels and handles
-    "_STATUS_ALLOC_FAILED",  # cuBLAS, cuDNN and cuSOLVER
-    "was unable to find an engine to execute this computation",  # cuDNN: no kernel's workspace had room
-)
-"""What a refusal says that is no torch.OutOfMemoryError."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception is a refusal of memory: by torch's allocators, the driver or CUDA's libraries."""
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in REFUSALS)
-
-
-def out_of_memory_reason(error: BaseException) -> str:
-    """Return an allocator's message without its advice."""
-    return str(error).strip().split("\n")[0].split(". Of the allocated memory")[0]
 
 
 @dataclass(frozen=True)
@@ -74,8 +56,9 @@ class MemoryLadder:
             try:
                 return update(run, phase, batch)
             except (RuntimeError, ConfigError) as error:
-                unsuited = trial is not None and isinstance(error, ConfigError | RecomputationError) and not steps
-                if not unsuited and not is_out_of_memory(error):
+                kind = fault_kind(error)
+                unsuited = trial is not None and kind == "unsuited" and not steps
+                if not unsuited and kind != "out_of_memory":
                     raise
                 reason = out_of_memory_reason(error)
             # Past the except block: the traceback holds the tensors that were too many.

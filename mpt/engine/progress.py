@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mpt.engine.step import Update
+from mpt.parallel.world import ALONE, World
 
 
 @dataclass
@@ -47,8 +48,19 @@ class Progress:
         if done.stats.skipped:
             self.skipped[phase] += 1
 
-    def take_means(self) -> dict[str, float]:
-        """Return the mean losses since the last call. Waits for the device."""
+    def add_over_ranks(self, world: World) -> None:
+        """Let the first rank have the losses of all of them; each has added up its share."""
+        if world.size > 1:
+            sums = world.add(self.sums)
+            counts = world.collect(dict(self.counts))
+            self.counts = defaultdict(int, {name: max(one.get(name, 0) for one in counts) for name in sums})
+            self.sums = sums if world.is_first else {name: torch.zeros_like(value) for name, value in sums.items()}
+
+    def take_means(self, world: World = ALONE) -> dict[str, float]:
+        """Return the mean losses since the last call, the same on all ranks. Waits for the device."""
+        if world.size > 1:
+            self.add_over_ranks(world)
+            self.sums = world.add(self.sums)
         means = {name: float(value) / self.counts[name] for name, value in self.sums.items()}
         self.sums, self.counts = {}, defaultdict(int)
         return means
@@ -74,12 +86,12 @@ class Progress:
             "unmeasured": sorted(self.unmeasured),
         }
 
-    def restore(self, record: Mapping[str, Any], device: torch.device) -> None:
-        """Put back what `to_record` returned."""
+    def restore(self, record: Mapping[str, Any], device: torch.device, world: World = ALONE) -> None:
+        """Put back what `to_record` returned. The sums, which are of all ranks, are the first one's to go on with."""
         self.step, self.seconds_before = record["step"], record["seconds"]
         self.started = time.perf_counter()
         self.skipped = {**self.skipped, **record["skipped"]}
-        self.sums = {name: value.to(device) for name, value in record["sums"].items()}
+        self.sums = {name: value.to(device) for name, value in record["sums"].items()} if world.is_first else {}
         self.counts = defaultdict(int, record["counts"])
         self.best, self.best_step = record["best"], record["best_step"]
         self.last_metrics = dict(record["last_metrics"])

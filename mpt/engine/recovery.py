@@ -39,7 +39,9 @@ def after_non_finite(run: Run, phase: Phase, step: int, in_a_row: int, rollbacks
     """Decide about a NaN or infinite loss as `train.on_non_finite` says. `in_a_row` counts such steps, this one too."""
     settings = run.config.train
     weights = {name: run.precision.module_state(module) for name, module in run.task.trainable.items()}
-    if settings.on_non_finite == "skip" and first_non_finite(weights) is None:
+    # Buffers may differ between ranks: the first one's are those that are saved.
+    is_skipped = settings.on_non_finite == "skip" and run.world.ask(lambda: first_non_finite(weights)) is None
+    if is_skipped:
         if in_a_row <= SKIP_PATIENCE:
             return GO_ON
         return Decision("stop", f"{SKIP_PATIENCE} steps in a row were not finite", phase)

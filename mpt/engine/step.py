@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mpt.engine.faults import fault_kind
+from mpt.engine.rank_random import RankRandom
+from mpt.parallel.exchange import Exchange
+from mpt.parallel.world import Outcome, PeerFaultError
 from mpt.phase_losses import draw_batch, entered, losses_of
 from mpt.seams import NOTHING, Batch, Loss, Phase, Run, StepStats
 
@@ -36,10 +40,14 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     """Perform one phase's update on a whole batch."""
     drop_gradients(run, phase)
     remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.out_of_memory
-    batch = draw_batch(run, phase, batch)
     watch = LossWatch(run.device) if phase.name not in run.scaled_phases else None
-    losses = back_propagate(run, phase, batch, watch)
-    if watch is not None and not watch.all_finite(losses):
+    if run.world.size > 1:
+        batch, losses, is_finite = back_propagate_on_ranks(run, phase, batch, watch)
+    else:
+        batch = draw_batch(run, phase, batch)
+        losses = back_propagate(run, phase, batch, watch)
+        is_finite = watch is None or watch.all_finite(losses)
+    if not is_finite:
         drop_gradients(run, phase)
         restore_buffers(run)
         return Update(StepStats(skipped=True), losses, finite=False, batch=batch)
@@ -51,14 +59,24 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     return Update(stats, losses, batch=batch)
 
 
-def back_propagate(run: Run, phase: Phase, batch: Batch, watch: LossWatch | None = None) -> dict[str, Tensor]:
-    """Leave the gradient of a drawn batch's losses in the phase's weights; return them per sample, on the device."""
-    count = len(next(iter(batch.values())))
+def back_propagate(
+    run: Run,
+    phase: Phase,
+    batch: Batch,
+    watch: LossWatch | None = None,
+    whole: int | None = None,
+    exchange: Exchange | None = None,
+) -> dict[str, Tensor]:
+    """Leave the gradient of a drawn batch's losses in the phase's weights; return them per sample, on the device.
+
+    Where the batch is one rank's part, of `whole` samples, `exchange` sums over the ranks.
+    """
+    count = whole or len(next(iter(batch.values())))
     losses: dict[str, Tensor] = {}
     normaliser = Normaliser(phase.least_weight) if phase.normalised else None
     others = run.frozen[phase.name]
     with only(others) if others else NOTHING:
-        for part, share in split(batch, run.micro_batch_size):
+        for part, share in split(batch, run.micro_batch_size, whole):
             if normaliser is not None:
                 normaliser.begin_part()
             for loss in losses_of(run, phase, part):
@@ -68,6 +86,8 @@ def back_propagate(run: Run, phase: Phase, batch: Batch, watch: LossWatch | None
                     value = loss.value if loss.reduction == "sum" or share == 1.0 else loss.value * share
                 if watch is not None:
                     watch.look(value)
+                if exchange is not None:
+                    exchange.before_backward()
                 with entered([trick.backward(phase) for trick in run.tricks]) if run.tricks else NOTHING:
                     run.precision.backward(value, phase)
                 detached = value.detach()
@@ -75,13 +95,54 @@ def back_propagate(run: Run, phase: Phase, batch: Batch, watch: LossWatch | None
                     detached = detached / count  # what is told of a sum is its mean over the samples
                 losses[loss.name] = losses[loss.name] + detached if loss.name in losses else detached
                 del loss, value  # and the graph, before the next loss is computed
-    if normaliser is not None and normaliser.parts > 1:
-        correction = normaliser.correction()
+    if normaliser is not None and (normaliser.parts > 1 or exchange is not None):
+        correction = normaliser.correction(None if exchange is None else exchange.add_weight)
         gradients = [weight.grad for weight in trained_weights(run, phase) if weight.grad is not None]
         for gradient in gradients:
             gradient.mul_(correction)
         losses = {name: value * correction for name, value in losses.items()}
     return losses
+
+
+def back_propagate_on_ranks(
+    run: Run, phase: Phase, batch: Batch, watch: LossWatch | None
+) -> tuple[Batch, dict[str, Tensor], bool]:
+    """Draw a batch, do this rank's part of it and sum the gradients over the ranks.
+
+    Returns the drawn batch, this rank's share of the losses, and whether the losses of all ranks were finite. A failure
+    on any rank is raised on all of them, after everything that others wait for was sent.
+    """
+    world = run.world
+    exchange = world.exchange(phase.name, [weight for weight in phase.module.parameters() if weight.requires_grad])
+    exchange.begin(phase.normalised)
+    losses: dict[str, Tensor] = {}
+    random: RankRandom | None = None
+    error: Exception | None = None
+    try:
+        batch = draw_batch(run, phase, batch)
+        count = len(next(iter(batch.values())))
+        start, stop = world.place(count)
+        random = RankRandom(run.device, world.rank)
+        if stop > start:  # a lazy phase may draw fewer samples than there are ranks
+            exchange.parts = -(-(stop - start) // (run.micro_batch_size or count))
+            part = {name: value[start:stop] for name, value in batch.items()}
+            losses = back_propagate(run, phase, part, watch, count, exchange)
+        exchange.refuse_sparse()
+        outcome = Outcome(finite=watch is None or watch.all_finite(losses), is_random=random.were_used())
+    except Exception as failure:
+        error = failure
+        outcome = Outcome(fault_kind(failure), str(failure))
+    exchange.send_rest(failed=error is not None)
+    try:
+        agreed, with_gradient = world.agree(f"update of {phase.name}", outcome, exchange)
+    except PeerFaultError as of_peer:
+        raise of_peer from error
+    if error is not None:
+        raise error
+    assert random is not None
+    random.go_on(agreed.is_random)
+    exchange.finish(with_gradient)
+    return batch, losses, agreed.finite
 
 
 class Normaliser:
@@ -108,9 +169,10 @@ class Normaliser:
             self.weights.append(weight.to(torch.promote_types(weight.dtype, torch.float32)))
         return loss.value / self.weights[0].clamp_min(self.least_weight)
 
-    def correction(self) -> Tensor:
-        """Return what the gradients of all parts together are to be multiplied by."""
-        total = torch.stack(self.weights).sum().clamp_min(self.least_weight)
+    def correction(self, add: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return what the gradients of all parts together are to be multiplied by; `add` sums over ranks."""
+        total = torch.stack(self.weights).sum()
+        total = (total if add is None else add(total)).clamp_min(self.least_weight)
         return self.weights[0].clamp_min(self.least_weight) / total
 
 
@@ -172,15 +234,18 @@ def only(frozen: list[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def split(batch: Batch, micro_batch_size: int | None) -> Iterator[tuple[Batch, float]]:
-    """Yield micro-batches, the last one possibly smaller, each with its share of the samples."""
+def split(batch: Batch, micro_batch_size: int | None, whole: int | None = None) -> Iterator[tuple[Batch, float]]:
+    """Yield micro-batches, the last one possibly smaller, each with its share of the samples.
+
+    `whole` is the number of samples that shares are of, where this batch is a rank's part of them.
+    """
     count = len(next(iter(batch.values())))
     if micro_batch_size is None or micro_batch_size >= count:
-        yield batch, 1.0
+        yield batch, count / whole if whole else 1.0
         return
     for start in range(0, count, micro_batch_size):
         part = {name: value[start : start + micro_batch_size] for name, value in batch.items()}
-        yield part, min(micro_batch_size, count - start) / count
+        yield part, min(micro_batch_size, count - start) / (whole or count)
 
 
 class LossWatch:

@@ -9,6 +9,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ from mpt.run.layout import RunDirectory
 from mpt.run.recorder import Recorder, tidy
 from mpt.run.state_checks import first_non_finite
 from mpt.run.tensorboard import TensorBoardWriter
-from mpt.seams import Batch, Dataset, Run
+from mpt.seams import Batch, Dataset, DataSpec, Run
+
+STRAGGLER, SETTLED_STEPS = 1.5, 10
+"""A rank whose steps take so many times the median's is named, after the first steps."""
 
 
 class Training:
@@ -60,6 +64,8 @@ class Training:
         self.watches = {phase.name: ScaleWatch(phase.name) for phase in run.phases}
         self.peaks = CudaPeaks()
         self.rollbacks = 0
+        self.loaded_from: Path | None = None
+        """The checkpoint that was loaded last."""
         self.non_finite_in_a_row = 0
         self.saved: int | None = None
         """The step of the newest checkpoint that this process has written or loaded."""
@@ -68,13 +74,19 @@ class Training:
         self.grad_norms: dict[str, Tensor] = {}
         """The norms of the last clipped gradients by phase, on the device until they are logged."""
         self.last_losses: dict[str, float] = {}
+        self.last_ranks: dict[str, Any] = {}
+        """Seconds per step and peak of each rank, of the last logged window."""
         self.step_seconds: list[float] = []
         self.window_seconds: list[float] = []
         """Seconds per step of each logged window. Reading its losses waits for the device: on a GPU these are true."""
 
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
-        return prefetch(self.loader.batches(self.progress.step), self.run.device, self.run.data)
+        run, batches = self.run, self.loader.batches(self.progress.step)
+        if run.world.size == 1:
+            return prefetch(batches, run.device, run.data)
+        parts = prefetch(batches, run.device, DataSpec({}, 0))  # as they are stored, a quarter of the bytes to send
+        return (run.data.as_floats(run.world.whole(part, self.train.batch_size)) for part in parts)
 
     def set_learning_rates(self) -> None:
         """Set this step's rate in every parameter group."""
@@ -105,7 +117,7 @@ class Training:
 
     def log(self, window_started: float, window_steps: int) -> None:
         """Write and show one line: mean losses since the last, rates, scales, memory."""
-        self.last_losses = self.progress.take_means()
+        self.last_losses = self.progress.take_means(self.run.world)
         seconds = (time.perf_counter() - window_started) / max(window_steps, 1)
         self.window_seconds.append(seconds)
         norms = {phase: float(norm) for phase, norm in self.grad_norms.items()}
@@ -121,9 +133,32 @@ class Training:
                 "step_seconds": seconds,
                 "samples_per_second": self.train.batch_size / seconds,
                 "memory": self.measured_memory(),
+                **self.of_ranks(seconds, window_steps),
             }
         )
         self.advise(self.last_losses)
+
+    def of_ranks(self, seconds: float, steps: int) -> dict[str, Any]:
+        """Return what each rank needed for a step without waiting for others, and its peak; name one that is slow."""
+        world = self.run.world
+        if world.size == 1:
+            return {}
+        busy = seconds - world.take_waited_seconds() / max(steps, 1)
+        told = world.collect((busy, self.measured_memory().get("peak_bytes", 0)))
+        self.last_ranks = {
+            "step_seconds": [max(one, 0.0) for one, _ in told],
+            "peak_bytes": [peak for _, peak in told],
+        }
+        times = self.last_ranks["step_seconds"]
+        slowest, others = max(times), statistics.median(times)
+        if slowest > STRAGGLER * others and slowest - others > 0.2 * seconds and self.progress.step > SETTLED_STEPS:
+            self.journal.warn(
+                f"rank {times.index(slowest)} is slow: {slowest:.3g} s per step without waiting, {others:.3g} s on the "
+                "median rank, and all wait for it",
+                "straggler",
+                rank=times.index(slowest),
+            )
+        return {"ranks": self.last_ranks}
 
     def measured_memory(self) -> dict[str, Any]:
         """Return the peak so far as a row for the log: the allocator's on CUDA, elsewhere what was tracked."""
@@ -150,11 +185,18 @@ class Training:
 
     def write_preview(self) -> None:
         """Write the samples of this step, where the task makes any."""
+        if not self.run.world.is_first:
+            return
         with self.peaks.beside_steps(self.run.device):
             write_preview(self.run, self.test_data, self.directory, self.progress.step)
 
     def save(self) -> str | None:
         """Write a checkpoint. Where something in it is not finite, write nothing and return its name."""
+        self.progress.add_over_ranks(self.run.world)
+        return self.run.world.ask(self.write_checkpoint)
+
+    def write_checkpoint(self) -> str | None:
+        """Write a checkpoint of what this process holds; see `save`."""
         with self.peaks.beside_steps(self.run.device):
             state = capture(self.run)
             bad = first_non_finite({"modules": state["modules"]})
@@ -186,10 +228,11 @@ class Training:
 
     def load(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         """Put a loaded checkpoint into the run and the counters."""
+        self.loaded_from = loaded.path
         restore(self.run, loaded.state)
         self.saved = loaded.step
         loop = loaded.state["loop"]
-        self.progress.restore(loop, self.run.device)
+        self.progress.restore(loop, self.run.device, self.run.world)
         self.grad_norms = {}
         again = move_again(self.run, loop.get("adapted", {}))
         if again:
@@ -200,6 +243,8 @@ class Training:
     def write_summary(self) -> None:
         """Write summary.json: what comparisons and reports read first."""
         run, progress = self.run, self.progress
+        if not run.world.is_first:
+            return
         times = self.step_seconds if run.device.type == "cpu" else self.window_seconds
         median = statistics.median(times) if times else None
         summary = {
@@ -225,6 +270,7 @@ class Training:
             "evaluations": self.journal.evaluation_spans(),
             "events": self.journal.event_counts(),
             "adapted": dict(run.adapted),
+            **({"ranks": {"count": run.world.size, **self.last_ranks}} if run.world.size > 1 else {}),
         }
         text = json.dumps(tidy(summary), indent=1, allow_nan=False)
         write_atomically(self.directory.summary_path, text + "\n", follow_folder=False)
@@ -242,4 +288,5 @@ def conditions(run: Run) -> dict[str, Any]:
         **({"gpu": torch.cuda.get_device_name(run.device)} if run.device.type == "cuda" else {}),
         "batch_size": run.config.train.batch_size,
         "seed": run.config.seed,
+        "processes": run.world.size,
     }

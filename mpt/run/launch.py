@@ -7,11 +7,11 @@ import os
 from mpt.errors import ConfigError
 
 
-def refuse_several_processes() -> None:
-    """Raise ConfigError where this process is one of several: each would train the whole, in a folder of its own."""
+def refuse_several_processes(what: str) -> None:
+    """Raise ConfigError where this process is one of several: each would do the whole, in a folder of its own."""
     count = os.environ.get("WORLD_SIZE", "1").strip()
     if count.isdecimal() and int(count) > 1:
         raise ConfigError(
-            f"this process is one of {count} (WORLD_SIZE), as torchrun starts them; mpt trains on one device, and each "
-            "would train a copy of its own. Start it without torchrun (or unset WORLD_SIZE), with --device cuda:N"
+            f"this process is one of {count} (WORLD_SIZE), as torchrun starts them, and {what} is done by one: each "
+            "would do it for itself. Start it without torchrun, or unset WORLD_SIZE"
         )

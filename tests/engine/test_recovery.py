@@ -16,7 +16,7 @@ from mpt.commands.train import train
 from mpt.config.load import load_config
 from mpt.engine import loop
 from mpt.engine.diagnosis import FirstNonFinite
-from mpt.engine.out_of_memory import is_out_of_memory
+from mpt.engine.faults import is_out_of_memory
 from mpt.engine.step import remember_buffers, restore_buffers
 from mpt.engine.training import Training
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError

@@ -43,7 +43,7 @@ def run(command: Command) -> None:
     run, task = trained.run, detector(trained.run)
     size = command.batch_size or trained.config.train.batch_size
     with apart_from_training(run):
-        evidence = list(gather_evidence(run, test_batches(run, trained.test_data, size), size))
+        evidence = [one for _, one in gather_evidence(run, test_batches(run, trained.test_data, size), size)]
     pictures = gather_pictures(evidence)
     classes, limit = task.classes, task.settings.most_detections
     coco = measure(pictures, len(classes), "coco", limit)

@@ -1,0 +1,61 @@
+"""Whether the processes of one training were given the same: configuration, program, data and first weights.
+
+Each builds for itself, so that no weights travel at the start; a file that differs between machines would train
+something that none of them was asked for, and nothing would say so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from mpt import __version__
+from mpt.errors import ConfigError
+from mpt.seams import Run
+
+
+def check_alike(run: Run, train_samples: int, test_samples: int) -> None:
+    """Raise ConfigError, on all ranks alike, naming a rank that differs from the first one and in what."""
+    if run.world.size == 1:
+        return
+    told = run.world.collect(describe(run, train_samples, test_samples))
+    for rank, (host, entries) in enumerate(told):
+        for name, value in entries.items():
+            first = told[0][1].get(name)
+            if value != first:
+                raise ConfigError(
+                    f"rank {rank} on {host} differs from rank 0 on {told[0][0]}: {name} is {value}, not {first}. "
+                    "Give all processes the same configuration, program and data"
+                )
+
+
+def describe(run: Run, train_samples: int, test_samples: int) -> tuple[str, dict[str, Any]]:
+    """Return this process's host and what must be the same everywhere, the most telling first."""
+    settings = {name: value for name, value in flatten(run.config.to_data()).items() if name != "name"}
+    digest = hashlib.sha256()
+    for module in run.task.trainable.values():
+        for parameter in module.parameters():
+            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return run.world.host, {
+        "the version of mpt": __version__,
+        "the version of torch": torch.__version__,
+        **settings,
+        "the number of training samples": train_samples,
+        "the number of test samples": test_samples,
+        "what a sample holds": str(run.data.to_record()["fields"]),
+        "the classes": str(run.data.classes)[:200],
+        "the networks before the first step": digest.hexdigest()[:12],
+    }
+
+
+def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -1,0 +1,188 @@
+"""Joining the other processes of a training, and leaving them, whatever the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mpt.config.schema import Config
+from mpt.errors import ConfigError, MptError, RankError
+from mpt.parallel.place import Place, read_place
+from mpt.parallel.ranks import Ranks, code_of, is_broken_connection
+from mpt.parallel.watch import END_SECONDS, Watch, connect
+from mpt.parallel.world import ALONE, PeerFaultError, World
+
+WAY_ON = "Go on from the last checkpoint with --resume"
+AGREEMENT_SECONDS = 3.0
+"""How long a failing rank waits to see whether rank 0 fails alike, which then tells of it."""
+
+
+@contextlib.contextmanager
+def joined(config: Config) -> Iterator[World]:
+    """Be one of the processes that torchrun started, within the block; alone, do nothing.
+
+    A failure inside the block is told once: by the rank it happened on, or by the first one to find that another was
+    lost. Raises RankError where others cannot be reached or were lost, and SystemExit where the failure was told
+    elsewhere.
+    """
+    place = read_place()
+    if place is None:
+        yield ALONE
+        return
+    if config.train.batch_size < place.size:
+        raise ConfigError(
+            f"train.batch_size: found {config.train.batch_size} samples for {place.size} processes; it is the batch of "
+            "all of them together, so give at least one to each"
+        )
+    device = choose_backend(config, place)
+    store = connect(place, place.rank == 0 and not place.has_agent)
+    watch = Watch(place, config.parallel.timeout)
+    watch.start()
+    try:
+        with quiet_end(place):
+            yield Ranks(place, config.parallel, device, store, watch)
+            leave(place, store)
+    except BaseException as error:
+        place.is_ending = True
+        explain(error, place, watch, store)
+        raise
+    finally:
+        watch.close()
+        with contextlib.suppress(RuntimeError):
+            part(place, store)
+            if dist.is_initialized() and not place.is_ending:
+                dist.destroy_process_group()
+
+
+def choose_backend(config: Config, place: Place) -> str:
+    """Return "cuda" or "cpu". Raises ConfigError for a device that cannot be shared out."""
+    wanted = config.train.device
+    if wanted == "mps" or wanted.startswith("cuda:"):
+        raise ConfigError(f"device: found {wanted!r} for {place.size} processes; use auto, cuda or cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    if place.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(place.local_rank)
+    return "cuda"
+
+
+@contextlib.contextmanager
+def quiet_end(place: Place) -> Iterator[None]:
+    """Ignore SIGTERM while this rank is ending: torchrun sends it to the others as soon as one has ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not place.is_ending:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+        signal.signal(signal.SIGTERM, before)
+    except BaseException:
+        place.is_ending = True  # the handler stays until the process has ended
+        raise
+
+
+def leave(place: Place, store: Any) -> None:
+    """Wait at the end: for the first rank, which may have a report to write; it waits for the others to know."""
+    place.is_waiting = True
+    store.set(f"ended/{place.rank}", "1")
+    for rank in (0,) if place.rank else range(place.size):
+        with contextlib.suppress(RuntimeError):  # of rank 0 without an agent the store goes with it
+            wait_for(store, f"ended/{rank}", END_SECONDS)
+
+
+def part(place: Place, store: Any) -> None:
+    """Use the store for the last time; rank 0, where it is the one that keeps it, waits until all others have."""
+    store.set(f"left/{place.rank}", "1")
+    if place.rank == 0 and not place.has_agent:
+        until = time.monotonic() + 2 * AGREEMENT_SECONDS
+        for rank in range(1, place.size):
+            wait_for(store, f"left/{rank}", max(0.0, until - time.monotonic()))
+
+
+def wait_for(store: Any, key: str, seconds: float) -> bool:
+    """Wait until the store has a key; return whether it has."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if store.check([key]):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def explain(error: BaseException, place: Place, watch: Watch, store: Any) -> None:
+    """Tell of a failure once, and let it end all ranks alike.
+
+    All ranks may have failed alike, and then rank 0 tells of it; or this one alone; or because another was lost. Raises
+    what this rank is to end with where that is not `error`.
+    """
+    try:
+        if is_broken_connection(error):
+            explain_broken_connection(place, watch, store)
+            return
+        code = code_of(error)
+        if isinstance(error, PeerFaultError):  # whoever it happened to tells of it
+            fault = wait_for_fault(watch, 2 * AGREEMENT_SECONDS)
+            raise SystemExit(fault["code"] if fault is not None else code)
+        if place.rank == 0:
+            store.set("ending/0", "1")
+            watch.write_fault(f"rank 0 failed: {error}", code)
+        elif wait_for(store, "ending/0", AGREEMENT_SECONDS):
+            wait_for(store, "ended/0", END_SECONDS)  # torchrun would end it as soon as this process has ended
+            raise SystemExit(code)
+        else:
+            if not watch.write_fault(f"{watch.describe(place.rank)} failed: {error}", code):
+                raise SystemExit(code)
+            if isinstance(error, MptError):
+                error.args = (f"rank {place.rank} on {place.host}: {error}",)
+        store.set(f"ended/{place.rank}", "1")
+    except dist.DistError:
+        return  # the store is gone: nothing more can be told
+
+
+def explain_broken_connection(place: Place, watch: Watch, store: Any) -> None:
+    """Name the rank that was lost. Raises RankError on the rank that found it, SystemExit on the others."""
+    try:
+        fault = wait_for_fault(watch)
+        if fault is None:
+            lost = watch.find_lost()
+            who = watch.describe(lost[0]) if lost else "another process"
+            text = f"{who} was lost: its process ended without a word, or the network broke"
+            if watch.write_fault(text, RankError.exit_code):
+                watch.on_lost(text)
+                store.set(f"ended/{place.rank}", "1")
+                raise RankError(f"{text}. {WAY_ON}") from None
+            fault = watch.read_fault()
+    except dist.DistError:
+        text = f"rank 0 was lost at step {place.step}, and with it the store that the processes meet at"
+        watch.on_lost(text)
+        raise RankError(f"{text}. {WAY_ON}") from None
+    assert fault is not None
+    watch.on_lost(fault["text"])
+    raise SystemExit(fault["code"]) from None
+
+
+def wait_for_fault(watch: Watch, seconds: float = 1.5) -> dict[str, Any] | None:
+    """Return the fault that a failing rank is about to write, or None."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        fault = watch.read_fault()
+        if fault is not None:
+            return fault
+        time.sleep(0.1)
+    return None

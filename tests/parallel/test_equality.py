@@ -1,0 +1,132 @@
+"""Two ranks train what one process trains: same samples, same random inputs, same scales, equal within rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mpt.config.load import load_config
+from mpt.data.loader import Loader
+from mpt.engine.build import build_run
+from mpt.engine.loop import agree_on_notes
+from mpt.engine.step import update
+from mpt.parallel.start import joined
+from mpt.parallel.world import ALONE, World
+from tests.engine.parts import DIGITS, batch
+
+from .forked import run_ranks
+
+STEPS = 5
+F16 = {"mode": "amp", "dtype": "float16", "init_scale": 2.0**40, "max_scale": 2.0**40}
+"""Begins with overflows, so that steps are skipped and the scale falls."""
+CLASSIFIER = {"name": "small_cnn", "features": 4, "image_size": 16}
+TASKS: dict[str, dict[str, Any]] = {
+    "classifier": {"model": CLASSIFIER, "parallel": {"sync_batchnorm": True}},
+    "lsgan": {"model": {"name": "lsgan", "hidden": 16, "image_size": 16}},
+    "wgan_gp": {"model": {"name": "wgan_gp", "hidden": 16, "image_size": 16}},
+}
+
+
+class Few:
+    """64 random samples."""
+
+    spec = DIGITS
+    samples = batch(7, 64)
+
+    def __len__(self) -> int:
+        return 64
+
+    def fetch(self, indices: Any, epoch: int) -> Any:
+        return {name: value[list(indices)] for name, value in self.samples.items()}
+
+
+def settings(task: str, precision: Any, **sections: Any) -> dict[str, Any]:
+    own = {key: {**TASKS[task].get(key, {}), **sections.pop(key, {})} for key in ("model", "parallel")}
+    return {
+        **own,
+        "dataset": "digits",
+        "precision": precision,
+        "optimizer": {"name": "sgd", "lr": 0.01},
+        "train": {"steps": STEPS, "batch_size": 10},
+        **sections,
+    }
+
+
+def steps(world: World, config: Any) -> dict[str, Any]:
+    """Perform some steps as the loop does, and return what they came to."""
+    data = Few()
+    run = build_run(config, torch.device("cpu"), data.spec, world=world)
+    count = config.train.batch_size
+    stream = Loader(data, count, 0, place=world.place).batches()
+    skipped, losses, in_backward = [], [], 0
+    for step in range(STEPS):
+        whole = world.whole(next(stream), count)
+        for phase in (phase for phase in run.phases if phase.is_due(step)):
+            done = update(run, phase, whole)
+            skipped.append((step, phase.name, done.stats.skipped, done.finite))
+            losses.append({name: float(value) for name, value in world.add(done.losses).items()})
+            if world.size > 1:
+                in_backward += world.exchange(phase.name, []).sent_in_backward
+        agree_on_notes(run)
+        run.task.after_step(step, step * count)
+        agree_on_notes(run)
+    weights = [p.detach().float().flatten() for m in run.task.modules.values() for p in m.parameters()]
+    return {
+        "weights": torch.cat(weights).tolist(),
+        "skipped": skipped,
+        "losses": losses,
+        "scales": run.precision.scales(),
+        "in_backward": in_backward,
+        "random": torch.get_rng_state().tolist(),
+    }
+
+
+def on_rank(rank: int, data: dict[str, Any]) -> dict[str, Any]:
+    config = load_config(data)
+    with joined(config) as world:
+        return steps(world, config)
+
+
+def compare(data: dict[str, Any], size: int = 2) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
+    """Return one process's result, the ranks', and how far their weights are from it."""
+    ranks = run_ranks(size, on_rank, data)
+    torch.set_num_threads(1)
+    alone = steps(ALONE, load_config({**data, "parallel": {}}))
+    assert all(isinstance(one, dict) for one in ranks), ranks
+    assert all(one["weights"] == ranks[0]["weights"] for one in ranks), "the ranks' weights differ"
+    difference = torch.tensor(ranks[0]["weights"]) - torch.tensor(alone["weights"])
+    return alone, ranks, float(difference.abs().max())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_two_ranks_train_what_one_process_trains_in_float32(task: str) -> None:
+    alone, ranks, difference = compare(settings(task, "fp32"))
+    assert difference < 2e-6  # float32 sums in another order
+    assert ranks[0]["skipped"] == ranks[1]["skipped"] == alone["skipped"]
+    for of_rank, of_one in zip(ranks[0]["losses"], alone["losses"], strict=True):
+        assert of_rank == pytest.approx(of_one, rel=1e-4, abs=1e-5)
+    assert ranks[0]["random"] == ranks[1]["random"] == alone["random"]
+    assert ranks[0]["in_backward"] > 0, "no bucket left beside the backward"
+
+
+@pytest.mark.parametrize(
+    ("task", "precision", "rounding"),
+    [
+        ("lsgan", F16, 2e-3),
+        ("wgan_gp", F16, 2e-3),
+        ("lsgan", {**F16, "mode": "O2"}, 2e-3),
+        ("lsgan", {**F16, "mode": "O1"}, 2e-3),
+        ("lsgan", "bf16", 1e-2),
+        ("wgan_gp", {"mode": "amp", "dtype": "bfloat16"}, 1e-2),
+    ],
+    ids=lambda value: value["mode"] if isinstance(value, dict) else None,
+)
+def test_scales_and_skipped_steps_are_those_of_one_process(task: str, precision: Any, rounding: float) -> None:
+    alone, ranks, difference = compare(settings(task, precision))
+    assert ranks[0]["skipped"] == ranks[1]["skipped"] == alone["skipped"]
+    assert ranks[0]["scales"] == ranks[1]["scales"] == alone["scales"]
+    if precision != "bf16" and precision.get("dtype") == "float16":
+        assert any(skipped for _, _, skipped, _ in alone["skipped"]), "the scale did not overflow: a test of nothing"
+    assert difference < rounding

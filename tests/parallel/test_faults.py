@@ -1,0 +1,151 @@
+"""What goes wrong on one rank makes all ranks act alike, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpt.commands.arguments import TrainArguments
+from mpt.commands.train import run as train
+from mpt.engine import step as engine_step
+from mpt.run import checkpoint
+from mpt.run.recorder import read_lines
+from mpt.run.state_checks import first_non_finite
+
+from .forked import run_ranks
+
+CONFIG = """
+model: {name: small_cnn, features: 4, image_size: 16}
+dataset: {name: digits}
+precision: PRECISION
+optimizer: {name: sgd, lr: 0.01}
+train: {steps: 8, batch_size: 10, checkpoint_every: 3, log_every: 2}
+parallel: {timeout: 20}
+memory: {on_oom: adapt}
+"""
+FAULT_STEP = 4
+EITHER = pytest.mark.parametrize("faulty", [pytest.param(0, marks=pytest.mark.slow), 1])
+
+
+class Broken(Exception):
+    """A mistake of the program."""
+
+
+@contextlib.contextmanager
+def failing(kind: str) -> Iterator[None]:
+    """Let one forward of the fifth step fail on this rank."""
+    original, calls = engine_step.losses_of, [0]
+
+    def losses_of(run: Any, phase: Any, part: Any) -> Iterator[Any]:
+        calls[0] += 1
+        for loss in original(run, phase, part):
+            if calls[0] == FAULT_STEP + 1:
+                calls[0] += 1
+                if kind == "memory":
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+                if kind == "error":
+                    raise Broken("a mistake of the program")
+                if kind == "signal":
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if kind == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if kind == "hang":
+                    time.sleep(1000)
+                if kind in ("inf", "nan"):
+                    loss = loss._replace(value=loss.value * float(kind))
+            yield loss
+
+    engine_step.losses_of = losses_of
+    try:
+        yield
+    finally:
+        engine_step.losses_of = original
+
+
+def on_rank(rank: int, folder: Path, faulty: int, kind: str, options: dict[str, Any]) -> str:
+    arguments = TrainArguments(config=folder / "c.yaml", runs=str(folder / "runs"), name="r", quiet=True, **options)
+    with failing(kind) if rank == faulty else contextlib.nullcontext():
+        train(arguments)
+    return "done"
+
+
+def injected(folder: Path, faulty: int, kind: str, precision: str = "fp32", **options: Any) -> tuple[list[Any], Any]:
+    """Return how two ranks ended when one failed, and the run's events by kind."""
+    (folder / "c.yaml").write_text(CONFIG.replace("PRECISION", precision))
+    ends = run_ranks(2, on_rank, folder, faulty, kind, options)
+    lines = read_lines(folder / "runs" / "r" / "events.jsonl")
+    return ends, {line["kind"]: line for line in lines}
+
+
+def saved_step(folder: Path) -> int:
+    from mpt.run.layout import open_run
+
+    loaded = checkpoint.load(open_run(folder / "runs" / "r"))
+    assert first_non_finite({"modules": loaded.state["modules"]}) is None
+    return loaded.step
+
+
+@EITHER
+def test_memory_that_runs_out_on_one_rank_adapts_all(tmp_path: Path, faulty: int) -> None:
+    ends, events = injected(tmp_path, faulty, "memory")
+    assert ends == ["done", "done"]
+    assert events["out_of_memory"]["adapted"]
+    assert saved_step(tmp_path) == 8
+
+
+@EITHER
+def test_a_loss_that_is_not_finite_on_one_rank_rolls_all_back(tmp_path: Path, faulty: int) -> None:
+    ends, events = injected(tmp_path, faulty, "nan")
+    assert ends == ["done", "done"]
+    assert "rolled back from step 4 to 3" in events["rollback"]["message"]
+    assert saved_step(tmp_path) == 8
+
+
+@EITHER
+def test_an_overflow_on_one_rank_is_skipped_by_all(tmp_path: Path, faulty: int) -> None:
+    precision = "{mode: amp, dtype: float16, init_scale: 1024}"
+    ends, events = injected(tmp_path, faulty, "inf", precision)
+    assert ends == ["done", "done"]
+    assert (events["overflow"]["step"], events["overflow"]["scale"]) == (FAULT_STEP, 512)
+    assert saved_step(tmp_path) == 8
+
+
+@EITHER
+def test_a_signal_to_one_rank_saves_and_stops_all(tmp_path: Path, faulty: int) -> None:
+    ends, _ = injected(tmp_path, faulty, "signal")
+    assert ends == [143, 143]
+    assert saved_step(tmp_path) == FAULT_STEP + 1
+    assert run_ranks(2, on_rank, tmp_path, -1, "", {"resume": "auto"}) == ["done", "done"]
+    assert saved_step(tmp_path) == 8
+
+
+@EITHER
+def test_a_mistake_on_one_rank_ends_all_with_one_message(
+    tmp_path: Path, faulty: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ends, _ = injected(tmp_path, faulty, "error")
+    assert ends == [1, 1]
+    assert capfd.readouterr().err.count("Broken: a mistake of the program") == 1
+    assert saved_step(tmp_path) == 3
+
+
+@EITHER
+def test_a_killed_rank_is_named_and_ends_all(tmp_path: Path, faulty: int, capfd: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    ends, _ = injected(tmp_path, faulty, "kill")
+    assert ends[faulty] == -signal.SIGKILL
+    assert ends[1 - faulty] == 9
+    assert time.monotonic() - started < 40
+    said = capfd.readouterr().err
+    assert re.search(rf"error: rank {faulty} (was|\(host .*, process \d+,)", said)
+    assert "step 4" in said
+    assert saved_step(tmp_path) == 3
