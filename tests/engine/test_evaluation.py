@@ -92,7 +92,7 @@ def test_evaluation_reads_the_test_set_with_the_data_sets_workers(monkeypatch: p
     seen: list[int] = []
     original = Loader.evaluation_batches
 
-    def watched(self: Loader) -> Any:
+    def watched(self: Loader, first: int = 0, every: int = 1) -> Any:
         seen.append(self.workers)
         return original(self)
 
