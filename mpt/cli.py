@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "plan": ("plan", arguments.PlanArguments),
     "doctor": ("doctor", arguments.DoctorArguments),
     "diff": ("diff", arguments.DiffArguments),
+    "verify-resume": ("verify_resume", arguments.VerifyResumeArguments),
     "report": ("report", arguments.ReportArguments),
     "convert": ("convert", arguments.ConvertArguments),
     "validate": ("validate", arguments.ValidateArguments),

@@ -194,6 +194,27 @@ class DiffArguments:
 
 
 @dataclass(frozen=True)
+class VerifyResumeArguments:
+    """Check that CONFIG, stopped and resumed, ends as it does in one go, bit for bit.
+
+    Exit code 0 where it does, 8 where it does not.
+    """
+
+    config: Annotated[str, typer.Argument(metavar="CONFIG|RUN", show_default=False)]
+    """A YAML file, or a run whose configuration is taken."""
+    overrides: Overrides = ()
+    steps: Annotated[int, typer.Option(min=2)] = 20
+    """Steps in all; the stop is half way."""
+    kill: bool = False
+    """Kill the process three times without warning, at moments that are not chosen, instead of stopping it."""
+    output: Output = None
+    device: Device = None
+    json: Json = False
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
+@dataclass(frozen=True)
 class ReportArguments:
     """Write a run's tables, plots and page anew."""
 
