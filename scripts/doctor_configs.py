@@ -4,8 +4,8 @@
     python scripts/doctor_configs.py NAME ...   # some of configs/
 
 Prints a table in Markdown. Configurations of days are taken at the smaller size of `tests/test_configs.py`, and those
-whose data are not shipped on stand-ins of the same layout; both are marked. The cost of the numerics is given in steps: how
-many plain steps of the run's own mode would take as long.
+whose data are not shipped on stand-ins of the same layout; both are marked. The cost of the numerics is given in steps:
+how many plain steps of the run's own mode would take as long.
 """
 
 from __future__ import annotations
