@@ -33,7 +33,7 @@ ALLOWED_IMPORTS = (
 )
 LITERALS = (  # the second line: see mpt.config.relief
     *("NAMES", "TASK", "CONFLICTS"),
-    *("RELIEVES", "PROPOSALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),
+    *("RELIEVES", "PROPOSALS", "DIALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),
 )
 SETTINGS, COMMAND = "Settings", "Command"
 """The class that makes a file a part: what YAML sets, or in the folder `commands` what the command line does."""

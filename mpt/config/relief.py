@@ -6,6 +6,9 @@ anywhere else:
 - `RELIEVES`: what it makes smaller, "activations", "optimizer" (its state, and gradients), "batch" (what goes through
   the networks at once; its shorthand is a number of samples) or "fragmentation" (of the allocator).
 - `PROPOSALS`: what the planner may propose as its YAML value, the gentlest first.
+- `DIALS`: settings with one number to be found, each a mapping in which that number is a pair: the value that relieves
+  most, and the one that relieves least. Whole numbers stay whole; "activations" stands for what the configuration holds
+  of that category at its peak, in GiB.
 - `LADDER`: the YAML value that is set when memory runs out in training. Only for exact tricks, which can be applied to
   a run that has begun.
 - `RANK`: a number by which tricks of a kind are tried, those that cost less time first.
@@ -29,12 +32,39 @@ LAST_RANK = 100
 
 
 @dataclass(frozen=True)
+class Dial:
+    """Settings of a trick with one number to be found between two ends."""
+
+    name: str
+    most: float | str
+    """The end that relieves most, or the category whose GiB it is."""
+    least: float
+    rest: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Any]) -> Dial:
+        """Return the dial of a literal: the one value that is a pair is the number."""
+        ((name, (most, least)),) = ((name, value) for name, value in settings.items() if isinstance(value, tuple))
+        return cls(name, most, least, {key: value for key, value in settings.items() if key != name})
+
+    def end(self, gibibytes: Mapping[str, float]) -> float:
+        """Return the end that relieves most; `gibibytes` is what each category holds."""
+        return gibibytes.get(self.most, 0.0) if isinstance(self.most, str) else self.most
+
+    def settings(self, value: float) -> dict[str, Any]:
+        """Return the trick's settings with this number."""
+        whole = isinstance(self.most, int) and isinstance(self.least, int)
+        return {self.name: round(value) if whole else round(value, 2), **self.rest}
+
+
+@dataclass(frozen=True)
 class Relief:
     """What one trick's file declares."""
 
     name: str
     relieves: str
     proposals: tuple[Any, ...]
+    dials: tuple[Dial, ...]
     ladder: Any
     """None where it is not for the ladder."""
     rank: int
@@ -60,6 +90,7 @@ def read_relief(plugin: Plugin) -> Relief | None:
         name=plugin.name,
         relieves=kind,
         proposals=tuple(literals.get("PROPOSALS", ())),
+        dials=tuple(Dial.read(settings) for settings in literals.get("DIALS", ())),
         ladder=literals.get("LADDER"),
         rank=literals.get("RANK", LAST_RANK),
         in_parts=literals.get("IN_PARTS", True),

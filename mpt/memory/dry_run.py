@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 from mpt.errors import ConfigError
 from mpt.memory.blocks import Unit
+from mpt.memory.operators import Operator, Storages, Walk, nominal_seconds
 from mpt.phase_losses import draw_batch, losses_of
 from mpt.seams import MemoryTrick, Phase, Run
 
@@ -131,6 +132,101 @@ def measure_units(run: Run, units: list[Unit], setting: str) -> dict[Unit, UnitC
             for handle in handles:
                 handle.remove()
     return costs
+
+
+@dataclass
+class Call:
+    """One call of a unit in the forward of a loss."""
+
+    unit: Unit
+    walk: Walk
+    operators: list[Operator] = field(default_factory=list)
+    saved: set[int] = field(default_factory=set)
+    """Storages of its own making that autograd saves in it."""
+
+
+@dataclass
+class Loss:
+    """The calls of all units in one loss, in order."""
+
+    calls: list[Call]
+    storages: Storages
+    fixed: set[int]
+    """Storages that are alive whatever becomes of the units: their inputs, and what is saved elsewhere."""
+
+
+class RecordCalls(TorchDispatchMode):
+    """Notes the operators of the call that is under way."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.call: Call | None = None
+        self.storages = Storages()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        self.storages.note_changes(function, args, kwargs)
+        if self.call is not None:
+            operator = self.call.walk.record(function, args, kwargs, result)
+            if operator is not None:
+                operator.seconds = nominal_seconds(function, args, kwargs, result)
+                self.call.operators.append(operator)
+        return result
+
+
+def measure_calls(run: Run, units: list[Unit], setting: str) -> list[Loss]:
+    """Return what every unit does in every loss of a step: operators, what autograd saves, what is alive anyway.
+
+    Raises ConfigError, naming the setting that needs to know, for losses that look at tensors' values.
+    """
+    losses: list[Loss] = []
+    recorder = RecordCalls()
+
+    def begin_loss() -> None:
+        recorder.storages = Storages()
+        losses.append(Loss([], recorder.storages, set()))
+
+    def pack(tensor: Tensor) -> Tensor:
+        number = losses[-1].storages.find(tensor)
+        if number is not None:
+            call = recorder.call
+            is_own = call is not None and number in call.walk.made
+            (call.saved if call is not None and is_own else losses[-1].fixed).add(number)
+        return tensor.detach()
+
+    def enter(unit: Unit) -> Callable[..., None]:
+        def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
+            loss = losses[-1]
+            recorder.call = Call(unit, Walk(loss.storages))
+            recorder.call.walk.begin(args, kwargs)
+            loss.fixed |= recorder.call.walk.given_numbers
+            loss.calls.append(recorder.call)
+
+        return begin
+
+    def leave(*_: Any) -> None:
+        if recorder.call is not None:
+            recorder.call.walk.given.clear()
+        recorder.call = None
+
+    watch = SavedTensors(pack)
+    with _explained(setting), _on_fake_tensors(run), recorder:
+        handles = []
+        for unit in units:
+            handles.append(unit.modules[0].register_forward_pre_hook(enter(unit), prepend=True, with_kwargs=True))
+            handles.append(unit.modules[-1].register_forward_hook(leave))
+        try:
+            run.tricks.append(watch)
+            for phase in run.phases:
+                begin_loss()
+                for _ in _losses(run, phase):
+                    begin_loss()
+        finally:
+            run.tricks.remove(watch)
+            for handle in handles:
+                handle.remove()
+    return [loss for loss in losses if loss.calls]
 
 
 def _losses(run: Run, phase: Phase) -> Iterator[None]:

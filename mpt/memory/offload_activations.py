@@ -8,6 +8,7 @@ and a tensor that is saved twice is copied once. On a CPU there is nowhere to go
 
 from __future__ import annotations
 
+import math
 import weakref
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from mpt.seams import MemoryTrick, Precision, Task
 CONFLICTS = {"compile": "compiled graphs save tensors without asking; use recompute or compile alone"}
 RELIEVES = "activations"
 PROPOSALS = (True,)
+DIALS = ({"at_most_gib": ("activations", 0.0)},)
 LADDER = 1.0
 RANK = 2
 IN_PARTS = False
@@ -39,6 +41,8 @@ class Settings(Options):
 
     min_mebibytes: float = Field(1.0, ge=0)
     """Smaller ones stay: a copy has a fixed cost, and many small ones save little."""
+    at_most_gib: float | None = Field(None, ge=0)
+    """GiB of one forward that wait on the host, the first ones, which backward wants last. null sends all of them."""
 
 
 class Offloaded:
@@ -97,6 +101,8 @@ class OffloadActivations(MemoryTrick):
 
     def __init__(self, settings: Settings) -> None:
         self.min_bytes = int(settings.min_mebibytes * 2**20)
+        self.most_bytes = math.inf if settings.at_most_gib is None else settings.at_most_gib * 2**30
+        self.sent_bytes = 0
         self.task: Task | None = None
         self.streams: dict[torch.device, Any] = {}
         self.saved: list[weakref.ref[Offloaded]] = []
@@ -108,7 +114,7 @@ class OffloadActivations(MemoryTrick):
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the hooks of one forward; its tensors have a list of their own."""
-        self.saved, self.known = [], {}
+        self.saved, self.known, self.sent_bytes = [], {}, 0
         self.weights = {
             p.untyped_storage()._cdata
             for module in (self.task.modules.values() if self.task else ())
@@ -137,6 +143,9 @@ class OffloadActivations(MemoryTrick):
             record = reference()
             if same == layout and record is not None and not owner.expired():  # type: ignore[no-untyped-call]
                 return self.packed(record)
+        if self.sent_bytes + tensor.nbytes > self.most_bytes:
+            return tensor.detach()
+        self.sent_bytes += tensor.nbytes
         record = Offloaded(tensor, self.stream(tensor.device))
         owner = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self.known.setdefault(storage._cdata, []).append((owner, layout, weakref.ref(record)))

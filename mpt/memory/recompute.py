@@ -4,7 +4,7 @@
 there (Chen et al., 2016); `all` recomputes each block on its own; `every: N` each N-th block; `modules` what the globs
 name; `selective` all blocks, but keeps the outputs of matrix products and convolutions, so that only cheap operators
 run twice; `budget` as few blocks as bring the measured activation bytes under that share, those first that save most
-per operation.
+per operation, or with `per: tensor` a choice for each output of each operator (`mpt.memory.choices`).
 
 Gradients are bit-equal: random numbers are replayed, BatchNorm counts once, casts are the same. Blocks that do not
 stand in a plain `nn.Sequential` cannot be joined, as foreign code runs between them: `sqrt` recomputes each on its own.
@@ -24,13 +24,15 @@ from torch import nn
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.blocks import Chain, Unit, find_chains, is_plain_sequential
-from mpt.memory.dry_run import UnitCost, measure_units
-from mpt.memory.replay import Recomputed, wrap_module, wrap_runs
+from mpt.memory.choices import choose_outputs
+from mpt.memory.dry_run import UnitCost, measure_calls, measure_units
+from mpt.memory.replay import Keeps, Recomputed, forbid_in_place, wrap_module, wrap_runs
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
 CONFLICTS = {"compile": "compiled networks choose for themselves what to recompute; leave one of the two out"}
 RELIEVES = "activations"
 PROPOSALS = ("sqrt", "selective", "all")
+DIALS = ({"budget": (0.0, 1.0), "per": "tensor"}, {"budget": (0.0, 1.0)}, {"every": (1, 8)})
 LADDER = "sqrt"
 RANK = 1
 
@@ -48,6 +50,8 @@ class Settings(Options):
     """Globs over module names ("net.layer1.*"). With `mode: selective` these are recomputed selectively."""
     budget: float | None = Field(None, ge=0, le=1)
     """Share of the blocks' activation bytes that may be kept."""
+    per: Literal["block", "tensor"] = "block"
+    """With a budget: whole blocks are recomputed, or in each block what costs least to compute again for its bytes."""
 
     @model_validator(mode="after")
     def check_one_choice(self) -> Settings:
@@ -58,6 +62,8 @@ class Settings(Options):
         ]  # fmt: skip
         if len(given) > 1:
             raise ValueError(f"give one of every, modules and budget, not {' and '.join(given)}")
+        if self.per == "tensor" and self.budget is None:
+            raise ValueError("per: tensor chooses by a budget; add one, such as budget: 0.5")
         return self
 
 
@@ -95,6 +101,9 @@ class Recompute(MemoryTrick):
         """Choose by measured bytes, where there is a budget."""
         if self.settings.budget is not None:
             units = [unit for chain in self.chains for unit in chain]
+            if self.settings.per == "tensor":
+                self.wrap_by_tensor(run, [one for unit in units for one in _wrappable(unit)])
+                return
             costs = measure_units(run, units, "memory.recompute.budget")
             self.wrap([[unit] for unit in choose_by_budget(costs, self.settings.budget)])
 
@@ -114,19 +123,37 @@ class Recompute(MemoryTrick):
 
     def wrap(self, runs: list[list[Unit]]) -> None:
         """Wrap runs of neighbouring units."""
-        by_sequence: dict[nn.Module, list[tuple[int, int]]] = defaultdict(list)
+        by_sequence: dict[nn.Module, list[tuple[int, int, Keeps]]] = defaultdict(list)
         for run in runs:
             first, last = run[0], run[-1]
             if first.stop is None:
                 wrap_module(first.owner, self.selective)
             elif is_plain_sequential(first.owner):
                 assert last.stop is not None
-                by_sequence[first.owner].append((first.start, last.stop))
+                by_sequence[first.owner].append((first.start, last.stop, self.selective))
             else:  # kept in float32 since: its own forward must stay the outermost
                 for module in (m for unit in run for m in unit.modules):
                     wrap_module(module, self.selective)
         for sequential, spans in by_sequence.items():
-            wrap_runs(sequential, spans, self.selective)
+            wrap_runs(sequential, spans)
+
+    def wrap_by_tensor(self, run: Run, units: list[Unit]) -> None:
+        """Choose what to keep of each unit, and wrap those of which not all is kept."""
+        assert self.settings.budget is not None
+        # Measured as they will be when recomputed: an activation in place would overwrite what may be kept.
+        changed = {unit: [m for module in unit.modules for m in forbid_in_place(module)] for unit in units}
+        chosen = choose_outputs(measure_calls(run, units, "memory.recompute.budget"), self.settings.budget)
+        by_sequence: dict[nn.Module, list[tuple[int, int, Keeps]]] = defaultdict(list)
+        for unit in units:
+            if unit not in chosen:
+                for module in changed[unit]:
+                    module.inplace = True  # type: ignore[assignment]
+            elif unit.stop is None:
+                wrap_module(unit.owner, chosen[unit])
+            else:
+                by_sequence[unit.owner].append((unit.start, unit.stop, chosen[unit]))
+        for sequential, spans in by_sequence.items():
+            wrap_runs(sequential, spans)
 
 
 def choose_by_budget(costs: dict[Unit, UnitCost], budget: float) -> list[Unit]:
@@ -141,6 +168,13 @@ def choose_by_budget(costs: dict[Unit, UnitCost], budget: float) -> list[Unit]:
             chosen.append(unit)
             kept -= costs[unit].saved_bytes
     return chosen
+
+
+def _wrappable(unit: Unit) -> list[Unit]:
+    """Return a unit, or its modules where the Sequential around them has a forward of its own by now."""
+    if unit.stop is None or is_plain_sequential(unit.owner):
+        return [unit]
+    return [Unit(f"{unit.name}.{number}", module) for number, module in enumerate(unit.modules)]
 
 
 def _by_network(chains: list[Chain]) -> list[list[Chain]]:

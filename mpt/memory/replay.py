@@ -21,21 +21,26 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from mpt.errors import ConfigError
+from mpt.memory.keeping import KeepChosen, Record, ReuseChosen
+from mpt.memory.operators import Key
 from mpt.memory.selective import KeepOutputs, ReuseOutputs
 from mpt.nn.mixin import Mixin, mix_in
 from mpt.precision import o1
 
+Keeps = bool | frozenset[Key]
+"""What is kept of a recomputed block beside its inputs: nothing, the outputs of all dear operators, or these."""
+
 
 def recompute(
-    function: Callable[..., Any], modules: list[nn.Module], selective: bool, args: tuple[Any, ...], kwargs: Any
+    function: Callable[..., Any], modules: list[nn.Module], keeps: Keeps, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """Call `function`, which runs `modules`, keeping its inputs instead of its activations."""
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     before = [(value, value._version) for value in args if isinstance(value, Tensor)]
-    result = checkpoint(
-        function, *args, use_reentrant=False, context_fn=lambda: make_contexts(modules, selective), **kwargs
-    )
+    record = keeps if isinstance(keeps, bool) else Record(keeps)
+    called = function if isinstance(record, bool) else record.told(function)
+    result = checkpoint(called, *args, use_reentrant=False, context_fn=lambda: make_contexts(modules, record), **kwargs)
     if any(value._version != version for value, version in before):
         raise ConfigError(
             f"memory.recompute: {type(modules[0]).__name__} changes its input in place, so that it cannot be computed "
@@ -45,13 +50,15 @@ def recompute(
 
 
 def make_contexts(
-    modules: list[nn.Module], selective: bool
+    modules: list[nn.Module], keeps: bool | Record
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return the contexts of a forward and of its recomputations."""
     state = BufferState(modules)
     forward, again = o1.checkpoint_contexts()
-    if not selective:
+    if keeps is False:
         return Together(state.remember, forward), Together(state.replace, again)
+    if isinstance(keeps, Record):
+        return Together(state.remember, KeepChosen(keeps), forward), Together(state.replace, ReuseChosen(keeps), again)
     keep = KeepOutputs()
     return Together(state.remember, keep, forward), Together(state.replace, ReuseOutputs(keep), again)
 
@@ -136,29 +143,28 @@ class _Around(AbstractContextManager[None]):
 class Recomputed(Mixin, nn.Module):
     """Mixed in front of a module's class: its forward is recomputed in backward."""
 
-    recomputes_selectively: bool
+    recomputed_keeps: Keeps
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward, keeping only its inputs."""
-        return recompute(super().forward, [self], self.recomputes_selectively, args, kwargs)
+        return recompute(super().forward, [self], self.recomputed_keeps, args, kwargs)
 
 
 class RecomputedSequence(Mixin, nn.Sequential):
     """Mixed in front of a plain Sequential: runs of its children are recomputed in backward."""
 
-    recomputes_selectively: bool
-    recomputed_runs: tuple[tuple[int, int], ...]
+    recomputed_runs: tuple[tuple[int, int, Keeps], ...]
 
     def forward(self, input: Any) -> Any:
         """Run the children in order, the named runs of them keeping only their inputs."""
         children: list[nn.Module] = [child for child in self._modules.values() if child is not None]
         value, position = input, 0
-        for start, stop in (*self.recomputed_runs, (len(children), len(children))):
+        for start, stop, keeps in (*self.recomputed_runs, (len(children), len(children), False)):
             for child in children[position:start]:
                 value = child(value)
             run = children[start:stop]
             if run:
-                value = recompute(_Run(run), run, self.recomputes_selectively, (value,), {})
+                value = recompute(_Run(run), run, keeps, (value,), {})
             position = stop
         return value
 
@@ -173,29 +179,29 @@ class _Run:
         return value
 
 
-def wrap_module(module: nn.Module, selective: bool) -> None:
+def wrap_module(module: nn.Module, keeps: Keeps) -> None:
     """Recompute one module. Its class is swapped, so that a deep copy owns its wrapper; its state-dict keys stay."""
     if isinstance(module, Recomputed):
         return
     mix_in(module, Recomputed)
-    module.recomputes_selectively = selective  # type: ignore[assignment]
-    _forbid_in_place(module)
+    module.recomputed_keeps = keeps  # type: ignore[assignment]
+    forbid_in_place(module)
 
 
-def wrap_runs(sequential: nn.Module, runs: list[tuple[int, int]], selective: bool) -> None:
-    """Recompute runs of children of a plain Sequential, each as one."""
+def wrap_runs(sequential: nn.Module, runs: list[tuple[int, int, Keeps]]) -> None:
+    """Recompute runs of children of a plain Sequential, each as one, with what is kept of it."""
     mix_in(sequential, RecomputedSequence)
-    sequential.recomputes_selectively = selective  # type: ignore[assignment]
-    sequential.recomputed_runs = tuple(sorted(runs))  # type: ignore[assignment]
+    sequential.recomputed_runs = tuple(sorted(runs, key=lambda run: run[:2]))  # type: ignore[assignment]
     children = list(sequential._modules.values())
-    for start, stop in runs:
+    for start, stop, _ in runs:
         for child in children[start:stop]:
-            _forbid_in_place(child)
+            forbid_in_place(child)
 
 
-def _forbid_in_place(module: nn.Module | None) -> None:
+def forbid_in_place(module: nn.Module | None) -> list[nn.Module]:
     """Turn off `inplace` activations: one that comes first in a run would overwrite the input that is kept, and one
-    after a convolution the output that `selective` keeps."""
-    for inner in module.modules() if module is not None else ():
-        if getattr(inner, "inplace", False) is True:
-            inner.inplace = False  # type: ignore[assignment]
+    after a convolution the output that `selective` keeps. Returns those that were changed."""
+    changed = [inner for inner in module.modules() if getattr(inner, "inplace", False) is True] if module else []
+    for inner in changed:
+        inner.inplace = False  # type: ignore[assignment]
+    return changed

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from mpt.memory.operators import draws_random_numbers
+
 aten = torch.ops.aten
 KEPT_OPERATORS = frozenset(
     getattr(aten, name).default
@@ -28,24 +30,34 @@ KEPT_OPERATORS = frozenset(
 """The operators whose outputs are dear to compute. All else is cheap to do again."""
 
 
+def is_kept(function: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether a call's result is kept: attention with dropout is not, or what is drawn after it would change."""
+    return function in KEPT_OPERATORS and not draws_random_numbers(function, args, kwargs)
+
+
 class Kept:
     """One tensor as it was when it was kept."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = _alias(tensor)
+        self.tensor = alias(tensor)
         self.version = self.tensor._version
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing has been written to it since."""
+        return self.tensor._version == self.version
 
     def take(self) -> Tensor:
         """Return the tensor; RuntimeError if it was changed in place since."""
-        if self.tensor._version != self.version:
+        if not self.is_unchanged:
             raise RuntimeError(
                 "memory.recompute: selective: the output of a convolution or matrix product was changed in place, so "
                 "it cannot be used again. Use recompute: all, or make that operation out-of-place"
             )
-        return _alias(self.tensor)
+        return alias(self.tensor)
 
 
-def _alias(tensor: Tensor) -> Tensor:
+def alias(tensor: Tensor) -> Tensor:
     """Return the tensor without its graph, with the version counter that in-place changes move."""
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return tensor.detach()
@@ -60,7 +72,7 @@ class KeepOutputs(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function in KEPT_OPERATORS:
+        if is_kept(function, args, kwargs or {}):
             self.kept[function].append(tree_map(lambda x: Kept(x) if isinstance(x, Tensor) else x, result))
         return result
 
@@ -79,7 +91,7 @@ class ReuseOutputs(TorchDispatchMode):
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function not in KEPT_OPERATORS:
+        if not is_kept(function, args, kwargs or {}):
             return function(*args, **(kwargs or {}))
         position = self.position[function]
         self.position[function] += 1

@@ -166,7 +166,8 @@ def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
         equals = [
             one
             for one in left
-            if one.fits_like(head) and one.plan["step_seconds"] <= (wide if one.changes_nothing else limit)
+            if one.fits_like(head)
+            and one.plan["step_seconds"] <= (wide if one.changes_nothing and not head.changes_nothing else limit)
         ]
         ordered.append(min(equals, key=lambda one: one.harshness))
         left.remove(ordered[-1])

@@ -2,7 +2,8 @@
 
 Every recipe is the user's configuration with a small patch, built and traced like any other. The search goes from
 cheap changes to costly ones: first each precision with each single trick; then pairs of a trick for activations and
-one for the optimizer; then micro-batches. From the second round on two kinds are left out:
+one for the optimizer; then numbers to be found, such as the share of activations that may stay (a trick's `DIALS`), by
+bisection; then micro-batches. From the second round on two kinds are left out:
 
 - What is needless: a trick costs time, so a recipe is not tried where a part of it fits already.
 - What is hopeless: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
@@ -27,15 +28,17 @@ from typing import Any
 
 from mpt.config.layers import write_override
 from mpt.config.load import change_precision, load_config
-from mpt.config.relief import Relief, reliefs, splitter
+from mpt.config.relief import Dial, Relief, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
 from mpt.planner.gpus import Gpu
-from mpt.planner.recipe import MASTERLESS, Patch, Recipe, rank
+from mpt.planner.recipe import MARGIN, MASTERLESS, Patch, Recipe, rank
 from mpt.planner.session import Answer, Session
 
 PARTS = (2, 4, 8)
 LAST_RESORT_PARTS = (16, 32)
+DIAL_ROUNDS = 2
+"""Each round tries two values of a dial and leaves about a third of the range."""
 FULL_PRECISION = ("fp32", "tf32", "O0")
 
 
@@ -132,6 +135,7 @@ def search(
     for attempt in singles:
         found.keep(attempt)
     found.try_all(joined(precision, tricks) for precision in precisions for tricks in tried.pairs)
+    found.turn_dials(precisions)
     for count in () if splitter() in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
         if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(one.fits for one in found.recipes)):
             break
@@ -141,6 +145,47 @@ def search(
     if found.recipes and not any(one.fits for one in found.recipes):
         found.shrink_smallest()
     return Search(rank(found.recipes), found.refused, found.hopeless)
+
+
+@dataclass
+class Turn:
+    """A dial being turned: between `most`, which has to fit, and the configuration without it, which does not."""
+
+    precision: Patch
+    trick: str
+    dial: Dial
+    plain: Recipe
+    fitting: tuple[float, int] | None = None
+    """The gentlest value that fits well, and its bytes."""
+
+    def __post_init__(self) -> None:
+        self.most = self.dial.end({name: size / 2**30 for name, size in self.plain.plan["by_category"].items()})
+        self.too_large: tuple[float, int] = self.dial.least, self.plain.total
+
+    def patch(self, value: float) -> Patch:
+        """Return the patch with a value."""
+        return joined(self.precision, {self.trick: self.dial.settings(value)})
+
+    def note(self, value: float, recipe: Recipe | None) -> None:
+        """Take a value's plan into account."""
+        if recipe is None:
+            return
+        nearer = abs(value - self.dial.least)
+        if recipe.fits_well and (self.fitting is None or nearer < abs(self.fitting[0] - self.dial.least)):
+            self.fitting = value, recipe.total
+        elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
+            self.too_large = value, recipe.total
+
+    def next_values(self) -> list[float]:
+        """Return the values to try next: where the budget would be met on a line, and halfway to what is too large."""
+        if self.fitting is None:
+            return []
+        (good, small), (bad, large) = self.fitting, self.too_large
+        budget = self.plain.plan["budget_bytes"] * (1 - MARGIN)
+        share = min(0.9, max(0.1, (budget - small) / (large - small))) if large > small else 0.5
+        values = [good + part * (bad - good) for part in (share, (1 + share) / 2)]
+        known = [self.dial.settings(value) for value in (good, bad)]
+        return [value for value in values if self.dial.settings(value) not in known]
 
 
 _Attempt = tuple[Patch, Config, "Future[Answer]"]
@@ -194,6 +239,28 @@ class _Search:
                 pending.append(self.submit(patch))
         for attempt in pending:
             self.keep(attempt)
+
+    def turn_dials(self, precisions: Sequence[Patch]) -> None:
+        """Find the gentlest number of each dial that fits well, beside each precision that does not fit without."""
+        turns = []
+        for precision in precisions:
+            plain = next((one for one in self.recipes if one.patch == precision), None)
+            if plain is not None and not plain.fits_well:
+                tricks = [one for one in reliefs("activations") if one.name not in self.config.memory.tricks]
+                turns += [Turn(precision, one.name, dial, plain) for one in tricks for dial in one.dials]
+        pending = [(turn, self.submit(turn.patch(turn.most))) for turn in turns]
+        for turn, attempt in pending:
+            turn.note(turn.most, self.answer(attempt))
+        for _ in range(DIAL_ROUNDS):
+            tries = [(turn, value, self.submit(turn.patch(value))) for turn in turns for value in turn.next_values()]
+            for turn, value, attempt in tries:
+                turn.note(value, self.answer(attempt))
+
+    def answer(self, attempt: _Attempt | None) -> Recipe | None:
+        """Wait for an answer, note it, and return its recipe; None where there is none."""
+        before = len(self.recipes)
+        self.keep(attempt)
+        return self.recipes[before] if len(self.recipes) > before else None
 
     def shrink_smallest(self) -> None:
         """Where nothing fits, plan the smallest recipe with small micro-batches, to tell how far it is off."""

@@ -26,6 +26,7 @@ from tests.engine import parts
 from tests.memory import mechanism
 
 WAYS: list[Any] = ["sqrt", "all", "selective", {"every": 2}, {"modules": ["*.0"]}, {"budget": 0.5}, {"budget": 0.0}]
+WAYS += [{"budget": budget, "per": "tensor"} for budget in (0.0, 0.3, 0.7)]
 HALF = {"dtype": "float16", "init_scale": 256.0}
 MODES: list[Any] = ["fp32", "amp", {"mode": "amp", **HALF}, {"mode": "O1", **HALF}, {"mode": "O2", **HALF}, "bf16-pure"]
 
@@ -122,7 +123,7 @@ def test_a_spectral_norm_replays_from_its_earlier_vector() -> None:
     torch.manual_seed(0)
     plain = Spectral()
     trick = copy.deepcopy(plain)
-    replay.wrap_runs(trick.blocks, [(0, 1), (1, 2)], selective=False)
+    replay.wrap_runs(trick.blocks, [(0, 1, False), (1, 2, False)])
     x = torch.rand(3, 4)
     for _ in range(2):
         for model in (plain, trick):
@@ -153,7 +154,7 @@ def test_a_second_derivative_goes_through() -> None:
     torch.manual_seed(0)
     plain = Spectral()
     trick = copy.deepcopy(plain)
-    replay.wrap_runs(trick.blocks, [(0, 2)], selective=False)
+    replay.wrap_runs(trick.blocks, [(0, 2, False)])
     gradients = []
     for model in (plain, trick):
         x = torch.ones(2, 4, requires_grad=True)
@@ -170,7 +171,7 @@ class Overwrites(nn.Module):
 
 def test_a_block_that_changes_its_input_is_refused() -> None:
     block = Overwrites()
-    replay.wrap_module(block, selective=False)
+    replay.wrap_module(block, keeps=False)
     with pytest.raises(ConfigError, match="Overwrites changes its input in place"):
         block(torch.ones(2, requires_grad=True) * 1)
 
@@ -326,7 +327,7 @@ class ChangesProduct(nn.Module):
 
 def test_a_kept_output_that_is_changed_in_place_is_refused() -> None:
     block = ChangesProduct()
-    replay.wrap_module(block, selective=True)
+    replay.wrap_module(block, keeps=True)
     out = block(torch.ones(2, 2)).sum()
     with pytest.raises(RuntimeError, match="changed in place"):
         out.backward()
@@ -335,7 +336,7 @@ def test_a_kept_output_that_is_changed_in_place_is_refused() -> None:
 def test_the_hook_of_o1_is_the_one_used() -> None:
     seen: list[torch.dtype] = []
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    replay.wrap_runs(model, [(0, 2)], selective=False)
+    replay.wrap_runs(model, [(0, 2, False)])
     model[0].register_forward_hook(lambda _m, _a, out: seen.append(out.dtype))
     with o1.casts(torch.float16):
         out = model(torch.rand(2, 4))
