@@ -20,11 +20,13 @@ anywhere else:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from mpt.config.registry import INSTALLED, Plugin
+from mpt.config.registry import INSTALLED, Plugin, Registry
 from mpt.errors import PartError
 
 KINDS = ("activations", "optimizer", "batch", "fragmentation")
@@ -102,9 +104,24 @@ def read_relief(plugin: Plugin) -> Relief | None:
 
 def reliefs(*kinds: str) -> list[Relief]:
     """Return the tricks that relieve one of these, in the order in which they are tried."""
-    plugins = [INSTALLED.find("memory", name) for name in INSTALLED.names("memory")]
+    folders = [package.folder / "memory" for package in INSTALLED.packages]
+    found = _all_reliefs(INSTALLED, tuple((folder, _changed_at(folder)) for folder in folders))
+    return [one for one in found if one.relieves in kinds]
+
+
+@functools.lru_cache(8)
+def _all_reliefs(registry: Registry, folders: tuple[tuple[Path, int], ...]) -> list[Relief]:
+    """Read every trick. A search asks hundreds of times, so it is done once as long as no file comes or goes."""
+    plugins = [registry.find("memory", name) for name in registry.names("memory")]
     found = [read_relief(plugin) for plugin in plugins if plugin is not None]
-    return sorted((one for one in found if one is not None and one.relieves in kinds), key=lambda one: one.rank)
+    return sorted((one for one in found if one is not None), key=lambda one: one.rank)
+
+
+def _changed_at(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:  # a part package without memory tricks
+        return 0
 
 
 def splitter() -> str:

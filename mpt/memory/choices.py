@@ -56,11 +56,14 @@ def _beside(loss: Loss) -> list[int]:
     sizes = loss.storages.sizes
     inputs: set[int] = set()
     found = []
-    for call in loss.calls:
-        inputs |= call.walk.given_numbers
+    for position, call in enumerate(loss.calls):
+        inputs |= call.walk.given
         largest = max((sizes[number] for number in call.walk.made), default=0)
-        found.append(sum(sizes[number] for number in inputs) + GRADIENTS * largest)
-    end = found[-1]
+        elsewhere = sum(size for before, size in loss.elsewhere if before <= position)
+        found.append(sum(sizes[number] for number in inputs) + elsewhere + GRADIENTS * largest)
+    after = [size for before, size in loss.elsewhere if before == len(loss.calls)]
+    end = sum(sizes[number] for number in inputs) + sum(size for _, size in loss.elsewhere)
+    end += GRADIENTS * max(after, default=0)
     seen: set[Unit] = set()
     weights = 0
     for position in range(len(found) - 1, -1, -1):

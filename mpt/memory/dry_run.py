@@ -153,6 +153,8 @@ class Loss:
     storages: Storages
     fixed: set[int]
     """Storages that are alive whatever becomes of the units: their inputs, and what is saved elsewhere."""
+    elsewhere: list[tuple[int, int]] = field(default_factory=list)
+    """Of each storage that is saved outside of the units: how many calls came before, and its bytes."""
 
 
 class RecordCalls(TorchDispatchMode):
@@ -188,11 +190,15 @@ def measure_calls(run: Run, units: list[Unit], setting: str) -> list[Loss]:
         losses.append(Loss([], recorder.storages, set()))
 
     def pack(tensor: Tensor) -> Tensor:
-        number = losses[-1].storages.find(tensor)
-        if number is not None:
-            call = recorder.call
-            is_own = call is not None and number in call.walk.made
-            (call.saved if call is not None and is_own else losses[-1].fixed).add(number)
+        loss, call = losses[-1], recorder.call
+        number = loss.storages.find(tensor)
+        if call is not None and number in call.walk.made:
+            call.saved.add(number)
+        elif number is not None:
+            loss.fixed.add(number)
+        elif call is None and tensor.untyped_storage()._cdata not in weights:
+            loss.fixed.add(loss.storages.add(tensor))
+            loss.elsewhere.append((len(loss.calls), tensor.untyped_storage().nbytes()))
         return tensor.detach()
 
     def enter(unit: Unit) -> Callable[..., None]:
@@ -200,18 +206,18 @@ def measure_calls(run: Run, units: list[Unit], setting: str) -> list[Loss]:
             loss = losses[-1]
             recorder.call = Call(unit, Walk(loss.storages))
             recorder.call.walk.begin(args, kwargs)
-            loss.fixed |= recorder.call.walk.given_numbers
+            loss.fixed |= recorder.call.walk.given
             loss.calls.append(recorder.call)
 
         return begin
 
     def leave(*_: Any) -> None:
-        if recorder.call is not None:
-            recorder.call.walk.given.clear()
         recorder.call = None
 
     watch = SavedTensors(pack)
     with _explained(setting), _on_fake_tensors(run), recorder:
+        parameters = [p for module in run.task.modules.values() for p in module.parameters()]
+        weights = {p.untyped_storage()._cdata for p in (*parameters, *(_fake_twin(p) for p in parameters))}
         handles = []
         for unit in units:
             handles.append(unit.modules[0].register_forward_pre_hook(enter(unit), prepend=True, with_kwargs=True))

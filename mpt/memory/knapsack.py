@@ -19,6 +19,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+ROUNDING = 1e-6
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -194,6 +196,6 @@ def _fractional(choices: Sequence[Sequence[Choice]], before: Sequence[Call], wan
     for gained, price in sorted(steps, key=lambda step: step[1] / step[0]):
         part = min(1.0, wanted / gained)
         seconds, wanted = seconds + part * price, wanted - part * gained
-        if wanted <= 0:
+        if wanted <= ROUNDING:
             return seconds
     return math.inf

@@ -47,7 +47,9 @@ class Operator:
     makes: tuple[int, ...]
     """New storages that are worth their bytes; the small ones beside them are kept anyway."""
     must_run: bool
-    """It changes something in place, draws random numbers, or nothing can stand in for its result."""
+    """It changes something in place or draws random numbers, or cannot be told apart: it is run again in any case."""
+    replaceable: bool
+    """Something can stand in for results that nobody reads."""
     seconds: float = 0.0
     """On a nominal card."""
 
@@ -59,7 +61,7 @@ def find_rerun(operators: Sequence[Operator], saved: Iterable[int], kept: Collec
         operator = operators[position]
         if operator.key in kept and not operator.must_run:
             continue
-        if operator.must_run or not wanted.isdisjoint(operator.makes):
+        if operator.must_run or not operator.replaceable or not wanted.isdisjoint(operator.makes):
             positions.add(position)
             wanted.update(operator.reads)
     return positions
@@ -102,30 +104,28 @@ class Walk:
     """Numbers the operators of one pass through a block."""
 
     storages: Storages = field(default_factory=Storages)
-    given: list[Tensor] = field(default_factory=list)
-    """The block's inputs; emptied when the pass is over."""
-    given_numbers: set[int] = field(default_factory=set)
+    given: set[int] = field(default_factory=set)
+    """Storages of the block's inputs."""
     made: set[int] = field(default_factory=set)
     counts: Counter[Any] = field(default_factory=Counter)
 
     def begin(self, *inputs: Any) -> None:
         """Learn what the block was given."""
-        self.given = list(tensors_in(inputs))
-        self.given_numbers = {self.storages.add(tensor) for tensor in self.given}
+        self.given = {self.storages.add(tensor) for tensor in tensors_in(inputs) if tensor.layout == torch.strided}
 
     def inputs_of(self, args: Any, kwargs: Any) -> tuple[list[Tensor], tuple[int, ...]]:
         """Return an operator's inputs that come from the block's, and their storages."""
         tensors, numbers = [], []
         for tensor in (*tensors_in(args), *tensors_in(kwargs)):
             number = self.storages.find(tensor) if tensor.layout == torch.strided else None
-            if number is not None and (number in self.made or number in self.given_numbers):
+            if number is not None and (number in self.made or number in self.given):
                 tensors.append(tensor)
                 numbers.append(number)
         return tensors, tuple(dict.fromkeys(numbers))
 
     def key(self, function: Any, reads: tuple[int, ...]) -> Key | None:
         """Return the next call's key, None for a cast of what the block was given and for views."""
-        if function.is_view or (function is CAST and reads[0] in self.given_numbers):
+        if function.is_view or (function is CAST and reads[0] in self.given):
             return None
         number = self.counts[function]
         self.counts[function] += 1
@@ -141,7 +141,7 @@ class Walk:
             if number is None:
                 number = self.storages.add(tensor)
                 new.append(number)
-            if number not in self.given_numbers:
+            if number not in self.given:
                 self.made.add(number)
         return new
 
@@ -160,19 +160,27 @@ class Walk:
             or any(tensor.layout != torch.strided for tensor in tensors_in(result))
             or any(self.storages.find(tensor) in reads for tensor in written(function, args, kwargs))
             or draws_random_numbers(function, args, kwargs)
-            or any(self.stand_in(Shape.of(one), inputs) is None for one in large_outputs(result))
         )
+        replaceable = all(self.stand_in(Shape.of(one), inputs) is not None for one in large_outputs(result))
         makes = tuple(number for number in new if number in {self.storages.find(one) for one in large_outputs(result)})
-        return Operator(key, reads, makes, must_run)
+        return Operator(key, reads, makes, must_run, replaceable)
 
     def stand_in(self, shape: Shape, inputs: Sequence[Tensor]) -> Tensor | None:
-        """Return memory that is there anyway in the form of a result that nobody will read; None if there is none."""
-        for tensor in (*inputs, *self.given):
-            if tensor.dtype == shape.dtype and tensor.device == shape.device and tensor.layout == torch.strided:
-                if tensor.shape == shape.size and tensor.stride() == shape.stride:
-                    return tensor
-                if tensor.untyped_storage().nbytes() >= shape.bytes_needed:
-                    return tensor.as_strided(shape.size, shape.stride, 0)
+        """Return memory that is there anyway in the form of a result that nobody will read; None if there is none.
+
+        The block's own inputs do not serve: what is made of them is numbered otherwise.
+        """
+        for tensor in inputs:
+            if (
+                tensor.dtype != shape.dtype
+                or tensor.device != shape.device
+                or self.storages.find(tensor) not in self.made
+            ):
+                continue
+            if tensor.shape == shape.size and tensor.stride() == shape.stride:
+                return tensor
+            if tensor.untyped_storage().nbytes() >= shape.bytes_needed:
+                return tensor.as_strided(shape.size, shape.stride, 0)
         return None
 
 

@@ -32,7 +32,7 @@ from mpt.seams import MemoryTrick, Precision, Run, Task
 CONFLICTS = {"compile": "compiled networks choose for themselves what to recompute; leave one of the two out"}
 RELIEVES = "activations"
 PROPOSALS = ("sqrt", "selective", "all")
-DIALS = ({"budget": (0.0, 1.0), "per": "tensor"}, {"budget": (0.0, 1.0)}, {"every": (1, 8)})
+DIALS = ({"budget": (0.0, 1.0), "per": "tensor"}, {"budget": (0.0, 1.0)}, {"every": (2, 8)})
 LADDER = "sqrt"
 RANK = 1
 

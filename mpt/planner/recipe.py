@@ -120,7 +120,9 @@ def describe_patch(patch: Mapping[str, Any]) -> str:
     """Return a patch in a few words: "amp, recompute all, micro-batch 16"."""
     words = [str(patch["precision"]["mode"])] if "precision" in patch else []
     for name, value in patch.get("memory", {}).items():
-        words.append(name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {value}")
+        settings = value.items() if isinstance(value, Mapping) else [("", value)] if value is not True else []
+        spoken = [f"{key} {one}".replace("_", " ").strip() for key, one in settings]
+        words.append(" ".join([name.replace("_", " "), *spoken]))
     return ", ".join(words) or "as it stands"
 
 

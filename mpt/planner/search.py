@@ -20,6 +20,7 @@ is said: the tricks' own `exact`, the change of precision, and the warnings of t
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -37,6 +38,7 @@ from mpt.planner.session import Answer, Session
 
 PARTS = (2, 4, 8)
 LAST_RESORT_PARTS = (16, 32)
+SCALED = ("amp", "O1")
 DIAL_ROUNDS = 2
 """Each round tries two values of a dial and leaves about a third of the range."""
 FULL_PRECISION = ("fp32", "tf32", "O0")
@@ -135,6 +137,7 @@ def search(
     for attempt in singles:
         found.keep(attempt)
     found.try_all(joined(precision, tricks) for precision in precisions for tricks in tried.pairs)
+    found.try_without_scale(gpu)
     found.turn_dials(precisions)
     for count in () if splitter() in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
         if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(one.fits for one in found.recipes)):
@@ -157,6 +160,8 @@ class Turn:
     plain: Recipe
     fitting: tuple[float, int] | None = None
     """The gentlest value that fits well, and its bytes."""
+    fastest: float | None = None
+    """Seconds of the fastest recipe that fits well."""
 
     def __post_init__(self) -> None:
         self.most = self.dial.end({name: size / 2**30 for name, size in self.plain.plan["by_category"].items()})
@@ -171,6 +176,8 @@ class Turn:
         if recipe is None:
             return
         nearer = abs(value - self.dial.least)
+        if recipe.fits_well:
+            self.fastest = min(self.fastest or math.inf, float(recipe.plan["step_seconds"]))
         if recipe.fits_well and (self.fitting is None or nearer < abs(self.fitting[0] - self.dial.least)):
             self.fitting = value, recipe.total
         elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
@@ -240,21 +247,36 @@ class _Search:
         for attempt in pending:
             self.keep(attempt)
 
+    def try_without_scale(self, gpu: Gpu) -> None:
+        """Try in bfloat16, which needs no loss scale, what the configured half precision refuses for having one."""
+        if gpu.has_bfloat16 and self.config.precision.mode in SCALED:
+            mode = {"precision": _mode_patch(self.config, "bf16")}
+            refused = [patch["memory"] for patch, _ in self.refused if set(patch) == {"memory"}]
+            self.try_all(joined(mode, tricks) for tricks in refused)
+
     def turn_dials(self, precisions: Sequence[Patch]) -> None:
-        """Find the gentlest number of each dial that fits well, beside each precision that does not fit without."""
-        turns = []
+        """Find the gentlest number of each dial that fits well, beside each precision that does not fit without.
+
+        Where a trick has several dials, only the one that led to the fastest recipe is turned further.
+        """
+        groups = []
         for precision in precisions:
             plain = next((one for one in self.recipes if one.patch == precision), None)
             if plain is not None and not plain.fits_well:
                 tricks = [one for one in reliefs("activations") if one.name not in self.config.memory.tricks]
-                turns += [Turn(precision, one.name, dial, plain) for one in tricks for dial in one.dials]
-        pending = [(turn, self.submit(turn.patch(turn.most))) for turn in turns]
-        for turn, attempt in pending:
-            turn.note(turn.most, self.answer(attempt))
+                groups += [[Turn(precision, one.name, dial, plain) for dial in one.dials] for one in tricks]
+        self.turn([(turn, turn.most) for group in groups for turn in group[:1]])
+        groups = [group for group in groups if group and group[0].fastest is not None]
+        self.turn([(turn, turn.most) for group in groups for turn in group[1:]])
+        turns = [turn for group in groups for turn in group]
         for _ in range(DIAL_ROUNDS):
-            tries = [(turn, value, self.submit(turn.patch(value))) for turn in turns for value in turn.next_values()]
-            for turn, value, attempt in tries:
-                turn.note(value, self.answer(attempt))
+            self.turn([(turn, value) for turn in turns for value in turn.next_values()])
+            turns = [min(group, key=lambda turn: turn.fastest or math.inf) for group in groups]
+
+    def turn(self, tries: Sequence[tuple[Turn, float]]) -> None:
+        """Plan values of dials, all at once, and let the turns know."""
+        for turn, value, attempt in [(turn, value, self.submit(turn.patch(value))) for turn, value in tries]:
+            turn.note(value, self.answer(attempt))
 
     def answer(self, attempt: _Attempt | None) -> Recipe | None:
         """Wait for an answer, note it, and return its recipe; None where there is none."""

@@ -34,6 +34,7 @@ def plan(total: float, seconds: float = 1.0, **changes: Any) -> dict[str, Any]:
         "fits": total * GIB <= BUDGET,
         "tight": False,
         "held_throughout": GIB,
+        "by_category": {"activations": 4 * GIB},
         "step_seconds": seconds,
         "time_band": 0.25,
         "inexact": ["micro_batch", "cpu_optimizer"],
@@ -224,3 +225,39 @@ def test_a_recipe_that_changes_nothing_is_preferred_until_the_gain_exceeds_the_b
     exact, other = {"memory": {"recompute": "all"}}, {"memory": {"cpu_optimizer": True}}
     assert rank([recipe(exact, 1.2), recipe(other, 1.0)])[0].patch == exact
     assert rank([recipe(exact, 1.3), recipe(other, 1.0)])[0].patch == other
+
+
+def test_dials_are_turned_to_the_gentlest_number_that_fits() -> None:
+    """Of 8 GiB, 4 are activations: a budget keeps its share of these, and what is recomputed takes time."""
+
+    def answer(memory: dict[str, Any], mode: str) -> dict[str, Any] | str:
+        way = memory.get("recompute", {})
+        if set(memory) - {"recompute"} or mode != "amp":
+            return "not here"
+        if way.get("budget") is None:
+            return plan(8.0) if not way else plan(7.0, 3.0)
+        slow = 1.0 if way["per"] == "tensor" else 2.0
+        return plan(4 + 4 * way["budget"], 1 + slow * (1 - way["budget"]))
+
+    session = FakeSession(answer)
+    found = run(session)
+    best = found.recipes[0]
+    assert best.tricks["recompute"]["per"] == "tensor"
+    limit = (0.97 * 6 - 4) / 4
+    assert limit - 0.12 <= best.tricks["recompute"]["budget"] <= limit
+    by_block = [one for one in session.asked if one[1].get("recompute", {}).get("per") == "block"]
+    by_block = [one for one in by_block if one[1]["recompute"]["budget"] is not None]
+    assert len(by_block) <= 3  # the strictest, and one round: it is slower than the other dial
+
+
+def test_what_a_loss_scale_refuses_is_tried_in_bfloat16_where_the_card_has_it() -> None:
+    def asked(gpu: str) -> list[tuple[str, dict[str, Any]]]:
+        def answer(memory: dict[str, Any], mode: str) -> dict[str, Any] | str:
+            return "scaled" if "optimizer_in_backward" in memory and mode == "amp" else plan(8.0)
+
+        session = FakeSession(answer)
+        run(session, gpu)
+        return [one for one in session.asked if "optimizer_in_backward" in one[1] and one[0] == "bf16"]
+
+    assert asked("rtx3060")
+    assert not asked("rtx2060")
