@@ -29,6 +29,7 @@ from mpt.config.part_packages import PartPackage, use_parts
 from mpt.config.part_source import read_notes
 from mpt.config.registry import INSTALLED, CommandPart
 from mpt.errors import InputOutputError, Interrupted, MptError, OwnCodeError, PartError
+from mpt.run.collector import collect_as_usual, collect_rarely, pause
 from mpt.run.files import FULL
 
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
@@ -121,7 +122,10 @@ def run_part(part: CommandPart, values: dict[str, Any]) -> None:
 def call(find: Callable[[], Callable[[Any], None]], asked: Any) -> None:
     """Run a command. An interrupt that the command did not turn into a saved run ends with 130."""
     try:
-        find()(asked)
+        work = find()
+        if not isinstance(asked, arguments.TrainArguments):  # which says itself when it has imported everything
+            collect_rarely()
+        work(asked)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -166,6 +170,7 @@ def spell_resume(words: Sequence[str]) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
+    pause()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text in the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
@@ -189,6 +194,8 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         if explained is None:
             raise
         fail(OwnCodeError(explained))
+    finally:
+        collect_as_usual(freeze=False)
     sys.exit(0)
 
 

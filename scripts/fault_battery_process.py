@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import io
 import os
 import resource
 import select
@@ -165,6 +166,7 @@ def start(
             os.dup2(descriptor, number)
         if streams is not None:
             streams()
+            open_streams()
         if memory_bytes is not None:
             limit_memory(memory_bytes)
         if fault is not None:
@@ -174,6 +176,18 @@ def start(
         with contextlib.suppress(OSError):
             os.write(writing, str(tell()).encode())
         os._exit(code)
+
+
+def open_streams() -> None:
+    """Open `sys.stdout` and `sys.stderr` as Python does at its start, which is None for a closed descriptor."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            setattr(sys, name, None)
+        else:
+            stream = io.TextIOWrapper(io.FileIO(number, "w", closefd=False), line_buffering=number == 2)
+            setattr(sys, name, stream)
 
 
 def limit_memory(added_bytes: int) -> None:
@@ -201,7 +215,7 @@ def perform(work: Callable[[], None] | Sequence[str]) -> int:
         return 1
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
     return 0
 

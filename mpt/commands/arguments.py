@@ -54,6 +54,8 @@ class TrainArguments:
     """Train in N processes on this machine, a card for each (torchrun for more)."""
     max_restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0
     """With --nproc: begin again so often from the last checkpoint when a process is lost."""
+    no_report: bool = False
+    """Leave the report to `mpt report`."""
     patches: Patches = ()
     allow: Allow = ()
     runs: Runs = "runs"

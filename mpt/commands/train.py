@@ -24,6 +24,7 @@ from mpt.config.schema import Config
 from mpt.engine.torch_settings import prepare_torch
 from mpt.errors import MemoryBudgetError, MptError
 from mpt.parallel.place import read_place
+from mpt.run.collector import collect_as_usual
 from mpt.run.ending import has_report_of, has_summary_of
 from mpt.run.layout import RunDirectory
 from mpt.run.used_parts import missing_parts_explained
@@ -159,7 +160,7 @@ def train(
                 if not world.is_first and path is not None:
                     training.load(checkpoint.load(path))
                 if not goes_on:
-                    world.ask(lambda: finish_again(training))
+                    world.ask(lambda: finish_again(training, arguments.no_report))
                     return Path(directory.path)
                 if directory.report_path("json").exists():
                     world.ask(lambda: renew_report(training))
@@ -177,7 +178,7 @@ def train(
                 tell_skipped_files(training, data, supplied.test_data)
                 if training.progress.step == training.total_steps:
                     plan.wait()
-                finish(training)
+                finish(training, arguments.no_report)
     return Path(directory.path)
 
 
@@ -211,6 +212,7 @@ def go(training: Training, arguments: TrainArguments, stop_after: int | None) ->
     from mpt.engine.loop import fit
     from mpt.run.signals import StopRequest
 
+    collect_as_usual()
     world = training.run.world
     world.watch_over(lambda text: record_lost(training, text))
     try:
@@ -275,16 +277,19 @@ def tell_skipped_files(training: Training, *datasets: Dataset) -> None:
         training.journal.warn(f"{len(bad)} bad {many} skipped, first {path}: {reason}")
 
 
-def finish(training: Training) -> None:
+def finish(training: Training, no_report: bool = False) -> None:
     """Write the report; a report that fails is a warning, never a lost run."""
-    from mpt.report.page import write_report
-    from mpt.report.read_run import read_run
-    from mpt.report.units import show_bytes
-
     directory, console, progress = training.directory, training.journal.console, training.progress
     if progress.step < training.total_steps:  # a smoke run's first half
         console.message(f"stopped after step {progress.step}, to be resumed")
         return
+    if no_report:
+        console.message(closing_line(progress.last_metrics, progress.seconds, None))
+        return
+    from mpt.report.page import write_report
+    from mpt.report.read_run import read_run
+    from mpt.report.units import show_bytes
+
     try:
         write_report(Path(directory.path))
     except (MptError, OSError, ValueError) as error:
@@ -296,10 +301,10 @@ def finish(training: Training) -> None:
     console.message(closing_line(progress.last_metrics, progress.seconds, directory.path / "report.html"))
 
 
-def closing_line(metrics: Mapping[str, float], seconds: float, page: Path) -> str:
+def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None) -> str:
     """Return the last line of a training. A run that was stopped before its first evaluation has no metrics."""
     figures = "".join(f" {name} {value:.4g} " for name, value in metrics.items()) or " not evaluated yet "
-    return f"done:{figures} ({seconds:.0f} s)  report {page}"
+    return f"done:{figures} ({seconds:.0f} s)" + (f"  report {page}" if page else "")
 
 
 def renew_report(training: Training) -> None:
@@ -312,11 +317,11 @@ def renew_report(training: Training) -> None:
         training.journal.console.warning(f"the report of the earlier end is still there: {error}")
 
 
-def finish_again(training: Training) -> None:
+def finish_again(training: Training, no_report: bool = False) -> None:
     """Write what a run that was killed between its last checkpoint and its end still lacks."""
     directory, step = training.directory, training.progress.step
     whole = has_summary_of(directory, step)
     if not whole:
         training.write_summary()
-    if not whole or not has_report_of(directory, step):
-        finish(training)
+    if not whole or not (no_report or has_report_of(directory, step)):
+        finish(training, no_report)

@@ -28,7 +28,7 @@ def train_in_process(allow: Sequence[str]) -> Train:
     """Return a function that trains in a process of its own."""
 
     def train(file: Path, folder: Path, name: str, resumes: bool) -> tuple[int, str]:
-        options = ["--runs", str(folder), "--name", name]
+        options = ["--runs", str(folder), "--name", name, "--no-report"]
         return run_train(file, [*options, *(["--resume", str(folder / name)] if resumes else [])], allow)
 
     return train

@@ -12,6 +12,7 @@ REFUSALS = (
     "DefaultCPUAllocator: can't allocate memory",
     "CUDA error: out of memory",  # the driver's, for pinned memory, kernels and handles
     "_STATUS_ALLOC_FAILED",  # cuBLAS, cuDNN and cuSOLVER
+    "Storage size calculation overflowed",  # more than can be addressed
     "was unable to find an engine to execute this computation",  # cuDNN: no kernel's workspace had room
 )
 """What a refusal says that is no torch.OutOfMemoryError."""

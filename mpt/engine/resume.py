@@ -156,6 +156,8 @@ def changed_settings(config: Config, file: Path) -> tuple[Config, list[Differenc
     it is read as it stands, and one that cannot be read differs in nothing.
     """
     now = config.to_data()
+    if not file.is_file():  # a pipe in its place would be waited on for ever
+        return config, []
     try:
         model = config.model.name
         before = load_config(file, allow=[model.split(":")[0]] if ":" in model else []).to_data()

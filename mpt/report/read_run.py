@@ -26,6 +26,8 @@ MARKS = ("config.yaml", "metrics.jsonl", "summary.json")
 """A folder with one of these is a run."""
 
 
+MOST_LINES = 10_000
+"""So many lines of the log are read at most; of more, evenly chosen ones: no plot shows as many."""
 LASTING = ("metric", "higher_is_better", "precision", "parameters")
 """What a summary of an earlier step still says of the run."""
 
@@ -226,7 +228,7 @@ def read_run(path: Path) -> RunRecord:
         raise DataError(f"{path} is not a run directory: it holds none of {', '.join(MARKS)}.")
     problems: list[str] = []
     text = read_text(path / "config.yaml", problems)
-    lines = read_lines(path / "metrics.jsonl", problems)
+    lines = read_lines(path / "metrics.jsonl", problems, MOST_LINES)
     config = parse_config(text, problems)
     summary, goes_on = current_summary(path, config, lines, problems)
     return RunRecord(
@@ -240,7 +242,7 @@ def read_run(path: Path) -> RunRecord:
         summary=summary,
         goes_on=goes_on,
         plan=read_object(path / "plan.json", problems, needed=False),
-        samples=tuple(sorted((path / "samples").glob("*.png"))) if (path / "samples").is_dir() else (),
+        samples=tuple(sorted(file for file in (path / "samples").glob("*.png") if file.is_file())),
         problems=problems,
     )
 

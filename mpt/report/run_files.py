@@ -9,6 +9,8 @@ from typing import Any
 
 from mpt.config.yaml_text import read_text as parse_yaml
 
+EVALUATION = b'"kind":"evaluate"'
+"""What a line of an evaluation holds, as `mpt.run.recorder` writes it."""
 LARGEST_TEXT_BYTES = 1 << 20
 """A config beyond this is not one that was written here."""
 
@@ -16,6 +18,9 @@ LARGEST_TEXT_BYTES = 1 << 20
 def read_text(path: Path, problems: list[str]) -> str:
     """Return a file's text, or an empty one and a problem."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited on for ever
+            problems.append(f"{path.name} is not a regular file.")
+            return ""
         if path.stat().st_size > LARGEST_TEXT_BYTES:
             problems.append(f"{path.name} is larger than {LARGEST_TEXT_BYTES} bytes and was not read.")
             return ""
@@ -48,27 +53,47 @@ def read_object(path: Path, problems: list[str], *, needed: bool = True) -> Mapp
     return value if isinstance(value, dict) else {}
 
 
-def read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
-    """Return the JSON objects of a file of lines; lines that are none become one problem."""
+def read_lines(path: Path, problems: list[str], most: int | None = None) -> list[Mapping[str, Any]]:
+    """Return the JSON objects of a file of lines; lines that are none become one problem.
+
+    With `most`, of a longer file all evaluations are returned and evenly chosen others, between half of `most` and
+    `most`, the last among them. So a long run's report takes no more time and memory than a short one's.
+    """
     if not path.is_file():
         problems.append(f"{path.name} is missing.")
         return []
-    found: list[Mapping[str, Any]] = []
-    bad = 0
+    kept: list[tuple[int, int, bytes]] = []
+    always: list[tuple[int, int, bytes]] = []
+    every, others, bad, last = 1, 0, 0, (0, 0, b"")
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for text in file:
-                try:
-                    value = json.loads(text)
-                except (ValueError, RecursionError):
+        with path.open("rb") as file:
+            for number, text in enumerate(file):
+                if not (text.startswith(b"{") and text.rstrip().endswith(b"}")):
                     bad += bool(text.strip())
-                    continue
-                if isinstance(value, dict):
-                    found.append(value)
+                elif most is not None and EVALUATION in text:
+                    always.append((number, 0, text))
                 else:
-                    bad += 1
+                    last = (number, others, text)
+                    if others % every == 0:
+                        kept.append(last)
+                    if most is not None and len(kept) > most:
+                        every *= 2
+                        kept = [one for one in kept if one[1] % every == 0]
+                    others += 1
     except OSError as error:
         problems.append(f"{path.name} could not be read: {error.strerror}.")
+    if kept and kept[-1] != last:
+        kept.append(last)
+    found: list[Mapping[str, Any]] = []
+    for _, _, text in sorted([*kept, *always]):
+        try:
+            value = json.loads(text.decode("utf-8", errors="replace"))
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        else:
+            bad += 1
     if bad:
         problems.append(f"{path.name}: {bad} line{'s' if bad > 1 else ''} could not be read and were left out.")
     return found

@@ -20,7 +20,7 @@ def write_layout(path: Path, spec: DataSpec) -> None:
 def read_layout(path: Path) -> DataSpec | None:
     """Return the layout that was written, None where there is none that can be read."""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
+        if not path.is_file() or path.stat().st_size > LARGEST_BYTES:  # a pipe would be waited on
             return None
         return DataSpec.from_record(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

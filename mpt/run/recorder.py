@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,14 +62,13 @@ class Recorder:
         """
         dropped = 0
         for file in (self.metrics,) if keep_events else (self.metrics, self.events):
-            lines, kept = read_raw_lines(file.path), []
-            for raw, line in lines:
-                if line is not None and not is_after(line, step):
-                    kept.append(raw)
-            if len(kept) < len(lines):
-                write_atomically(file.path, b"".join(kept))  # first: where it fails, the file stays as it is, and open
+            surplus = sum(line is None or is_after(line, step) for _, line in read_raw_lines(file.path))
+            if surplus:
+                lines = read_raw_lines(file.path)
+                kept = b"".join(raw for raw, line in lines if line is not None and not is_after(line, step))
+                write_atomically(file.path, kept)  # first: where it fails, the file stays as it is, and open
                 file.reopen()
-            dropped += len(lines) - len(kept)
+            dropped += surplus
         self.evaluations = evaluations_of(self.run)
         if self.evaluations or self.run.results_path.exists():
             write_results(self.run, self.evaluations)
@@ -159,24 +158,22 @@ def tidy(value: Any) -> Any:
     return value
 
 
-def read_raw_lines(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
-    """Return each line of a file as bytes and as an object, None where it is none. No file, no lines."""
-    found: list[tuple[bytes, dict[str, Any] | None]] = []
+def read_raw_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yield each line of a file as bytes and as an object, None where it is none. No file, no lines."""
     if not path.exists():
-        return found
+        return
     with failures_explained(path), os.fdopen(open_regular(path), "rb") as file:
         for raw in file:
             try:
                 line = json.loads(raw) if raw.endswith(b"\n") else None
             except (ValueError, RecursionError):
                 line = None
-            found.append((raw, line if isinstance(line, dict) else None))
-    return found
+            yield raw, line if isinstance(line, dict) else None
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file of lines, leaving out a half-written last line and others that are none."""
-    return [line for _, line in read_raw_lines(path) if line is not None]
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of lines, leaving out a half-written last line and others that are none."""
+    return (line for _, line in read_raw_lines(path) if line is not None)
 
 
 def is_after(line: Mapping[str, Any], step: int) -> bool:

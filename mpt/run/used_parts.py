@@ -69,7 +69,7 @@ def write_used_parts(path: Path) -> None:
 def read_used_parts(path: Path) -> list[dict[str, Any]]:
     """Return what was written; nothing where it is not there or damaged."""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
+        if not path.is_file() or path.stat().st_size > LARGEST_BYTES:  # a pipe would be waited on
             return []
         found = json.loads(path.read_text("utf-8"))
         return [one for one in found if isinstance(one["name"], str) and isinstance(one["files"], dict)]

@@ -1,12 +1,17 @@
 """A run is read whatever state it is in: complete, cut off, damaged or hostile."""
 
+import itertools
 import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from mpt.errors import DataError
-from mpt.report.read_run import curves, number, read_run
+from mpt.report.read_run import MOST_LINES, curves, number, read_run
 
 
 def test_a_finished_run_is_read_from_its_files(make_run):
@@ -118,3 +123,54 @@ def test_numbers_are_read_in_every_form_that_logs_use():
     assert math.isnan(number(True))
     assert math.isnan(number("abc"))
     assert number({}, 7.0) == 7.0
+
+
+def write_log(path: Path, steps: int) -> None:
+    """Write a log with a line per step and an evaluation every 1,000 steps, as a run does."""
+    with path.open("w") as file:
+        for step in range(1, steps + 1):
+            file.write(
+                f'{{"kind":"train","step":{step},"time":1,"losses":{{"net/loss":{step / steps}}},"skipped":{{}}}}\n'
+            )
+            if step % 1000 == 0:
+                file.write(f'{{"kind":"evaluate","step":{step},"time":1,"metrics":{{"accuracy":{step / steps}}}}}\n')
+
+
+def test_of_a_long_log_all_evaluations_and_evenly_chosen_steps_are_read(make_run):
+    path = make_run()
+    (path / "summary.json").unlink()
+    write_log(path / "metrics.jsonl", 25_001)
+    record = read_run(path)
+    steps = [line["step"] for line in record.train]
+    assert MOST_LINES / 2 <= len(steps) <= MOST_LINES + 1
+    assert max(b - a for a, b in itertools.pairwise(steps)) == 4
+    assert (steps[0], steps[-1], record.steps) == (1, 25_001, 25_001)
+    assert [line["step"] for line in record.evaluations] == list(range(1000, 25_001, 1000))
+    assert not record.problems
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_on(make_run):
+    path = make_run()
+    for name in ("config.yaml", "metrics.jsonl", "env.json", "summary.json"):
+        (path / name).unlink()
+        os.mkfifo(path / name)
+    (path / "events.jsonl").write_text("")
+    (path / "config-until-00000001.yaml").write_text("")
+    with pytest.raises(DataError):
+        read_run(path)
+    (path / "metrics.jsonl").unlink()
+    (path / "metrics.jsonl").write_text("")
+    record = read_run(path)
+    assert any("config.yaml is not a regular file" in problem for problem in record.problems)
+
+
+@pytest.mark.slow
+def test_a_report_of_200_000_lines_is_made_in_flat_memory(make_run):
+    path = make_run()
+    write_log(path / "metrics.jsonl", 200_000)
+    program = (
+        "import resource, sys\nfrom pathlib import Path\nfrom mpt.report.page import write_report\n"
+        "write_report(Path(sys.argv[1]))\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 150

@@ -63,7 +63,7 @@ def test_garbage_between_lines_is_passed_over(tmp_path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n\xff\xfe\n[1]\n\n' + b"[" * 100_000 + b'\n{"step": 2}\n{"step"')
     assert [line["step"] for line in read_lines(path)] == [1, 2]
-    assert read_lines(tmp_path / "absent.jsonl") == []
+    assert list(read_lines(tmp_path / "absent.jsonl")) == []
 
 
 def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half_behind(tmp_path) -> None:
