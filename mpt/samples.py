@@ -117,6 +117,10 @@ class Dataset:
         """Return the samples of `indices`. Raises DataError for what cannot be read."""
         raise NotImplementedError(f"{type(self).__name__} has no samples")
 
+    def name_of(self, index: int) -> str:
+        """Return what a person would call a sample: its file, where it is one."""
+        return f"sample {index}"
+
     def pass_over(self, files: Mapping[str, str]) -> None:
         """Take note of bad files that were met elsewhere, in a worker process."""
         self.bad_files = {**self.bad_files, **files}

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
+from mpt.errors import ConfigError
 from mpt.parallel.world import ALONE, World
 from mpt.samples import Batch as Batch
 from mpt.samples import Dataset as Dataset
@@ -102,6 +103,8 @@ class Inference:
     rows: list[dict[str, Any]] = field(default_factory=list)
     outputs: Tensor | None = None
     """Raw float32 outputs, by which two precisions are compared."""
+    scores: Tensor | None = None
+    """Probabilities of all classes (b, classes), in the order of `DataSpec.classes`."""
     figures: dict[str, Tensor] = field(default_factory=dict)
     """Further pictures by file stem."""
     figure_columns: dict[str, int] = field(default_factory=dict)
@@ -186,6 +189,14 @@ class Task:
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return what is made of inputs, or without them `count` samples."""
         raise NotImplementedError(f"{type(self).__name__} does not infer")
+
+    def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
+        """Return samples `first` to `first + count` of the `total` that a seed gives, in [0, 1], NCHW."""
+        raise ConfigError("this task makes no samples from noise: leave out --count, --single and --walk")
+
+    def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
+        """Return images in [0, 1] on the way from each seed's sample to the next's, `frames` for each two."""
+        raise ConfigError("this task makes no samples from noise: leave out --count, --single and --walk")
 
     def export_terms(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return what the tensors into and out of an exported network are called."""

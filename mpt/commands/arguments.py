@@ -73,7 +73,24 @@ class InferArguments:
     """float16 or bfloat16; without --half the weights stay float32. Or float32."""
     input: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]PATH")] = ()
     """An image or a folder of images; once for each input of the task."""
-    output: Output = None
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FOLDER|FILE.csv|FILE.png")] = None
+    """A folder for all that is made, or one file: the table, or the samples. By default inference/ in the run."""
+    overwrite: bool = False
+    """Write over what is there."""
+    top: Annotated[int, typer.Option(min=0)] = 1
+    """How many labels per image, with probabilities; 0 tells the probabilities of all classes."""
+    pictures: bool = False
+    """Write the inputs with their labels below them too, labels.png."""
+    skip_bad: bool = False
+    """Leave out inputs that cannot be read, and list them. So too where the run has dataset.on_bad_image=skip."""
+    count: Annotated[int | None, typer.Option(min=1)] = None
+    """How many samples; 64 by default, of a generator or of the test set."""
+    single: bool = False
+    """Write each sample of a generator as a file of its own, sample-0000.png and so on."""
+    walk: Annotated[str | None, typer.Option(metavar="SEED:SEED[:...]")] = None
+    """Write the way from one seed's sample to the next's too: walk.gif, walk.png."""
+    frames: Annotated[int, typer.Option(min=2)] = 16
+    """Pictures from seed to seed of a walk."""
     batch_size: Annotated[int | None, typer.Option(min=1)] = None
     """Samples at once."""
     truncation: Annotated[float | None, typer.Option(min=0, max=1)] = None

@@ -7,48 +7,134 @@ Without `--half` and `--dtype` a run infers as it was trained. `--dtype float32`
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from mpt.commands.arguments import InferArguments
 from mpt.commands.infer_half import infer_half
-from mpt.commands.infer_inputs import Sample, find_files, infer_one, match_files, read_inputs
-from mpt.data.images import write_grid
-from mpt.errors import ConfigError, InputOutputError
+from mpt.commands.infer_inputs import (
+    SAMPLES,
+    Sample,
+    find_files,
+    infer_one,
+    match_files,
+    needs_inputs,
+    read_inputs,
+    without_bad,
+)
+from mpt.commands.infer_outputs import (
+    MOST_PICTURES,
+    choose_output,
+    write,
+    write_bad,
+    write_labelled,
+    write_single,
+    write_walk,
+)
+from mpt.engine.evaluation import inferring
+from mpt.errors import ConfigError, DataError, InputOutputError
 from mpt.inference.exported import is_export, open_exported
 from mpt.inference.half import rebuild
 from mpt.inference.trained import Trained, open_trained
 from mpt.precision.choice import DTYPES
 from mpt.seams import Inference
 
-ROWS_SHOWN, LONGEST_SHOWN = 10, 40
-"""Rows of the table that are printed too, and the length in letters up to which a value is."""
-
 
 def run(arguments: InferArguments) -> None:
-    """Infer with the named run, the newest by default, and write what it makes.
+    """Infer with the named run, the newest finished one by default, and write what it makes.
 
     Raises DataError for inputs, CheckpointError for runs and InputOutputError for outputs that are none.
     """
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
+    seeds = walk_seeds(arguments.walk)
     trained, samples = open_with_inputs(arguments)
-    output = Path(arguments.output) if arguments.output else Path(trained.directory.path) / "inference"
+    output = choose_output(arguments, Path(trained.directory.path))
+    make_folder(output.folder)
+    samples, bad = readable(trained, samples, arguments.skip_bad)
     batch_size = arguments.batch_size or trained.config.train.batch_size
-    make_folder(output)
+    count = arguments.count or SAMPLES
+    from_noise = not samples and not needs_inputs(trained.run.task)
+    begun = time.perf_counter()
     if arguments.half:
-        results = infer_half(trained, samples, batch_size, arguments.dtype, output)
+        results = infer_half(trained, samples, batch_size, arguments.dtype, output.folder)
     else:
-        results = list(infer(in_dtype(trained, arguments.dtype), samples, batch_size))
-    for line in write(results, [next(iter(sample.values())) for sample in samples], output):
+        trained = in_dtype(trained, arguments.dtype)
+        if from_noise and (arguments.count or arguments.single):
+            results = list(numbered(trained, count, batch_size, arguments.truncation))
+        else:
+            results = list(infer(trained, samples, batch_size, count))
+    seconds = time.perf_counter() - begun
+    made = sum(size_of(result) for result in results)
+    names = names_of(trained, samples, made)
+    files = [next(iter(sample.values())) for sample in samples]
+    for line in write(results, files, output, names, trained.run.data.classes, arguments.top):
         print(line)
+    if arguments.single and from_noise:
+        print(write_single(results, output.folder))
+    if seeds:
+        with torch.no_grad(), inferring(trained.run):
+            print(write_walk(trained.run.task.walk(seeds, arguments.frames), output.folder, arguments.frames))
+    if arguments.pictures and any(result.rows for result in results):
+        shown = next(iter(read_inputs(trained, samples, min(made, MOST_PICTURES), count)))[0]
+        assert shown is not None
+        print(write_labelled(shown, results, output.folder))
+    if bad:
+        print(write_bad(bad, output.folder))
+    if not arguments.half:
+        print(
+            f"{made} sample{'s' if made != 1 else ''} in {seconds:.2f} s ({made / max(seconds, 1e-9):.3g} per second)"
+        )
+
+
+def readable(trained: Trained, samples: list[Sample], skip: bool) -> tuple[list[Sample], dict[str, str]]:
+    """Return the samples, without those whose files are bad where that is wanted, and what was left out and why."""
+    bad: dict[str, str] = {}
+    if samples and (skip or trained.config.dataset.settings.model_dump().get("on_bad_image") == "skip"):
+        samples = list(without_bad(trained, samples, bad))
+        if not samples:
+            name, reason = next(iter(bad.items()))
+            raise DataError(f"--input: none of {len(bad)} files can be read; the first: {name}: {reason}")
+    return samples, bad
+
+
+def size_of(result: Inference) -> int:
+    """Return how many samples were made."""
+    one = result.outputs if result.outputs is not None else result.tiles
+    return len(result.rows) if one is None else len(one)
+
+
+def names_of(trained: Trained, samples: Sequence[Sample], made: int) -> list[str]:
+    """Return the samples' names for the table: their first file, or the test set's name of them."""
+    if samples:
+        return [str(next(iter(sample.values()))) for sample in samples]
+    if not needs_inputs(trained.run.task):
+        return [f"sample {index}" for index in range(made)]
+    return [trained.test_data.name_of(index).replace("sample", "test sample", 1) for index in range(made)]
+
+
+def numbered(trained: Trained, count: int, batch_size: int, truncation: float | None) -> Iterator[Inference]:
+    """Yield a generator's samples by their numbers, a batch at a time."""
+    for first in range(0, count, batch_size):
+        with torch.no_grad(), inferring(trained.run):
+            tiles = trained.run.task.samples(
+                count, first, min(batch_size, count - first), trained.config.seed, truncation or 1.0
+            )
+        yield Inference(tiles=tiles.cpu(), outputs=tiles.cpu())
+
+
+def walk_seeds(text: str | None) -> list[int]:
+    """Return the seeds of a walk, two or more. Raises ConfigError."""
+    if text is None:
+        return []
+    parts = text.split(":")
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(f"--walk: found {text!r}; write seeds with colons between, 3:17 or 3:17:5.")
+    return [int(part) for part in parts]
 
 
 def open_with_inputs(arguments: InferArguments) -> tuple[Trained, list[Sample]]:
@@ -78,9 +164,9 @@ def in_dtype(trained: Trained, dtype: str | None) -> Trained:
     return dataclasses.replace(trained, run=other)
 
 
-def infer(trained: Trained, samples: Sequence[Sample], batch_size: int) -> Iterator[Inference]:
+def infer(trained: Trained, samples: Sequence[Sample], batch_size: int, count: int = SAMPLES) -> Iterator[Inference]:
     """Yield the task's inference for each batch of inputs."""
-    for inputs in read_inputs(trained, samples, batch_size):
+    for inputs in read_inputs(trained, samples, batch_size, count):
         yield infer_one(trained, inputs)
 
 
@@ -90,62 +176,3 @@ def make_folder(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputOutputError(f"--output: cannot make {output}: {error.strerror}") from error
-
-
-def write(results: Sequence[Inference], files: Sequence[Path], output: Path) -> list[str]:
-    """Write grids and tables below `output` and return lines that say what was written.
-
-    `files` name the samples: the first input of each.
-    """
-    said: list[str] = []
-    tiles = [result.tiles for result in results if result.tiles is not None]
-    if tiles:
-        path = output / "samples.png"
-        write_grid(torch.cat([tile.cpu() for tile in tiles]), path, results[0].columns)
-        said.append(f"wrote {sum(len(tile) for tile in tiles)} pictures to {path}")
-    for stem, picture, columns in name_figures(results, files):
-        write_grid(picture, output / f"{stem}.png", columns)
-        said.append(f"wrote {output / f'{stem}.png'}")
-    rows: list[dict[str, Any]] = [row for result in results for row in result.rows]
-    if rows:
-        names = [str(file) for file in files] or [f"test sample {index}" for index in range(len(rows))]
-        rows = [{"input": name, **row} for name, row in zip(names, rows, strict=True)]
-        path = write_table(rows, output / "labels.csv")
-        said += [show_row(row) for row in rows[:ROWS_SHOWN]]
-        said.append(f"wrote {len(rows)} row{'s' if len(rows) > 1 else ''} to {path}")
-    return said
-
-
-def show_row(row: dict[str, Any]) -> str:
-    """Return a row of the table as a line, without values that only the table has room for (a VAE's code)."""
-    named = [f"{name} {value}" for name, value in row.items() if name != "input" and len(str(value)) <= LONGEST_SHOWN]
-    return f"{row['input']}: {'  '.join(named)}"
-
-
-def name_figures(results: Sequence[Inference], files: Sequence[Path]) -> Iterator[tuple[str, Tensor, int | None]]:
-    """Yield pictures with their file stems and columns.
-
-    `swap-0001`, of a batch's second input, takes the input's name or number.
-    """
-    start = 0
-    for result in results:
-        for stem, picture in result.figures.items():
-            columns = result.figure_columns.get(stem)
-            numbered = re.fullmatch(r"(.+)-([0-9]{4})", stem)
-            if numbered:
-                index = start + int(numbered.group(2))
-                stem = f"{numbered.group(1)}-{files[index].stem if files else f'{index:04d}'}"
-            yield stem, picture, columns
-        start += 0 if result.outputs is None else len(result.outputs)
-
-
-def write_table(rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    """Write rows as CSV."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise InputOutputError(f"--output: cannot write {path}: {error.strerror}") from error
-    return path

@@ -48,18 +48,18 @@ def infer_one(trained: Trained, inputs: Inputs) -> Inference:
     return infer(trained.run, batch, count)
 
 
-def read_inputs(trained: Trained, samples: Sequence[Sample], batch_size: int) -> Iterator[Inputs]:
+def read_inputs(trained: Trained, samples: Sequence[Sample], batch_size: int, count: int = SAMPLES) -> Iterator[Inputs]:
     """Yield batches of the files; without files, of test samples for a task that needs inputs, else a wish for
-    samples."""
+    samples, `count` of them."""
     run = trained.run
     if not samples and needs_inputs(run.task):
         data = trained.test_data
-        for start in range(0, min(len(data), SAMPLES), batch_size):
-            indices = list(range(start, min(start + batch_size, len(data), SAMPLES)))
+        for start in range(0, min(len(data), count), batch_size):
+            indices = list(range(start, min(start + batch_size, len(data), count)))
             yield to_device(data.fetch(indices, 0), run.device, run.data), len(indices)
         return
     if not samples:
-        yield None, SAMPLES
+        yield None, count
         return
     for start in range(0, len(samples), batch_size):
         chosen = samples[start : start + batch_size]
@@ -68,6 +68,19 @@ def read_inputs(trained: Trained, samples: Sequence[Sample], batch_size: int) ->
             for field in run.task.inputs
         }
         yield to_device(batch, run.device, run.data), len(chosen)
+
+
+def without_bad(trained: Trained, samples: Sequence[Sample], bad: dict[str, str]) -> Iterator[Sample]:
+    """Yield the samples whose files can be read, and note the others with the reason. Each file is read twice."""
+    for sample in samples:
+        try:
+            for field, file in sample.items():
+                read_image(trained, field, file)
+        except DataError as error:
+            cause = error.__cause__
+            bad[str(file)] = cause.reason if isinstance(cause, BadImageError) else str(error)
+            continue
+        yield sample
 
 
 def read_image(trained: Trained, field: str, file: Path) -> Tensor:

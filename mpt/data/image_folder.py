@@ -80,6 +80,11 @@ class ImageFolder(Dataset):
     def __len__(self) -> int:
         return len(self.paths)
 
+    def name_of(self, index: int) -> str:
+        """Return the file that stands at this place, the next good one where it was found to be bad."""
+        numbers = ((index + attempt) % len(self.paths) for attempt in range(len(self.paths)))
+        return next((str(self.paths[one]) for one in numbers if str(self.paths[one]) not in self.bad_files), "")
+
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         """Return the samples of `indices`, decoded. Raises DataError naming a bad file, unless they are skipped."""
         with preserved_generator():

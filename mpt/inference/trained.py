@@ -14,7 +14,8 @@ from mpt.engine.state import restore_modules
 from mpt.errors import CheckpointError, DataError
 from mpt.run import checkpoint
 from mpt.run.data_layout import read_layout
-from mpt.run.layout import RunDirectory, find_run, newest_run
+from mpt.run.ending import newest_finished_run
+from mpt.run.layout import RunDirectory, find_run
 from mpt.run.used_parts import changed_parts, missing_parts_explained
 from mpt.seams import Dataset, Run
 
@@ -56,13 +57,18 @@ def open_trained(
     overrides: tuple[str, ...] = (),
     allow: tuple[str, ...] = (),
 ) -> Trained:
-    """Build the named run (a run's name or folder, or a checkpoint's folder; by default the newest run) with its
-    weights.
+    """Build the named run (a run's name or folder, or a checkpoint's folder; by default the newest finished one)
+    with its weights.
 
     A data set that is not here is no hindrance where the run remembers its layout: fetching from it is a DataError.
     Raises CheckpointError when there is none or its checkpoints are refused.
     """
-    directory, chosen = find_run(wanted, runs) if wanted else (newest_run(runs), None)
+    chosen: Path | None = None
+    if wanted:
+        directory, chosen = find_run(wanted, runs)
+    else:
+        directory, warning = newest_finished_run(runs)
+        print(f"run {directory.path}" if warning is None else f"warning: {warning}", file=sys.stderr)
     if not directory.config_path.is_file():
         raise CheckpointError(f"{directory.path}: no config.yaml in it; it is not a run's folder")
     with missing_parts_explained(directory.path):

@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mpt.errors import CheckpointError
 from mpt.run.files import open_regular
-from mpt.run.layout import RunDirectory
+from mpt.run.layout import RunDirectory, list_runs, newest_run
 
 LARGEST_BYTES = 1 << 28
 
@@ -30,6 +31,26 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def has_summary_of(run: RunDirectory, step: int) -> bool:
     """Is there a whole summary of this step?"""
     return bool(read_json_object(run.summary_path).get("steps") == step)
+
+
+def newest_finished_run(runs_dir: Path) -> tuple[RunDirectory, str | None]:
+    """Return the newest run that was trained to its end, and a warning where a newer one was not.
+
+    Without any, the newest run with a checkpoint. Raises CheckpointError where there is none.
+    """
+    runs = list_runs(runs_dir)
+    finished = [run for run in runs if read_json_object(run.summary_path).get("steps")]
+    trained = finished if finished else [run for run in runs if any(run.checkpoints.glob("step-*"))]
+    if not trained:
+        if runs:
+            raise CheckpointError(f"No run in {runs_dir} has a checkpoint yet; the newest is {runs[-1].path}.")
+        return newest_run(runs_dir), None
+    chosen = trained[-1]
+    if not finished:
+        return chosen, f"no run in {runs_dir} is finished; {chosen.path}, the newest with a checkpoint, is taken"
+    if chosen.path != runs[-1].path:
+        return chosen, f"{runs[-1].path} is newer and not finished; {chosen.path} is taken"
+    return chosen, None
 
 
 def has_report_of(run: RunDirectory, step: int) -> bool:

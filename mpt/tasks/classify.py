@@ -125,16 +125,20 @@ class Classify(Task):
         return probabilities.clamp_min(1e-30).log()
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return the label and its probability for each image of the batch."""
+        """Return the label and its probability for each image of the batch, beside its true label where it is known."""
         if batch is None:
             raise DataError("infer: a classifier needs images; give --input FILE or FOLDER")
         logits = self.logits(batch["image"])
-        best = logits.softmax(1).max(1)
-        rows = [
+        scores = logits.softmax(1)[:, : len(self.classes)]
+        best = scores.max(1)
+        rows: list[dict[str, Any]] = [
             {"label": self.classes[index], "probability": round(probability, 4)}
             for index, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
-        return Inference(rows=rows, outputs=logits)
+        if "label" in batch:
+            for row, label in zip(rows, batch["label"].tolist(), strict=True):
+                row["truth"] = self.classes[label]
+        return Inference(rows=rows, outputs=logits, scores=scores)
 
 
 class Whole(nn.Module):

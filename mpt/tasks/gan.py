@@ -284,6 +284,14 @@ class Gan(Task):
         """Return samples from fixed latents."""
         return self.sampler.sample(self.settings.preview_count, seed=0)
 
+    def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
+        """Return samples by their numbers."""
+        return self.sampler.numbered(total, first, count, seed, truncation)
+
+    def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
+        """Return images on the way from each seed's sample to the next's."""
+        return self.sampler.walk(seeds, frames)
+
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return samples, truncated samples and paths between latents; for inputs, where there is an encoder, their
         reconstructions.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -68,6 +69,20 @@ class Sampler:
         frames = torch.stack(ways, dim=1)  # (steps, paths, d): row i of the result keeps class i
         images = torch.stack([self.make(frame, 0, 1.0) for frame in frames], dim=1)
         return images.flatten(0, 1)
+
+    def numbered(self, total: int, first: int, count: int, seed: int, truncation: float) -> Tensor:
+        """Return samples `first` to `first + count` of the `total` that a seed gives."""
+        return self.make(self.latents(total, seed)[first : first + count], first, truncation)
+
+    def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
+        """Return images on a way from the sample of one seed to that of the next, `frames` for each two, ends included.
+
+        The sample of a seed is the first that `sample` makes of it.
+        """
+        ends = [self.latents(1, seed)[0] for seed in seeds]
+        with self.precision.float32():
+            ways = [interpolate(one, other, frames, self.prior) for one, other in itertools.pairwise(ends)]
+        return torch.cat([self.make(way, 0, 1.0) for way in ways])
 
     def infer(self, count: int, seed: int, truncation: float) -> Inference:
         """Return samples, and as further pictures truncated samples and paths between latents."""

@@ -161,6 +161,14 @@ class Vae(Task):
         rebuilt = self.reconstruct(image, None if label is None else label[: len(image)])
         return torch.cat([image.float(), rebuilt, samples])
 
+    def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
+        """Return samples by their numbers."""
+        return self.sampler.numbered(total, first, count, seed, truncation)
+
+    def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
+        """Return images on the way from each seed's sample to the next's."""
+        return self.sampler.walk(seeds, frames)
+
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return reconstructions beside the inputs and their codes, or without inputs samples and paths between them.
 

@@ -4,11 +4,12 @@ import csv
 import json
 import shutil
 
+import numpy
 import pytest
 import torch
 from PIL import Image
 
-from mpt.commands import infer, infer_half, infer_inputs
+from mpt.commands import infer, infer_half, infer_inputs, infer_outputs
 from mpt.commands.arguments import InferArguments
 from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
 
@@ -25,8 +26,17 @@ def pictures(tmp_path):
 
 def go(run, tmp_path, **changes):
     output = tmp_path / "out"
-    infer.run(InferArguments(run=str(run), runs=str(tmp_path), device="cpu", **{"output": str(output), **changes}))
+    infer.run(
+        InferArguments(
+            run=str(run), runs=str(tmp_path), device="cpu", **{"output": str(output), "overwrite": True, **changes}
+        )
+    )
     return output
+
+
+def pixels_of(path):
+    with Image.open(path) as picture:
+        return numpy.asarray(picture).astype(int)
 
 
 def read_rows(output):
@@ -47,7 +57,7 @@ def test_the_newest_run_is_taken_where_none_is_named(classifier, tmp_path):
 
 def test_what_is_printed_of_a_table_is_short_and_named():
     row = {"input": "a.png", "squared_error": 0.25, "code": "0.1 " * 20}
-    assert infer.show_row(row) == "a.png: squared_error 0.25"
+    assert infer_outputs.show_row(row) == "a.png: squared_error 0.25"
 
 
 def test_a_generator_makes_the_same_samples_each_time(generator, tmp_path):
@@ -192,3 +202,103 @@ def test_a_damaged_checkpoint_that_is_passed_over_is_named_with_the_one_used(cla
     said = capsys.readouterr().err
     assert "step-00000002 is refused" in said
     assert "step-00000001 is used instead" in said
+
+
+def test_further_labels_or_all_probabilities_are_told_beside_the_truth(classifier, tmp_path, capsys):
+    rows = read_rows(go(classifier, tmp_path, top=3, count=5))
+    assert len(rows) == 5
+    assert list(rows[0]) == [
+        "input",
+        *("label", "probability", "truth"),
+        *("label_2", "probability_2"),
+        "label_3",
+        "probability_3",
+    ]
+    assert all(row["input"].startswith("test sample ") for row in rows)
+    assert float(rows[0]["probability"]) >= float(rows[0]["probability_2"]) >= float(rows[0]["probability_3"])
+    right = sum(row["label"] == row["truth"] for row in rows)
+    said = capsys.readouterr().out
+    assert f"{right} of 5 labels are the true ones" in said
+    assert "per second" in said
+    every = read_rows(go(classifier, tmp_path, top=0, count=2))
+    assert sum(float(every[0][f"p({digit})"]) for digit in range(10)) == pytest.approx(1, abs=1e-4)
+
+
+def test_test_samples_of_a_folder_are_named_by_their_files(make_classifier, tmp_path):
+    for index in range(20):
+        path = tmp_path / "images" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 10 * index).save(path)
+    data = f"dataset={{name: image_folder, root: {tmp_path / 'images'}, test_fraction: 0.5, channels: 1}}"
+    rows = read_rows(go(make_classifier("dataset=null", data), tmp_path))
+    assert rows
+    assert all(row["truth"] == row["input"].split("/")[-2] for row in rows)
+
+
+def test_bad_inputs_are_left_out_and_listed_where_that_is_wanted(classifier, pictures, tmp_path, capsys):
+    (pictures / "below" / "1.png").write_text("no picture")
+    with pytest.raises(DataError, match=r"1\.png"):
+        go(classifier, tmp_path, input=(str(pictures),))
+    output = go(classifier, tmp_path, input=(str(pictures),), skip_bad=True)
+    assert [row["input"].rsplit("/", 1)[1] for row in read_rows(output)] == ["0.png", "2.png"]
+    with (output / "skipped.csv").open() as file:
+        assert [(row["input"], row["reason"][:12]) for row in csv.DictReader(file)] == [
+            (str(pictures / "below" / "1.png"), "not an image")
+        ]
+    assert "left out 1 bad input, listed in" in capsys.readouterr().out
+
+
+def test_nothing_is_written_over_without_a_word(classifier, tmp_path):
+    for expected in ("inference", "inference-2"):
+        infer.run(InferArguments(run=str(classifier), device="cpu", count=2))
+        assert (classifier / expected / "labels.csv").is_file()
+    table = tmp_path / "table.csv"
+    infer.run(InferArguments(run=str(classifier), device="cpu", count=2, output=str(table)))
+    before = table.read_text()
+    assert before.startswith("input,label,probability,truth\n")
+    with pytest.raises(ConfigError, match=r"table.csv is there already; .*--overwrite"):
+        infer.run(InferArguments(run=str(classifier), device="cpu", count=3, output=str(table)))
+    assert table.read_text() == before
+    infer.run(InferArguments(run=str(classifier), device="cpu", count=3, output=str(table), overwrite=True))
+    assert len(table.read_text().splitlines()) == 4
+
+
+def test_a_generator_makes_any_number_of_samples_single_files_and_ways_between_seeds(generator, tmp_path):
+    output = go(generator, tmp_path, count=5, single=True, walk="3:17:3", frames=4, batch_size=2)
+    files = sorted(output.glob("sample-*.png"))
+    assert [file.name for file in files] == [f"sample-{number:04d}.png" for number in range(5)]
+    assert pixels_of(files[0]).shape[:2] == (16, 16)
+    again = go(generator, tmp_path, count=5, single=True, output=str(tmp_path / "again"), batch_size=5)
+    for file in files:
+        assert abs(pixels_of(file) - pixels_of(again / file.name)).max() <= 1, (
+            "a sample depends on its number, not on the batch"
+        )
+    with Image.open(output / "walk.gif") as movie:
+        assert movie.n_frames == 7, "the seed in the middle is one frame"
+        first = numpy.asarray(movie.convert("RGB"))
+        movie.seek(6)
+        assert abs(first.astype(int) - numpy.asarray(movie.convert("RGB"))).max() <= 8  # back at the first seed
+    for wrong in ("3", "a:b", "3:"):
+        with pytest.raises(ConfigError, match="--walk"):
+            go(generator, tmp_path, walk=wrong)
+
+
+def test_pictures_show_inputs_with_their_labels(classifier, tmp_path):
+    pixels = pixels_of(go(classifier, tmp_path, pictures=True, count=10) / "labels.png")
+    assert pixels.shape[1] > 8 * 128
+    assert (pixels[..., 0] - pixels[..., 1]).max() > 100, "a wrong label is red"
+
+
+def test_the_newest_finished_run_is_taken_and_a_newer_unfinished_one_is_named(make_classifier, tmp_path, capsys):
+    old, new = make_classifier("name=old"), make_classifier("name=new")
+    infer.run(InferArguments(runs=str(tmp_path), device="cpu", count=1))
+    assert "no run in" in capsys.readouterr().err
+    assert (new / "inference").is_dir()
+    (old / "summary.json").write_text(json.dumps({"steps": 1}))
+    infer.run(InferArguments(runs=str(tmp_path), device="cpu", count=1))
+    assert f"{new} is newer and not finished; {old} is taken" in capsys.readouterr().err
+    shutil.rmtree(old)
+    shutil.rmtree(new / "checkpoints")
+    (new / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="has a checkpoint yet"):
+        infer.run(InferArguments(runs=str(tmp_path), device="cpu"))

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from mpt.commands.infer_inputs import find_files, match_files, needs_inputs, read_inputs
+from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError, DataError
 from mpt.seams import DataSpec, FieldSpec
 
@@ -27,7 +28,8 @@ TWO_CAMERAS = DataSpec(
 def trained(inputs: tuple[str, ...] = ("rgb", "ir"), optional: bool = False, data: DataSpec = TWO_CAMERAS) -> Any:
     task = SimpleNamespace(inputs=inputs, optional_inputs=optional)
     run = SimpleNamespace(task=task, data=data, device=torch.device("cpu"))
-    return SimpleNamespace(run=run, test_data=None)
+    config = SimpleNamespace(dataset=SimpleNamespace(settings=DatasetOptions()))
+    return SimpleNamespace(run=run, test_data=None, config=config)
 
 
 def match(of: Any, *wanted: str) -> list[dict[str, Path]]:

@@ -121,7 +121,7 @@ def test_inputs_that_are_none_are_named(
 
 def test_mpt_infer_takes_a_file_for_each_camera(run_path: Path, pairs: Path, tmp_path: Path) -> None:
     words = ["--input", f"rgb={pairs / 'rgb/a.png'}", "--input", f"ir={pairs / 'ir/a.png'}"]
-    assert mpt("infer", run_path, *words, "--output", tmp_path, "--device", "cpu") == 0
+    assert mpt("infer", run_path, *words, "--overwrite", "--output", tmp_path, "--device", "cpu") == 0
     assert (tmp_path / "detected-a.png").is_file()
     assert "person" in (tmp_path / "labels.csv").read_text()
 
