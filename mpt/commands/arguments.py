@@ -176,6 +176,8 @@ class DoctorArguments:
     """float16 or bfloat16: what a mode that may choose is examined in; on a CPU float16, as on most GPUs."""
     batch_size: Annotated[int | None, typer.Option(min=1)] = None
     """Samples of the step whose numerics are examined."""
+    points: Annotated[int, typer.Option(min=1)] = 4
+    """Of a run's training, the beginning and the newest checkpoint among them, whose numerics are examined."""
     output: Output = None
     page: Annotated[str | None, typer.Option(metavar="FILE")] = None
     """Write an HTML page too."""

@@ -1,7 +1,7 @@
 """`mpt doctor`: the machine, the data, the numerics of a model and its speed, each with what to do.
 
-A configuration is examined as it begins; a run with the weights of its newest checkpoint. The cure of a numerical fault
-is written as a patch for `mpt train CONFIG --with FILE` after it was tried.
+A configuration is examined as it begins; a run at several points, with the weights of its checkpoints. The cure of a
+numerical fault is written as a patch for `mpt train CONFIG --with FILE` after it was tried.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpt.commands.arguments import DoctorArguments
 from mpt.config.layers import write_override
@@ -20,7 +21,7 @@ from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.run.files import write_atomically
-from mpt.run.layout import find_run
+from mpt.run.layout import RunDirectory, find_run
 
 if TYPE_CHECKING:
     from mpt.doctor.findings import Section
@@ -30,15 +31,28 @@ PARTS = ("environment", "data", "numerics", "speed")
 MARKS = {"ok": "ok", "note": "note", "warning": "WARN", "fault": "FAULT"}
 
 
+@dataclass(frozen=True)
+class Point:
+    """A step of a training whose weights are examined; without a path it is the beginning."""
+
+    step: int
+    path: Path | None
+
+
+BEGINNING = Point(0, None)
+
+
 def run(arguments: DoctorArguments) -> None:
     """Examine what is asked for. Raises NonFiniteError (exit 6) when a fault was found."""
     from mpt.doctor.findings import worst_of
     from mpt.doctor.page import write_page
 
     wanted = read_parts(arguments)
-    config, weights, subject = read_subject(arguments)
-    sections = [timed(lambda part=part: examine_part(part, arguments, config, weights)) for part in wanted]  # type: ignore[misc]
+    config, directory, points, subject = read_subject(arguments)
+    sections = [timed(lambda part=part: examine_part(part, arguments, config, points)) for part in wanted]  # type: ignore[misc]
     written = write_cure(arguments, sections)
+    if directory is not None and "numerics" in wanted:
+        write_atomically(directory.doctor_path, json.dumps({"sections": [one.to_record() for one in sections]}) + "\n")
     if arguments.json:
         print(json.dumps({"subject": subject, "sections": [one.to_record() for one in sections], "written": written}))
     else:
@@ -65,24 +79,38 @@ def read_parts(arguments: DoctorArguments) -> Sequence[str]:
     return wanted
 
 
-def read_subject(arguments: DoctorArguments) -> tuple[Config | None, dict[str, Any] | None, str]:
-    """Return the configuration, the weights of a run, and what is examined in words."""
+def read_subject(
+    arguments: DoctorArguments,
+) -> tuple[Config | None, RunDirectory | None, Sequence[Point], str]:
+    """Return the configuration, the run, the points of its training to examine, and what is examined in words."""
     if arguments.subject is None:
-        return None, None, "this machine"
+        return None, None, [], "this machine"
     path = Path(arguments.subject)
     overrides = list(arguments.overrides)
     if arguments.device is not None:
         overrides.append(write_override("train.device", arguments.device))
     if path.suffix in (".yaml", ".yml"):
-        return load_config(path, overrides, allow=arguments.allow, patches=arguments.patches), None, str(path)
+        config = load_config(path, overrides, allow=arguments.allow, patches=arguments.patches)
+        return config, None, [BEGINNING], str(path)
     from mpt.run import checkpoint
+    from mpt.run.retention import list_steps
 
     directory, chosen = find_run(arguments.subject, Path(arguments.runs))
     config = load_config(directory.config_path, overrides, allow=arguments.allow, patches=arguments.patches)
-    loaded = checkpoint.load(chosen or directory)
-    for note in loaded.notes:
-        print(f"warning: {note}", file=sys.stderr)
-    return config, dict(loaded.state), f"{directory.path} at step {loaded.step}"
+    if chosen is None:
+        newest = checkpoint.load(directory)
+        for note in newest.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        earlier = [step for step in list_steps(directory) if 0 < step < newest.step]
+        count = min(arguments.points - 2, len(earlier))
+        kept = [earlier[round((index + 1) * len(earlier) / (count + 1)) - 1] for index in range(max(0, count))]
+        points = [BEGINNING] if arguments.points > 1 else []
+        points += [Point(step, directory.checkpoint_path(step)) for step in dict.fromkeys(kept)]
+        points.append(Point(newest.step, newest.path))
+    else:
+        loaded = checkpoint.load(chosen)
+        points = [Point(loaded.step, chosen)]
+    return config, directory, points, f"{directory.path} at step {', '.join(str(point.step) for point in points)}"
 
 
 def timed(examine: Callable[[], Section]) -> Section:
@@ -93,9 +121,7 @@ def timed(examine: Callable[[], Section]) -> Section:
     return section
 
 
-def examine_part(
-    part: str, arguments: DoctorArguments, config: Config | None, weights: dict[str, Any] | None
-) -> Section:
+def examine_part(part: str, arguments: DoctorArguments, config: Config | None, points: Sequence[Point]) -> Section:
     """Run one part."""
     from mpt.engine.build import build_datasets, build_run, choose_device
 
@@ -117,24 +143,28 @@ def examine_part(
 
         loader = Loader(train_data, config.train.batch_size, config.seed, workers=config.dataset.settings.workers)
         return examine_speed(build_run(config, device, train_data.spec), loader)
-    return examine_numerics(arguments, config, train_data, weights)
+    return examine_numerics(arguments, config, train_data, points)
 
 
-def examine_numerics(
-    arguments: DoctorArguments, config: Config, data: Dataset, weights: dict[str, Any] | None
-) -> Section:
-    """Take the step in float32 and in the run's mode, and look for a cure of what is wrong."""
+def examine_numerics(arguments: DoctorArguments, config: Config, data: Dataset, points: Sequence[Point]) -> Section:
+    """Take the step of each point in float32 and in the run's mode, and look for a cure of what is wrong."""
     from mpt.data.loader import Loader
     from mpt.doctor.numerics import Subject, as_on_a_gpu
     from mpt.doctor.numerics_section import describe_numerics
     from mpt.engine.build import choose_device
+    from mpt.run import checkpoint
 
     device = choose_device(config.train.device)
     if device.type == "cpu" or arguments.dtype:
         config = as_on_a_gpu(config, arguments.dtype)
     size = min(config.train.batch_size, arguments.batch_size or config.train.batch_size)
-    batch = next(iter(Loader(data, size, config.seed).batches(0)))
-    return describe_numerics(Subject(config, data.spec, batch, device, weights))
+    loader = Loader(data, size, config.seed)
+    subjects = []
+    for point in points:
+        weights = None if point.path is None else checkpoint.load(point.path).state
+        batch = next(iter(loader.batches(point.step)))
+        subjects.append(Subject(config, data.spec, batch, device, weights, point.step))
+    return describe_numerics(*subjects)
 
 
 def write_cure(arguments: DoctorArguments, sections: Sequence[Section]) -> list[str]:

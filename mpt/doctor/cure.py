@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from mpt.doctor.instrument import LOSS
 from mpt.doctor.numerics import Examination, Subject, Verdict, as_on_a_gpu, with_float32
+from mpt.engine.module_places import LOSS
 
 MOST_TRIALS = 60
 """Steps that a search may take; what was found by then is offered, and said to be no more than that."""

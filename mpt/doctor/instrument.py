@@ -1,8 +1,7 @@
 """Instruments on the step: every operator's result with its module, its source line, its range and a sample.
 
-One dispatch mode sees forward and backward alike. A forward operator belongs to the innermost module that is running; a
-backward operator to the module whose forward made its autograd node. The source line is the innermost one outside of
-torch and of this package: the user's own.
+One dispatch mode sees forward and backward alike; `mpt.engine.module_places` knows whose operators they are. The source
+line is the innermost one outside of torch and of this package: the user's own.
 
 Ranges are those of float16, whatever dtype was computed in, so a float32 step on a CPU tells what float16 would do.
 """
@@ -10,18 +9,18 @@ Ranges are those of float16, whatever dtype was computed in, so a float32 step o
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from mpt.engine.module_places import ModulePlaces, module_places, source_line
 
 aten = torch.ops.aten
 LARGEST, SMALLEST_NORMAL, SMALLEST = 65504.0, 2.0**-14, 2.0**-24
@@ -66,12 +65,6 @@ SILENT = frozenset(
     }
 )
 """Operators that compute nothing of their own."""
-SKIPPED_FOLDERS = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parent),
-    str(Path(__file__).parents[1] / "engine"),
-)
-LOSS = "the loss"
 
 
 @dataclass
@@ -154,10 +147,7 @@ class Instrument:
 
     results: list[Result] = field(default_factory=list)
     calls: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
-    modules: list[str] = field(default_factory=list)
-    """The modules that are running, outermost first."""
-    nodes: dict[Any, str] = field(default_factory=dict)
-    """Autograd node -> the module that made it."""
+    places: ModulePlaces = field(default_factory=ModulePlaces)
     exact: bool = False
     """Whether every bit is to be known by a checksum, and not a sample's alone."""
 
@@ -181,9 +171,7 @@ class Instrument:
         outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
         if not outputs or inputs is None:
             return
-        node = torch._C._current_autograd_node()
-        is_backward = node is not None
-        module = self.nodes.get(node, LOSS) if is_backward else self.modules[-1] if self.modules else LOSS
+        module, is_backward = self.places.current()
         operator = func._schema.name.removeprefix("aten::").rstrip("_")
         call = (module, operator, is_backward)
         for output in outputs:
@@ -205,18 +193,6 @@ class Instrument:
             )
             self.calls[call] += 1
 
-    def tag(self, outputs: Any, path: str) -> None:
-        """Give the autograd nodes behind a module's outputs to it, but for those that an inner module has."""
-        pending: list[Any] = [
-            t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.grad_fn is not None
-        ]
-        while pending:
-            node = pending.pop()
-            if node is None or node in self.nodes:
-                continue
-            self.nodes[node] = path
-            pending += [following for following, _ in node.next_functions]
-
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, instrument: Instrument) -> None:
@@ -233,33 +209,10 @@ class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def observed(modules: Mapping[str, nn.Module], *, exact: bool = False) -> Iterator[Instrument]:
     """Watch every operator within the block; `modules` are the networks by name."""
-    instrument = Instrument(exact=exact)
-    handles: list[Any] = []
-
-    def enter(path: str) -> Any:
-        return lambda *_: instrument.modules.append(path)
-
-    def leave(path: str) -> Any:
-        def hook(module: nn.Module, args: Any, outputs: Any) -> None:
-            if instrument.modules:
-                instrument.modules.pop()
-            if outputs is not None:
-                instrument.tag(outputs, path)
-
-        return hook
-
-    for name, root in modules.items():
-        for path, module in root.named_modules():
-            full = f"{name}.{path}".rstrip(".")
-            handles.append(module.register_forward_pre_hook(enter(full)))
-            handles.append(module.register_forward_hook(leave(full), always_call=True))
-    try:
+    with module_places(modules) as places:
+        instrument = Instrument(places=places, exact=exact)
         with _Observer(instrument):
             yield instrument
-    finally:
-        instrument.nodes.clear()
-        for handle in handles:
-            handle.remove()
 
 
 def measure(value: Tensor, *, inputs: tuple[Tensor, ...], **about: Any) -> Result:
@@ -298,17 +251,6 @@ def fingerprint(value: Tensor) -> int:
     """Return the sum of a tensor's bit patterns: equal for equal bits, and hardly ever for others."""
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
     return int(value.detach().contiguous().view(width).sum(dtype=torch.int64))
-
-
-def source_line() -> str:
-    """Return "file:line" of the innermost frame that is neither torch's nor an instrument's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(SKIPPED_FOLDERS) and not name.startswith("<"):
-            return f"{Path(name).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
 
 
 def error_of(value: Tensor, true: Tensor) -> float:

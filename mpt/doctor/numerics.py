@@ -113,6 +113,8 @@ class Subject:
     batch: Batch
     device: torch.device
     weights: Weights = None
+    step: int = 0
+    """How far the weights are trained."""
 
     def build(self, config: Config) -> Run:
         """Build the run in some precision, with the weights."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from mpt.config.schema import Config
 from mpt.doctor.cure import find_cure
 from mpt.doctor.findings import Section
 from mpt.doctor.instrument import Result
@@ -19,30 +24,55 @@ MUCH_UNDERFLOW = 0.25
 MOST_FAULTS = 3
 
 
-def describe_numerics(subject: Subject) -> Section:
-    """Examine the step of a configuration and look for the cure of what is wrong."""
+def describe_numerics(*points: Subject) -> Section:
+    """Examine the step of a configuration, at one or several points of its training, and look for the cure.
+
+    The cure is one for all points: it is searched at the first that is wrong, and added to where that does not suffice.
+    """
     section = Section("numerics")
-    try:
-        found = examine(subject)
-    except ConfigError as error:
-        section.add("fault", "configuration", str(error))
-        return section
-    for one in found:
-        _describe(section, one)
-    faulty = [one for one in found if not one.is_healthy]
-    if faulty:
-        cure = find_cure(subject, faulty)
-        if cure is None:
+    section.tables["exponents"] = []
+    last = points[-1]
+    patch: dict[str, Any] = {}
+    said: list[str] = []
+    trials = 0
+    for subject in points:
+        try:
+            found = examine(subject)
+        except ConfigError as error:
+            section.add("fault", "configuration", str(error))
+            return section
+        for one in found:
+            _describe(section, one, subject.step, many=len(points) > 1, is_last=subject is last)
+        if all(one.is_healthy for one in found):
+            continue
+        changed = dataclasses.replace(subject, config=load_patched(subject.config, patch)) if patch else subject
+        if patch:
+            found = examine(changed)
+        faulty = [one for one in found if not one.is_healthy]
+        cure = find_cure(changed, faulty) if faulty else None
+        if cure is not None:
+            patch, trials = cure.patch, trials + cure.trials
+            said.append(cure.describe())
+        elif faulty:
             section.add("warning", "cure", "none was found that helps", "use precision=bf16 or fp32")
-        else:
-            section.add("note", "cure", f"{cure.describe()}; {cure.trials} steps were tried")
-            section.tables["cure"] = [{"cure": cure.describe(), "patch": cure.patch}]
+            return section
+    if patch:
+        text = "; at a later point also: ".join(said)
+        section.add("note", "cure", f"{text}; {trials} steps were tried")
+        section.tables["cure"] = [{"cure": text, "patch": patch}]
     return section
 
 
-def _describe(section: Section, found: Examination) -> None:
+def load_patched(config: Config, patch: dict[str, Any]) -> Config:
+    """Return a configuration with a cure of an earlier point, which the next one may find too little."""
+    settings = config.precision.settings.model_copy(update=patch["precision"])
+    return dataclasses.replace(config, precision=dataclasses.replace(config.precision, settings=settings))
+
+
+def _describe(section: Section, found: Examination, step: int, *, many: bool, is_last: bool) -> None:
     scale = "" if found.scale is None else f", loss scale {found.scale:g}"
-    about = f"phase {found.phase}"
+    about = f"phase {found.phase}" + (f", step {step}" if many else "")
+    section.tables["exponents"] += exponents_of(found.phase, step, found.results, found.scale or 1.0)
     for text in found.faults[:MOST_FAULTS]:
         where = f"first wrong operator: {found.culprit.describe()}" if found.culprit is not None else ""
         section.add("fault", about, text, where)
@@ -52,7 +82,9 @@ def _describe(section: Section, found: Examination) -> None:
         text = f"{found.mode} in {found.dtype}{scale}: gradients are off by {worst:.1%} at most, cosine {lowest:.4f}"
         section.add("ok", about, text)
     for row in ranges_of(found.phase, found.results, found.scale or 1.0):
-        section.tables.setdefault("ranges", []).append(row)
+        section.tables.setdefault("ranges", []).append({"step": step, **row})
+        if not is_last:  # the table has all of it
+            continue
         if found.dtype != "float16" or row["module"] == "the loss":
             continue
         if row["forward_headroom_bits"] is not None and row["forward_headroom_bits"] < LITTLE_HEADROOM:
@@ -90,3 +122,26 @@ def ranges_of(phase: str, results: Sequence[Result], scale: float) -> list[dict[
         row[f"{way}_underflow"] = round(max(row[f"{way}_underflow"], small), 4)
         row["subnormal"] = round(max(row["subnormal"], one.subnormal), 4)
     return list(rows.values())
+
+
+def exponents_of(phase: str, step: int, results: Sequence[Result], scale: float) -> list[dict[str, Any]]:
+    """Return how often which power of two occurs among a step's values, forward and, times the loss scale, backward.
+
+    From the samples that were kept of each result, weighted by its size. Zeros and what is not finite are left out.
+    """
+    rows = []
+    for is_backward in (False, True):
+        counts: dict[int, float] = {}
+        for one in results:
+            if one.is_backward != is_backward:
+                continue
+            values = one.sample[torch.isfinite(one.sample) & (one.sample != 0)].abs()
+            if not len(values):
+                continue
+            powers = Counter(torch.frexp(values * (scale if is_backward else 1.0))[1].tolist())
+            for power, count in powers.items():
+                counts[power - 1] = counts.get(power - 1, 0.0) + count * one.count / one.sample.numel()
+        total = sum(counts.values())
+        shares = {str(power): round(count / total, 6) for power, count in sorted(counts.items())} if total else {}
+        rows.append({"phase": phase, "step": step, "way": "gradient" if is_backward else "forward", "shares": shares})
+    return rows

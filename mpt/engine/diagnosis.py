@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mpt.engine.module_places import ModulePlaces, module_places, source_line
 from mpt.engine.step import back_propagate, drop_gradients
 from mpt.seams import Batch, Phase, Run
 
@@ -21,22 +22,48 @@ WITHOUT_VALUES = frozenset((aten.empty, aten.empty_like, aten.empty_strided, ate
 """What they return is not computed: it may be the memory of a NaN that was freed just now."""
 
 
+MOST_SAMPLES = 8
+"""That are named of a batch."""
+
+
 class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Remembers the first operator whose inputs are finite and whose output is not, and the module it ran in."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: ModulePlaces, batch_size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.modules: list[str] = []
+        self.places, self.batch_size = places, batch_size
         self.finding: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_computed = self.finding is None and func._overloadpacket not in WITHOUT_VALUES
+        # Before it runs, since it may write over its inputs; what `out` held is none of them.
+        read = (args, {key: value for key, value in (kwargs or {}).items() if key != "out"})
+        was_finite = is_computed and not _has_non_finite(read)
         result = func(*args, **(kwargs or {}))
-        is_computed = func._overloadpacket not in WITHOUT_VALUES
-        if self.finding is None and is_computed and _has_non_finite(result) and not _has_non_finite((args, kwargs)):
-            where = self.modules[-1] if self.modules else "the loss"
+        if was_finite and _has_non_finite(result):
+            module, is_backward = self.places.current()
             dtypes = {str(t.dtype).removeprefix("torch.") for t in tree_leaves(result) if isinstance(t, Tensor)}
-            self.finding = f"{where}: {func._schema.name} in {', '.join(sorted(dtypes))}"
+            line = "" if is_backward else source_line()
+            way = "backward of " if is_backward else ""
+            self.finding = f"{module}: {way}{func._schema.name} in {', '.join(sorted(dtypes))}"
+            self.finding += (f" ({line})" if line else "") + samples_of(result, self.batch_size)
         return result
+
+
+def samples_of(result: Any, batch_size: int) -> str:
+    """Say which samples of the batch an operator made non-finite, where its first dimension is the samples."""
+    for tensor in tree_leaves(result):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not tensor.dim():
+            continue
+        if tensor.shape[0] != batch_size:
+            continue
+        bad = (~torch.isfinite(tensor).flatten(1).all(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)).nonzero()
+        places = bad.flatten().tolist()
+        if not places or len(places) == batch_size:
+            continue
+        more = f" and {len(places) - MOST_SAMPLES} more" if len(places) > MOST_SAMPLES else ""
+        return f", at samples {', '.join(map(str, places[:MOST_SAMPLES]))}{more} of the batch of {batch_size}"
+    return ""
 
 
 def _has_non_finite(values: Any) -> bool:
@@ -57,29 +84,12 @@ def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> str:
                 return f"{name}.{key}: the stored values are already non-finite"
     if _has_non_finite(list(batch.values())):
         return "the batch itself holds non-finite values"
-    watch = FirstNonFinite()
-    handles = []
-    for name, module in run.task.modules.items():
-        for path, child in module.named_modules():
-            handles += _hooks(watch, f"{name}.{path}".rstrip("."), child)
     notes = run.task.snapshot()
+    count = len(next(iter(batch.values())))
     try:
-        with watch:
+        with module_places(run.task.modules) as places, FirstNonFinite(places, count) as watch:
             back_propagate(run, phase, batch)
     finally:
-        for handle in handles:
-            handle.remove()
         drop_gradients(run, phase)
         run.task.restore(notes)
     return watch.finding or "no operator in a repeat of the step: it does not happen every time"
-
-
-def _hooks(watch: FirstNonFinite, name: str, module: nn.Module) -> list[Any]:
-    def enter(*_: Any) -> None:
-        watch.modules.append(name)
-
-    def leave(*_: Any) -> None:
-        if watch.modules:
-            watch.modules.pop()
-
-    return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)]

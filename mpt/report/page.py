@@ -22,6 +22,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from mpt.config.differences import find_differences
+from mpt.report.numerics_map import read_numerics
 from mpt.report.plots import draw_run, memory_parts, skipped_steps
 from mpt.report.read_run import RunRecord, curves, number, read_run, section
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
@@ -47,7 +48,9 @@ def write_report(run_path: Path) -> None:
     content = describe_run(record)
     write_atomically(run_path / "report.md", template.get_template("run.md.j2").render(**content))
     pictures = {name: Markup(svg) for name, svg in draw_run(record).items()}
-    page = template.get_template("run.html.j2").render(**content, plots=pictures, samples=embed_samples(record))
+    page = template.get_template("run.html.j2").render(
+        **content, plots=pictures, samples=embed_samples(record), numerics=read_numerics(run_path)
+    )
     write_atomically(run_path / "report.html", page)
     # Last: it says that the other two are there (see `mpt.run.ending`).
     write_atomically(run_path / "report.json", json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n")

@@ -86,6 +86,11 @@ class RunDirectory:
         return self.path / "plan.json"
 
     @property
+    def doctor_path(self) -> Path:
+        """What `mpt doctor` found in the run; absent where it was not asked."""
+        return self.path / "doctor.json"
+
+    @property
     def checkpoints(self) -> Path:
         """The directory of checkpoints."""
         return self.path / "checkpoints"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from mpt.commands import doctor
-from mpt.commands.arguments import DoctorArguments
+from mpt.commands import doctor, report, train
+from mpt.commands.arguments import DoctorArguments, ReportArguments, TrainArguments
 from mpt.config.load import load_config
 from mpt.doctor.environment import try_dtype
+from mpt.doctor.instrument import observed
+from mpt.doctor.numerics_section import exponents_of
 from mpt.errors import ConfigError, NonFiniteError
+from mpt.report.numerics_map import map_numerics
 
 BAD: dict[str, Any] = {
     "model": {"name": "scripts.planted_faults:plant_log_of_tiny", "image_size": 16, "channels": 1},
@@ -79,3 +84,40 @@ def test_a_card_is_believed_only_after_it_computed() -> None:
     assert try_dtype(torch.device("cpu"), torch.float32, 2) == ""
     assert try_dtype(torch.device("cpu"), torch.bfloat16, 2) == ""
     assert try_dtype(torch.device("meta"), torch.float32, 2)
+
+
+def test_a_run_is_examined_at_several_points_and_its_report_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {"steps": 8, "batch_size": 16, "checkpoint_every": 2, "keep_last": 9, "plan_memory": False}
+    model = {"name": "small_cnn", "image_size": 16, "features": 4}
+    Path("c.yaml").write_text(
+        yaml.safe_dump({"model": model, "dataset": "digits", "precision": "amp", "train": settings})
+    )
+    train.run(TrainArguments(Path("c.yaml"), name="seen", quiet=True))
+    doctor.run(DoctorArguments("seen", only=("numerics",), points=3, page="page.html"))
+    said = capsys.readouterr().out
+    assert re.findall(r"phase net, step (\d+): amp in float16", said) == ["0", "4", "8"]
+    report.run(ReportArguments("seen"))
+    for page in (Path("page.html").read_text(), Path("runs/seen/report.html").read_text()):
+        assert "at steps\n0, 4, 8" in page
+        assert "net.stages.0.0" in page
+        assert "Powers of two of all values" in page
+    assert (
+        map_numerics([{"module": "net", "step": "x", "forward_headroom_bits": None}, {}], [{"shares": 3}]) is not None
+    )
+    Path("runs/seen/doctor.json").write_text('{"sections": [3, {"tables": {"ranges": 7}}]}')
+    report.run(ReportArguments("seen"))
+    assert "Powers of two" not in Path("runs/seen/report.html").read_text()
+
+
+def test_the_histogram_weighs_each_result_by_its_size_and_leaves_zeros_out() -> None:
+    net = torch.nn.Identity()
+    with observed({"net": net}) as seen:
+        torch.full((3000,), 1.5) * 2.0  # 3000 values of 2^1
+        torch.full((1000,), 0.0) * 1.0
+        torch.full((1000,), 0.25) * 1.0
+    (forward, gradient) = exponents_of("p", 0, seen.results, 1.0)
+    assert forward["shares"] == {"-2": 0.25, "1": 0.75}
+    assert gradient["shares"] == {}

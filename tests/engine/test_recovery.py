@@ -17,6 +17,7 @@ from mpt.config.load import load_config
 from mpt.engine import loop
 from mpt.engine.diagnosis import FirstNonFinite
 from mpt.engine.faults import is_out_of_memory
+from mpt.engine.module_places import ModulePlaces
 from mpt.engine.step import remember_buffers, restore_buffers
 from mpt.engine.training import Training
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
@@ -117,13 +118,14 @@ def test_memory_that_was_not_written_yet_is_no_first_bad_value() -> None:
     """A GPU's allocator hands out what was freed last: after a NaN, blocks full of it."""
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        with FirstNonFinite() as watch:
+        with FirstNonFinite(ModulePlaces(), 1) as watch:
             torch.log(torch.empty(4).fill_(2.0)) + torch.empty_like(torch.ones(4)).zero_()
             assert watch.finding is None
             torch.log(torch.full((4,), -2.0))
     finally:
         torch.use_deterministic_algorithms(False)
-    assert watch.finding == "the loss: aten::log in float32"
+    assert watch.finding is not None
+    assert watch.finding.startswith("the loss: aten::log in float32 (test_recovery.py:")
 
 
 @pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
@@ -324,3 +326,10 @@ def test_buffers_of_one_dtype_are_kept_by_one_call(monkeypatch: pytest.MonkeyPat
     restore_buffers(run)
     assert all(map(torch.equal, run.buffers, before))
     assert sorted(map(str, calls[:2])) == ["{torch.float32}", "{torch.int64}"]
+
+
+def test_the_samples_that_were_not_finite_are_named() -> None:
+    with FirstNonFinite(ModulePlaces(), 4) as watch:
+        torch.log_(torch.tensor([[1.0, 2.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]))
+    assert watch.finding is not None
+    assert watch.finding.endswith(", at samples 1, 3 of the batch of 4")
