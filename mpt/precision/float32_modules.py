@@ -97,14 +97,14 @@ def keep_in_float32(module: nn.Module, device_type: str, casts_back: bool, half:
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in tensors):
         module.float()  # fake parameters refuse even the swap that changes nothing
-    methods = {name: _float32_method(function) for name, function in _own_methods(type(module)).items()}
+    methods = {name: _float32_method(function) for name, function in own_methods(type(module)).items()}
     mix_in(module, Float32Module, methods)
     module.float32_device_type = device_type  # type: ignore[assignment]
     module.float32_casts_back = casts_back  # type: ignore[assignment]
     module.float32_outer_dtype = half  # type: ignore[assignment]
 
 
-def _own_methods(kind: type) -> dict[str, FunctionType]:
+def own_methods(kind: type) -> dict[str, FunctionType]:
     """Return the public methods beside forward by which a module's class can be entered; torch's own have none."""
     found: dict[str, FunctionType] = {}
     for owner in kind.__mro__:

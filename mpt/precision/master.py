@@ -7,14 +7,16 @@ add up in float32, as in Apex. Affine BatchNorm stays float32 and the saved stat
 are no masters: the saving is largest and small updates are lost to rounding.
 
 A weight that a float32 module shares with others stays one and float32, and so do the modules that own it. Each
-trainable network casts its floating inputs down and its outputs back to float32, as Apex does. EMA copies stay
-float32: averages with a decay of .999 vanish in half.
+trainable network casts its floating inputs down and its outputs back to float32, as Apex does, here also where it is
+entered by another public method than forward. EMA copies stay float32: averages with a decay of .999 vanish in half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mpt.config.options import PrecisionOptions
 from mpt.nn.mixin import Mixin, mix_in
 from mpt.precision.choice import choose_dtype
-from mpt.precision.float32_modules import Float32Module, cast_floating, keep_in_float32
+from mpt.precision.float32_modules import Float32Module, cast_floating, keep_in_float32, own_methods
 from mpt.precision.policy import Policy
 from mpt.seams import Phase, Task
 
@@ -45,11 +47,51 @@ class HalfInputs(Mixin, nn.Module):
 
     is_outermost = True
     half_input_dtype: torch.dtype
+    half_has_entries: bool
+    half_is_running = False
+    """Whether the network was entered already: what it calls of itself is not cast."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Cast floating inputs down, run, cast floating outputs up."""
-        down = cast_floating((args, kwargs), self.half_input_dtype)
-        return cast_floating(super().forward(*down[0], **down[1]), torch.float32)
+        if self.half_is_running:
+            return super().forward(*args, **kwargs)
+        return run_in_half(self, super().forward, args, kwargs)
+
+
+def run_in_half(network: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a bound method of a `HalfInputs` from outside of the network."""
+    down_args, down_kwargs = cast_floating((args, kwargs), network.half_input_dtype)
+    if not network.half_has_entries:
+        return cast_floating(function(*down_args, **down_kwargs), torch.float32)
+    network.half_is_running = True
+    try:
+        return cast_floating(function(*down_args, **down_kwargs), torch.float32)
+    finally:
+        network.half_is_running = False
+
+
+def cast_inputs(network: Any, dtype: torch.dtype) -> None:
+    """Cast what enters and leaves a network, by forward or by another public method."""
+    entries = {name: half_entry(function) for name, function in own_methods(type(network)).items()}
+    mix_in(network, HalfInputs, entries)
+    network.half_has_entries = bool(entries)
+    network.half_input_dtype = dtype
+
+
+def half_entry(function: FunctionType) -> Callable[..., Any]:
+    """Return a method that casts as forward does, but for calls from inside of the network.
+
+    Those are told by where they come from, and, when a checkpoint repeats one during backward, by inputs in half.
+    """
+
+    @functools.wraps(function)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()}
+        if self.half_is_running or given == {self.half_input_dtype}:
+            return function(self, *args, **kwargs)
+        return run_in_half(self, functools.partial(function, self), args, kwargs)
+
+    return run
 
 
 class HalfWeights(Policy):
@@ -123,8 +165,7 @@ class HalfWeights(Policy):
             self._cast(module)
             # A ModuleDict is networks trained together; it has no forward, so its members get the casts.
             for network in module.values() if isinstance(module, nn.ModuleDict) else [module]:
-                mix_in(network, HalfInputs)
-                network.half_input_dtype = self.dtype  # type: ignore[assignment]
+                cast_inputs(network, self.dtype)
         self._twins.clear()  # its keys are the float32 weights: without masters, nothing else may keep them alive
 
     def _stays_float32(self, module: nn.Module) -> bool:

@@ -1,0 +1,72 @@
+"""O2, O3 and the pure modes cast a network's inputs and outputs, by whichever method it is entered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.engine import parts
+
+MODES = ["O2", "O3", "bf16-pure", "bf16-sr"]
+
+
+class Coder(nn.Module):
+    """A network of several entries: forward, its halves, and one without floating inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up, self.names = nn.Linear(4, 3), nn.Linear(3, 4), nn.Embedding(5, 4)
+        self.inside: list[torch.dtype] = []
+
+    def encode(self, x: Tensor) -> Tensor:
+        self.inside.append(x.dtype)
+        code: Tensor = self.down(x)
+        return code
+
+    def decode(self, code: Tensor) -> dict[str, Tensor]:
+        return {"image": self.up(code)}
+
+    def named(self, name: Tensor) -> Tensor:
+        return self.encode(self.names(name))
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self(x) + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = checkpoint(self.encode, x, use_reentrant=False)
+        return self.decode(code)["image"]
+
+
+def prepared(mode: str) -> Any:
+    torch.manual_seed(0)
+    net: Any = Coder()
+    precision = parts.mode({"mode": mode, "dtype": "bfloat16"})
+    task: Any = type("Task", (), {"modules": {"net": net}, "trainable": {"net": net}})
+    precision.prepare(task)
+    return net
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_method_takes_and_returns_float32_and_computes_in_half(mode: str) -> None:
+    net, x = prepared(mode), torch.rand(2, 4)
+    code = net.encode(x)
+    image = net.decode(code)["image"]
+    assert (code.dtype, image.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(image, net(x))
+    assert torch.equal(net.wide(x), (net(x).bfloat16() + 1).float())
+    assert net.named(torch.tensor([1])).dtype == torch.float32
+    assert set(net.inside) == {torch.bfloat16}
+    image.sum().backward()
+    assert net.down.weight.grad is not None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_method_that_the_network_calls_itself_is_left_alone_also_when_recomputed(mode: str) -> None:
+    net = prepared(mode)
+    net(torch.rand(2, 4)).sum().backward()
+    assert net.inside == [torch.bfloat16, torch.bfloat16]
+    assert net.down.weight.grad is not None
