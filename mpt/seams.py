@@ -141,6 +141,9 @@ class Task:
     """Columns of the preview's grid, as square as can be where None."""
     inputs: tuple[str, ...] = ()
     """Batch fields that inference can be given; () for a task that makes samples from noise."""
+    inputs_note: str | None = None
+    """One sentence on what inputs were taken for, told by `mpt infer` when it was given some.
+    "RUN" in it is the run's folder."""
     optional_inputs: bool = False
     """Whether a task with `inputs` can also make samples without any."""
     evaluation_samples: int = 0

@@ -1,6 +1,6 @@
 """Print the table of docs/precision.md that sets every mode's bytes, step time and quality side by side.
 
-Usage: python scripts/precision_modes.py [--config FILE] [--seeds N] [--runs FOLDER] [MODE ...] [KEY=VALUE ...]
+Usage: python scripts/precision_modes.py [--config FILE] [--seeds N] [--margin 1%] [--runs DIR] [MODE|KEY=VALUE ...]
 
 Trains the configuration in every mode with `mpt compare` (fp32 first, whose figures the verdicts are against) and adds
 what each mode keeps per weight between two steps: weights, masters, gradients and optimizer state, counted on one built
@@ -45,10 +45,13 @@ def bytes_per_weight(config_path: str, mode: str, overrides: list[str]) -> float
     return sum(tensor.nbytes for tensor in held) / sum(p.numel() for p in weights)
 
 
-def compare(config_path: str, modes: list[str], seeds: int, overrides: list[str], runs: Path) -> dict[str, Any]:
+def compare(
+    config_path: str, modes: list[str], seeds: int, margin: str, overrides: list[str], runs: Path
+) -> dict[str, Any]:
     """Train the modes, unless the folder holds a comparison, and return its record."""
     if not list(runs.glob("compare-*/comparison.json")):
         command = [sys.executable, "-m", "mpt", "compare", *modes, "--config", config_path, "--seeds", str(seeds)]
+        command += ["--margin", margin]
         subprocess.run([*command, "--runs", str(runs), *QUICK, *overrides], check=True, stdout=sys.stderr)
     (found,) = runs.glob("compare-*/comparison.json")
     record: dict[str, Any] = json.loads(found.read_text())
@@ -59,13 +62,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/classify_digits.yaml")
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--margin", default="1%")
     parser.add_argument("--runs", type=Path)
     parser.add_argument("words", nargs="*", metavar="MODE or KEY=VALUE")
     given = parser.parse_args()
     overrides = [word for word in given.words if "=" in word]
     modes = [word for word in given.words if "=" not in word] or list(MODES)
     with tempfile.TemporaryDirectory() as scratch:
-        record = compare(given.config, modes, given.seeds, overrides, given.runs or Path(scratch))
+        record = compare(given.config, modes, given.seeds, given.margin, overrides, given.runs or Path(scratch))
     print(f"torch {torch.__version__}, {record['metric']}, {len(record['seeds'])} seeds\n")
     print("| mode | dtype | bytes per weight | peak | step | figure, final | verdict |")
     print("|---|---|---:|---:|---:|---:|---|")

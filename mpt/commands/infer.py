@@ -74,6 +74,8 @@ def run(arguments: InferArguments) -> None:
     files = [next(iter(sample.values())) for sample in samples]
     for line in write(results, files, output, names, trained.run.data.classes, arguments.top):
         print(line)
+    if samples and trained.run.task.inputs_note is not None:
+        print(trained.run.task.inputs_note.replace("RUN", str(trained.directory.path)))
     if arguments.single and from_noise:
         print(write_single(results, output.folder))
     if seeds:

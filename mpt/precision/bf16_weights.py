@@ -16,6 +16,7 @@ continues them, and neither the size of the pieces nor the device changes them. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from mpt.config.options import PrecisionOptions
 from mpt.precision.choice import choose_dtype
 from mpt.precision.master import HalfWeights
 from mpt.precision.policy import Policy
-from mpt.precision.rounding import STREAMS, make_key, random_bits, round_at_random, stream, with_remainder
+from mpt.precision.rounding import BLOCK, make_table, random_halves, round_at_random, with_remainder
 from mpt.seams import Phase, StepStats, Task
 
 NAMES: dict[str, dict[str, object]] = {"bf16-sr": {"loss_scale": 1.0}, "bf16-kahan": {"loss_scale": 1.0}}
@@ -44,14 +45,23 @@ class Settings(PrecisionOptions):
     """What gradients are summed in over micro-batches and losses; float32 costs 2 more bytes per weight."""
 
 
+@dataclass(frozen=True)
 class Piece:
-    """Some elements of a parameter, lifted to float32 with their gradient and optimizer state, and put back."""
+    """Some elements of a parameter, from `start` to `stop`."""
 
-    def __init__(self, parameter: nn.Parameter, start: int, stop: int, before: dict[str, Any] | None = None) -> None:
-        self.parameter, self.start, self.stop = parameter, start, stop
-        self.before = before
-        """The parameter's state before its first piece: what is counted in it must look the same to every piece."""
-        self.is_whole = stop - start == parameter.numel()
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    before: dict[str, Any] | None = None
+    """The parameter's state before its first piece: what is counted in it must look the same to every piece."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole parameter."""
+        return len(self) == self.parameter.numel()
 
     def part(self, tensor: Tensor) -> Tensor:
         """Return this piece of a tensor of the parameter's shape."""
@@ -61,67 +71,144 @@ class Piece:
         """Return whether a value of the optimizer's state has an entry per element."""
         return isinstance(value, Tensor) and value.shape == self.parameter.shape and value.dim() > 0
 
-    def lift(self, state: dict[str, Any]) -> tuple[nn.Parameter, dict[str, Any]]:
-        """Return the piece and its state in float32. Single numbers are copied: each piece counts for itself."""
-        weights = self.part(self.parameter.detach()).to(torch.float32, memory_format=torch.contiguous_format)
-        if COMPENSATION in state:
-            weights += self.part(state[COMPENSATION])
-        lifted = nn.Parameter(weights)
-        assert self.parameter.grad is not None
-        lifted.grad = self.part(self.parameter.grad).float()
-        wide: dict[str, Any] = {}
-        for name, value in state.items():
-            if name == COMPENSATION:
-                continue
-            if self.belongs(value):
-                value = self.part(value)
-            if isinstance(value, Tensor):
-                value = value.float() if value.dtype == torch.bfloat16 else value.clone()
-            wide[name] = value
-        return lifted, wide
 
-    def put_back(
-        self, lifted: nn.Parameter, wide: Mapping[str, Any], state: dict[str, Any], rounding: Rounding
-    ) -> None:
-        """Round the stepped piece and its state into the parameter and into `state`, in place where there is one."""
-        weights = lifted.detach()
-        if rounding.compensates:
-            nearest, remainder = with_remainder(weights)
-            self.part(self.parameter.detach()).copy_(nearest)
-            self._store(state, COMPENSATION, remainder, is_part=True)
+class Bucket:
+    """Pieces that are lifted to float32 together, with their gradients and optimizer state, and put back.
+
+    What has an entry per element is lifted into one flat tensor for all pieces, of which each has a view: casts and
+    rounding are then a few kernels for many small parameters.
+    """
+
+    def __init__(self, pieces: list[Piece], stored: Mapping[nn.Parameter, dict[str, Any]]) -> None:
+        self.pieces, self.stored = pieces, stored
+        self.flat: dict[str, Tensor] = {}
+        """Name of the state -> its flat tensor; the weights' name is empty."""
+        self.lifted: list[nn.Parameter] = []
+        self.wide: list[dict[str, Any]] = []
+
+    def lift(self) -> None:
+        """Make the float32 parameters and their state. Single numbers are copied: each piece counts for itself."""
+        states = [self.stored[p.parameter] if p.before is None else p.before for p in self.pieces]
+        weights = self._lift("", self.pieces, [piece.part(piece.parameter.detach()) for piece in self.pieces])
+        kept = [(piece, w, s[COMPENSATION]) for piece, w, s in zip(self.pieces, weights, states) if COMPENSATION in s]
+        if kept:
+            torch._foreach_add_([w for _, w, _ in kept], [piece.part(value).float() for piece, _, value in kept])
+        self.lifted = [nn.Parameter(weight) for weight in weights]
+        gradients = [piece.parameter.grad for piece in self.pieces]
+        dense = [(piece, grad) for piece, grad in zip(self.pieces, gradients) if grad is not None and grad.is_sparse]
+        if dense:  # of an embedding, which no optimizer divides
+            wide = [grad.float() for grad in gradients if grad is not None]
         else:
-            self.part(self.parameter.detach()).copy_(rounding.round(weights, self.start, 0))
-        number = 0
-        for name, value in sorted(wide.items()):
-            if isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0:
-                number += 1
-                is_part = value.shape == lifted.shape
-                rounded = rounding.round(value.contiguous(), self.start if is_part else 0, number)
-                self._store(state, name, rounded, is_part)
-            else:
-                state[name] = value
+            parts = [piece.part(grad) for piece, grad in zip(self.pieces, gradients) if grad is not None]
+            wide = self._lift("gradient", self.pieces, parts)
+            del self.flat["gradient"]
+        for lifted, gradient in zip(self.lifted, wide, strict=True):
+            lifted.grad = gradient
+        self.wide = [
+            {key: small(value) for key, value in state.items() if key != COMPENSATION and not piece.belongs(value)}
+            for piece, state in zip(self.pieces, states)
+        ]
+        names = sorted({key for p, s in zip(self.pieces, states) for key in s if p.belongs(s[key])} - {COMPENSATION})
+        for name in names:
+            owners = [index for index, state in enumerate(states) if self.pieces[index].belongs(state.get(name))]
+            pieces = [self.pieces[index] for index in owners]
+            values = self._lift(name, pieces, [self.pieces[index].part(states[index][name]) for index in owners])
+            for index, value in zip(owners, values, strict=True):
+                self.wide[index][name] = value
 
-    def _store(self, state: dict[str, Any], name: str, value: Tensor, is_part: bool) -> None:
-        if not isinstance(state.get(name), Tensor):
-            like = self.parameter if is_part else value
-            state[name] = torch.empty_like(like, dtype=torch.bfloat16, memory_format=torch.contiguous_format)
-        (self.part(state[name]) if is_part else state[name]).copy_(value)
+    def _lift(self, name: str, pieces: list[Piece], parts: list[Tensor]) -> list[Tensor]:
+        flat = parts[0].reshape(-1) if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
+        self.flat[name] = flat.float() if flat.dtype != torch.float32 else flat.clone()
+        views = torch.split(self.flat[name], [len(piece) for piece in pieces])
+        return [view.view(part.shape) for view, part in zip(views, parts, strict=True)]
+
+    def put_back(self, rounding: Rounding) -> None:
+        """Round the stepped pieces and their state into the parameters and their stored state."""
+        if rounding.compensates:
+            nearest, remainder = with_remainder(self._together("", self.pieces, list(self.lifted)))
+            self._store([piece.part(piece.parameter.detach()) for piece in self.pieces], nearest)
+            self._store([self._slot(piece, COMPENSATION) for piece in self.pieces], remainder)
+        else:
+            flat = rounding.round("", self.pieces, self._together("", self.pieces, list(self.lifted)))
+            self._store([piece.part(piece.parameter.detach()) for piece in self.pieces], flat)
+        owners: dict[str, list[int]] = {}
+        for index, (lifted, wide) in enumerate(zip(self.lifted, self.wide, strict=True)):
+            stored = self.stored[self.pieces[index].parameter]
+            for name, value in wide.items():
+                if not (isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0):
+                    stored[name] = value
+                elif value.shape == lifted.shape:
+                    owners.setdefault(name, []).append(index)
+                else:
+                    flat = rounding.round_other(name, self.pieces[index], value.contiguous().view(-1))
+                    if not isinstance(stored.get(name), Tensor):
+                        stored[name] = torch.empty_like(value, dtype=torch.bfloat16)
+                    stored[name].copy_(flat.view(value.shape))
+        for name, indices in sorted(owners.items()):
+            pieces = [self.pieces[index] for index in indices]
+            together = self._together(name, pieces, [self.wide[index][name] for index in indices])
+            self._store([self._slot(piece, name) for piece in pieces], rounding.round(name, pieces, together))
+
+    def _together(self, name: str, pieces: list[Piece], values: list[Tensor]) -> Tensor:
+        """Return the values as one flat tensor: the one that they were lifted into, if they are still its views."""
+        flat = self.flat.get(name)
+        if flat is not None and flat.numel() == sum(len(piece) for piece in pieces):
+            storage = flat.untyped_storage()._cdata
+            if all(v.untyped_storage()._cdata == storage and v.is_contiguous() for v in values):
+                return flat
+        return torch.cat([value.detach().reshape(-1) for value in values])
+
+    def _slot(self, piece: Piece, name: str) -> Tensor:
+        """Return the piece of a stored state, which is made where there is none yet."""
+        stored = self.stored[piece.parameter]
+        if not isinstance(stored.get(name), Tensor):
+            like = piece.parameter.detach()
+            stored[name] = torch.empty_like(like, dtype=torch.bfloat16, memory_format=torch.contiguous_format)
+        return piece.part(stored[name])
+
+    def _store(self, places: list[Tensor], flat: Tensor) -> None:
+        if len(places) == 1:
+            places[0].copy_(flat.view(places[0].shape))
+            return
+        values = torch.split(flat.contiguous(), [place.numel() for place in places])
+        torch._foreach_copy_(places, [value.view(place.shape) for value, place in zip(values, places, strict=True)])
 
 
+def small(value: Any) -> Any:
+    """Return a copy in float32 of what an optimizer keeps beside tensors of the parameter's shape."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.float() if value.dtype == torch.bfloat16 else value.clone()
+
+
+@dataclass(frozen=True)
 class Rounding:
-    """How the results of one parameter's update are rounded; the random bits of its elements are shared."""
+    """How the results of one update are rounded: by a key and by the elements' places among all of a run."""
 
-    def __init__(self, compensates: bool, *key: int | str) -> None:
-        self.compensates, self.parts = compensates, key
-        self.made: dict[tuple[int, int, int], Tensor] = {}
+    compensates: bool
+    key: tuple[int | str, ...]
+    places: Mapping[nn.Parameter, int]
+    """Parameter -> the place of its first element."""
+    table: Tensor
 
-    def round(self, numbers: Tensor, start: int, number: int) -> Tensor:
-        """Return a tensor, the `number`-th of the update's results, rounded at random; `numbers` is used up."""
-        place = (numbers.numel(), start, number // STREAMS)
-        if place not in self.made:
-            key = make_key(*self.parts, number // STREAMS)
-            self.made[place] = random_bits(numbers.numel(), key, start, numbers.device)
-        return round_at_random(numbers, stream(self.made[place], number))
+    def round(self, name: str, pieces: Sequence[Piece], numbers: Tensor) -> Tensor:
+        """Return the flat numbers of some pieces rounded at random; they are used up."""
+        halves = torch.empty_like(numbers, dtype=torch.int32)
+        done, start, count = 0, 0, 0
+        for piece in pieces:
+            place = self.places[piece.parameter] + piece.start
+            if place != start + count:
+                random_halves(self.table, (*self.key, name), start, halves[done : done + count])
+                done, start, count = done + count, place, 0
+            count += len(piece)
+        random_halves(self.table, (*self.key, name), start, halves[done:])
+        return round_at_random(numbers, halves)
+
+    def round_other(self, name: str, piece: Piece, numbers: Tensor) -> Tensor:
+        """Return the flat numbers of a state that has no entry per element, rounded at random."""
+        halves = torch.empty_like(numbers, dtype=torch.int32)
+        random_halves(self.table, (*self.key, name, self.places[piece.parameter]), 0, halves)
+        return round_at_random(numbers, halves)
 
 
 class LearningBfloat16(HalfWeights):
@@ -136,6 +223,7 @@ class LearningBfloat16(HalfWeights):
         self.seed = torch.initial_seed()  # the run's: everything is seeded before a mode is built
         self.updates: dict[str, int] = {}
         self.places: dict[nn.Parameter, int] = {}
+        self.table: Tensor | None = None
 
     def prepare(self, task: Task) -> None:
         """Convert the weights; let gradients add up in float32 where that is asked."""
@@ -147,12 +235,15 @@ class LearningBfloat16(HalfWeights):
                         parameter.grad_dtype = torch.float32
 
     def bind(self, phases: Sequence[Phase]) -> None:
-        """Number the parameters, by which their random numbers differ."""
+        """Number the elements of all parameters, by which their random numbers differ."""
         super().bind(phases)
+        count = sum(parameter.numel() for parameter in self.places)
         for phase in phases:
             for group in phase.optimizer.param_groups:
                 for parameter in group["params"]:
-                    self.places.setdefault(parameter, len(self.places))
+                    if parameter not in self.places:
+                        self.places[parameter] = count
+                        count += parameter.numel()
 
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
         """Clip and step, and count the update."""
@@ -180,27 +271,34 @@ class LearningBfloat16(HalfWeights):
             for group, parameters in zip(optimizer.param_groups, members, strict=True):
                 group["params"] = parameters
 
-    def _step_on(self, phase: Phase, bucket: list[Piece], members: list[list[nn.Parameter]]) -> None:
+    def _step_on(self, phase: Phase, pieces: list[Piece], members: list[list[nn.Parameter]]) -> None:
         """Step on some pieces, with the optimizer's groups and state narrowed to them."""
         optimizer, number = phase.optimizer, self.updates.get(phase.name, 0)
-        stored = {piece.parameter: optimizer.state.pop(piece.parameter, {}) for piece in bucket}
-        lifted: dict[nn.Parameter, nn.Parameter] = {}
-        for piece in bucket:
-            state = stored[piece.parameter] if piece.before is None else piece.before
-            lifted[piece.parameter], wide = piece.lift(state)
+        stored = {piece.parameter: optimizer.state.pop(piece.parameter, {}) for piece in pieces}
+        bucket = Bucket(pieces, stored)
+        bucket.lift()
+        lifted = {piece.parameter: own for piece, own in zip(pieces, bucket.lifted, strict=True)}
+        for own, wide in zip(bucket.lifted, bucket.wide, strict=True):
             if wide:
-                optimizer.state[lifted[piece.parameter]] = wide
+                optimizer.state[own] = wide
         for group, parameters in zip(optimizer.param_groups, members, strict=True):
             group["params"] = [lifted[parameter] for parameter in parameters if parameter in lifted]
         try:
             optimizer.step()
         finally:
-            for piece in bucket:
-                parameter = piece.parameter
-                key = (self.seed, phase.name, number, self.places.get(parameter, -1))
-                wide = optimizer.state.pop(lifted[parameter], {})
-                piece.put_back(lifted[parameter], wide, stored[parameter], Rounding(self.compensates, *key))
-                optimizer.state[parameter] = stored[parameter]
+            bucket.wide = [optimizer.state.pop(own, {}) for own in bucket.lifted]
+            key = (self.seed, phase.name, number)
+            table = self._table(bucket.lifted[0].device)
+            bucket.put_back(Rounding(self.compensates, key, self.places, table))
+            for parameter, state in stored.items():
+                optimizer.state[parameter] = state
+
+    def _table(self, device: torch.device) -> Tensor:
+        """Return the table of random numbers, as long as the longest tensor or block wants it; made once."""
+        if self.table is None:
+            count = sum(parameter.numel() for parameter in self.places)
+            self.table = make_table(min(count, BLOCK), device)
+        return self.table
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of any mode, and the counts on which the random numbers depend."""

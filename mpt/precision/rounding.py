@@ -1,60 +1,69 @@
 """Float32 numbers into bfloat16 storage without losing small updates: rounding at random, or keeping the remainder.
 
 Rounded to the nearest, an update below half an ulp (1/512 of its weight) is lost. Rounded up or down at random, in
-proportion to the distance, it is kept on average; the random bits are a hash of a key and the element's place, so that
-they are the same on every device, in any order of work, and after a resume. Kept as a second bfloat16 number, the
+proportion to the distance, it is kept on average; the random bits are a function of a key and the element's place, so
+that they are the same on every device, in any order of work, and after a resume. Kept as a second bfloat16 number, the
 remainder adds eight bits to the eight of the first.
 
 Sources: Gupta et al., "Deep learning with limited numerical precision", 2015; Zamirai et al., "Revisiting BFloat16
-training", 2020 (both ways, with the remainder as Kahan's compensation). Hash: Chris Wellons, "lowbias32", 2018.
+training", 2020 (both ways, with the remainder as Kahan's compensation). Hash: Chris Wellons, "lowbias32", 2018;
+multiplication: Dietzfelbinger et al., "A reliable randomized algorithm for the closest-pair problem", 1997.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-LARGEST_START = 1 << 30
-"""The keys' first numbers are below it, so that a place up to it can be added in 32 bits."""
-STREAMS = 3
-"""How many tensors share the random bits of an element: each takes 16 of 32, the third those in the middle."""
+BLOCK = 2**21
+"""Places that share a key; the table has a number for each place of a block."""
 
 
-def make_key(*parts: int | str) -> tuple[int, int]:
-    """Return two numbers, of 30 and 32 bits, that are a function of the parts."""
-    digest = hashlib.blake2s(repr(parts).encode(), digest_size=8).digest()
-    first, second = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
-    return first % LARGEST_START, second - (1 << 31)
+def make_key(*parts: int | str) -> int:
+    """Return an odd number of 32 bits, signed, that is a function of the parts."""
+    digest = hashlib.blake2s(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little", signed=True) | 1
 
 
-def random_bits(count: int, key: tuple[int, int], start: int, device: torch.device) -> Tensor:
-    """Return `count` random int32 numbers: those of the places `start` and on in the sequence of the key.
-
-    Every line is a pass over memory, which is what rounding at random costs; hence in place, and no more of them.
-    """
-    assert start + count <= LARGEST_START, "tensors of more than 2^30 elements are not numbered"
-    bits = torch.arange(start + key[0], start + key[0] + count, dtype=torch.int32, device=device)
-    bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D).add_(key[1])
+def make_table(count: int, device: torch.device) -> Tensor:
+    """Return the numbers of the first places of every block: odd int32, as random as lowbias32 makes them."""
+    assert count <= BLOCK
+    bits = torch.arange(count, dtype=torch.int32, device=device)
+    bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D)
     bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - (1 << 32))
-    return bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF))
+    return bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF)).bitwise_or_(1)
 
 
-def stream(bits: Tensor, number: int) -> Tensor:
-    """Return the numbers from 0 to 65535 that one of the tensors sharing these random bits gets."""
-    shift = (16, 0, 8)[number % STREAMS]
-    return (bits >> shift).bitwise_and_(0xFFFF) if shift else bits & 0xFFFF
+def random_halves(table: Tensor, key: Sequence[int | str], start: int, out: Tensor) -> None:
+    """Fill int32 numbers whose upper halves are random: those of the places `start` and on.
+
+    A place's number is multiplied by the key's, both odd; the upper half of the product is uniform over the keys. That
+    is one pass over memory, where a hash of key and place would be a dozen.
+    """
+    done = 0
+    while done < len(out):
+        block, low = divmod(start + done, BLOCK)
+        count = min(len(out) - done, BLOCK - low)
+        torch.mul(table[low : low + count], make_key(*key, block), out=out[done : done + count])
+        done += count
 
 
 def round_at_random(numbers: Tensor, halves: Tensor) -> Tensor:
-    """Return float32 numbers as bfloat16, each one of its two neighbours by a random number from 0 to 65535.
+    """Return flat float32 numbers as bfloat16, each one of its two neighbours, by int32 numbers with random upper
+    halves.
 
-    What bfloat16 can hold stays as it is. `numbers` is used up: the result is a view of its upper halves.
+    What bfloat16 can hold stays as it is. Both tensors are used up.
     """
-    flat = numbers.view(-1)
-    flat.view(torch.int32).add_(halves)
-    return flat.view(torch.int16)[1::2].view(torch.bfloat16).view(numbers.shape)  # the numbers are little-endian
+    # The random halves are signed: from -32768 to 32767.
+    bits = numbers.view(torch.int32)
+    if bits.device.type == "cpu":  # which copies what is strided or of another dtype element by element
+        bits.add_(halves.bitwise_right_shift_(16)).add_(1 << 15).bitwise_and_(-1 << 16)
+        return numbers.to(torch.bfloat16)
+    bits.add_(halves.view(torch.int16)[1::2]).add_(1 << 15)  # tensors are little-endian
+    return numbers.view(torch.int16)[1::2].view(torch.bfloat16)
 
 
 def with_remainder(numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,6 @@
+import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,6 +175,47 @@ def test_nothing_of_a_model_is_lost_on_a_round_trip(tmp_path):
     for path in folder.iterdir():
         if path.suffix != ".txt":
             assert_equal(pickle.loads(path.read_bytes()), pickle.loads((back / path.name).read_bytes()), path.name)
+
+
+SAVED = sorted(Path(os.environ.get("MPT_DEEPFACELAB_MODELS", os.devnull)).glob("*/*_data.dat"))
+"""Models that DeepFaceLab itself saved, in folders of a folder that the variable names."""
+MADE = {
+    "df, AdaBelief, discriminators": {},
+    "no discriminators, wide options": {"gan_power": np.float64(0.0), "true_face_power": np.float64(0.0)},
+    "full face, clipped": {"face_type": "f", "clipgrad": True, "random_warp": True, "lr_dropout": "y"},
+}
+
+
+@pytest.mark.parametrize("model", [*MADE, *SAVED], ids=str)
+def test_every_model_converts_trains_on_and_converts_back_to_the_bit(tmp_path, model):
+    folder = model.parent if isinstance(model, Path) else original(tmp_path, {**OPTIONS, **MADE[model]})
+    name = next(folder.glob("*_SAEHD_data.dat")).name.removesuffix("_data.dat")
+    run = RunDirectory(leras_to_torch(folder, tmp_path / "runs" / "foo"))
+    back = torch_to_leras(str(run.path), tmp_path / "back", name=name)
+    for path in (path for path in folder.iterdir() if path.suffix != ".txt"):
+        assert_equal(pickle.loads(path.read_bytes()), pickle.loads((back / path.name).read_bytes()), path.name)
+
+    config, loaded = load_config(run.config_path), checkpoint.load(run)
+    drawn = config.to_data() | {"dataset": {"name": "procedural_faces", "count": 4, "test_count": 2}}
+    data, _ = build_datasets(load_config(drawn))
+    built = build_run(config, torch.device("cpu"), data.spec)
+    restore(built, loaded.state)
+    for phase in built.phases:
+        assert update(built, phase, data.fetch([0, 1], 0)).finite
+    trained = {**loaded.state, **capture(built)}
+    checkpoint.save(run, loaded.step + 1, trained, keep_last=1)
+    after = torch_to_leras(str(run.path), tmp_path / "after", name=name)
+    before, now = (pickle.loads((one / f"{name}_data.dat").read_bytes()) for one in (folder, after))
+    assert now["iter"] == before["iter"] + 1
+    assert_equal(before["options"], now["options"])
+    one, two = (pickle.loads((one / f"{name}_encoder.npy").read_bytes()) for one in (folder, after))
+    assert any(not np.array_equal(one[key], two[key]) for key in one)
+    again = checkpoint.load(RunDirectory(leras_to_torch(after, tmp_path / "runs" / "again"))).state
+    for part in ("modules", "optimizers"):
+        one, two = flatten(trained[part]), flatten(again[part])
+        for key in one.keys() & two.keys() if part == "optimizers" else one:
+            same = torch.equal(one[key], two[key]) if isinstance(one[key], torch.Tensor) else one[key] == two[key]
+            assert same, f"{part}{key}"
 
 
 def test_a_runs_settings_are_the_options(tmp_path):

@@ -113,6 +113,41 @@ def test_a_video_becomes_a_video(place, tmp_path):
     assert (np.abs(first - read(place / "frames" / "00000.png")).max(-1) > 24).sum() > 100
 
 
+def packets(path, kind):
+    import av
+
+    with av.open(str(path)) as container:
+        return [(bytes(p), p.pts * p.time_base) for p in container.demux(**{kind: 0}) if p.size]
+
+
+def test_the_sound_of_a_video_is_kept_packet_for_packet(place, tmp_path):
+    av = pytest.importorskip("av")
+    rate, frames = 16000, [read(place / "frames" / name).astype(np.uint8) for name in ("00000.png", "00001.png")]
+    with av.open(str(tmp_path / "in.mp4"), "w") as container:
+        video, sound = container.add_stream("mpeg4", rate=4), container.add_stream("aac", rate=rate)
+        video.width, video.height, video.pix_fmt, sound.layout = 320, 240, "yuv420p", "mono"
+        tone = np.sin(np.arange(rate // 2) * 0.1).astype(np.float32)[None]
+        spoken = av.AudioFrame.from_ndarray(tone, "fltp", "mono")
+        spoken.sample_rate, spoken.pts = rate, 0
+        for stream, made in ((video, [av.VideoFrame.from_ndarray(one, "rgb24") for one in frames]), (sound, [spoken])):
+            for one in (*made, None):
+                container.mux(stream.encode(one))
+    shutil.copytree(place / "runs", tmp_path / "runs")
+    assert merge(tmp_path, tmp_path / "out.mp4", "--mask", "dst", frames="in.mp4") == 0
+    before = packets(tmp_path / "in.mp4", "audio")
+    assert len(before) > 3
+    assert packets(tmp_path / "out.mp4", "audio") == before
+    assert packets(tmp_path / "out.mp4", "video") != packets(tmp_path / "in.mp4", "video")
+
+
+def test_infer_says_how_whole_frames_are_swapped(place, tmp_path, capsys):
+    asked = ["infer", place / "runs" / "faces", "--input", place / "frames", "--output", tmp_path / "out"]
+    with pytest.raises(SystemExit) as done:
+        cli.main([str(word) for word in (*asked, "--device", "cpu")])
+    assert not done.value.code
+    assert f"mpt deepfacelab merge {place / 'runs' / 'faces'} --frames" in capsys.readouterr().out
+
+
 def test_faces_of_other_frames_and_runs_that_swap_nothing_are_named(place, tmp_path, capsys):
     (tmp_path / "frames").mkdir()
     shutil.copy(place / "frames" / "90000.png", tmp_path / "frames" / "x.png")

@@ -50,6 +50,22 @@ def test_painted_polygons_are_the_mask_and_faces_without_have_their_hull():
         assert overlap(face.draw_face(256), expected) > 0.99
 
 
+def test_every_painted_mask_is_met():
+    """Over all fixtures of either kind: intersection over union of what is trained on and what was painted."""
+    cv2 = pytest.importorskip("cv2")
+    met = []
+    for path in sorted(FIXTURES.glob("wf_*")):
+        for face in list_faces(path, "src") if path.suffix == ".pak" else [describe(path)]:
+            kind = face.mask_kind("painted")
+            expected = painted_ellipse() if kind == "xseg" else np.zeros((256, 256), np.float32)
+            for polygon in face.polygons if kind == "polygons" else ():
+                cv2.fillPoly(expected, [polygon.points.astype(np.int32)], float(polygon.includes))
+            if kind != "hull":
+                met.append(overlap(face.draw_face(256), expected))
+    assert len(met) >= 9
+    assert min(met) > 0.99
+
+
 def test_a_pack_holds_what_the_folder_held():
     packed = list_faces(FIXTURES / "wf_xseg.pak", "src")[0]
     alone = describe(FIXTURES / "wf_xseg.jpg")

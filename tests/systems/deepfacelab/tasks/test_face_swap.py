@@ -3,6 +3,9 @@ import dataclasses
 import pytest
 import torch
 
+from mpt.config.load import load_config
+from mpt.engine.build import build_run
+from mpt.engine.step import update
 from mpt.precision import amp
 from mpt.precision.fp32 import Settings as Float32Settings
 from mpt.precision.fp32 import build as build_float32
@@ -265,3 +268,17 @@ def test_a_blurred_surround_leaves_the_face_and_smooths_the_rest():
     outside = (mask == 0).expand_as(noise)
     assert smoothed[outside].var() < 0.8 * noise[outside].var()
     assert torch.equal(make_task().draw(batch, None)["src_target"], batch["src_target"])
+
+
+@pytest.mark.parametrize("memory", [{}, {"set_to_none": False}])
+def test_inter_ab_at_rest_is_moved_by_no_decay_and_no_momentum(memory):
+    sections = {"model": {"name": "saehd", **TINY, "archi": "liae-ud"}, "dataset": "procedural_faces", "memory": memory}
+    sections |= {"optimizer": {"name": "adamw", "weight_decay": 0.1, "lr": 1e-2}, "precision": "fp32"}
+    config = load_config({**sections, "train": {"batch_size": 2, "steps": 1}})
+    run = build_run(config, torch.device("cpu"), with_extra(random_warp=False))
+    before = {name: p.detach().clone() for name, p in run.task.autoencoder.named_parameters()}
+    for _ in range(3):
+        update(run, run.phases[0], DATA.fetch([0, 1], 0))
+    moved = {name.split(".")[0] for name, p in run.task.autoencoder.named_parameters() if not p.equal(before[name])}
+    assert moved == {"encoder", "inter_B", "decoder"}
+    assert all(parameter.grad is None for parameter in run.task.resting)
