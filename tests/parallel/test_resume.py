@@ -1,0 +1,116 @@
+"""A checkpoint is of any number of processes; evaluations are one process's; what differs between ranks is named."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpt.commands.arguments import TrainArguments
+from mpt.commands.train import run as train
+from mpt.errors import RankError
+from mpt.parallel.place import Place
+from mpt.parallel.watch import connect
+from mpt.run import checkpoint
+from mpt.run.layout import open_run
+from mpt.run.recorder import read_lines
+
+from .forked import free_port, run_ranks
+
+CONFIG = """
+model: {name: small_cnn, features: 4, image_size: 16, dropout: 0.2}
+dataset: {name: digits}
+precision: fp32
+optimizer: {name: adam, lr: 0.003}
+train: {steps: STEPS, batch_size: 12, checkpoint_every: 3, log_every: 3, evaluate_every: 3}
+parallel: {timeout: 30, sync_batchnorm: true}
+"""
+
+
+def on_rank(rank: int, folder: Path, name: str, overrides: tuple[str, ...], options: dict[str, Any]) -> str:
+    own = [word.removeprefix(f"{rank}:") for word in overrides if word[:2] != f"{1 - rank}:"]
+    train(
+        TrainArguments(
+            config=folder / "c.yaml",
+            overrides=tuple(own),
+            runs=str(folder / "runs"),
+            name=name,
+            quiet=True,
+            **options,
+        )
+    )
+    return "done"
+
+
+def trained(folder: Path, size: int, name: str, steps: int, *overrides: str, **options: Any) -> list[Any]:
+    (folder / "c.yaml").write_text(CONFIG.replace("STEPS", str(steps)))
+    if size == 1:
+        for variable in ("WORLD_SIZE", "RANK"):
+            os.environ.pop(variable, None)
+        torch.set_num_threads(1)
+        return [on_rank(0, folder, name, (*overrides, "parallel.sync_batchnorm=false"), options)]
+    return run_ranks(size, on_rank, folder, name, overrides, options)
+
+
+def weights(folder: Path, name: str) -> torch.Tensor:
+    loaded = checkpoint.load(open_run(folder / "runs" / name))
+    return torch.cat([value.float().flatten() for value in loaded.state["modules"]["net"].values()])
+
+
+def test_a_resume_in_as_many_processes_is_bit_exact_and_in_another_number_equal_within_rounding(tmp_path: Path) -> None:
+    """Without dropout, whose numbers are each rank's own."""
+    still = ("model.dropout=0",)
+    assert trained(tmp_path, 2, "whole", 6) == ["done", "done"]
+    assert trained(tmp_path, 2, "parts", 3) == ["done", "done"]
+    assert trained(tmp_path, 2, "parts", 6, resume="auto", exact=True) == ["done", "done"]
+    assert torch.equal(weights(tmp_path, "whole"), weights(tmp_path, "parts"))
+
+    trained(tmp_path, 1, "alone", 6, *still)
+    assert trained(tmp_path, 2, "changed", 3, *still) == ["done", "done"]
+    trained(tmp_path, 1, "changed", 6, *still, resume="auto")
+    torch.testing.assert_close(weights(tmp_path, "changed"), weights(tmp_path, "alone"), rtol=1e-3, atol=1e-4)
+    said = [line["message"] for line in read_lines(tmp_path / "runs" / "changed" / "events.jsonl")]
+    assert any("processes 2 -> 1" in message for message in said)
+    summary = json.loads((tmp_path / "runs" / "whole" / "summary.json").read_text())
+    assert summary["ranks"]["count"] == len(summary["ranks"]["step_seconds"]) == 2
+
+
+def test_an_evaluation_that_is_shared_out_has_one_process_s_figure(tmp_path: Path) -> None:
+    assert trained(tmp_path, 2, "two", 3) == ["done", "done"]
+    figures = [line["metrics"] for line in read_lines(tmp_path / "runs" / "two" / "metrics.jsonl") if "metrics" in line]
+    from mpt.config.load import load_config
+    from mpt.engine.build import build_datasets, build_run
+    from mpt.engine.evaluation import evaluate
+    from mpt.engine.state import restore
+
+    config = load_config(tmp_path / "runs" / "two" / "config.yaml")
+    _, test = build_datasets(config)
+    run = build_run(config, torch.device("cpu"), test.spec)
+    restore(run, checkpoint.load(open_run(tmp_path / "runs" / "two")).state)
+    assert evaluate(run, test, config.train.batch_size) == figures[-1]
+
+
+def test_settings_that_differ_between_ranks_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert trained(tmp_path, 2, "differs", 3, "1:optimizer.lr=0.5") == [2, 2]
+    said = capfd.readouterr().err
+    assert said.count("error:") == 1
+    assert "rank 1 on " in said
+    assert "optimizer.lr is 0.5, not 0.003" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_address_that_nobody_answers_and_a_port_in_use_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpt.parallel.watch.CONNECT_SECONDS", 1.0)
+    with pytest.raises(RankError, match=r"MASTER_PORT=\d+: rank 1 on .* cannot reach the other processes"):
+        connect(Place(rank=1, size=2, local_rank=1, address="127.0.0.1", port=free_port()), is_master=False)
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        with pytest.raises(RankError, match="the port is in use on this machine"):
+            connect(Place(rank=0, size=2, local_rank=0, address="127.0.0.1", port=taken.getsockname()[1]), True)
