@@ -261,7 +261,7 @@ class Scaler(Protocol):
     overflows_at_floor: int
     """Overflows in a row at the smallest scale."""
 
-    def unscale(self, parameters: Iterable[nn.Parameter]) -> bool: ...  # in place; whether any gradient overflowed
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> bool: ...  # in place; whether any gradient overflowed
 
 
 class Precision:

@@ -84,8 +84,8 @@ class MemoryOptions(Options):
 class Parallel(Options):
     """The `parallel` section: how several processes train together. A process alone has no use for it."""
 
-    strategy: Literal["ddp"] = "ddp"
-    """ddp: every process has the whole networks, and gradients are summed over the processes."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: every process has the whole networks. fsdp: each has a part of each weight, gradient and optimizer state."""
     reduce_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What gradients are summed over processes in; auto is what they are stored in. bfloat16 halves the traffic."""
     overlap: bool = True

@@ -13,6 +13,7 @@ import torch
 
 from mpt import __version__
 from mpt.errors import ConfigError
+from mpt.parallel.local import full
 from mpt.seams import Run
 
 
@@ -37,7 +38,7 @@ def describe(run: Run, train_samples: int, test_samples: int) -> tuple[str, dict
     digest = hashlib.sha256()
     for module in run.task.trainable.values():
         for parameter in module.parameters():
-            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(full(parameter).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return run.world.host, {
         "the version of mpt": __version__,
         "the version of torch": torch.__version__,

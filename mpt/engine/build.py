@@ -133,6 +133,11 @@ def build_run(
     for trick in tricks:
         trick.apply(task, precision)
     precision.prepare(task)
+    if world.is_sharded:
+        from mpt.parallel.shard import shard
+
+        dtype = config.parallel.reduce_dtype
+        shard(task.modules.values(), device.type, world.size, None if dtype == "auto" else getattr(torch, dtype))
     settings_by_module = {name: _optimizer_settings(config, name) for name in task.trainable}
     fake_gpu = fake and device.type != "cpu"
     optimizers = build_optimizers(config, settings_by_module, task, precision, fake_gpu) if trains else {}
@@ -170,6 +175,10 @@ def build_run(
 
 def prepare_ranks(config: Config, task: Task, world: World) -> None:
     """Change what several processes need otherwise. Raises ConfigError for what they cannot do together."""
+    if world.is_sharded:
+        from mpt.parallel.shard import refuse
+
+        refuse(config, world.size)
     if not config.parallel.sync_batchnorm:
         return
     if config.train.batch_size % world.size:

@@ -64,7 +64,7 @@ def test_batches(run: Run, data: Dataset, batch_size: int) -> Iterator[Batch]:
     """Yield this rank's batches of the test set in order, on the run's device: alone, all of them."""
     workers = run.config.dataset.settings.workers
     loader = Loader(data, min(batch_size, len(data)), run.config.seed, workers, drop_last=False, shuffle=False)
-    for batch in loader.evaluation_batches(run.world.rank, run.world.size):
+    for batch in loader.evaluation_batches(*shares(run)):
         yield to_device(batch, run.device, run.data)
 
 
@@ -79,9 +79,18 @@ def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int) -> dict[str
     Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes.
     """
     with apart_from_training(run), first_buffers(run):
-        of_ranks = run.world.gather(list(gather_evidence(run, batches, chunk)))
+        own = list(gather_evidence(run, batches, chunk))
+        of_ranks = [own] if run.world.is_sharded else run.world.gather(own)
         evidence = sorted(itertools.chain(*of_ranks), key=lambda one: one[0])
         return run.world.ask(lambda: run.task.conclude([found for _, found in evidence]))
+
+
+def shares(run: Run) -> tuple[int, int]:
+    """Return which of the test batches are this rank's: the first one's number, and how far it is to the next.
+
+    With sharded networks a forward needs all ranks, so all go through all batches.
+    """
+    return (0, 1) if run.world.is_sharded else (run.world.rank, run.world.size)
 
 
 @contextlib.contextmanager
@@ -105,7 +114,7 @@ def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[
 
     Random numbers depend on the seed and the batch's number alone, so that batches can be shared out.
     """
-    rank, size = run.world.rank, run.world.size
+    rank, size = shares(run)
     for number, batch in zip(itertools.count(rank, size), batches):
         torch.manual_seed(mix(run.config.seed, number))
         with run.precision.forward():
@@ -123,6 +132,6 @@ def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -
     """Write the task's preview grid for this step as a PNG, where the task has one."""
     count = min(len(data), run.config.train.batch_size)
     tiles = preview(run, to_device(data.fetch(list(range(count)), 0), run.device, run.data))
-    if tiles is not None:
+    if tiles is not None and run.world.is_first:
         # The folder was there at the start; a link planted in its place since then is not followed.
         write_grid(tiles, directory.samples / f"step-{step:08d}.png", run.task.preview_columns, follow_folder=False)

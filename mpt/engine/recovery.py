@@ -39,6 +39,7 @@ def after_non_finite(run: Run, phase: Phase, step: int, in_a_row: int, rollbacks
     """Decide about a NaN or infinite loss as `train.on_non_finite` says. `in_a_row` counts such steps, this one too."""
     settings = run.config.train
     weights = {name: run.precision.module_state(module) for name, module in run.task.trainable.items()}
+    weights = run.world.whole_state(weights)
     # Buffers may differ between ranks: the first one's are those that are saved.
     is_skipped = settings.on_non_finite == "skip" and run.world.ask(lambda: first_non_finite(weights)) is None
     if is_skipped:

@@ -69,6 +69,10 @@ def restore_optimizer(run: Run, name: str, optimizer: Optimizer, saved: Mapping[
     kept = {"lr_scale", *type(run.optimizer_settings[name]).model_fields} - {"lr"}
     built = [{key: value for key, value in group.items() if key in kept} for group in optimizer.param_groups]
     optimizer.load_state_dict(fit_saved_groups(dict(saved), optimizer, trained, list(every)))
+    if run.world.is_sharded:
+        from mpt.parallel.shard import shard_state
+
+        shard_state(optimizer)
     for group, settings in zip(optimizer.param_groups, built, strict=True):
         group.update(settings)
 
@@ -84,7 +88,12 @@ def restore_modules(run: Run, state: Mapping[str, Any]) -> None:
         own = {f"{name}.{key}": value for key, value in run.precision.module_state(module).items()}
         compare_keys(own, {f"{name}.{key}": value for key, value in state["modules"][name].items()})
     for name, module in run.task.modules.items():
-        run.precision.load_module_state(module, state["modules"][name])
+        saved = state["modules"][name]
+        if run.world.is_sharded:
+            from mpt.parallel.shard import shards_of
+
+            saved = shards_of(module, saved)
+        run.precision.load_module_state(module, saved)
 
 
 def capture_random(device: torch.device) -> dict[str, Any]:

@@ -130,6 +130,8 @@ def back_propagate_on_ranks(
         exchange.refuse_sparse()
         outcome = Outcome(finite=watch is None or watch.all_finite(losses), is_random=random.were_used())
     except Exception as failure:
+        if not world.can_fail_alone:
+            raise
         error = failure
         outcome = Outcome(fault_kind(failure), str(failure))
     exchange.send_rest(failed=error is not None)

@@ -57,7 +57,7 @@ class Training:
         self.run, self.directory, self.loader, self.test_data = run, directory, loader, test_data
         self.total_steps, self.train = total_steps, run.config.train
         self.progress = Progress(skipped={phase.name: 0 for phase in run.phases})
-        if run.device.type == "cpu":
+        if run.device.type == "cpu" and not run.world.is_sharded:  # the meter cannot look into shards
             self.progress.unmeasured.update(phase.name for phase in run.phases)
         self.journal = Journal(recorder, console, self.progress, board)
         self.ladder = MemoryLadder(run, self.journal)
@@ -185,20 +185,22 @@ class Training:
 
     def write_preview(self) -> None:
         """Write the samples of this step, where the task makes any."""
-        if not self.run.world.is_first:
+        if not self.run.world.is_first and not self.run.world.is_sharded:
             return
         with self.peaks.beside_steps(self.run.device):
             write_preview(self.run, self.test_data, self.directory, self.progress.step)
 
     def save(self) -> str | None:
         """Write a checkpoint. Where something in it is not finite, write nothing and return its name."""
-        self.progress.add_over_ranks(self.run.world)
-        return self.run.world.ask(self.write_checkpoint)
-
-    def write_checkpoint(self) -> str | None:
-        """Write a checkpoint of what this process holds; see `save`."""
+        world = self.run.world
+        self.progress.add_over_ranks(world)
         with self.peaks.beside_steps(self.run.device):
-            state = capture(self.run)
+            state = world.whole_state(capture(self.run))
+        return world.ask(lambda: self.write_checkpoint(state))
+
+    def write_checkpoint(self, state: dict[str, Any]) -> str | None:
+        """Write a checkpoint of a captured state; see `save`."""
+        with self.peaks.beside_steps(self.run.device):
             bad = first_non_finite({"modules": state["modules"]})
         if bad is not None:
             return bad

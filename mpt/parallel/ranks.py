@@ -40,6 +40,8 @@ class Ranks(World):
         self.rank, self.size, self.settings = place.rank, place.size, settings
         self.host = place.host
         self.location, self.watch, self.store = place, watch, store
+        self.is_sharded = settings.strategy == "fsdp"
+        self.can_fail_alone = not self.is_sharded and not settings.sync_batchnorm
         self.waited = 0.0
         self.signal: int | None = None
         self.stop: Stop | None = None
@@ -96,6 +98,8 @@ class Ranks(World):
 
     def exchange(self, phase: str, parameters: Sequence[nn.Parameter]) -> Exchange:
         """Return what sums a phase's gradients, made at its first update."""
+        if self.is_sharded:
+            parameters = ()  # summed where they arise
         if phase not in self.exchanges:
             settings = self.settings
             dtype = None if settings.reduce_dtype == "auto" else getattr(torch, settings.reduce_dtype)
@@ -246,6 +250,15 @@ class Ranks(World):
     def waiting(self) -> Waiting:
         """Count the time within a block as spent waiting for other ranks."""
         return Waiting(self)
+
+    def whole_state(self, state: T) -> T:
+        """Return a nested state with whole tensors in place of sharded ones, on the first rank; call on all."""
+        if not self.is_sharded:
+            return state
+        from mpt.parallel.shard import whole
+
+        with self.waiting():
+            return cast(T, whole(state, self.is_first))
 
     def take_waited_seconds(self) -> float:
         """Return the seconds spent waiting for others since the last call."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -37,6 +38,8 @@ FAULT = "fault"
 def connect(place: Place, is_master: bool) -> Any:
     """Return a connection to the store that ranks meet at. Raises RankError where there is none."""
     where = f"MASTER_ADDR={place.address} MASTER_PORT={place.port}"
+    if not is_master:
+        await_answer(place, where)
     try:
         store = TCPStore(
             place.address,
@@ -49,11 +52,29 @@ def connect(place: Place, is_master: bool) -> Any:
         text = str(error).split("\n")[0]
         if is_master and ("EADDRINUSE" in text or "already in use" in text):
             raise RankError(f"{where}: the port is in use on this machine; set MASTER_PORT to a free one") from None
-        raise RankError(
-            f"{where}: rank {place.rank} on {place.host} cannot reach the other processes there within "
-            f"{CONNECT_SECONDS:.0f} s ({text[:160]}). Is the address that of the first machine, and the port open?"
-        ) from None
+        raise unreachable(place, where, text) from None
     return PrefixStore(f"mpt/{place.restarts}", store)
+
+
+def await_answer(place: Place, where: str) -> None:
+    """Wait until somebody listens there; torch's own waiting fills the screen. Raises RankError where nobody does."""
+    until = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            socket.create_connection((place.address, place.port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise unreachable(place, where, str(error)) from None
+        time.sleep(0.2)
+
+
+def unreachable(place: Place, where: str, text: str) -> RankError:
+    """Return what is said where the other processes cannot be reached."""
+    return RankError(
+        f"{where}: rank {place.rank} on {place.host} cannot reach the other processes there within "
+        f"{CONNECT_SECONDS:.0f} s ({text[:160]}). Is the address that of the first machine, and the port open?"
+    )
 
 
 class Watch:

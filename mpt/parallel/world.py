@@ -54,6 +54,8 @@ class World:
     host = ""
     is_sharded = False
     """Whether each rank holds a part of the weights, so that forwards and saving need all of them."""
+    can_fail_alone = True
+    """Whether a rank that fails in an update can still meet the others: none waits for it inside a layer."""
 
     @property
     def is_first(self) -> bool:
@@ -118,6 +120,10 @@ class World:
 
     def ending(self, error: BaseException) -> None:
         """Tell that this rank ends with a failure by itself."""
+
+    def whole_state(self, state: T) -> T:
+        """Return a nested state with whole tensors in place of sharded ones, where the first rank is asked."""
+        return state
 
     def take_waited_seconds(self) -> float:
         """Return the seconds spent waiting for others since the last call."""

@@ -10,12 +10,15 @@ fake tensors.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+
+from mpt.parallel.local import full, group_of, local
 
 GROWTH, BACKOFF = 2.0, 0.5
 
@@ -48,7 +51,7 @@ class LossScaler:
         """Return the loss times the scale, in float32: 2^16 itself is beyond float16."""
         return loss.float() * self.scale
 
-    def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
+    def unscale(self, parameters: Sequence[nn.Parameter]) -> bool:
         """Divide gradients by the scale in place and return whether any was not finite.
 
         One host synchronisation per device. Fake tensors have no values: they count as finite.
@@ -66,6 +69,7 @@ class LossScaler:
                 continue
             inverse = torch.full((), 1.0 / self.scale, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found[device], inverse)
+        agree_on_shards(parameters, found)
         return any(not isinstance(flag, FakeTensor) and bool(flag) for flag in found.values())
 
     def update(self, overflowed: bool) -> None:
@@ -118,6 +122,7 @@ def stored_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
         gradient = parameter.grad
         if gradient is None:
             continue
+        gradient = local(gradient)  # what is found in a shard is agreed on after
         if gradient.is_sparse:
             if not gradient.is_coalesced():
                 gradient = parameter.grad = gradient.coalesce()
@@ -126,13 +131,21 @@ def stored_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return stored
 
 
+def agree_on_shards(parameters: Sequence[nn.Parameter], found: Mapping[torch.device, Tensor]) -> None:
+    """Let all ranks find what one has found in its shards of the gradients."""
+    group = group_of(parameters)
+    if group is not None:
+        for flag in found.values():
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+
+
 def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients so that their total norm is at most `limit`; return the norm before.
 
     Torch's own function, which refuses sparse gradients, does it wherever there are none.
     """
     if not any(p.grad is not None and p.grad.is_sparse for p in parameters):
-        return nn.utils.clip_grad_norm_(parameters, limit)
+        return full(nn.utils.clip_grad_norm_(parameters, limit))
     gradients = stored_gradients(parameters)
     norm = nn.utils.get_total_norm(gradients)
     coefficient = (limit / (norm + 1e-6)).clamp(max=1.0)

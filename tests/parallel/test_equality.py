@@ -12,6 +12,7 @@ from mpt.data.loader import Loader
 from mpt.engine.build import build_run
 from mpt.engine.loop import agree_on_notes
 from mpt.engine.step import update
+from mpt.parallel.local import full
 from mpt.parallel.start import joined
 from mpt.parallel.world import ALONE, World
 from tests.engine.parts import DIGITS, batch
@@ -72,7 +73,7 @@ def steps(world: World, config: Any) -> dict[str, Any]:
         agree_on_notes(run)
         run.task.after_step(step, step * count)
         agree_on_notes(run)
-    weights = [p.detach().float().flatten() for m in run.task.modules.values() for p in m.parameters()]
+    weights = [full(p).detach().float().flatten() for m in run.task.modules.values() for p in m.parameters()]
     return {
         "weights": torch.cat(weights).tolist(),
         "skipped": skipped,

@@ -1,0 +1,32 @@
+"""What is sharded, asked without importing what shards: that takes as long as torch itself, and most runs need none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Any) -> Tensor:
+    """Return this rank's part of a tensor, which shares its memory; of one that is not sharded, all of it."""
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
+def full(tensor: Any) -> Tensor:
+    """Return a whole tensor; call on all ranks."""
+    result: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return result
+
+
+def group_of(tensors: Iterable[Any]) -> Any:
+    """Return the group of the ranks over which tensors are sharded, or None."""
+    return next((tensor.device_mesh.get_group() for tensor in tensors if is_sharded(tensor)), None)

@@ -1,0 +1,135 @@
+"""Sharded networks: FSDP2's `fully_shard` on a task's networks, and whole tensors out of shards and back.
+
+Each rank holds a part of every weight, of its gradient and of the optimizer's state; a unit's weights are gathered for
+its forward and backward and let go after. Units are the children of a network, through containers, and the network
+itself for what is left, so that a task may call a part of a network by itself. Averages of a network are sharded as it
+is. Gradients are summed, not averaged: losses carry their share of the samples already.
+
+A collective stands in every forward and backward, so a rank that fails inside one cannot meet the others any more: the
+watch ends them (`mpt.parallel.watch`), and running out of memory is not adapted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from mpt.config.schema import Config
+from mpt.errors import ConfigError
+
+MODES = ("fp32", "tf32", "O0", "amp", "bf16", "O1")
+"""Precision modes whose weights are float32 and are cast at each use: what is gathered is what is trained."""
+TRICKS = ("micro_batch", "recompute", "set_to_none", "release_grads_after", "empty_cache_every")
+OPTIMIZERS = ("adam", "adamw", "adamax", "sgd", "rmsprop")
+SECOND_ORDER = ("gradient_penalty", "r1_gamma", "path_weight")
+"""Settings of penalties whose gradient is differentiated again, which FSDP2 cannot: it has let go of the weights."""
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def refuse(config: Config, size: int) -> None:
+    """Raise ConfigError, with the way out, for what is not trained sharded."""
+    mode, optimizer = config.precision.mode, config.optimizer.name
+    tricks = [name for name in config.memory.tricks if name not in TRICKS]
+    penalties = [
+        f"{section}.{name}"
+        for section in ("model", "task")
+        for name in SECOND_ORDER
+        if getattr(getattr(config, section).settings, name, 0)
+    ]
+    reasons = []
+    if mode not in MODES:
+        reasons.append(f"precision {mode} keeps its weights in half itself; use one of {', '.join(MODES)}")
+    if optimizer not in OPTIMIZERS:
+        reasons.append(f"optimizer {optimizer} was not tried on shards; use one of {', '.join(OPTIMIZERS)}")
+    if tricks:
+        reasons.append(f"memory.{tricks[0]} does not go with it; leave it out")
+    if penalties:
+        reasons.append(f"{penalties[0]} differentiates a gradient; set it to 0")
+    if config.memory.on_oom == "adapt":
+        reasons.append("memory.on_oom=adapt needs ranks that can fail alone; use stop")
+    if config.train.batch_size % size:
+        reasons.append(
+            f"train.batch_size={config.train.batch_size} cannot be shared out evenly over {size} processes; change it"
+        )
+    if reasons:
+        raise ConfigError(f"parallel.strategy: fsdp cannot train this: {'; '.join(reasons)}. Or use ddp")
+
+
+def shard(networks: Iterable[nn.Module], device_type: str, size: int, reduce_dtype: torch.dtype | None) -> None:
+    """Shard networks over all ranks, in place."""
+    mesh = init_device_mesh(device_type, (size,))
+    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+    for network in networks:
+        if next(network.parameters(), None) is None:
+            continue
+        for unit in (*units(network), network):
+            if isinstance(unit, FSDPModule | nn.ModuleDict | nn.ModuleList):
+                continue
+            if next(unit.parameters(), None) is None:
+                continue
+            unit.register_forward_hook(own_results)
+            # Weights stay gathered for nobody: a frozen network's, left over from a forward, would miss its thawing.
+            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+
+
+def own_results(module: nn.Module, inputs: Any, output: Any) -> Any:
+    """Copy what is a view of something: changed in place, it would lose the hook that gathers the weights again."""
+    return tree_map(lambda one: one.clone() if isinstance(one, Tensor) and one._is_view() else one, output)
+
+
+def units(network: nn.Module) -> Iterator[nn.Module]:
+    """Yield a network's children that are called as a whole, through containers."""
+    for child in network.children():
+        if isinstance(child, CONTAINERS):
+            yield from units(child)
+        else:
+            yield child
+
+
+def whole(state: Any, keep: bool) -> Any:
+    """Return a nested state with each sharded tensor as a whole one on the CPU; call on all ranks.
+
+    `keep=False` is for ranks that take part and have no use for it: they get None in their place.
+    """
+    if isinstance(state, DTensor):
+        full = state.full_tensor()
+        return full.cpu() if keep else None
+    if isinstance(state, Mapping):
+        return {key: whole(value, keep) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(whole(value, keep) for value in state)
+    return state
+
+
+def like(value: Tensor, sharded: DTensor) -> DTensor:
+    """Return this rank's shard of a whole tensor that every rank has."""
+    placed = value.detach().to(device=sharded.device, dtype=value.dtype)
+    return distribute_tensor(placed, sharded.device_mesh, sharded.placements, src_data_rank=None)
+
+
+def shards_of(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a module's saved state as it is to be loaded: sharded where the module is."""
+    own = module.state_dict()
+    return {
+        name: like(value, place) if isinstance(place := own.get(name), DTensor) else value
+        for name, value in state.items()
+    }
+
+
+def shard_state(optimizer: Optimizer) -> None:
+    """Shard what an optimizer has loaded, as its parameters are."""
+    for parameter, entries in optimizer.state.items():
+        if isinstance(parameter, DTensor):
+            for name, value in entries.items():
+                if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
+                    entries[name] = like(value, parameter)

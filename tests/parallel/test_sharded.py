@@ -1,0 +1,103 @@
+"""Sharded networks (FSDP2) train what one process trains, and a checkpoint knows nothing of the shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpt.config.load import load_config
+from mpt.engine.build import build_run
+from mpt.errors import ConfigError
+from mpt.parallel.shard import refuse
+
+from .forked import run_ranks
+from .test_equality import F16, compare, settings
+from .test_resume import trained, weights
+
+FSDP = {"parallel": {"strategy": "fsdp"}}
+
+
+@pytest.mark.parametrize(
+    ("task", "precision", "rounding"),
+    [
+        ("classifier", "fp32", 2e-6),
+        ("lsgan", "fp32", 2e-6),
+        ("lsgan", F16, 2e-3),
+        ("lsgan", {**F16, "mode": "O1"}, 2e-3),
+        ("lsgan", "bf16", 1e-2),
+    ],
+    ids=lambda value: value["mode"] if isinstance(value, dict) else None,
+)
+def test_sharded_ranks_train_what_one_process_trains(task: str, precision: Any, rounding: float) -> None:
+    optimizer = {"name": "sgd", "lr": 0.01, "clip_grad_norm": 0.5}
+    alone, ranks, difference = compare(settings(task, precision, optimizer=optimizer, **FSDP))
+    assert ranks[0]["skipped"] == ranks[1]["skipped"] == alone["skipped"]
+    assert ranks[0]["scales"] == alone["scales"]
+    assert difference < rounding
+
+
+def test_a_checkpoint_of_shards_is_one_process_s(tmp_path: Path) -> None:
+    """Written sharded, gone on with sharded bit by bit, and by one process and by whole copies within rounding."""
+    sharded = ("model.dropout=0", "parallel.strategy=fsdp")
+    assert trained(tmp_path, 2, "whole", 6, *sharded) == ["done", "done"]
+    assert trained(tmp_path, 2, "parts", 3, *sharded) == ["done", "done"]
+    assert trained(tmp_path, 2, "parts", 6, *sharded, resume="auto") == ["done", "done"]
+    assert torch.equal(weights(tmp_path, "whole"), weights(tmp_path, "parts"))
+
+    assert trained(tmp_path, 2, "changed", 3, *sharded) == ["done", "done"]
+    trained(tmp_path, 1, "changed", 6, "model.dropout=0", resume="auto")
+    torch.testing.assert_close(weights(tmp_path, "changed"), weights(tmp_path, "whole"), rtol=1e-3, atol=1e-4)
+
+
+def test_each_rank_holds_its_part_of_weights_gradients_and_averages() -> None:
+    data = {**settings("lsgan", "fp32", optimizer={"name": "adam", "lr": 1e-3}, **FSDP), "task": {"ema": 0.9}}
+    for rank, told in enumerate(run_ranks(2, held_bytes, data)):
+        for name, (own, whole) in told.items():
+            # A weight of one row is on rank 0 alone.
+            assert own < 0.55 * whole, (rank, name)
+
+
+def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    from mpt.engine.step import update
+    from mpt.parallel.local import local
+    from mpt.parallel.start import joined
+    from tests.engine.parts import DIGITS, batch
+
+    config = load_config(data)
+    with joined(config) as world:
+        run = build_run(config, torch.device("cpu"), DIGITS, world=world)
+        for phase in run.phases:
+            update(run, phase, batch(0, 10))
+        run.task.after_step(0, 10)
+        kinds = {
+            "weights": [p for m in run.task.trainable.values() for p in m.parameters()],
+            "gradients": [p.grad for m in run.task.trainable.values() for p in m.parameters() if p.grad is not None],
+            "averages": list(run.task.modules["gen_ema"].parameters()),
+            "optimizer": [s["exp_avg"] for o in run.optimizers.values() for s in o.state.values()],
+        }
+        assert all(kinds.values())
+        return {
+            name: (sum(local(one).numel() for one in tensors), sum(one.numel() for one in tensors))
+            for name, tensors in kinds.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"precision": "O2"}, "precision O2 keeps its weights in half itself; use one of fp32"),
+        ({"model": {"name": "wgan_gp"}}, "model.gradient_penalty differentiates a gradient"),
+        ({"memory": {"offload_activations": True}}, "memory.offload_activations does not go with it"),
+        ({"memory": {"on_oom": "adapt"}}, "use stop"),
+        ({"train": {"batch_size": 9}}, "cannot be shared out evenly"),
+        ({"optimizer": "muon"}, "use one of adam"),
+    ],
+)
+def test_what_is_not_trained_sharded_is_refused_with_the_way_out(change: dict[str, Any], words: str) -> None:
+    data = {"model": {"name": "lsgan"}, "dataset": "digits", "train": {"batch_size": 8}, "precision": "fp32", **change}
+    with pytest.raises(ConfigError, match="Or use ddp") as refused:
+        refuse(load_config(data), 2)
+    assert words in str(refused.value)
