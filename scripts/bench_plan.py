@@ -5,8 +5,8 @@ Usage: python scripts/bench_plan.py [CONFIG] [key=value ...] [--gpu rtx2060] [--
 
 Three things, each beside a baseline of the same run:
 
-- `mpt plan CONFIG` with its largest batch, as a whole process, in turns with a process that only imports torch.
-- The search's own recipes on its own two workers, every one of them traced: a real search leaves out those that an
+- `mpt plan CONFIG` as a whole process, in turns with a process that only imports torch.
+- The search's own recipes on its own workers, every one of them traced: a real search leaves out those that an
   earlier answer made needless or hopeless, and so needs less.
 - Tracing the first recipes, once each, under mpt.planner.fake_mode.LeanFakeMode and under torch's FakeTensorMode, in
   processes that take turns.
@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpt.commands.plan import WORKERS
+from mpt.commands.plan import count_workers
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError
@@ -108,19 +108,19 @@ def time_recipes(config: Config, gpu: Gpu, count: int) -> dict[str, Any]:
 
     What the planner refuses is asked for on the way and not counted; fewer are traced where there are no more.
     """
-    recipes, counts = all_recipes(config, gpu), {"traced": 0, "refused": 0}
+    recipes, counts, workers = all_recipes(config, gpu), {"traced": 0, "refused": 0}, count_workers()
 
     def plan() -> None:
-        with Session(gpu, Calibration(), workers=WORKERS) as session:
+        with Session(gpu, Calibration(), workers=workers) as session:
             pending: deque[Future[Answer]] = deque()
             while counts["traced"] < count:
-                for recipe in itertools.islice(recipes, WORKERS - len(pending)):
+                for recipe in itertools.islice(recipes, workers - len(pending)):
                     pending.append(session.submit(recipe, budget_bytes=int(gpu.memory_gib * 2**30), timeline=True))
                 if not pending:
                     break
                 counts["refused" if pending.popleft().result().error else "traced"] += 1
 
-    return {"recipes": vars(timed(plan)), "workers": WORKERS, **counts}
+    return {"recipes": vars(timed(plan)), "workers": workers, **counts}
 
 
 def all_recipes(config: Config, gpu: Gpu) -> Iterator[Config]:

@@ -156,6 +156,8 @@ class PlanArguments:
     """What the desktop takes of the card, such as 600MiB."""
     allow_lossy: bool = False
     """Propose what changes the learnt result too: bfloat16 weights without masters, 8-bit optimizer states."""
+    largest: bool = False
+    """Find the largest batch that fits too: of CONFIG, or of the first recipe."""
     verbose: bool = False
     """Say what holds the memory, by kind and by module."""
     json: Json = False

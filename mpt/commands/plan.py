@@ -5,12 +5,13 @@ Torch is not imported here: plans are made in processes of their own (`mpt.plann
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
-from mpt.commands.plan_tables import as_data, headline, print_plan, print_search, worth_showing
+from mpt.commands.plan_tables import as_data, describe_largest, headline, print_plan, print_search, worth_showing
 from mpt.config.load import load_config
 from mpt.config.patch_origin import describe_origin, find_strange_patches
 from mpt.config.schema import Config
@@ -37,8 +38,15 @@ from mpt.report.units import show_seconds
 from mpt.run.layout import find_run
 from mpt.run.used_parts import missing_parts_explained
 
-WORKERS = 2
+MOST_WORKERS = 8
+"""Each holds a torch of its own, some 400 MiB."""
 PICTURED = 3
+
+
+def count_workers() -> int:
+    """Return how many processes plan a search's recipes: one per core that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, MOST_WORKERS))
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,8 @@ def run(arguments: PlanArguments) -> None:
             print_plan(console, config, gpu, calibration, plan)
         if recipes and (best is None or best.patch):
             print_search(console, found, plan)
+        if best is not None and best.plan["largest_batch"] is not None and best.patch:
+            console.print(f"largest batch of the first recipe: {' '.join(describe_largest(best.plan))}", markup=False)
         if written:
             console.print(f"wrote {' and '.join(written)}; train the first recipe with", markup=False)
             console.print(f"  {train_command(arguments, path, recipes[0])}", markup=False, soft_wrap=True)
@@ -112,9 +122,11 @@ def make_plan(config: Config, arguments: PlanArguments) -> Planned:
     capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
     limit = capacity.budget_bytes
     budget = limit if arguments.vram else None
-    with Session(gpu, calibration, arguments.allow, WORKERS if budget else 1) as session:
+    if arguments.largest and limit is None:
+        raise ConfigError("--largest: a batch is the largest within a budget; add --gpu or --vram")
+    with Session(gpu, calibration, arguments.allow, count_workers() if budget else 1) as session, progress() as told:
         if budget is None:
-            plan = session.plan([config], budget_bytes=limit, largest_batch=limit is not None)[0].get()
+            plan = session.plan([config], budget_bytes=limit, largest_batch=arguments.largest)[0].get()
             found = Search([], [], [])
         else:
             found = search(
@@ -122,12 +134,24 @@ def make_plan(config: Config, arguments: PlanArguments) -> Planned:
                 config,
                 gpu,
                 budget,
-                largest_batch=True,
+                largest_batch=arguments.largest,
                 allow_lossy=arguments.allow_lossy,
                 goes_on=partial(needs_search, budget),
+                on_answer=told,
             )
             plan = next(one.plan for one in found.recipes if not one.patch)
     return Planned(config, gpu, calibration, capacity, plan, found)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """Show on the terminal, while a search runs, how many recipes are planned and how many of them fit."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda planned, fitting: None
+        return
+    with console.status("planning") as status:
+        yield lambda planned, fitting: status.update(f"searching: {planned} recipes planned, {fitting} fit")
 
 
 def choose_output(arguments: PlanArguments) -> Path:

@@ -1,11 +1,12 @@
 """Which recipe fits a budget and is fastest: precision, memory tricks and micro-batches, tried and not guessed.
 
 Every recipe is the user's configuration with a small patch, built and traced like any other. The search goes from
-cheap changes to costly ones: first each precision with each single trick; then pairs of a trick for activations and
-one for the optimizer; then numbers to be found, such as the share of activations that may stay (a trick's `DIALS`), by
-bisection; then micro-batches. From the second round on two kinds are left out:
+cheap changes to costly ones: first each precision with each single trick; then numbers to be found, such as the share
+of activations that may stay (a trick's `DIALS`), by bisection; then pairs of a trick for activations and one for the
+optimizer; then micro-batches. From the second round on two kinds are left out:
 
-- What is needless: a trick costs time, so a recipe is not tried where a part of it fits already.
+- What is needless: a trick costs time, so a recipe is not tried where a part of it fits already, or where a recipe
+  of the same precision fits that changes nothing and takes no longer.
 - What is hopeless: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
   smaller. Where a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. And
   where two micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
@@ -24,7 +25,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpt.config.layers import write_override
@@ -33,7 +34,7 @@ from mpt.config.relief import Dial, Relief, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
 from mpt.planner.gpus import Gpu
-from mpt.planner.recipe import MARGIN, MASTERLESS, Patch, Recipe, rank
+from mpt.planner.recipe import MARGIN, MASTERLESS, TIE, Patch, Recipe, rank
 from mpt.planner.session import Answer, Session
 
 PARTS = (2, 4, 8)
@@ -117,28 +118,31 @@ def search(
     largest_batch: bool = False,
     allow_lossy: bool = False,
     goes_on: Callable[[dict[str, Any]], bool] = lambda plan: True,
+    on_answer: Callable[[int, int], None] = lambda planned, fitting: None,
 ) -> Search:
     """Return what was found for a budget.
 
-    `goes_on` gets the plan of the configuration as it stands and says whether to search; it may raise. What changes the
-    learnt result (weights without masters, states in 8 bits) is proposed only with `allow_lossy`.
+    `goes_on` gets the plan of the configuration as it stands and says whether to search; it may raise. `on_answer`
+    hears after each plan how many there are and how many fit. What changes the learnt result (weights without masters,
+    states in 8 bits) is proposed only with `allow_lossy`.
 
-    Raises PlanError when the configuration itself cannot be planned. `largest_batch` is looked for in that one only.
+    Raises PlanError when the configuration itself cannot be planned. `largest_batch` is looked for at the
+    end, in the recipe that comes first.
     """
-    found, tried = _Search(session, config, budget_bytes), combinations(allow_lossy)
+    found, tried = _Search(session, config, budget_bytes, on_answer), combinations(allow_lossy)
     precisions = list(precision_patches(config, gpu, allow_lossy))
-    first = session.submit(config, budget_bytes=budget_bytes, timeline=True, largest_batch=largest_batch)
+    first = session.submit(config, budget_bytes=budget_bytes, timeline=True)
     singles = [found.submit(joined(precision, tricks)) for precision in precisions for tricks in tried.single]
     answer = first.result()
     searches = goes_on(answer.get())
     found.keep(({}, config, first))
     if not searches:
-        return Search(found.recipes[:1], [], [])
+        return Search(found.with_largest(found.recipes[:1]) if largest_batch else found.recipes[:1], [], [])
     for attempt in singles:
         found.keep(attempt)
+    found.turn_dials(precisions)
     found.try_all(joined(precision, tricks) for precision in precisions for tricks in tried.pairs)
     found.try_without_scale(gpu)
-    found.turn_dials(precisions)
     for count in () if splitter() in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
         if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(one.fits for one in found.recipes)):
             break
@@ -147,7 +151,10 @@ def search(
         )
     if found.recipes and not any(one.fits for one in found.recipes):
         found.shrink_smallest()
-    return Search(rank(found.recipes), found.refused, found.hopeless)
+    ranked = rank(found.recipes)
+    if largest_batch and ranked and ranked[0].fits:
+        ranked = found.with_largest(ranked)
+    return Search(ranked, found.refused, found.hopeless)
 
 
 @dataclass
@@ -158,6 +165,8 @@ class Turn:
     trick: str
     dial: Dial
     plain: Recipe
+    strongest: Recipe | None
+    """The trick's strongest proposal; where it does not fit well there is nothing to find."""
     fitting: tuple[float, int] | None = None
     """The gentlest value that fits well, and its bytes."""
     fastest: float | None = None
@@ -166,6 +175,8 @@ class Turn:
     def __post_init__(self) -> None:
         self.most = self.dial.end({name: size / 2**30 for name, size in self.plain.plan["by_category"].items()})
         self.too_large: tuple[float, int] = self.dial.least, self.plain.total
+        if self.strongest is not None and self.strongest.fits_well:
+            self.fitting = self.most, self.strongest.total
 
     def patch(self, value: float) -> Patch:
         """Return the patch with a value."""
@@ -201,8 +212,10 @@ _Attempt = tuple[Patch, Config, "Future[Answer]"]
 class _Search:
     """A search under way."""
 
-    def __init__(self, session: Session, config: Config, budget_bytes: int) -> None:
-        self.session, self.config, self.budget_bytes = session, config, budget_bytes
+    def __init__(
+        self, session: Session, config: Config, budget_bytes: int, on_answer: Callable[[int, int], None]
+    ) -> None:
+        self.session, self.config, self.budget_bytes, self.on_answer = session, config, budget_bytes, on_answer
         self.recipes: list[Recipe] = []
         self.refused: list[tuple[Patch, str]] = []
         self.hopeless: list[Patch] = []
@@ -235,6 +248,16 @@ class _Search:
             patch = joined(patch, {one.name: one.proposals[0] for one in reliefs("fragmentation")[:1]})
             grown = patched(self.config, patch, self.session.allow)
             self.recipes.append(Recipe(patch, grown, Answer({**answer.plan, **growing}), traced=False))
+        self.on_answer(sum(one.traced for one in self.recipes), sum(one.fits for one in self.recipes))
+
+    def with_largest(self, ranked: list[Recipe]) -> list[Recipe]:
+        """Return recipes, the first of them with its largest batch."""
+        first = ranked[0]
+        answer = self.session.submit(first.config, budget_bytes=self.budget_bytes, largest_batch=True).result()
+        if answer.error:
+            return ranked
+        found = {name: answer.plan[name] for name in ("largest_batch", "largest_is_bound")}
+        return [replace(first, answer=Answer({**first.plan, **found})), *ranked[1:]]
 
     def try_all(self, patches: Iterable[Patch]) -> None:
         """Try what is worth it, as many at a time as there are workers; what is worth it follows from the answers."""
@@ -257,17 +280,18 @@ class _Search:
     def turn_dials(self, precisions: Sequence[Patch]) -> None:
         """Find the gentlest number of each dial that fits well, beside each precision that does not fit without.
 
-        Where a trick has several dials, only the one that led to the fastest recipe is turned further.
+        Their other end is known: a trick's strongest proposal relieves as much as any. Where a trick has several dials,
+        only the one that led to the fastest recipe is turned further.
         """
+        plans = {str(one.patch): one for one in self.recipes}
         groups = []
         for precision in precisions:
-            plain = next((one for one in self.recipes if one.patch == precision), None)
-            if plain is not None and not plain.fits_well:
-                tricks = [one for one in reliefs("activations") if one.name not in self.config.memory.tricks]
-                groups += [[Turn(precision, one.name, dial, plain) for dial in one.dials] for one in tricks]
-        self.turn([(turn, turn.most) for group in groups for turn in group[:1]])
-        groups = [group for group in groups if group and group[0].fastest is not None]
-        self.turn([(turn, turn.most) for group in groups for turn in group[1:]])
+            plain = plans.get(str(precision))
+            for trick in reliefs("activations") if plain is not None and not plain.fits_well else ():
+                if trick.dials and trick.proposals and trick.name not in self.config.memory.tricks:
+                    strongest = plans.get(str(joined(precision, {trick.name: trick.proposals[-1]})))
+                    assert plain is not None
+                    groups.append([Turn(precision, trick.name, dial, plain, strongest) for dial in trick.dials])
         turns = [turn for group in groups for turn in group]
         for _ in range(DIAL_ROUNDS):
             self.turn([(turn, value) for turn in turns for value in turn.next_values()])
@@ -292,12 +316,27 @@ class _Search:
 
     def is_worth_trying(self, patch: Patch) -> bool:
         """Return whether a patch is neither needless nor hopeless; note the hopeless."""
-        if any(one.fits_well and one.is_part_of(patch) for one in self.recipes):
+        if any(one.fits_well and one.is_part_of(patch) for one in self.recipes) or self.is_pointless(
+            patch.get("precision")
+        ):
             return False
         if any(one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes) or self.cannot_shrink(patch):
             self.hopeless.append(patch)
             return False
         return True
+
+    def is_pointless(self, precision: Any) -> bool:
+        """Return whether more tricks beside a precision are pointless for the time they take.
+
+        They are where an exact recipe of it fits well and takes hardly longer than the precision alone, and where that
+        alone takes longer than what fits well in another one, by more than the time model's band.
+        """
+        own = [one for one in self.recipes if one.patch.get("precision") == precision]
+        alone = min((one.plan["step_seconds"] for one in own if not one.tricks), default=0.0)
+        fitting = [one for one in self.recipes if one.fits_well]
+        return any(one.plan["step_seconds"] * (1 + one.plan["time_band"]) < alone for one in fitting) or any(
+            one.is_exact and one.plan["step_seconds"] <= (1 + TIE) * alone for one in fitting if one in own
+        )
 
     def cannot_shrink(self, patch: Patch) -> bool:
         """Return whether larger micro-batches of this recipe prove that no smaller one fits.

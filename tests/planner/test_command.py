@@ -68,7 +68,7 @@ def with_vram(arguments: PlanArguments, vram: str | None, **more: object) -> Pla
 def test_without_a_budget_the_plan_is_printed_against_the_whole_card(
     arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan.run(with_vram(arguments, None))
+    plan.run(with_vram(arguments, None, largest=True))
     printed = capsys.readouterr().out
     for words in (
         "allocated",
@@ -88,8 +88,10 @@ def test_a_budget_gives_a_patch_that_fits_and_a_picture(
     plan.run(with_vram(arguments, None, json=True))
     whole = json.loads(capsys.readouterr().out)["plan"]
     budget = (whole["context_bytes"] + int(0.7 * whole["reserved"])) // 2**20
-    plan.run(with_vram(arguments, f"{budget}MiB", json=True))
+    plan.run(with_vram(arguments, f"{budget}MiB", json=True, largest=True))
     told = json.loads(capsys.readouterr().out)
+    assert told["recipes"][0]["largest_batch"] >= told["recipes"][0]["batch_size"]
+    assert all(one["largest_batch"] is None for one in told["recipes"][1:])
     assert told["plan"]["fits"] is False
     assert any("optimizer_in_backward" in one["reason"] for one in told["refused"])
     best = told["recipes"][0]
