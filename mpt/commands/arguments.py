@@ -158,6 +158,14 @@ class PlanArguments:
     """Propose what changes the learnt result too: bfloat16 weights without masters, 8-bit optimizer states."""
     largest: bool = False
     """Find the largest batch that fits too: of CONFIG, or of the first recipe."""
+    nproc: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
+    """Plan for N processes with a card each; train.batch_size is the batch of all of them."""
+    strategy: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    """How they share the work: ddp."""
+    network: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    """Between machines: ethernet-10, -25, -100, infiniband-hdr or -ndr; else what is usual for the card."""
+    per_machine: Annotated[int, typer.Option(min=1, metavar="N")] = 8
+    """Cards in a machine."""
     verbose: bool = False
     """Say what holds the memory, by kind and by module."""
     json: Json = False

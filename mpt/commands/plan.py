@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
 from mpt.planner.capacity import Capacity, find_capacity
 from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
-from mpt.planner.recipe import Recipe, describe_cost, describe_patch, has_margin, without_conflicts
+from mpt.planner.placement import Placement, check_placement
+from mpt.planner.recipe import Recipe, describe_cost, describe_patch, has_margin, total_bytes, without_conflicts
 from mpt.planner.search import Search, search
 from mpt.planner.session import Session
 from mpt.planner.timeline import write_timeline
@@ -124,7 +125,9 @@ def make_plan(config: Config, arguments: PlanArguments) -> Planned:
     budget = limit if arguments.vram else None
     if arguments.largest and limit is None:
         raise ConfigError("--largest: a batch is the largest within a budget; add --gpu or --vram")
-    with Session(gpu, calibration, arguments.allow, count_workers() if budget else 1) as session, progress() as told:
+    placement = find_placement(arguments, config)
+    workers = count_workers() if budget else 1
+    with Session(gpu, calibration, arguments.allow, workers, placement) as session, progress() as told:
         if budget is None:
             plan = session.plan([config], budget_bytes=limit, largest_batch=arguments.largest)[0].get()
             found = Search([], [], [])
@@ -140,6 +143,10 @@ def make_plan(config: Config, arguments: PlanArguments) -> Planned:
                 on_answer=told,
             )
             plan = next(one.plan for one in found.recipes if not one.patch)
+        if placement is not None and config.train.batch_size % placement.nproc:
+            of_last = replace(placement, rank=placement.nproc - 1)
+            last = session.plan([config], budget_bytes=limit, placement=asdict(of_last))[0].get()
+            plan["ranks"] |= {"last_samples": last["ranks"]["samples"], "last_total": total_bytes(last)}
     return Planned(config, gpu, calibration, capacity, plan, found)
 
 
@@ -152,6 +159,29 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         return
     with console.status("planning") as status:
         yield lambda planned, fitting: status.update(f"searching: {planned} recipes planned, {fitting} fit")
+
+
+def find_placement(arguments: PlanArguments, config: Config) -> Placement | None:
+    """Return the world to plan for, or None for a process alone. Raises ConfigError for one that cannot be."""
+    if arguments.nproc is None:
+        for name in ("strategy", "network"):
+            if getattr(arguments, name) is not None:
+                raise ConfigError(f"--{name}: it is about several processes; add --nproc N")
+        return None
+    placement = Placement(
+        arguments.nproc,
+        arguments.strategy or config.parallel.strategy,
+        network=arguments.network,
+        per_machine=arguments.per_machine,
+    )
+    check_placement(placement)
+    placement.cluster(find_gpu(DEFAULT))  # refuses a network that is not known, before anything is planned
+    if config.train.batch_size < placement.nproc:
+        raise ConfigError(
+            f"--nproc: train.batch_size is the batch of all processes together, and {config.train.batch_size} samples "
+            f"are too few for {placement.nproc}"
+        )
+    return placement
 
 
 def choose_output(arguments: PlanArguments) -> Path:
@@ -257,6 +287,8 @@ def plan_command(arguments: PlanArguments) -> str:
     """Return the command that was given."""
     words = ["mpt", "plan", *_common_words(arguments, arguments.overrides), "--vram", str(arguments.vram)]
     words += ["--gpu", arguments.gpu] if arguments.gpu else []
+    words += ["--nproc", str(arguments.nproc)] if arguments.nproc else []
+    words += ["--strategy", arguments.strategy] if arguments.strategy else []
     words += ["--output", arguments.output] if arguments.output else []
     return shlex.join(words)
 

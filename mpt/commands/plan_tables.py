@@ -25,7 +25,8 @@ NEAR = 1.06
 
 def headline(config: Config, gpu: Gpu, plan: dict[str, Any], recipes: Sequence[Recipe]) -> str:
     """Return the answer in one sentence."""
-    subject = f"{config.run_name}, batch {plan['batch_size']}, on {gpu.name}"
+    cards = f"{plan['ranks']['nproc']} x {gpu.name}, each card" if plan["ranks"] else gpu.name
+    subject = f"{config.run_name}, batch {plan['batch_size']}, on {cards}"
     if plan["fits"] is None:
         return f"{subject}: needs {describe_bytes(plan['reserved'] + plan['context_bytes'])}."
     needed, budget = describe_bytes(total_bytes(plan)), describe_bytes(plan["budget_bytes"])
@@ -49,6 +50,9 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
     table.add_row("allocated", describe_bytes(plan["allocated"]), "tensors and scratch at the peak")
     table.add_row("reserved", describe_bytes(plan["reserved"]), "by the caching allocator, where there is room")
     source = f"calibrated by {calibration.source}" if calibration.source else "typical"
+    ranks = plan["ranks"]
+    if ranks:
+        source += f"; {describe_bytes(ranks['communicator_bytes'])} of it are NCCL's buffers"
     table.add_row("context", describe_bytes(plan["context_bytes"]), source)
     held_back = plan["reserved_in_budget" if plan["fits"] else "reserved"]
     table.add_row("total", describe_bytes(held_back + plan["context_bytes"]), verdict(plan))
@@ -57,6 +61,8 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
         table.add_row("largest batch", *describe_largest(plan))
     band = plan["step_seconds"] * plan["time_band"]
     table.add_row("step", show_seconds(plan["step_seconds"]), f"give or take {show_seconds(band)}")
+    if ranks:
+        add_rank_rows(table, ranks)
     console.print(table)
     console.print()
     held = columns("held at the peak", ">MiB")
@@ -70,6 +76,24 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
     console.print(sides)
     for note in plan["notes"]:
         console.print(f"note: {note}", markup=False)
+
+
+def add_rank_rows(table: Table, ranks: dict[str, Any]) -> None:
+    """Add what is about a rank of several."""
+    seconds = ranks["seconds"]
+    where = ranks["link"] if ranks["nproc"] <= ranks["per_machine"] else f"{ranks['link']} and {ranks['network']}"
+    table.add_row(
+        "communication",
+        show_seconds(seconds["communication"]),
+        f"of a step, over {where}: {show_seconds(seconds['overlapped'])} beside computing, "
+        f"{show_seconds(seconds['exposed'])} exposed",
+    )
+    table.add_row("efficiency", f"{seconds['computing'] / seconds['total']:.0%}", "of the step is computing")
+    samples = f"{ranks['samples']} samples, {ranks['words']}"
+    if "last_total" in ranks:
+        last = f"the last has {ranks['last_samples']} and needs {describe_bytes(ranks['last_total'])}"
+        samples += f"; {last}"
+    table.add_row("rank", f"1 of {ranks['nproc']}", samples)
 
 
 def columns(*titles: str) -> Table:

@@ -10,6 +10,7 @@ ranks can go on with.
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mpt.data.seeds import mix
 
@@ -17,8 +18,9 @@ LARGEST = 2**62
 
 
 class RankRandom:
-    """Changes to a rank's own stream; `go_on` returns to the common one."""
+    """Changes to a rank's own stream; `go_on` returns to the common one. Streams are real where tensors are fake."""
 
+    @unset_fake_temporarily()
     def __init__(self, device: torch.device, rank: int) -> None:
         self.device = device
         self.common = self._states()
@@ -33,6 +35,7 @@ class RankRandom:
             states.append(torch.cuda.get_rng_state(self.device))
         return states
 
+    @unset_fake_temporarily()
     def were_used(self) -> bool:
         """Return whether random numbers were used since."""
         return not all(torch.equal(now, before) for now, before in zip(self._states(), self.own, strict=True))

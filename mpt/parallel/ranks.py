@@ -86,7 +86,7 @@ class Ranks(World):
             start += most * each
         received = torch.empty(self.size, len(sent), dtype=torch.uint8, device=own.device)
         with self.waiting():
-            dist.all_gather(list(received), sent)
+            self._gather_bytes(received, sent)
         counts = [stop - begin for begin, stop in (share(count, rank, self.size) for rank in range(self.size))]
         batch: dict[str, Tensor] = {}
         start = 0
@@ -95,6 +95,9 @@ class Ranks(World):
             batch[name] = torch.cat(pieces).view(value.dtype).view(count, *value.shape[1:])
             start += most * each
         return batch
+
+    def _gather_bytes(self, received: Tensor, sent: Tensor) -> None:
+        dist.all_gather(list(received), sent)
 
     def exchange(self, phase: str, parameters: Sequence[nn.Parameter]) -> Exchange:
         """Return what sums a phase's gradients, made at its first update."""
@@ -219,7 +222,7 @@ class Ranks(World):
         if tensors:
             flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in tensors])
             with self.waiting():
-                dist.all_reduce(flat)
+                self._send(flat).wait()
             put_back(flat / self.size, tensors)
 
     @torch.no_grad()

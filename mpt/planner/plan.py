@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from mpt.config.schema import Config
 from mpt.planner import batch_fit, routes
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
+from mpt.planner.overlap import OrderedWork, step_time
+from mpt.planner.placement import Placement
+from mpt.planner.rank_trace import share_of, trace_rank
 from mpt.planner.replay import Replay, peak_live, replay, split_at, timeline
 from mpt.planner.run_fake import FakeRun, trace_config
 from mpt.planner.time_model import BAND
@@ -63,6 +67,9 @@ class Plan:
     inexact: list[str] = field(default_factory=list)
     timeline: dict[str, list[int]] = field(default_factory=dict)
     planning_seconds: float = 0.0
+    ranks: dict[str, Any] = field(default_factory=dict)
+    """With several processes: which of them this is, what its communicators take (in `context_bytes`), and the parts of
+    the step's time."""
 
     @property
     def total(self) -> int:
@@ -77,6 +84,8 @@ class Wish:
     budget_bytes: int | None = None
     largest_batch: bool = False
     timeline: bool = False
+    placement: dict[str, Any] = field(default_factory=dict)
+    """The fields of `mpt.planner.placement.Placement`; empty for a process alone."""
 
 
 def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish) -> Plan:
@@ -84,10 +93,16 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
     started = time.perf_counter()
     batch_size = config.train.batch_size
     expandable = "expandable_segments" in config.memory.tricks
-    capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - calibration.context_bytes)
+    placement = Placement(**wish.placement)
+    cluster = placement.cluster(gpu)
+    communicators = placement.groups * cluster.communicator_bytes(placement.nproc)
+    context_bytes = calibration.context_bytes + communicators
+    capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - context_bytes)
 
     def trace(batch: int) -> FakeRun:
         unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
+        if placement.nproc > 1:
+            return trace_rank(config, data, batch, gpu, unseen, placement)
         return trace_config(config, data, batch, gpu, unseen)
 
     fake = trace(batch_size)
@@ -104,16 +119,29 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
         }
     split = split_at(fake.trace, free.peak_event)
     largest, is_bound = None, False
-    if wish.largest_batch and capacity is not None:
+    if wish.largest_batch and capacity is not None and placement.nproc == 1:
         largest, is_bound = _largest_batch(fake, batch_size, trace, capacity, expandable)
     notes = [*fake.notes, *routes.unknown_routes()]
     if "compile" in config.memory.tricks:
         notes.append("compile: planned as the eager step; a compiled one usually needs less and runs faster")
+    step_seconds, ranks = fake.work.seconds(gpu) * calibration.time_factor, {}
+    if isinstance(fake.work, OrderedWork):
+        times = step_time(fake.work, gpu, cluster, calibration.time_factor)
+        step_seconds = times.total
+        ranks = {
+            **asdict(placement),
+            "words": placement.words,
+            "samples": share_of(placement, batch_size),
+            "communicator_bytes": communicators,
+            "network": cluster.network,
+            "link": cluster.link,
+            "seconds": times.as_data(),
+        }
     return Plan(
         batch_size=batch_size,
         allocated=free.allocated,
         reserved=free.reserved,
-        context_bytes=calibration.context_bytes,
+        context_bytes=context_bytes,
         budget_bytes=wish.budget_bytes,
         fits=None if within is None else within.fits,
         tight=within is not None and within.fits and within.retries > 0,
@@ -125,12 +153,13 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
         moment=split.moment,
         largest_batch=largest,
         largest_is_bound=is_bound,
-        step_seconds=fake.work.seconds(gpu) * calibration.time_factor,
+        step_seconds=step_seconds,
         time_band=BAND,
         notes=notes,
         inexact=fake.inexact,
         timeline=timeline(fake.trace) if wish.timeline else {},
         planning_seconds=time.perf_counter() - started,
+        ranks=ranks,
     )
 
 

@@ -28,12 +28,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpt.config.schema import Config
 from mpt.engine.build import build_run
+from mpt.engine.loop import agree_on_notes
 from mpt.engine.step import update
 from mpt.errors import MptError
+from mpt.parallel.world import ALONE, World
 from mpt.planner import fake_device, routes
 from mpt.planner.device_guard import lost_error
 from mpt.planner.fake_mode import LeanFakeMode
 from mpt.planner.gpus import Gpu
+from mpt.planner.overlap import OrderedWork
+from mpt.planner.ranks import PlannedRank
 from mpt.planner.time_model import Work
 from mpt.planner.trace import Recorder, Trace
 from mpt.planner.unseen import Unseen
@@ -70,10 +74,14 @@ def trace_config(
     unseen: Unseen | None,
     device: torch.device | None = None,
     batch_ahead: bool = True,
+    world: World = ALONE,
+    work: Work | None = None,
 ) -> FakeRun:
     """Build and step a config on a fake GPU, or on fake tensors of another device.
 
     `batch_ahead`: the next batch is on the device while one is used, as the loop has it on a GPU and not on a CPU.
+    `world`: the rank that is planned (`mpt.planner.ranks`); `batch_size` is of all of them together. `work` is what
+    operators are counted in.
 
     Raises CannotPlan with module and line; the config's own errors pass.
     """
@@ -81,14 +89,23 @@ def trace_config(
     routes.register()
     routes.target.capability = gpu.capability
     device = device or torch.device(fake_device.DEVICE, 0)
-    work = Work(uses_tf32=config.precision.mode == "tf32" and gpu.tf32 > 0)
+    work = Work() if work is None else work
+    work.uses_tf32 = config.precision.mode == "tf32" and gpu.tf32 > 0
     watching = {"work": False}
 
     def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if watching["work"]:
             work.observe(func, args, kwargs, result)
 
+    def on_step(step: int) -> None:
+        watching["work"] = step == STEPS - 1
+        if isinstance(work, OrderedWork):
+            work.is_noted = watching["work"]
+
     recorder = Recorder(device.type, unseen, observe)
+    if isinstance(world, PlannedRank):
+        world.mark = recorder.mark
+        on_step(0)
     torch.compiler.set_stance("force_eager")  # a compiled step is planned as the eager one
     fake_device.clear_weight_casts()
     with (
@@ -98,8 +115,8 @@ def trace_config(
         recorder.recording(),
         fake_device.listen_to_casts(lambda cast: recorder.mark([cast], "cast cache")),
     ):
-        run = build_run(config, device, data, fake=True)
-        perform_steps(run, recorder, batch_size, lambda step: watching.update(work=step == STEPS - 1), batch_ahead)
+        run = build_run(config, device, data, fake=True, world=world)
+        perform_steps(run, recorder, batch_size, on_step, batch_ahead)
     notes = [note for note in run.notes if fake_device.DEVICE not in note]  # "has no such thing" is about the fake
     return FakeRun(recorder.trace, work, notes, [trick.name for trick in run.tricks if not trick.exact])
 
@@ -115,10 +132,21 @@ def perform_steps(
     with ExitStack() as stack:
         stack.enter_context(watch_run(run, recorder))
 
+        start, stop = run.world.place(batch_size)
+
         def load() -> Batch:
-            loaded = run.data.as_floats(run.data.zeros(batch_size, run.device, stored=True))
+            loaded = run.data.zeros(stop - start, run.device, stored=True)
+            if run.world.size == 1:
+                loaded = run.data.as_floats(loaded)
             recorder.mark(loaded.values(), "batch")
             return loaded
+
+        def whole(loaded: Batch) -> Batch:
+            if run.world.size == 1:
+                return loaded
+            gathered = run.data.as_floats(run.world.whole(loaded, batch_size))
+            recorder.mark(gathered.values(), "whole batch")
+            return gathered
 
         following = load() if batch_ahead else {}
         updates: dict[str, Any] = {}
@@ -126,15 +154,18 @@ def perform_steps(
             on_step(step)
             recorder.enter_moment(step, "", "loading")
             if batch_ahead:
-                batch, following = following, load()
+                part, following = following, load()
             else:
-                batch = load()
+                part = load()
+            batch = whole(part)
             for phase in run.phases:
                 recorder.enter_moment(step, phase.name, "forward")
                 # The loop keeps the last losses until the next are there.
                 updates[phase.name] = update(run, phase, batch)
             recorder.enter_moment(step, "", "after the step")
+            agree_on_notes(run)
             run.task.after_step(step, step * batch_size)
+            agree_on_notes(run)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from mpt.config.schema import Config
 from mpt.errors import MptError
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
+from mpt.planner.placement import Placement
 
 
 class PlanError(MptError):
@@ -90,7 +91,15 @@ class _Worker:
 class Session:
     """Plans on up to `workers` processes; a context manager."""
 
-    def __init__(self, gpu: Gpu, calibration: Calibration, allow: Sequence[str] = (), workers: int = 1) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        calibration: Calibration,
+        allow: Sequence[str] = (),
+        workers: int = 1,
+        placement: Placement | None = None,
+    ) -> None:
+        self.placement = asdict(placement) if placement is not None else {}
         self.gpu, self.calibration, self.allow, self.workers = gpu, calibration, list(allow), workers
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         self._started: list[_Worker] = []
@@ -129,7 +138,7 @@ class Session:
             "allow": self.allow,
             "gpu": asdict(self.gpu),
             "calibration": asdict(self.calibration),
-            "wish": wish,
+            "wish": {"placement": self.placement, **wish},
         }
         worker = self._idle.get()
         if self._is_killed:

@@ -75,18 +75,28 @@ class Work:
             return
         flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
         half = any(tensor.dtype in HALF for tensor in inputs)
+        self.add(flops, moved, half)
+
+    def add(self, flops: int, moved: int, half: bool) -> None:
+        """Count an operator of the device."""
         self.operators[flops, moved, half] += 1
 
     def seconds(self, gpu: Gpu, efficiency: Efficiency = Efficiency()) -> float:
         """Return the time of one step on a GPU."""
         total = 0.0
         for (flops, moved, half), count in self.operators.items():
-            peak = gpu.half if half else (gpu.tf32 or gpu.float32) if self.uses_tf32 else gpu.float32
-            arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
-            traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
-            total += count * max(arithmetic, traffic, efficiency.launch_seconds)
+            total += count * self.operator_seconds(gpu, flops, moved, half, efficiency)
         on_link = self.host_bytes / (gpu.host_link * 1e9)
         return max(total, on_link) + self.host_compute_bytes / HOST_BANDWIDTH
+
+    def operator_seconds(
+        self, gpu: Gpu, flops: int, moved: int, half: bool, efficiency: Efficiency = Efficiency()
+    ) -> float:
+        """Return the time of one operator on a GPU."""
+        peak = gpu.half if half else (gpu.tf32 or gpu.float32) if self.uses_tf32 else gpu.float32
+        arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
+        traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
+        return max(arithmetic, traffic, efficiency.launch_seconds)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +17,7 @@ from mpt.config.load import load_config
 from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
+from mpt.planner.placement import Placement
 from mpt.planner.search import Combinations
 from mpt.planner.session import Session
 
@@ -36,7 +38,15 @@ class Shared:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def __call__(self, gpu: Gpu, calibration: Calibration, allow: Sequence[str] = (), workers: int = 1) -> Self:
+    def __call__(
+        self,
+        gpu: Gpu,
+        calibration: Calibration,
+        allow: Sequence[str] = (),
+        workers: int = 1,
+        placement: Placement | None = None,
+    ) -> Self:
+        self.session.placement = {} if placement is None else asdict(placement)
         self.session.gpu, self.session.calibration, self.session.allow = gpu, calibration, list(allow)
         return self
 
@@ -58,6 +68,7 @@ def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path.write_text(CONFIG)
     yield PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))
     session.gpu, session.calibration, session.allow = before
+    session.placement = {}
 
 
 def with_vram(arguments: PlanArguments, vram: str | None, **more: object) -> PlanArguments:

@@ -1,0 +1,37 @@
+"""The trace of one rank's step: with ddp the run's own build and step, of which the rank's exchange is a part."""
+
+from __future__ import annotations
+
+import torch
+
+from mpt.config.schema import Config
+from mpt.parallel.world import share
+from mpt.planner.gpus import Gpu
+from mpt.planner.overlap import OrderedWork
+from mpt.planner.placement import Placement
+from mpt.planner.ranks import PlannedRank
+from mpt.planner.run_fake import FakeRun, trace_config
+from mpt.planner.unseen import Unseen
+from mpt.seams import DataSpec
+
+
+def trace_rank(
+    config: Config,
+    data: DataSpec,
+    batch_size: int,
+    gpu: Gpu,
+    unseen: Unseen | None,
+    placement: Placement,
+    device: torch.device | None = None,
+    batch_ahead: bool = True,
+) -> FakeRun:
+    """Trace one rank's build and two steps; `batch_size` is of all ranks together. Raises CannotPlan."""
+    work = OrderedWork()
+    world = PlannedRank(placement.rank, placement.nproc, config.parallel, work, is_nccl=device is None)
+    return trace_config(config, data, batch_size, gpu, unseen, device, batch_ahead, world, work)
+
+
+def share_of(placement: Placement, batch_size: int) -> int:
+    """Return how many samples this rank has."""
+    start, stop = share(batch_size, placement.rank, placement.nproc)
+    return stop - start

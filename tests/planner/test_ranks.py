@@ -1,0 +1,147 @@
+"""Plans of one rank of several: met by real ranks, and timed by rules that can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from mpt.commands import plan
+from mpt.commands.arguments import PlanArguments
+from mpt.errors import ConfigError
+from mpt.planner.gpus import find_gpu
+from mpt.planner.links import BASE_SECONDS, LINK_SHARE, find_cluster
+from mpt.planner.overlap import OrderedWork, Sent, step_time
+from mpt.planner.placement import Placement, check_placement
+from mpt.planner.session import Session
+from tests.planner.test_command import Shared
+
+Command = Callable[..., dict[str, Any]]
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "classify_digits.yaml"
+TRACKED = 0.005
+H100 = find_gpu("h100")
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
+def test_plans_agree_with_real_ranks() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.planner.ranks_against_real", "few"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["planned"] == pytest.approx(row["tracked"], rel=TRACKED), row
+
+
+@pytest.fixture
+def command(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command as a user does; return its JSON."""
+    monkeypatch.setattr(plan, "Session", Shared(session))
+    monkeypatch.setattr(session, "placement", {})
+
+    def call(**options: Any) -> dict[str, Any]:
+        given = PlanArguments(**{"config": CONFIG, "json": True, "gpu": "h100", **options})
+        with monkeypatch.context() as patch:
+            for name in ("gpu", "calibration", "allow", "placement"):
+                patch.setattr(session, name, getattr(session, name))
+            plan.run(given)
+        return dict(json.loads(capsys.readouterr().out))
+
+    return call
+
+
+def test_the_command_plans_a_rank_with_its_buckets_and_the_whole_batch(command: Command) -> None:
+    alone = command(overrides=("train.batch_size=64",))["plan"]
+    found = command(overrides=("train.batch_size=66",), nproc=4)["plan"]
+    assert found["ranks"]["samples"] == 17
+    assert found["ranks"]["last_samples"] == 16
+    weights = found["by_category"]["parameters"]
+    assert found["by_category"]["reduce buffers"] == pytest.approx(weights, rel=0.1)
+    assert found["by_category"]["whole batch"] > 0
+    assert "reduce buffers" not in alone["by_category"]
+    assert found["ranks"]["communicator_bytes"] > 0
+    assert alone["ranks"] == {}
+    seconds = found["ranks"]["seconds"]
+    assert seconds["total"] == pytest.approx(seconds["computing"] + seconds["exposed"])
+    assert found["step_seconds"] == seconds["total"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nproc": 4, "overrides": ("train.batch_size=3",)}, "3 samples are too few for 4"),
+        ({"nproc": 4, "strategy": "zero"}, "--strategy: found 'zero'"),
+        ({"nproc": 4, "network": "string"}, "--network: there is no 'string'"),
+        ({"nproc": 10**6}, "--nproc: found 1000000; at most"),
+        ({"strategy": "ddp"}, "add --nproc N"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused_in_one_line(options: dict[str, Any], said: str, command: Command) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        command(**options)
+
+
+def test_a_large_all_reduce_takes_what_the_ring_formula_says() -> None:
+    cluster = find_cluster(H100, None, 8)
+    count = 2**34
+    inside = 2 * count * 7 / 8 / (450e9 * LINK_SHARE)
+    assert cluster.seconds("all_reduce", count, 8) == pytest.approx(inside, rel=0.01)
+    assert cluster.seconds("all_gather", count, 8) == pytest.approx(inside / 2, rel=0.01)
+    assert cluster.seconds("all_reduce", count, 1) == 0
+
+
+def test_small_collectives_cost_latency_that_grows_with_the_machines() -> None:
+    cluster = find_cluster(H100, None, 8)
+    times = [cluster.seconds("all_gather", 8, size) for size in (2, 8, 64, 4096)]
+    assert times == sorted(times)
+    assert times[0] > BASE_SECONDS
+    # A tree needs logarithmically many steps, a ring as many as there are machines.
+    assert cluster.seconds("all_reduce", 8, 4096) < 0.1 * cluster.seconds("all_gather", 8, 4096)
+
+
+def test_a_machine_without_fast_links_is_slower() -> None:
+    desk = find_gpu("rtx3060")
+    count = 2**30
+    fast, slow = find_cluster(H100, None, 8), find_cluster(desk, None, 8)
+    assert slow.seconds("all_reduce", count, 8) > 10 * fast.seconds("all_reduce", count, 8)
+    assert slow.seconds("all_reduce", count, 16) > 1.5 * slow.seconds("all_reduce", count, 8)
+
+
+def test_communication_beside_computing_is_not_exposed() -> None:
+    cluster = find_cluster(H100, None, 8)
+    count = 2**28
+    takes = cluster.seconds("all_reduce", count, 8)
+    flops = int(10 * takes * H100.half * 1e12 * 0.6)  # ten times as long
+    covered, late = OrderedWork(), OrderedWork()
+    for work, order in ((covered, ("send", "compute")), (late, ("compute", "send"))):
+        for what in order:
+            if what == "send":
+                number = work.send(Sent("all_reduce", count, 8))
+            else:
+                work.add(flops, 0, True)
+        work.wait(number)
+    assert step_time(covered, H100, cluster).exposed == pytest.approx(0, abs=1e-9)
+    assert step_time(late, H100, cluster).exposed == pytest.approx(takes)
+
+
+def test_a_placement_is_plain_data() -> None:
+    placement = Placement(nproc=16, network="ethernet-10")
+    assert Placement(**asdict(placement)) == placement
+    check_placement(placement)
