@@ -320,6 +320,10 @@ class Precision:
         """Let the phase's optimizer update the parameters that are in its groups now."""
         phase.optimizer.step()
 
+    def keep_more(self, module: nn.Module) -> bool:
+        """Keep one more module in float32 from now on; return False where the mode cannot."""
+        return False
+
     def fall_back(self, task: Task) -> bool:
         """Go on in bfloat16 without scaling; return False where the mode cannot."""
         return False

@@ -173,6 +173,9 @@ class PrecisionOptions(Options):
     """At the floor with overflow still there: stop with exit 6, or go on in bfloat16."""
     keep_fp32: list[str] = Field(default_factory=list)
     """Globs over module names ("gen.layers.*") that stay in float32: inputs cast up, autocast off."""
+    auto_keep_fp32: bool = False
+    """Where a step is not finite, or the scale at its floor, keep the module to blame in float32 from then on, at most
+    `train.max_rollbacks` times."""
     losses: Literal["float32", "inherit"] = "float32"
     """Whether loss functions run in float32 or in the mode's dtype."""
     matmul: Literal["auto", "ieee", "tf32", "bf16x3"] = "auto"

@@ -52,6 +52,15 @@ class Train(Options):
     """At a loss or gradient that is NaN or infinite without a loss scaler to blame: stop, skip the step, or go back."""
     max_rollbacks: int = Field(3, ge=0)
     """After so many returns to a checkpoint the run stops with exit 6."""
+    after_rollback: list[Literal["repeat", "skip_batch", "halve_lr"]] = Field(default=["repeat"], min_length=1)
+    """What is changed at the first, second, ... rollback, the last also at later ones: nothing, the batch that failed
+    is passed over, or learning rates are halved for `halved_steps`."""
+    halved_steps: int = Field(200, gt=0)
+    """For how many steps beyond the one that failed `after_rollback: [halve_lr]` halves the rates."""
+    recent_states: int = Field(0, ge=0)
+    """How many recent states are kept in host memory to roll back to, beside the checkpoints on disk."""
+    recent_every: int = Field(20, gt=0)
+    """Steps between two of the `recent_states`."""
     deterministic: bool = True
     """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs, where
     torch has none for the backward of bilinear resizing and sampling (StyleGAN2's augmentation): they add in any

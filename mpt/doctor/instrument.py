@@ -156,9 +156,7 @@ class Instrument:
         if func._overloadpacket in SILENT:
             return None
         leaves = tree_leaves((args, kwargs))
-        tensors = [
-            one.detach() for one in leaves if isinstance(one, Tensor) and one.is_floating_point() and one.numel()
-        ]
+        tensors = [one.detach() for one in leaves if is_readable(one)]
         return Inputs(
             samples=tuple(sample_of(one) for one in tensors),
             finite=all(bool(torch.isfinite(one).all()) for one in tensors),
@@ -168,7 +166,7 @@ class Instrument:
 
     def observe(self, func: Any, inputs: Inputs | None, result: Any) -> None:
         """Note what an operator made."""
-        outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
+        outputs = [one for one in tree_leaves(result) if is_readable(one)]
         if not outputs or inputs is None:
             return
         module, is_backward = self.places.current()
@@ -213,6 +211,13 @@ def observed(modules: Mapping[str, nn.Module], *, exact: bool = False) -> Iterat
         instrument = Instrument(places=places, exact=exact)
         with _Observer(instrument):
             yield instrument
+
+
+def is_readable(value: Any) -> bool:
+    """Return whether this is a tensor with floating values; reading autograd's zeros without memory crashes."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    return value.numel() > 0 and not value._is_zerotensor()
 
 
 def measure(value: Tensor, *, inputs: tuple[Tensor, ...], **about: Any) -> Result:

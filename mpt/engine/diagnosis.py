@@ -6,6 +6,7 @@ only when training stops.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +14,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mpt.engine.module_places import ModulePlaces, module_places, source_line
+from mpt.engine.module_places import LOSS, ModulePlaces, module_places, source_line
 from mpt.engine.step import back_propagate, drop_gradients
 from mpt.seams import Batch, Phase, Run
 
 aten = torch.ops.aten
 WITHOUT_VALUES = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided))
 """What they return is not computed: it may be the memory of a NaN that was freed just now."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found: in words, and the module to blame where it is one."""
+
+    text: str
+    module: str | None = None
 
 
 MOST_SAMPLES = 8
@@ -33,6 +42,7 @@ class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.places, self.batch_size = places, batch_size
         self.finding: str | None = None
+        self.module: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_computed = self.finding is None and func._overloadpacket not in WITHOUT_VALUES
@@ -42,6 +52,7 @@ class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if was_finite and _has_non_finite(result):
             module, is_backward = self.places.current()
+            self.module = module if module != LOSS else None
             dtypes = {str(t.dtype).removeprefix("torch.") for t in tree_leaves(result) if isinstance(t, Tensor)}
             line = "" if is_backward else source_line()
             way = "backward of " if is_backward else ""
@@ -73,17 +84,17 @@ def _has_non_finite(values: Any) -> bool:
     )
 
 
-def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> str:
-    """Return "module: operator in dtype", or what else was found; runs forward and backward, never the optimizer.
+def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> Finding:
+    """Find "module: operator in dtype", or say what else was found; runs forward and backward, never the optimizer.
 
     `batch` is the whole batch with its random inputs, as the update drew it (`Update.batch`).
     """
     for name, module in run.task.modules.items():
         for key, value in module.state_dict().items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                return f"{name}.{key}: the stored values are already non-finite"
+                return Finding(f"{name}.{key}: the stored values are already non-finite")
     if _has_non_finite(list(batch.values())):
-        return "the batch itself holds non-finite values"
+        return Finding("the batch itself holds non-finite values")
     notes = run.task.snapshot()
     count = len(next(iter(batch.values())))
     try:
@@ -92,4 +103,6 @@ def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> str:
     finally:
         drop_gradients(run, phase)
         run.task.restore(notes)
-    return watch.finding or "no operator in a repeat of the step: it does not happen every time"
+    if watch.finding is None:
+        return Finding("no operator in a repeat of the step: it does not happen every time")
+    return Finding(watch.finding, watch.module)

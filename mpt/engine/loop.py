@@ -12,6 +12,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from mpt.engine import recovery
+from mpt.engine.diagnosis import Finding, find_first_non_finite
 from mpt.engine.memory import TRACKED_STEP, CudaPeaks, known_tensors
 from mpt.engine.recovery import Decision
 from mpt.engine.step import Update
@@ -47,6 +48,7 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
             window_started, window_steps = time.perf_counter(), 0
             continue
         progress.step += 1
+        training.keep_recent()
         window_steps += 1
         training.step_seconds.append(time.perf_counter() - step_started)
         if due(progress.step, settings.log_every) or progress.step == end:
@@ -90,6 +92,9 @@ def advance(training: Training, batch: Batch) -> bool:
     """Perform one step of every phase that is due. Return False when the run was rolled back instead."""
     training.set_learning_rates()
     progress = training.progress
+    if progress.step in training.remedies.skipped_batches:
+        training.journal.event("skipped_batch", f"the batch of step {progress.step} was passed over")
+        return True
     phases = [phase for phase in training.run.phases if phase.is_due(progress.step)]
     unmeasured = not progress.unmeasured.isdisjoint(phase.name for phase in phases)
     if training.whole_steps >= TRACKED_STEP and unmeasured:
@@ -128,7 +133,7 @@ def perform(training: Training, phases: list[Phase], batch: Batch) -> dict[str, 
                 training.run, phase, progress.step, training.non_finite_in_a_row, training.rollbacks
             )
             if decision.action == "roll_back":
-                roll_back(training, decision.why)
+                recover(training, phase, done, decision.why)
                 return None
             if decision.action == "stop":
                 recovery.stop(training.run, training.journal, phase, done, decision.why)
@@ -151,12 +156,46 @@ def check_floor(training: Training, updates: dict[str, Update]) -> None:
     run, decision = training.run, recovery.at_floor(training.run, updates)
     if decision.phase is None:
         return
+    if keep_at_floor(training, decision, updates[decision.phase.name]):
+        return
     if decision.action == "fall_back" and run.precision.fall_back(run.task):
         run.scaled_phases = frozenset()
         training.journal.warn(f"{decision.why}; going on in bfloat16 without scaling", "fall_back")
         return
     save(training)
     recovery.stop(run, training.journal, decision.phase, updates[decision.phase.name], decision.why)
+
+
+def keep_at_floor(training: Training, decision: Decision, done: Update) -> bool:
+    """Keep the module to blame in float32 and begin anew with the scale, where `precision.auto_keep_fp32` says so."""
+    run, phase = training.run, decision.phase
+    settings = run.config.precision.settings
+    assert phase is not None
+    if not settings.auto_keep_fp32 or len(training.remedies.float32) >= training.train.max_rollbacks:
+        return False
+    finding = blame(run, phase, done)
+    if not training.remedies.keep_in_float32(run, finding.module):
+        return False
+    scaler = run.precision.scalers[phase.name]
+    scaler.scale, scaler.overflows_at_floor = settings.init_scale, 0
+    training.journal.warn(f"{decision.why}, first at {finding.text}; {finding.module} is kept in float32", "keep_fp32")
+    return True
+
+
+def blame(run: Run, phase: Phase, done: Update) -> Finding:
+    """Repeat an update that was not finite under instruments; all ranks do, and the first one's word counts."""
+    assert done.batch is not None
+    finding = find_first_non_finite(run, phase, done.batch)
+    return run.world.ask(lambda: finding) if run.world.size > 1 else finding
+
+
+def recover(training: Training, phase: Phase, done: Update, why: str) -> None:
+    """Name what was not finite first, roll back, and change what the settings say before the next try."""
+    finding, step = blame(training.run, phase, done), training.progress.step
+    roll_back(training, f"{why}, first at {finding.text}")
+    said = training.remedies.choose(training.run, training.run.config, finding, step, training.rollbacks)
+    if said:
+        training.journal.warn(said, "remedy")
 
 
 def save(training: Training) -> bool:
@@ -182,13 +221,22 @@ def refuse(decision: Decision, step: int) -> NoReturn:
 
 
 def roll_back(training: Training, why: str) -> None:
-    """Return to the newest whole checkpoint. The metrics written since then are dropped, the events stay."""
-    try:
-        loaded = checkpoint.load(training.run.world.ask(lambda: checkpoint.load(training.directory).path))
-    except CheckpointError as error:
-        raise NonFiniteError(f"{why}, and there is no checkpoint to return to") from error
-    step = training.progress.step
-    training.load(loaded)
+    """Return to the newest state in memory, else to the newest whole checkpoint. The metrics written since then are
+    dropped, the events stay.
+    """
+    step, remedies = training.progress.step, training.remedies
+    saved = training.saved if training.saved is not None else -1
+    recent = training.recent.take(since=saved)
+    if recent is not None:
+        training.put_back(recent[1])
+    else:
+        try:
+            loaded = checkpoint.load(training.run.world.ask(lambda: checkpoint.load(training.directory).path))
+        except CheckpointError as error:
+            raise NonFiniteError(f"{why}, and there is no checkpoint to return to") from error
+        training.load(loaded)
+    training.recent.forget_after(training.progress.step)
+    training.remedies = remedies  # what was changed since then stays changed
     training.rollbacks += 1
     journal, now = training.journal, training.progress.step
     journal.recorder.truncate_after(now, keep_events=True)

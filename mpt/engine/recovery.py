@@ -75,7 +75,7 @@ def with_poisoned_state(run: Run, bad: str, rollbacks: int) -> Decision:
 def stop(run: Run, journal: Journal, phase: Phase, done: Update, why: str) -> NoReturn:
     """Raise NonFiniteError naming the first bad module and operator of an update that was skipped."""
     assert done.batch is not None
-    culprit = find_first_non_finite(run, phase, done.batch)
+    culprit = find_first_non_finite(run, phase, done.batch).text
     journal.event("stopped", f"{why}; first at {culprit}")
     remedies = ["a lower optimizer.lr", "optimizer.clip_grad_norm=1"]
     if any(not scaler.dynamic for scaler in run.precision.scalers.values()):

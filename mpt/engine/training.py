@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from mpt.engine.ladder import move_again
 from mpt.engine.memory import CudaPeaks, outside_bytes
 from mpt.engine.out_of_memory import MemoryLadder
 from mpt.engine.progress import Progress
+from mpt.engine.recent_states import RecentStates
+from mpt.engine.remedies import Remedies
 from mpt.engine.scale_watch import ScaleWatch
 from mpt.engine.state import capture, restore
 from mpt.engine.step import Update
@@ -64,6 +66,8 @@ class Training:
         self.watches = {phase.name: ScaleWatch(phase.name) for phase in run.phases}
         self.peaks = CudaPeaks()
         self.rollbacks = 0
+        self.remedies = Remedies()
+        self.recent = RecentStates(self.train.recent_states if run.world.size == 1 else 0, self.train.recent_every)
         self.loaded_from: Path | None = None
         """The checkpoint that was loaded last."""
         self.non_finite_in_a_row = 0
@@ -91,9 +95,8 @@ class Training:
     def set_learning_rates(self) -> None:
         """Set this step's rate in every parameter group."""
         run = self.run
-        set_learning_rates(
-            run.optimizers, run.optimizer_settings, self.progress.step, self.total_steps, run.task.rate_factor
-        )
+        factor = run.task.rate_factor * self.remedies.rate_at(self.progress.step)
+        set_learning_rates(run.optimizers, run.optimizer_settings, self.progress.step, self.total_steps, factor)
 
     def count(self, phase: str, done: Update) -> None:
         """Add up losses, count a skipped step and record changes of the loss scale."""
@@ -205,7 +208,7 @@ class Training:
         if bad is not None:
             return bad
         self.tell_removed_files()
-        state["loop"] = {**self.progress.to_record(), "adapted": dict(self.run.adapted)}
+        state["loop"] = self.loop_record()
         task = self.run.task
         checkpoint.save(
             self.directory,
@@ -220,6 +223,16 @@ class Training:
         self.journal.recorder.sync()
         return None
 
+    def loop_record(self) -> dict[str, Any]:
+        """Return what a state keeps beside the run's."""
+        adapted = dict(self.run.adapted)
+        return {**self.progress.to_record(), "adapted": adapted, "remedies": self.remedies.to_record()}
+
+    def keep_recent(self) -> None:
+        """Keep a copy of the state to roll back to, where it is due and finite."""
+        if self.recent.is_due(self.progress.step):
+            self.recent.keep(self.progress.step, {**capture(self.run), "loop": self.loop_record()})
+
     def tell_removed_files(self) -> None:
         """Warn of files that somebody removed since the last save: the run goes on without what they held."""
         removed = self.journal.recorder.reopen_removed()
@@ -231,11 +244,17 @@ class Training:
     def load(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         """Put a loaded checkpoint into the run and the counters."""
         self.loaded_from = loaded.path
-        restore(self.run, loaded.state)
         self.saved = loaded.step
-        loop = loaded.state["loop"]
+        self.put_back(loaded.state)
+
+    def put_back(self, state: Mapping[str, Any]) -> None:
+        """Put a state into the run and the counters."""
+        restore(self.run, state)
+        loop = state["loop"]
         self.progress.restore(loop, self.run.device, self.run.world)
         self.grad_norms = {}
+        self.remedies = Remedies.from_record(loop.get("remedies", {}))
+        self.remedies.apply_again(self.run)
         again = move_again(self.run, loop.get("adapted", {}))
         if again:
             settings = ", ".join(f"memory.{name}={value}" for name, value in again.items())

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
-from mpt.precision.float32_modules import full_precision, in_float32, keep_in_float32, matching_modules
+from mpt.precision.float32_modules import Float32Module, full_precision, in_float32, keep_in_float32, matching_modules
 from mpt.precision.products import set_products
 from mpt.precision.scaler import LossScaler, clip_gradients
 from mpt.seams import Phase, Precision, StepStats, Task
@@ -111,6 +111,16 @@ class Policy(Precision):
 
     def publish_weights(self, phase: Phase) -> None:
         """Bring updated weights back to the model; nothing to do without master weights."""
+
+    def keep_more(self, module: nn.Module) -> bool:
+        """Keep a module in float32 from now on, where its weights are: optimizers hold them as they are."""
+        tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point()]
+        if not self.can_fall_back or any(tensor.dtype != torch.float32 for tensor in tensors):
+            return False
+        if isinstance(module, Float32Module):
+            return False
+        keep_in_float32(module, self.device.type, self.casts_back, self.dtype)
+        return True
 
     def fall_back(self, task: Task) -> bool:
         """Go on in bfloat16, which has float32's range and needs no scale; return False where the mode cannot."""

@@ -78,6 +78,14 @@ def test_products_in_float16_are_summed_in_float32_and_rounded() -> None:
     assert torch.equal(product, (left.float() @ right.float()).half())
 
 
+def test_zeros_without_memory_are_not_read() -> None:
+    """StyleGAN2's gradient penalties make them in backward."""
+    with observed({"net": torch.nn.Identity()}) as seen:
+        torch._efficientzerotensor((4, 64))
+        torch.ones(4, 64) + 1
+    assert [one.operator for one in seen.results] == ["add"]
+
+
 def test_operators_belong_to_the_module_that_ran_them_backward_too() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
     with observed({"net": net}) as seen:

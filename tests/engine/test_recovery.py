@@ -18,6 +18,7 @@ from mpt.engine import loop
 from mpt.engine.diagnosis import FirstNonFinite
 from mpt.engine.faults import is_out_of_memory
 from mpt.engine.module_places import ModulePlaces
+from mpt.engine.recent_states import RecentStates
 from mpt.engine.step import remember_buffers, restore_buffers
 from mpt.engine.training import Training
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
@@ -80,6 +81,116 @@ def test_a_single_nan_is_rolled_back_and_the_run_equals_a_clean_one(
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     steps = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
+
+
+def test_a_state_in_memory_loses_fewer_steps_and_the_run_equals_a_clean_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = settings(checkpoint_every=0, recent_states=2, recent_every=2)
+    clean = start(tmp_path / "clean", train=memory)
+    poison(monkeypatch, lambda call: call == 5)
+    path = start(tmp_path / "poisoned", train=memory)
+    told = [event["message"] for event in events(path) if event["kind"] == "rollback"]
+    assert len(told) == 1
+    assert told[0].endswith("rolled back from step 5 to 4")
+    ours, theirs = (checkpoint.load(open_run(p)).state["modules"]["net"] for p in (path, clean))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_the_ring_keeps_the_newest_good_states_and_gives_each_once() -> None:
+    ring = RecentStates(2, 5)
+    assert [step for step in range(1, 20) if ring.is_due(step)] == [5, 10, 15]
+    weight = torch.ones(3)
+    for step in (5, 10, 15):
+        ring.keep(step, {"modules": {"net": {"weight": weight}}})
+        weight += 1
+    weight.fill_(float("nan"))
+    ring.keep(20, {"modules": {"net": {"weight": weight}}})
+    assert [step for step, _ in ring.states] == [10, 15]
+    taken = ring.take(since=3)
+    assert taken is not None
+    assert taken[0] == 15
+    assert taken[1]["modules"]["net"]["weight"].tolist() == [3.0, 3.0, 3.0]  # a copy of its time
+    assert ring.take(since=10) is None  # no newer than the checkpoint
+    assert not RecentStates(0, 5).is_due(5)
+
+
+def poison_sample(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Make a sample of one step's batch non-finite, whenever that batch comes."""
+    fetch = Training.stream
+
+    def stream(self: Training) -> Any:
+        for number, batch in enumerate(fetch(self), self.progress.step):
+            if number == step:
+                batch["image"][3] = float("nan")
+            yield batch
+
+    monkeypatch.setattr(Training, "stream", stream)
+
+
+def test_a_batch_that_is_not_finite_each_time_is_passed_over_as_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_sample(monkeypatch, 5)
+    with pytest.raises(NonFiniteError):
+        start(tmp_path / "repeat")
+    path = start(tmp_path / "skip", train=settings(after_rollback=["repeat", "skip_batch"]))
+    found = events(path)
+    assert [event["kind"] for event in found if event["kind"] in ("rollback", "remedy", "skipped_batch")] == [
+        "rollback",
+        "rollback",
+        "remedy",
+        "skipped_batch",
+    ]
+    assert json.loads((path / "summary.json").read_text())["steps"] == 8
+    saved = checkpoint.load(open_run(path)).state["loop"]["remedies"]
+    assert saved["skipped_batches"] == [5]
+
+
+def test_learning_rates_are_halved_for_a_while_after_a_rollback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda call: call == 3)
+    path = start(tmp_path, train=settings(after_rollback=["halve_lr"], halved_steps=2))
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["lr"]["net"] for line in lines if "lr" in line}
+    assert rates == {1: 0.05, 2: 0.05, 3: 0.025, 4: 0.025, 5: 0.025, 6: 0.05, 7: 0.05, 8: 0.05}
+
+
+class Fragile(torch.nn.Module):
+    """Overflows float16 whatever the loss scale is."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return (value + 300.0).square() - 90000.0
+
+
+def fragile(num_classes: int) -> torch.nn.Module:
+    layers = torch.nn
+    return layers.Sequential(layers.Flatten(), layers.Linear(256, 16), Fragile(), layers.Linear(16, num_classes))
+
+
+def test_the_module_to_blame_is_kept_in_float32_and_stays_so_after_a_resume(tmp_path: Path) -> None:
+    model = {"name": "tests.engine.test_recovery:fragile", "image_size": 16, "channels": 1}
+    precision = {"mode": "amp", "dtype": "float16", "init_scale": 4.0, "min_scale": 2.0}
+    data = {**DATA, "model": model, "optimizer": {"name": "sgd", "lr": 1e-6}, "train": settings(steps=12)}
+
+    def go(name: str, *, resume: str | None = None, stop_after: int | None = None, **changes: Any) -> Path:
+        config = load_config({**data, "precision": {**precision, **changes}, "name": name}, allow=["tests"])
+        arguments = TrainArguments(config=Path("unused"), runs=str(tmp_path), quiet=True, resume=resume)
+        path = train(config, arguments, stop_after)
+        assert path is not None
+        return path
+
+    with pytest.raises(NonFiniteError, match="smallest loss scale"):
+        go("stops")
+    path = go("kept", auto_keep_fp32=True, stop_after=10)
+    (told,) = [event["message"] for event in events(path) if event["kind"] == "keep_fp32"]
+    assert "net.2: aten::" in told
+    assert told.endswith("net.2 is kept in float32")
+    before = [event["kind"] for event in events(path)].count("overflow")
+    go("kept", auto_keep_fp32=True, resume=str(path))
+    assert [event["kind"] for event in events(path)].count("overflow") == before
+    assert checkpoint.load(open_run(path)).state["loop"]["remedies"]["float32"] == ["net.2"]
 
 
 def test_a_single_nan_is_skipped_when_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +346,7 @@ def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(loop, "roll_back", roll_back)
     path = start(tmp_path, optimizer="adam", train=settings(on_non_finite="rollback"))
-    assert len(calls) == 10
+    assert len(calls) == 11  # the step that failed is repeated under instruments
     assert [event["kind"] for event in events(path)].count("rollback") == 1
 
 

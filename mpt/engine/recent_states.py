@@ -1,0 +1,54 @@
+"""The last good states of a training in host memory, to roll back to without losing all steps since a checkpoint.
+
+A ring of a few copies, each as much host memory as a checkpoint is on disk. A state is copied only if it is finite. One
+that was returned to is forgotten: where the same happens again, the next return is to an older one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from mpt.run.state_checks import first_non_finite
+
+
+class RecentStates:
+    """Up to `count` states, a new one every `every` steps; none where `count` is 0."""
+
+    def __init__(self, count: int, every: int) -> None:
+        self.every = every
+        self.states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=count)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the state of a step is to be kept."""
+        return bool(self.states.maxlen) and step % self.every == 0
+
+    def keep(self, step: int, state: Mapping[str, Any]) -> None:
+        """Copy a state to host memory, unless something in its modules is not finite."""
+        if first_non_finite({"modules": state["modules"]}) is None:
+            self.states.append((step, copied(state)))
+
+    def take(self, since: int) -> tuple[int, dict[str, Any]] | None:
+        """Return the newest state of a step after `since` and forget it; None where there is none."""
+        if self.states and self.states[-1][0] > since:
+            return self.states.pop()
+        return None
+
+    def forget_after(self, step: int) -> None:
+        """Forget the states of later steps."""
+        while self.states and self.states[-1][0] > step:
+            self.states.pop()
+
+
+def copied(value: Any) -> Any:
+    """Return a state with every tensor copied to host memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(copied(item) for item in value)
+    return value
