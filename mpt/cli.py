@@ -29,7 +29,8 @@ from mpt.config.part_packages import PartPackage, use_parts
 from mpt.config.part_source import read_notes
 from mpt.config.registry import INSTALLED, CommandPart
 from mpt.errors import InputOutputError, Interrupted, MptError, OwnCodeError, PartError
-from mpt.run.collector import collect_as_usual, collect_rarely, pause
+from mpt.run.collector import collect_rarely, pause
+from mpt.run.collector import end as end_pause
 from mpt.run.files import FULL
 
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
@@ -195,7 +196,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
             raise
         fail(OwnCodeError(explained))
     finally:
-        collect_as_usual(freeze=False)
+        end_pause()
     sys.exit(0)
 
 

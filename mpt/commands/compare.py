@@ -24,6 +24,7 @@ from mpt.commands.compare_progress import announce, probe, shown
 from mpt.commands.compare_sides import Sides, read_sides
 from mpt.commands.sides import is_config, resolve_mode, suggest
 from mpt.commands.training_process import Check, Train, check_in_process, train_in_process
+from mpt.commands.warm_process import WarmProcess
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import Config
 from mpt.errors import CheckpointError, ConfigError, GateError, InputOutputError, Interrupted, MptError
@@ -79,19 +80,14 @@ def compare(
     told: set[str] = set()
     if train is None and not arguments.quiet and not arguments.json:
         print(describe_start(arguments, sides, folder, counts), flush=True)
-    for count in counts:
-        groups = run_sides(
-            arguments,
-            sides,
-            folder,
-            count,
-            train or train_in_process(arguments.allow),
-            check or check_in_process(arguments.allow),
-            told,
-        )
-        comparison = compare_groups(groups, margin, most, models_differ=sides.models_differ)
-        if comparison.is_decided:
-            break
+    with WarmProcess() as warm:
+        train = train or train_in_process(arguments.allow, warm)
+        check = check or check_in_process(arguments.allow, warm)
+        for count in counts:
+            groups = run_sides(arguments, sides, folder, count, train, check, told)
+            comparison = compare_groups(groups, margin, most, models_differ=sides.models_differ)
+            if comparison.is_decided:
+                break
     write_comparison(folder, comparison)
     return comparison, folder
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import json
 import math
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from mpt.commands.infer_inputs import Sample, infer_one, needs_inputs, read_inputs
+from mpt.commands.infer_inputs import Decoded, Sample, infer_one, needs_inputs, read_inputs
 from mpt.data.absent import AbsentDataset
 from mpt.engine.evaluation import evaluate
 from mpt.inference.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls
@@ -69,12 +70,14 @@ def infer_half(
 ) -> list[Inference]:
     """Infer in float32 and in half, state the difference, write it, and return what half made."""
     choice = choose_half(dtype, trained.run.device)
+    decoded = Decoded()
     full, full_results, _ = measure(
-        dataclasses.replace(trained, run=rebuild(trained, "fp32")), "float32", samples, batch_size
+        dataclasses.replace(trained, run=rebuild(trained, "fp32")), "float32", samples, batch_size, decoded
     )
     release(trained.run.device)
     half_run = rebuild_half(trained, choice.dtype)
-    half, results, awkward = measure(dataclasses.replace(trained, run=half_run), choice.dtype, samples, batch_size)
+    half_trained = dataclasses.replace(trained, run=half_run)
+    half, results, awkward = measure(half_trained, choice.dtype, samples, batch_size, decoded)
     statement = Statement(
         choice.statement, full, half, measure_distance(full_results, results), trained.run.task.metric, awkward
     )
@@ -85,16 +88,17 @@ def infer_half(
 
 
 def measure(
-    trained: Trained, name: str, samples: Sequence[Sample], batch_size: int
+    trained: Trained, name: str, samples: Sequence[Sample], batch_size: int, decoded: Decoded
 ) -> tuple[Measured, list[Inference], list[str]]:
     """Infer all inputs and measure size, memory, latency and metric; also name layers of awkward sizes."""
     run = trained.run
-    inputs = list(read_inputs(trained, samples, batch_size))
+    inputs = read_inputs(trained, samples, batch_size, decoded=decoded)
+    first = next(inputs)  # of the others only what was made is kept
     with watch_calls(run.task.modules) as called:
-        results = [infer_one(trained, one) for one in inputs]
+        results = [infer_one(trained, one) for one in itertools.chain([first], inputs)]
     used = {key: module for key, (module, _, _) in called.items()}
-    peak = measure_peak(lambda: infer_one(trained, inputs[0]), run)
-    latency = measure_latency(lambda: infer_one(trained, inputs[0]), run.device)
+    peak = measure_peak(lambda: infer_one(trained, first), run)
+    latency = measure_latency(lambda: infer_one(trained, first), run.device)
     metric = math.nan
     if needs_inputs(run.task) and not isinstance(trained.test_data, AbsentDataset):
         metric = evaluate(run, trained.test_data, trained.config.train.batch_size)[run.task.metric]

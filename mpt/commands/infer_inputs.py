@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import field as initial
 from pathlib import Path
 
 import torch
@@ -48,7 +49,27 @@ def infer_one(trained: Trained, inputs: Inputs) -> Inference:
     return infer(trained.run, batch, count)
 
 
-def read_inputs(trained: Trained, samples: Sequence[Sample], batch_size: int, count: int = SAMPLES) -> Iterator[Inputs]:
+@dataclass
+class Decoded:
+    """Files that were decoded once and will be asked for again, as bytes, as far as they fit."""
+
+    pictures: dict[tuple[str, Path], Tensor] = initial(default_factory=dict)
+    room_bytes: int = 1 << 29
+
+    def keep(self, name: str, file: Path, picture: Tensor) -> None:
+        """Remember a file's picture for a field if there is room."""
+        if picture.nbytes <= self.room_bytes:
+            self.room_bytes -= picture.nbytes
+            self.pictures[name, file] = picture
+
+
+def read_inputs(
+    trained: Trained,
+    samples: Sequence[Sample],
+    batch_size: int,
+    count: int = SAMPLES,
+    decoded: Decoded | None = None,
+) -> Iterator[Inputs]:
     """Yield batches of the files; without files, of test samples for a task that needs inputs, else a wish for
     samples, `count` of them."""
     run = trained.run
@@ -64,7 +85,7 @@ def read_inputs(trained: Trained, samples: Sequence[Sample], batch_size: int, co
     for start in range(0, len(samples), batch_size):
         chosen = samples[start : start + batch_size]
         batch = {
-            field: torch.stack([read_image(trained, field, sample[field]) for sample in chosen])
+            field: torch.stack([read_image(trained, field, sample[field], decoded) for sample in chosen])
             for field in run.task.inputs
         }
         yield to_device(batch, run.device, run.data), len(chosen)
@@ -83,15 +104,19 @@ def without_bad(trained: Trained, samples: Sequence[Sample], bad: dict[str, str]
         yield sample
 
 
-def read_image(trained: Trained, field: str, file: Path) -> Tensor:
+def read_image(trained: Trained, field: str, file: Path, decoded: Decoded | None = None) -> Tensor:
     """Return one file as float32 (c, h, w) in [0, 1], as the field's layout asks. Raises DataError."""
     channels, height, width = trained.run.data.fields[field].shape
     if channels not in MODES:
         raise DataError(f"--input: '{field}' has {channels} channels; files can be read with 1, 3 or 4")
+    kept = decoded.pictures.get((field, file)) if decoded else None
     try:
-        return decode_bytes(file, channels, (height, width), MAX_PIXELS, fit_of(trained)).float().div_(255)
+        picture = decode_bytes(file, channels, (height, width), MAX_PIXELS, fit_of(trained)) if kept is None else kept
     except BadImageError as error:
         raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
+    if decoded is not None and kept is None:
+        decoded.keep(field, file, picture)
+    return picture.float().div_(255)
 
 
 def fit_of(trained: Trained) -> Fit:

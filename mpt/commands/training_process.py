@@ -12,10 +12,10 @@ import runpy
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from mpt.commands.warm_process import WarmProcess, stop_at_end_of_input
 from mpt.run.signals import StopRequest
 
 Train = Callable[[Path, Path, str, bool], tuple[int, str]]
@@ -24,25 +24,30 @@ Check = Callable[[Path], tuple[int, str]]
 """Build what a config file describes and train nothing: exit code and last words."""
 
 
-def train_in_process(allow: Sequence[str]) -> Train:
-    """Return a function that trains in a process of its own."""
+def train_in_process(allow: Sequence[str], warm: WarmProcess | None = None) -> Train:
+    """Return a function that trains in a process of its own, a fork of `warm` where that can be."""
 
     def train(file: Path, folder: Path, name: str, resumes: bool) -> tuple[int, str]:
         options = ["--runs", str(folder), "--name", name, "--no-report"]
-        return run_train(file, [*options, *(["--resume", str(folder / name)] if resumes else [])], allow)
+        return run_train(file, [*options, *(["--resume", str(folder / name)] if resumes else [])], allow, warm)
 
     return train
 
 
-def check_in_process(allow: Sequence[str]) -> Check:
-    """Return a function that makes a dry run in a process of its own."""
-    return lambda file: run_train(file, ["--dry-run"], allow)
+def check_in_process(allow: Sequence[str], warm: WarmProcess | None = None) -> Check:
+    """Return a function that makes a dry run in a process of its own, a fork of `warm` where that can be."""
+    return lambda file: run_train(file, ["--dry-run"], allow, warm)
 
 
-def run_train(file: Path, options: Sequence[str], allow: Sequence[str]) -> tuple[int, str]:
+def run_train(
+    file: Path, options: Sequence[str], allow: Sequence[str], warm: WarmProcess | None = None
+) -> tuple[int, str]:
     """Run `mpt train`; return its exit code, 128 and the signal's number if one arrived here, and its last words."""
-    command = [sys.executable, "-m", __name__, "train", str(file), "--quiet", *options]
-    command += [word for package in allow for word in ("--allow", package)]
+    arguments = ["train", str(file), "--quiet", *options]
+    arguments += [word for package in allow for word in ("--allow", package)]
+    if warm is not None and warm.begin():
+        return run_fork(warm, arguments)
+    command = [sys.executable, "-m", __name__, *arguments]
     with StopRequest() as stop, held_pipe() as held:
         # A session of its own: Ctrl-C then reaches this process alone, which passes it on once.
         process = subprocess.Popen(
@@ -63,6 +68,22 @@ def run_train(file: Path, options: Sequence[str], allow: Sequence[str]) -> tuple
     return code, last_words(words)
 
 
+def run_fork(warm: WarmProcess, arguments: Sequence[str]) -> tuple[int, str]:
+    """Do the same in a fork of a process that has imported everything."""
+    told: list[int] = []
+    with StopRequest() as stop:
+
+        def pass_on(process: int) -> None:
+            if stop.requested and not told:
+                told.append(process)
+                os.kill(process, signal.SIGTERM)
+
+        code, words = warm.run(arguments, pass_on)
+        if stop.signal_number is not None:
+            return 128 + stop.signal_number, ""
+    return code if code >= 0 else 128 - code, last_words(words)
+
+
 @contextlib.contextmanager
 def held_pipe() -> Iterator[int]:
     """Give the reading end of a pipe that ends when the block, or this process, does."""
@@ -76,12 +97,7 @@ def held_pipe() -> Iterator[int]:
 
 def main() -> None:
     """Run `mpt` with this process's arguments, and stop it once standard input has ended."""
-
-    def watch() -> None:
-        os.read(0, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
+    stop_at_end_of_input()
     runpy.run_module("mpt", run_name="__main__", alter_sys=True)
 
 

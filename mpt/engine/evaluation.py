@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -78,7 +79,7 @@ def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int) -> dict[str
 
     Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes.
     """
-    with apart_from_training(run), first_buffers(run):
+    with apart_from_training(run), first_buffers(run), casts_kept(run):
         own = list(gather_evidence(run, batches, chunk))
         of_ranks = [own] if run.world.is_sharded else run.world.gather(own)
         evidence = sorted(itertools.chain(*of_ranks), key=lambda one: one[0])
@@ -91,6 +92,17 @@ def shares(run: Run) -> tuple[int, int]:
     With sharded networks a forward needs all ranks, so all go through all batches.
     """
     return (0, 1) if run.world.is_sharded else (run.world.rank, run.world.size)
+
+
+def casts_kept(run: Run) -> AbstractContextManager[None]:
+    """Let autocast cast each weight once for all batches: it forgets them when its outermost block ends.
+
+    This one is disabled, so that what lies between the blocks of the precision mode stays as it is.
+    Of sharded networks nothing is kept: whole weights are there for their own forward only.
+    """
+    if not run.world.is_sharded and torch.amp.is_autocast_available(run.device.type):
+        return torch.autocast(run.device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -29,10 +29,17 @@ def collect_rarely() -> None:
         gc.enable()
 
 
-def collect_as_usual(freeze: bool = True) -> None:
-    """End a pause; what is there now is never looked at again, with `freeze`."""
+def collect_as_usual() -> None:
+    """End a pause; what is there now is not looked at again until the command ends."""
     if usual:
-        if freeze:
-            gc.freeze()
+        gc.freeze()
+        gc.set_threshold(*usual[0])
+        gc.enable()
+
+
+def end() -> None:
+    """Leave the collector as it was before `pause`."""
+    if usual:
+        gc.unfreeze()  # else extension modules take what stays at the interpreter's end for leaks, and say so
         gc.set_threshold(*usual.pop())
         gc.enable()

@@ -13,9 +13,12 @@ import hashlib
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import BufferedReader
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -43,6 +46,8 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LARGEST_HEADER_BYTES = 100_000_000
 """As in the safetensors library."""
+MOST_WAITING = 2
+"""Pieces that may wait to be hashed: what was written is kept in memory until then."""
 GATHERED_BYTES = 1 << 20
 """Small tensors are written together, for a system call each would cost more than their bytes."""
 
@@ -70,30 +75,60 @@ def build_header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
 def write_tensors(descriptor: int, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
     """Write tensors, whose dtypes must be in `DTYPES`, and return the file's SHA-256 and size in bytes."""
     header, order = build_header(tensors)
-    digest = hashlib.sha256()
     size = 0
     gathered = bytearray(header)
-    for name in order:
-        data = bytes_of(tensors[name].cpu()).numpy().data
-        if data.nbytes < GATHERED_BYTES:
-            gathered += data
-        if len(gathered) >= GATHERED_BYTES or data.nbytes >= GATHERED_BYTES:
-            size += flush(descriptor, gathered, digest)
-        if data.nbytes >= GATHERED_BYTES:
-            digest.update(data)
-            write_fully(descriptor, data)
-            size += data.nbytes
-    size += flush(descriptor, gathered, digest)
-    return digest.hexdigest(), size
+    with HashBeside() as beside:
+        for name in order:
+            data = bytes_of(tensors[name].cpu()).numpy().data
+            if data.nbytes < GATHERED_BYTES:
+                gathered += data
+            if len(gathered) >= GATHERED_BYTES or data.nbytes >= GATHERED_BYTES:
+                size += flush(descriptor, gathered, beside)
+            if data.nbytes >= GATHERED_BYTES:
+                beside.update(data)
+                write_fully(descriptor, data)
+                size += data.nbytes
+        size += flush(descriptor, gathered, beside)
+        os.fsync(descriptor)  # while the last bytes are hashed
+        return beside.hexdigest(), size
 
 
-def flush(descriptor: int, gathered: bytearray, digest: Any) -> int:
+def flush(descriptor: int, gathered: bytearray, beside: HashBeside) -> int:
     """Write and hash what was gathered, empty it, and return its size."""
     data = bytes(gathered)
-    digest.update(data)
+    beside.update(data)
     write_fully(descriptor, data)
     gathered.clear()
     return len(data)
+
+
+class HashBeside:
+    """A SHA-256 that is computed in a thread beside the reading or writing, for neither holds Python's lock."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self.pool = ThreadPoolExecutor(1, "hash")
+        self.waiting: deque[Future[None]] = deque()
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Hash these bytes after those before them. They must stay as they are until the block ends."""
+        self.waiting.append(self.pool.submit(self.digest.update, data))
+        if len(self.waiting) > MOST_WAITING:  # copies from a GPU would pile up
+            self.waiting.popleft().result()
+
+    def hexdigest(self) -> str:
+        """Wait for all bytes and return their hash."""
+        while self.waiting:
+            self.waiting.popleft().result()
+        return self.digest.hexdigest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pool.shutdown(cancel_futures=True)
 
 
 def read_tensors(file: BufferedReader) -> tuple[dict[str, Tensor], str]:
@@ -107,19 +142,20 @@ def read_tensors(file: BufferedReader) -> tuple[dict[str, Tensor], str]:
     if len(prefix) < 8 or length > min(size - 8, LARGEST_HEADER_BYTES):
         raise ValueError("its header is longer than the file")
     text = file.read(length)
-    digest = hashlib.sha256(prefix + text)
     tensors = {}
-    for name, dtype, shape, nbytes in parse_header(text, size - 8 - length):
-        try:
-            tensor = torch.empty(shape, dtype=dtype)
-        except (RuntimeError, TypeError, OverflowError) as error:
-            raise ValueError(f"tensor {name!r} cannot be made: {error}") from error
-        data = bytes_of(tensor).numpy().data
-        if file.readinto(data) != nbytes:
-            raise ValueError(f"the file ends within tensor {name!r}")
-        digest.update(data)
-        tensors[name] = tensor
-    return tensors, digest.hexdigest()
+    with HashBeside() as beside:
+        beside.update(prefix + text)
+        for name, dtype, shape, nbytes in parse_header(text, size - 8 - length):
+            try:
+                tensor = torch.empty(shape, dtype=dtype)
+            except (RuntimeError, TypeError, OverflowError) as error:
+                raise ValueError(f"tensor {name!r} cannot be made: {error}") from error
+            data = bytes_of(tensor).numpy().data
+            if file.readinto(data) != nbytes:
+                raise ValueError(f"the file ends within tensor {name!r}")
+            beside.update(data)
+            tensors[name] = tensor
+        return tensors, beside.hexdigest()
 
 
 def parse_header(text: bytes, data_bytes: int) -> list[tuple[str, torch.dtype, list[int], int]]:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 
-from mpt.commands.training_process import last_words
+from mpt.commands.training_process import last_words, train_in_process
+from mpt.commands.warm_process import WarmProcess
 
 CONFIG = {
     "model": {"name": "small_cnn", "image_size": 8, "features": 4},
@@ -22,6 +24,13 @@ from pathlib import Path
 from mpt.commands.training_process import run_train
 run_train(Path("config.yaml"), ["--name", "run"], [])
 """
+COMPARE_WARM = """
+from pathlib import Path
+from mpt.commands.training_process import run_train
+from mpt.commands.warm_process import WarmProcess
+with WarmProcess() as warm:
+    run_train(Path("config.yaml"), ["--name", "run"], [], warm)
+"""
 PATIENCE = 60.0
 
 
@@ -32,16 +41,39 @@ def wait_for(there: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_a_run_whose_comparison_is_killed_saves_and_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [COMPARE, COMPARE_WARM], ids=["alone", "forked"])
+def test_a_run_whose_comparison_is_killed_saves_and_ends(tmp_path: Path, program: str) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     run = tmp_path / "runs" / "run"
     metrics, summary = run / "metrics.jsonl", run / "summary.json"
-    with subprocess.Popen([sys.executable, "-c", COMPARE], cwd=tmp_path, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.DEVNULL) as process:
         wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
         process.kill()
     wait_for(summary.is_file)
     steps = json.loads(summary.read_text("utf-8"))["steps"]
     assert (run / "checkpoints" / f"step-{steps:08d}" / "manifest.json").is_file()
+
+
+def test_forks_of_a_process_that_has_imported_everything_train_as_processes_of_their_own_do(tmp_path: Path) -> None:
+    config = {**CONFIG, "train": {"steps": 3, "threads": 1, "device": "cpu"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with WarmProcess() as warm:
+        if not warm.begin():
+            pytest.skip("this torch is built for a device that a fork would break")
+        assert warm.process is not None
+        server = warm.process.pid
+        train = train_in_process([], warm)
+        assert train(tmp_path / "config.yaml", tmp_path / "forked", "run", False) == (0, "")
+        code, words = train(tmp_path / "absent.yaml", tmp_path / "forked", "run", False)
+        assert (code, "absent.yaml" in words) == (2, True)
+        assert train(tmp_path / "config.yaml", tmp_path / "forked", "again", False) == (0, "")
+    assert not Path(f"/proc/{server}").exists()
+    assert train_in_process([])(tmp_path / "config.yaml", tmp_path / "alone", "run", False) == (0, "")
+    saved = "checkpoints/step-00000003/state.safetensors"
+    files = [tmp_path / "forked" / "run", tmp_path / "forked" / "again", tmp_path / "alone" / "run"]
+    assert len({(path / saved).read_bytes() for path in files}) == 1
+    environments = [json.loads((path / "env.json").read_text("utf-8")) for path in files]
+    assert [found["command"][1:2] for found in environments] == [["train"]] * 3
 
 
 def test_the_error_is_what_is_said_and_not_the_warnings_before_it() -> None:
