@@ -128,6 +128,8 @@ class OptimizerOptions(Options):
 
     splits_matrices: ClassVar[bool] = False
     """Whether the optimizer treats hidden matrices by themselves and wants them in groups marked `muon`."""
+    gains_by_fusing: ClassVar[bool] = False
+    """Whether torch's fused kernel passes over memory much less often than the others do."""
 
     lr: float = Field(1e-3, gt=0)
     """Learning rate, at its highest where there is a schedule."""

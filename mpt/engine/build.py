@@ -254,10 +254,8 @@ def build_optimizers(
     optimizers: dict[str, Optimizer] = {}
     for name, module in task.trainable.items():
         own: Any = config.optimizer.plugin.native_settings(settings[name])
-        # These modes step on a few float32 tensors at a time, of which the fused kernels read and write each once.
-        choices = (getattr(own, "foreach", False), getattr(own, "fused", False))
-        if precision.replaces_step and choices == (None, None):
-            own = own.model_copy(update={"fused": True})
+        if precision.replaces_step and own.gains_by_fusing and own.foreach is None and own.fused is None:
+            own = own.model_copy(update={"fused": True})  # its steps are on float32, whatever the weights are
         # Optimizers choose the foreach path by looking at the device, which fakes hide: say what a GPU would get.
         if fake_gpu and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
             own = own.model_copy(update={"foreach": True})

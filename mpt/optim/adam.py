@@ -6,7 +6,7 @@ GANs want `betas: [0.5, 0.999]` (Radford et al., 2016) or `[0.0, 0.99]` (Karras 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -19,6 +19,8 @@ NAMES = {"adam": {}, "adamw": {"decoupled": True, "weight_decay": 0.01}}
 
 
 class Settings(OptimizerOptions):
+    gains_by_fusing: ClassVar[bool] = True
+
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay rates of the running means of the gradient and of its square."""
     eps: float = Field(1e-8, gt=0)

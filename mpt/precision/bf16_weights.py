@@ -244,6 +244,8 @@ class LearningBfloat16(HalfWeights):
                     if parameter not in self.places:
                         self.places[parameter] = count
                         count += parameter.numel()
+        if count:
+            self.table = make_table(min(count, BLOCK), self.device)
 
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
         """Clip and step, and count the update."""
@@ -288,17 +290,10 @@ class LearningBfloat16(HalfWeights):
         finally:
             bucket.wide = [optimizer.state.pop(own, {}) for own in bucket.lifted]
             key = (self.seed, phase.name, number)
-            table = self._table(bucket.lifted[0].device)
-            bucket.put_back(Rounding(self.compensates, key, self.places, table))
+            assert self.table is not None, "made in bind"
+            bucket.put_back(Rounding(self.compensates, key, self.places, self.table))
             for parameter, state in stored.items():
                 optimizer.state[parameter] = state
-
-    def _table(self, device: torch.device) -> Tensor:
-        """Return the table of random numbers, as long as the longest tensor or block wants it; made once."""
-        if self.table is None:
-            count = sum(parameter.numel() for parameter in self.places)
-            self.table = make_table(min(count, BLOCK), device)
-        return self.table
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of any mode, and the counts on which the random numbers depend."""
