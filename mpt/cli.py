@@ -32,6 +32,7 @@ from mpt.errors import InputOutputError, Interrupted, MptError, OwnCodeError, Pa
 from mpt.run.collector import collect_rarely, pause
 from mpt.run.collector import end as end_pause
 from mpt.run.files import FULL
+from mpt.run.signals import Terminated, terminated_cleanly
 
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "train": ("train", arguments.TrainArguments),
@@ -129,6 +130,8 @@ def call(find: Callable[[], Callable[[Any], None]], asked: Any) -> None:
         work(asked)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def take_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -180,12 +183,13 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         rest, folders = take_parts(sys.argv[1:] if words is None else words)
         rest, debug = take_debug(rest)
         use_parts(folders)
-        make_app()(args=spell_resume(rest), prog_name="mpt")
+        with terminated_cleanly():
+            make_app()(args=spell_resume(rest), prog_name="mpt")
+    except Terminated as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(stop.exit_code)
     except MptError as error:
         fail(error)
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise

@@ -127,14 +127,14 @@ def test_resume_may_be_given_without_a_value(called, words, resume):
         (
             "infer r --half --dtype float16 --input i --output o --batch-size 2 --device cpu --runs d --allow p",
             "infer",
-            InferArguments("r", True, "float16", ("i",), "o", 2, device="cpu", runs="d", allow=("p",)),
+            InferArguments("r", True, "float16", ("i",), "o", batch_size=2, device="cpu", runs="d", allow=("p",)),
         ),
         ("infer --truncation 0.5 --seed 3", "infer", InferArguments(truncation=0.5, seed=3)),
         ("compare fp32 amp seed=1", "compare", CompareArguments(what=("fp32", "amp", "seed=1"))),
         (
             "compare a --config c --seeds 5 --margin 0.5 --gate --json --quiet --name n",
             "compare",
-            CompareArguments(("a",), Path("c"), 5, "0.5", True, "n", json=True, quiet=True),
+            CompareArguments(("a",), Path("c"), seeds=5, margin="0.5", gate=True, name="n", json=True, quiet=True),
         ),
         ("report", "report", ReportArguments()),
         ("report r --runs d", "report", ReportArguments("r", "d")),
@@ -304,3 +304,19 @@ def test_the_module_runs_as_the_command_does():
     )
     assert done.returncode == 2
     assert done.stderr == "error: nowhere.yaml: no such file; a YAML file is expected\n"
+
+
+def test_a_configuration_comes_from_the_standard_input_too():
+    text = b"model: small_cnn\nprecision: fp32\n"
+    command = [sys.executable, "-m", "mpt", "train", "-", "--print-config", "train.steps=7"]
+    done = subprocess.run(command, input=text, capture_output=True, check=True)
+    assert b"steps: 7" in done.stdout
+    done = subprocess.run([*command[:4], "-"], input=b"model: nope\n", capture_output=True)
+    assert done.returncode == 2
+    assert b"standard input:1:8: model.name: found 'nope'" in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = f"set -o pipefail; {sys.executable} -m mpt list | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -14,7 +14,9 @@ from typing import Annotated
 
 import typer
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)]
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A YAML file, or - for the standard input.", show_default=False)
+]
 Overrides = Annotated[
     tuple[str, ...], typer.Argument(metavar="KEY=VALUE", help="Changes, such as optimizer.lr=3e-4.", show_default=False)
 ]
@@ -104,7 +106,7 @@ class InferArguments:
 
 @dataclass(frozen=True)
 class CompareArguments:
-    """Train in several precision modes or configurations, or take runs, and judge.
+    """Train in several modes or settings, and judge.
 
     All are trained with the same seeds and data; the verdict says whether the metric stays within the margin of the
     first one's, which is fp32's where that takes part. Without a configuration and --seeds a small classifier is
@@ -200,7 +202,7 @@ class DoctorArguments:
 
 @dataclass(frozen=True)
 class DiffArguments:
-    """Find where two configurations or runs first part, and why.
+    """Find where two configurations or runs first part.
 
     Both are trained for a few steps side by side, from the same seed or from the newest checkpoint that two runs have
     in common to the bit. Exit code 0 where they are the same or differ by rounding, 8 where they part by more.
@@ -226,7 +228,7 @@ class DiffArguments:
 
 @dataclass(frozen=True)
 class VerifyResumeArguments:
-    """Check that CONFIG, stopped and resumed, ends as it does in one go, bit for bit.
+    """Check that CONFIG, resumed, ends bit for bit as in one go.
 
     Exit code 0 where it does, 8 where it does not.
     """

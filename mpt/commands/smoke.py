@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from mpt.commands.arguments import InferArguments, TrainArguments
 from mpt.config.schema import Config
 from mpt.errors import Interrupted
+from mpt.run.layout import THROWN_AWAY
 
 if TYPE_CHECKING:
     from mpt.parallel.world import World
@@ -45,7 +46,7 @@ def smoke(config: Config, arguments: TrainArguments, train: Train, world: World 
     assert steps is not None
     short = dataclasses.replace(config, train=config.train.model_copy(update={"steps": steps, **SMOKE}))
     is_first = world is None or world.is_first
-    with tempfile.TemporaryDirectory(prefix="mpt-smoke-") as own:
+    with tempfile.TemporaryDirectory(prefix=THROWN_AWAY) as own:
         folder = own if world is None else world.tell(own)
         once = dataclasses.replace(arguments, runs=folder, smoke=None, resume=None)
         try:

@@ -26,7 +26,7 @@ from mpt.errors import MemoryBudgetError, MptError
 from mpt.parallel.place import read_place
 from mpt.run.collector import collect_as_usual
 from mpt.run.ending import has_report_of, has_summary_of
-from mpt.run.layout import RunDirectory
+from mpt.run.layout import THROWN_AWAY, RunDirectory
 from mpt.run.used_parts import missing_parts_explained
 
 if TYPE_CHECKING:
@@ -298,7 +298,12 @@ def finish(training: Training, no_report: bool = False) -> None:
         for row in read_run(Path(directory.path)).planned:
             planned, measured = show_bytes(row.planned), show_bytes(row.measured)
             console.message(f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})")
-    console.message(closing_line(progress.last_metrics, progress.seconds, directory.path / "report.html"))
+    console.message(closing_line(progress.last_metrics, progress.seconds, page_to_tell(directory)))
+
+
+def page_to_tell(directory: RunDirectory) -> Path | None:
+    """Return the report's page, None where the run's folder is thrown away (`mpt.commands.smoke`)."""
+    return None if directory.path.parent.name.startswith(THROWN_AWAY) else directory.path / "report.html"
 
 
 def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None) -> str:

@@ -267,10 +267,15 @@ class Checker:
         """Check the section of that name; a run without a length takes `DEFAULT_STEPS`."""
         node = self.section("train")
         assert isinstance(node.value, dict)
-        lengths = [key for key in ("steps", "epochs") if key in node.value and node.value[key].value is not None]
-        if len(lengths) == 2:
+        written = node.value
+        lengths = [key for key in ("steps", "epochs") if key in written and written[key].value is not None]
+        said_later = [key for key in lengths if written[key].place.line is None]
+        if len(lengths) == 2 and len(said_later) == 1:  # an override of one length stands for the file's other one
+            kept = {key: one for key, one in written.items() if key in said_later or key not in lengths}
+            node = replace(node, value=kept)
+        elif len(lengths) == 2:
             text = "steps and epochs are both given; keep one of them and set the other to null"
-            self.report(node.value["epochs"], ("train", "epochs"), text, at_key=True)
+            self.report(written["epochs"], ("train", "epochs"), text, at_key=True)
         settings = self.settings(Train, node, ("train",), list(Train.model_fields))
         return settings.model_copy(update={"steps": DEFAULT_STEPS}) if settings and not lengths else settings
 

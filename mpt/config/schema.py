@@ -20,7 +20,7 @@ from mpt.config.options import Options
 from mpt.config.registry import Plugin
 from mpt.config.yaml_text import write_text
 
-RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
 NAMED_SECTIONS = {"model": "nn", "task": "tasks", "dataset": "data", "optimizer": "optim"}
 """Sections that choose a plugin by `name`, and its subpackage."""
 
@@ -122,7 +122,7 @@ class GeneralOptions(Options):
         """Refuse a name that is more than the name of one folder."""
         if name is not None and not RUN_NAME.fullmatch(name):
             raise ValueError(
-                "a run's name has 1 to 100 letters, digits, '.', '_' and '-', and does not start with a dot"
+                "a run's name has 1 to 100 letters, digits, '.', '_', '-' and inner spaces, and starts with no dot"
             )
         return name
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -93,7 +95,12 @@ def printable(text: str, limit: int = 80) -> str:
 
 
 def read_file(path: Path) -> tuple[Node, list[Problem]]:
-    """Read a YAML file; see `read_text`. A file that cannot be read is a `ConfigError`."""
+    """Read a YAML file; see `read_text`. A file that cannot be read is a `ConfigError`.
+
+    `-` is the standard input.
+    """
+    if str(path) == "-":
+        return read_text(read_standard_input(), "standard input")
     name = printable(str(path), 200)
     try:
         if not path.is_file():
@@ -111,6 +118,15 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{name}: larger than {MAX_BYTES // 1024} KiB, which is no settings file")
     return read_text(text, name)
+
+
+@cache
+def read_standard_input() -> str:
+    """Return what is on the standard input, which can be read once."""
+    content = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"standard input: larger than {MAX_BYTES // 1024} KiB, which is no settings file")
+    return content.decode("utf-8-sig", errors="replace")
 
 
 def what_stands_at(path: Path) -> str:

@@ -6,6 +6,7 @@ and counting on. Losses leave the device only when a line is logged.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import NoReturn
 
@@ -20,7 +21,7 @@ from mpt.engine.training import Training
 from mpt.errors import CheckpointError, NonFiniteError
 from mpt.run import checkpoint
 from mpt.run.memory_meter import MemoryMeter
-from mpt.run.signals import StopRequest
+from mpt.run.signals import Hurried, StopRequest
 from mpt.seams import Batch, Phase, Run
 
 
@@ -37,13 +38,20 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
     progress, settings = training.progress, training.train
     end = min(training.total_steps, stop_after or training.total_steps)
     world = training.run.world
-    begin(training)
+    try:
+        begin(training)
+    except Hurried:
+        raise_unsaved(training, stop)
     stream = training.stream()
     window_started, window_steps = time.perf_counter(), 0
     while progress.step < end:
         step_started = time.perf_counter()
         world.note_step(progress.step)
-        if not advance(training, next(stream)):  # rolled back: go on from the restored step
+        try:
+            went_on = advance(training, next(stream))
+        except Hurried:
+            raise_unsaved(training, stop)
+        if not went_on:  # rolled back: go on from the restored step
             stream = training.stream()
             window_started, window_steps = time.perf_counter(), 0
             continue
@@ -51,6 +59,7 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
         training.keep_recent()
         window_steps += 1
         training.step_seconds.append(time.perf_counter() - step_started)
+        stop.expect(training.step_seconds[-1])
         if due(progress.step, settings.log_every) or progress.step == end:
             training.log(window_started, window_steps)
             window_started, window_steps = time.perf_counter(), 0
@@ -58,13 +67,16 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
             training.journal.console.advance(progress.step)
         side_jobs_started = time.perf_counter()
         last = progress.step == training.total_steps
-        if last or due(progress.step, settings.evaluate_every):
-            training.evaluate()
-        if last or due(progress.step, settings.sample_every):
-            training.write_preview()
+        with contextlib.suppress(Hurried):  # the step is whole and can be saved
+            if last or due(progress.step, settings.evaluate_every):
+                training.evaluate()
+            if last or due(progress.step, settings.sample_every):
+                training.write_preview()
         signal_number = world.agreed_stop(stop)
         wanted = due(progress.step, settings.checkpoint_every) or progress.step == end or signal_number is not None
-        if wanted and not save(training):
+        with stop.undisturbed():
+            saved = not wanted or save(training)
+        if not saved:
             stream = training.stream()  # the state was poisoned and the run rolled back
             continue
         if signal_number is not None and progress.step < end:
@@ -75,6 +87,13 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
     if training.step_seconds:
         training.write_summary()
     training.journal.close()
+
+
+def raise_unsaved(training: Training, stop: StopRequest) -> NoReturn:
+    """Say that a step was cut short. Raises Interrupted."""
+    step = training.progress.step
+    stop.raise_if_requested(f"Step {step + 1} took too long to be waited for; go on from the last checkpoint.")
+    raise AssertionError("only a signal hurries")
 
 
 def begin(training: Training) -> None:

@@ -20,7 +20,9 @@ from mpt.errors import CheckpointError, ConfigError
 from mpt.run.files import failures_explained
 from mpt.run.lock import hold_lock
 
-RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
+RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
+THROWN_AWAY = "mpt-smoke-"
+"""What the name of a folder of runs that will not be kept begins with."""
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", "lock")

@@ -274,7 +274,7 @@ seed: no
     assert "stands here again" in lines[4]
 
 
-BAD_NAMES = ["../x", "/etc/x", "a/b", "a\\b", ".", "..", ".hidden", "x" * 101, "x" * 300, "a\0b", "", "a b", "é", "a\n"]
+BAD_NAMES = ["../x", "/etc/x", "a/b", "a\\b", ".", "..", ".hidden", "x" * 101, "x" * 300, "a\0b", "", "a ", " a", "a\n"]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
@@ -286,7 +286,7 @@ def test_a_run_name_that_is_more_than_one_folder_is_refused(registry, name, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["a", "dcgan-2", "_x", "A.b_c-1", "x" * 100])
+@pytest.mark.parametrize("name", ["a", "dcgan-2", "_x", "A.b_c-1", "x" * 100, "Müllers erster Lauf", "é"])
 def test_a_plain_run_name_is_taken(registry, name):
     assert load(registry, "model: net\n", write_override("name", name)).run_name == name
 
@@ -434,3 +434,10 @@ def test_another_plugin_by_override_says_how_to_leave_out_the_settings_of_the_fi
 def test_a_habit_from_other_programs_is_answered_with_what_works_here():
     with pytest.raises(ConfigError, match=r"'pretrained'.*nothing is downloaded: write weights: PATH"):
         load_config({"model": {"name": "timm:resnet18", "pretrained": True}})
+
+
+def test_an_override_of_one_length_stands_for_the_file_s_other_one(registry):
+    config = load(registry, "model: net\ntrain: {epochs: 3}\n", "train.steps=5")
+    assert (config.train.steps, config.train.epochs) == (5, None)
+    with pytest.raises(ConfigError, match="steps and epochs are both given"):
+        load(registry, "model: net\n", "train.steps=5", "train.epochs=1")

@@ -48,7 +48,7 @@ def test_runs_created_at_once_never_share_a_directory(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "/etc/x", "a/b", "a\0b", "x" * 300, "", ".", "..", ".hidden", "a\nb", "<img onerror>", "a b", "ä"]
+    "name", ["../x", "/etc/x", "a/b", "a\0b", "x" * 300, "", ".", "..", ".hidden", "a\nb", "<img onerror>", "a ", " ä"]
 )
 def test_a_name_that_is_more_than_one_directory_is_refused_and_nothing_is_written(tmp_path, name: str) -> None:
     runs = tmp_path / "inside" / "runs"

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from mpt.errors import Interrupted
-from mpt.run.signals import StopRequest
+from mpt.run.signals import Hurried, StopRequest, Terminated, terminated_cleanly
 
 LOOP = """
 import sys, time
@@ -97,3 +99,71 @@ def test_a_forked_worker_ends_when_told_and_ignores_ctrl_c() -> None:
         "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0
+
+
+def test_a_step_that_takes_too_long_is_cut_short_but_not_a_save() -> None:
+    with StopRequest() as stop:
+        stop.patience_seconds = 0.1
+        with stop.undisturbed():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)  # the time is over while the state is saved
+        assert stop.late
+    with StopRequest() as stop:
+        stop.patience_seconds = 0.1
+        os.kill(os.getpid(), signal.SIGTERM)
+        begun = time.monotonic()
+        with pytest.raises(Hurried):
+            time.sleep(20)
+        assert time.monotonic() - begun < 10
+    with StopRequest() as stop:  # Ctrl-C can be pressed again, and what sends SIGUSR1 means to wait
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.requested
+        assert stop.timer is None
+
+
+def test_patience_follows_the_length_of_steps_within_bounds() -> None:
+    stop = StopRequest()
+    patience = []
+    for seconds in (0.1, 6, 1000):
+        stop.expect(seconds)
+        patience.append(stop.patience_seconds)
+    assert patience == [5, 12, 25]
+
+
+def test_outside_of_training_a_signal_unwinds_the_program() -> None:
+    cleaned = []
+
+    def work() -> None:
+        with terminated_cleanly():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(20)
+            finally:
+                cleaned.append(True)
+
+    with pytest.raises(Terminated) as ended:
+        work()
+    assert cleaned
+    assert ended.value.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.slow
+def test_a_smoke_run_in_a_step_of_minutes_ends_soon_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text(
+        "import sys, time\nfrom torch import nn\n\nclass Net(nn.Linear):\n    def __init__(self):\n"
+        "        super().__init__(256, 10)\n\n    def forward(self, x):\n        print('here', flush=True)\n"
+        "        time.sleep(100)\n"
+    )
+    (tmp_path / "c.yaml").write_text(
+        "model: {name: 'lazy:Net', image_size: 16}\ndataset: {name: digits, channels: 1}\n"
+    )
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"}
+    command = [sys.executable, "-m", "mpt", "train", "c.yaml", "--allow", "lazy", "--smoke", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert any(line.startswith(b"here") for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+    assert not list((tmp_path / "temporary").glob("mpt-smoke-*"))
