@@ -66,6 +66,8 @@ class Command:
     """Size of the face that is put back against the one that was drawn."""
     raw: bool = False
     """Put back the whole drawn square, without mask and colours."""
+    sharpen: Annotated[int, typer.Option(min=0, max=100)] = 0
+    """Sharpen the face in the frame, as DeepFaceLab's Gaussian sharpening of this amount; 2 to 5 is visible."""
     face_type: Literal["h", "mf", "f", "wf", "head"] | None = None
     """The model's type of face; by default the run's."""
     half: bool = False
@@ -97,7 +99,9 @@ def run(command: Command) -> None:
     listed = list_faces(command.aligned, "dst")
     check_face_types({"dst": listed}, face_type)
     faces = match_faces(frames, listed, command.aligned)
-    settings = MergeSettings(command.mask, command.erode, command.blur, command.colours, command.scale, command.raw)
+    settings = MergeSettings(
+        command.mask, command.erode, command.blur, command.colours, command.scale, command.raw, command.sharpen
+    )
     to_video = is_video(command.output)
     folder = command.output.with_name(f"{command.output.stem}-frames") if to_video else command.output
     half = choose_half(None, trained.run.device) if command.half else None

@@ -190,4 +190,7 @@ def write_frame(path: Path, frame: Tensor) -> None:
 
 def record_of(settings: MergeSettings, **more: Any) -> dict[str, Any]:
     """Return what a folder of merged frames was made with."""
-    return {**asdict(settings), **more}
+    kept = asdict(settings)
+    if not settings.sharpen:
+        del kept["sharpen"]  # folders that were begun before there was any do without
+    return {**kept, **more}

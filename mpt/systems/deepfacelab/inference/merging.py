@@ -4,7 +4,7 @@ The steps and their order are DeepFaceLab's merger's in its mode "overlay". The 
 drawing's resolution, but at most at `MASK_SIDE` unless the drawing itself is larger; widths of `erode` and `blur` are
 in pixels at four times, as DeepFaceLab counts them.
 
-Not here: seamless cloning, histogram matching, motion blur, sharpening, super-resolution, and the masks that an XSeg
+Not here: seamless cloning, histogram matching, motion blur, super-resolution, and the masks that an XSeg
 network would draw while merging (masks that it applied to the aligned faces are `xseg`).
 """
 
@@ -47,6 +47,8 @@ class MergeSettings:
     """Size of the swapped face against the drawn one."""
     raw: bool = False
     """Put back the whole square as it was drawn: no mask, no colours."""
+    sharpen: int = 0
+    """How much the swap is sharpened at the frame's resolution, in DeepFaceLab's units of half a blurred difference."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def merge_face(
         target = cut(frame, face_matrix(landmarks, size, face_type), size, "bicubic", "zeros").clamp(0, 1)
         area = F.interpolate(edges[None], (size, size), mode="bilinear", align_corners=False)[0] > 0
         swap = recolour(swap, target, area[0], settings.colours, seed)
-    return paste(frame, swap, edges, matrix)
+    return paste(frame, swap, edges, matrix, settings.sharpen)
 
 
 def choose_mask(face: FaceFile, drawn: Drawn, face_type: str, mode: MaskMode) -> Tensor:
@@ -177,7 +179,15 @@ def recolour(swap: Tensor, target: Tensor, area: Tensor, colours: Colours, seed:
     return torch.from_numpy(np.ascontiguousarray(result, np.float32)).permute(2, 0, 1)
 
 
-def paste(frame: Tensor, face: Tensor, mask: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
+def sharpened(image: Tensor, amount: int) -> Tensor:
+    """Return an image (3 h w) with its difference from its blur over 3 pixels added, half as often as `amount` says."""
+    kernel = torch.tensor([0.25, 0.5, 0.25])
+    padded = F.pad(image[None], (1, 1, 1, 1), mode="reflect")
+    blurred = F.conv2d(padded, (kernel[:, None] * kernel).expand(3, 1, 3, 3), groups=3)[0]
+    return image + 0.5 * amount * (image - blurred)
+
+
+def paste(frame: Tensor, face: Tensor, mask: Tensor, matrix: Matrix, sharpen: int = 0) -> tuple[Tensor, Tensor]:
     """Return a frame with a face (3 s s) laid over it where its mask (1 m m) is, and the mask in the frame.
 
     Only the part of the frame that the face's square covers is worked on.
@@ -196,6 +206,8 @@ def paste(frame: Tensor, face: Tensor, mask: Tensor, matrix: Matrix) -> tuple[Te
     back = compose(shift, invert(matrix))
     grown = compose(back, np.array([[size / side, 0, 0], [0, size / side, 0]]))
     swapped = cut(face, back, box, "bicubic", "border").clamp(0, 1)
+    if sharpen and min(box) > 1:
+        swapped = sharpened(swapped, sharpen).clamp(0, 1)
     covering = cut(mask, grown, box, "bicubic", "zeros").clamp(0, 1)
     covering = torch.where(covering < NOISE, 0.0, covering)
     result = frame.clone()

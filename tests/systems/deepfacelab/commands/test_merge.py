@@ -84,8 +84,10 @@ def test_other_settings_do_not_mix_into_a_folder_that_was_begun(place, tmp_path,
     assert merge(place, out, "--raw") == 0
     assert merge(place, out, "--mask", "full") == 2
     assert "begun with other settings" in capsys.readouterr().err
-    assert merge(place, out, "--mask", "full", "--overwrite") == 0
-    assert json.loads((out / "merge.json").read_text())["mask"] == "full"
+    assert "sharpen" not in json.loads((out / "merge.json").read_text())
+    assert merge(place, out, "--mask", "full", "--overwrite", "--sharpen", "3") == 0
+    record = json.loads((out / "merge.json").read_text())
+    assert (record["mask"], record["sharpen"]) == ("full", 3)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thing.txt").touch()
     assert merge(place, tmp_path / "other") == 5

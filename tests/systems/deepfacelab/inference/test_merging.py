@@ -16,6 +16,7 @@ from mpt.systems.deepfacelab.inference.merging import (
     choose_mask,
     cut_face,
     merge_face,
+    sharpened,
     spread,
     work_on_edges,
 )
@@ -100,6 +101,26 @@ def test_spreading_is_opencvs_dilation():
     for size in (1, 2, 5, 8):
         expected = cv2.dilate(mask[0].numpy(), cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (size, size)))
         np.testing.assert_allclose(spread(mask, size)[0].numpy(), expected)
+
+
+def test_sharpening_is_opencvs_weighted_sum_with_its_blur():
+    cv2 = pytest.importorskip("cv2")
+    image = np.random.default_rng(0).random((30, 40, 3), np.float32)
+    expected = cv2.addWeighted(image, 1 + 0.5 * 3, cv2.GaussianBlur(image, (3, 3), 0), -0.5 * 3, 0)
+    result = sharpened(torch.from_numpy(image).permute(2, 0, 1), 3)
+    np.testing.assert_allclose(result.permute(1, 2, 0).numpy(), expected, atol=1e-5)
+
+
+def test_a_sharpened_face_changes_the_frame_where_its_mask_is(face, frame):
+    soft = drawn(torch.rand(3, SIZE, SIZE, generator=torch.Generator().manual_seed(0)))
+    plain, sharp = (
+        merge_face(frame, face, soft, "f", MergeSettings(mask="dst", colours="none", sharpen=amount), 0)
+        for amount in (0, 4)
+    )
+    assert torch.equal(plain[1], sharp[1])
+    outside = (plain[1] == 0).expand_as(frame)
+    assert torch.equal(plain[0][outside], sharp[0][outside])
+    assert sharp[0].std() > plain[0].std()
 
 
 def test_colours_are_taken_from_the_frame(face, frame):
