@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from mpt.config.options import Options
 from mpt.data.seeds import mix
 from mpt.errors import ConfigError, DataError
+from mpt.parallel.local import local
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task
 from mpt.systems.yolofuse.losses.detection import DetectionSums, detection_sums
 from mpt.systems.yolofuse.metrics.average_precision import Pictures, measure
@@ -246,7 +247,7 @@ def follow_all(twin: nn.Module, module: nn.Module, decay: float) -> None:
         if not mine.is_floating_point():
             mine.copy_(theirs)
         else:
-            pairs.append((mine.detach(), theirs.detach().to(mine.dtype)))
+            pairs.append((local(mine.detach()), local(theirs.detach()).to(mine.dtype)))
     torch._foreach_lerp_([mine for mine, _ in pairs], [theirs for _, theirs in pairs], 1.0 - decay)
 
 
