@@ -29,6 +29,7 @@ from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, sh
 from mpt.run.files import write_atomically
 
 MOST_SAMPLES = 8
+MOST_RANKS = 8
 MOST_EVENTS = 200
 SAMPLE_PIXELS = 512
 KINDS_OF_MEMORY = {
@@ -99,6 +100,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         ("steps skipped", show_count(sum(skipped.values())) if skipped or record.train else "–"),
         ("parameters", show_count(number(record.summary.get("parameters")))),
         ("wall clock", show_seconds(wall_seconds(record))),
+        *rank_figures(section(record.summary, "ranks")),
     ]
     return {
         "record": record,
@@ -117,6 +119,23 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "event_kinds": Counter(str(event.get("kind", "other")) for event in record.events).most_common(),
         "environment": environment_rows(record.environment),
     }
+
+
+def rank_figures(ranks: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what each process of a training needed, of its last logged steps; of many, the least and the most."""
+    if not ranks:
+        return []
+    figures = [("processes", show_count(number(ranks.get("count"))))]
+    for name, title, show in (
+        ("step_seconds", "step of each process, without waiting", show_seconds),
+        ("peak_bytes", "peak memory of each process", show_bytes),
+    ):
+        values = [number(one) for one in ranks.get(name, [])]
+        if any(value > 0 for value in values):
+            shown = [show(value) for value in values]
+            few = len(values) <= MOST_RANKS
+            figures.append((title, ", ".join(shown) if few else f"{show(min(values))} to {show(max(values))}"))
+    return figures
 
 
 def wall_seconds(record: RunRecord) -> float:

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mpt.errors import DataError, InputOutputError
-from mpt.report.page import MOST_SAMPLES, describe_run, write_report
+from mpt.report.page import MOST_SAMPLES, describe_run, rank_figures, write_report
 from mpt.report.read_run import read_run
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -179,3 +179,14 @@ def test_a_report_that_cannot_be_written_says_so(make_run):
     with pytest.raises(InputOutputError, match=r"report\.md"):
         write_report(path)
     assert set(path.iterdir()) == before
+
+
+def test_each_process_of_a_training_is_shown_and_of_many_the_extremes():
+    few = dict(rank_figures({"count": 2, "step_seconds": [0.5, 1.0], "peak_bytes": [2**30, 2**31]}))
+    assert few["processes"] == "2"
+    assert few["step of each process, without waiting"].count(",") == 1
+    assert "1.00 GiB" in few["peak memory of each process"]
+    many = dict(rank_figures({"count": 16, "step_seconds": [0.5] * 15 + [1.0], "peak_bytes": [0] * 16}))
+    assert " to " in many["step of each process, without waiting"]
+    assert "peak memory of each process" not in many
+    assert rank_figures({}) == []
