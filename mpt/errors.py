@@ -69,6 +69,12 @@ class RankError(MptError):
     exit_code = 9
 
 
+class MayFitError(MptError):
+    """`mpt plan --gate`: it may fit, by luck or by emptying the cache in every step."""
+
+    exit_code = 10
+
+
 class Interrupted(MptError):
     """SIGINT or SIGTERM arrived and the run was saved. `exit_code` is 128 plus the signal's number."""
 

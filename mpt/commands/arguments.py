@@ -158,6 +158,8 @@ class PlanArguments:
     """What the desktop takes of the card, such as 600MiB."""
     allow_lossy: bool = False
     """Propose what changes the learnt result too: bfloat16 weights without masters, 8-bit optimizer states."""
+    gate: bool = False
+    """Exit with 10 where it only may fit, and with 7 where CONFIG does not fit a card without --vram."""
     largest: bool = False
     """Find the largest batch that fits too: of CONFIG, or of the first recipe."""
     nproc: Annotated[int | None, typer.Option(min=1, metavar="N")] = None

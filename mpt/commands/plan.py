@@ -80,6 +80,8 @@ def run(arguments: PlanArguments) -> None:
         raise ConfigError("mpt plan: CONFIG is missing; name a YAML file, or --calibrate RUN")
     if arguments.output is not None and arguments.vram is None:
         raise ConfigError("--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB")
+    if arguments.gate and not (arguments.vram or arguments.gpu):
+        raise ConfigError("--gate: there is nothing to fit into; add --gpu or --vram")
     path = choose_output(arguments)
     config = load_config(arguments.config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
     for warning in find_strange_patches(arguments.patches, config):
@@ -111,6 +113,18 @@ def run(arguments: PlanArguments) -> None:
             console.print(f"  {train_command(arguments, path, recipes[0])}", markup=False, soft_wrap=True)
     if budget is not None and best is None:
         raise MemoryBudgetError(nothing_fits(recipes, budget))
+    if arguments.gate:
+        pass_gate(plan if best is None else best.plan)
+
+
+def pass_gate(plan: dict[str, Any]) -> None:
+    """Raise MayFitError (exit 10) or MemoryBudgetError (exit 7) unless a plan fits its budget."""
+    found, budget = judge(plan), describe_bytes(plan["budget_bytes"])
+    assert found is not None
+    if found.kind == "does not fit":
+        raise MemoryBudgetError(f"does not fit in {budget}")
+    if found.kind == "may fit":
+        raise MayFitError(f"may fit in {budget}: {found.chance:.0%} likely{', by emptying the cache' * plan['tight']}")
 
 
 def make_plan(config: Config, arguments: PlanArguments) -> Planned:

@@ -13,8 +13,9 @@ from mpt.config.schema import Config
 from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
-from mpt.planner.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch, has_margin, total_bytes
+from mpt.planner.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch, total_bytes
 from mpt.planner.search import Search
+from mpt.planner.verdict import judge
 from mpt.report.units import show_seconds
 
 SHOWN = 6
@@ -33,10 +34,12 @@ def headline(config: Config, gpu: Gpu, plan: dict[str, Any], recipes: Sequence[R
     if plan["fits"] and plan["tight"]:
         return f"{subject}: fits in {budget} only by emptying the cache in every step, which is slower and may fail."
     if plan["fits"]:
-        rest = (
-            "; there is nothing to change" if has_margin(plan) else ", but closely: less is left than the usual error"
-        )
-        return f"{subject}: fits in {budget}, needs {needed}{rest}."
+        found = judge(plan)
+        assert found is not None
+        if found.kind == "fits":
+            return f"{subject}: fits in {budget}, needs {needed}; there is nothing to change."
+        closely = f", but closely: {found.chance:.0%} of published runs stayed within such a margin"
+        return f"{subject}: may fit in {budget}, needs {needed}{closely}."
     fitting = sum(recipe.fits for recipe in recipes)
     ways = f"; {fitting} ways that fit:" if fitting else "." if not recipes else ", and nothing tried does."
     return f"{subject}: does not fit in {budget}, needs {needed}{ways}"
@@ -111,9 +114,11 @@ def verdict(plan: dict[str, Any]) -> str:
     budget = describe_bytes(plan["budget_bytes"])
     if not plan["fits"]:
         return f"does not fit in {budget}"
-    return (
-        f"fits in {budget} only by emptying the cache in every step (tight)" if plan["tight"] else f"fits in {budget}"
-    )
+    if plan["tight"]:
+        return f"fits in {budget} only by emptying the cache in every step (tight)"
+    found = judge(plan)
+    assert found is not None
+    return f"{'fits' if found.kind == 'fits' else 'may fit'} in {budget} ({found.chance:.0%} likely)"
 
 
 def describe_largest(plan: dict[str, Any]) -> tuple[str, str]:
@@ -134,15 +139,18 @@ def print_search(console: Console, found: Search, plan: dict[str, Any]) -> None:
     else:
         shown = sorted(found.recipes, key=lambda recipe: recipe.total)[:SHOWN]
         console.print(f"\nnone fits in {budget}; the smallest", style="bold")
-    table = columns("recipe", ">memory", f">step ±{plan['time_band']:.0%}", "cost")
+    table = columns("recipe", ">memory", ">chance", f">step ±{plan['time_band']:.0%}", "cost")
     for recipe in shown:
         seconds = show_seconds(recipe.plan["step_seconds"])
-        table.add_row(describe_patch(recipe.patch), describe_bytes(recipe.total), seconds, describe_cost(recipe))
+        verdict_of = judge(recipe.plan)
+        chance = f"{verdict_of.chance:.0%}" if verdict_of else ""
+        words = describe_patch(recipe.patch), describe_bytes(recipe.total), chance, seconds, describe_cost(recipe)
+        table.add_row(*words)
     console.print(table)
-    said = " ".join(f"{describe_cost(recipe)} {describe_patch(recipe.patch)}" for recipe in shown)
-    for words, meaning in EXPLANATIONS.items():
-        if words in said:
-            console.print(f"{words}: {meaning}", style="dim")
+    spoken = " ".join(f"{describe_cost(recipe)} {describe_patch(recipe.patch)}" for recipe in shown)
+    for term, meaning in EXPLANATIONS.items():
+        if term in spoken:
+            console.print(f"{term}: {meaning}", style="dim")
     console.print(describe_counts(found), markup=False)
     reasons = list(dict.fromkeys(reason for _, reason in found.refused))
     for reason in reasons[:REASONS]:
@@ -183,6 +191,12 @@ def describe_counts(found: Search) -> str:
     return "; ".join(parts)
 
 
+def verdict_data(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan's class and chance as JSON has them; null without a budget."""
+    found = judge(plan)
+    return {"verdict": found.kind if found else None, "chance": round(found.chance, 3) if found else None}
+
+
 def as_data(
     gpu: Gpu, calibration: Calibration, plan: dict[str, Any], found: Search, written: list[str]
 ) -> dict[str, Any]:
@@ -194,10 +208,11 @@ def as_data(
     return {
         "gpu": asdict(gpu),
         "calibration": asdict(calibration),
-        "plan": without_curves(plan),
+        "plan": {**without_curves(plan), **verdict_data(plan)},
         "recipes": [
             {
                 "patch": recipe.patch,
+                **verdict_data(recipe.plan),
                 "cost": describe_cost(recipe),
                 "total_bytes": recipe.total,
                 "traced": recipe.traced,

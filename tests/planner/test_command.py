@@ -14,7 +14,7 @@ import yaml
 from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
 from mpt.config.load import load_config
-from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
+from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
 from mpt.planner.placement import Placement
@@ -233,6 +233,20 @@ def test_a_patch_that_is_there_is_not_written_over(
         plan.run(with_vram(arguments, "500MiB"))
     monkeypatch.chdir(tmp_path)
     assert plan.choose_output(with_vram(arguments, "500MiB", output=None)) == Path("plan-2.yaml")
+
+
+def test_the_gate_is_an_exit_code(arguments: PlanArguments, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="--gate: there is nothing to fit into"):
+        plan.run(with_vram(arguments, None, gpu=None, gate=True))
+    plan.run(with_vram(arguments, None, gate=True, json=True))
+    told = json.loads(capsys.readouterr().out)["plan"]
+    assert told["verdict"] == "fits"
+    assert told["chance"] > 0.99
+    exact = (told["context_bytes"] + told["reserved"]) * 101 // 100 // 2**20
+    with pytest.raises(MayFitError, match=r"may fit in .* MiB: \d+% likely"):
+        plan.pass_gate({**told, "budget_bytes": exact * 2**20})
+    with pytest.raises(MemoryBudgetError, match="does not fit"):
+        plan.pass_gate({**told, "fits": False, "budget_bytes": 2**20})
 
 
 def test_a_patch_for_another_batch_is_noticed(

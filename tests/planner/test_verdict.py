@@ -1,0 +1,57 @@
+"""Three classes: what fits, what may, what does not, with a chance learnt from published measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt.planner.verdict import PUBLISHED, bell_width, chance_of, judge, published_ratios
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "plan.md"
+
+
+def plan(reserved: int, budget: int = 1000, **changes: Any) -> dict[str, Any]:
+    """Return what a verdict needs of a plan."""
+    values = {"fits": reserved <= budget, "tight": False, "reserved": reserved, "allocated": reserved - 50}
+    return {**values, "context_bytes": 0, "budget_bytes": budget, **changes}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (plan(800), "fits"),
+        (plan(990), "may fit"),
+        (plan(1100, fits=True, tight=True, allocated=800), "may fit"),
+        (plan(1010), "does not fit"),
+        (plan(2000), "does not fit"),
+    ],
+)
+def test_the_classes_follow_the_margin_and_the_cache(given: dict[str, Any], kind: str) -> None:
+    found = judge(given)
+    assert found is not None
+    assert found.kind == kind
+
+
+def test_the_chance_grows_with_the_margin_and_is_that_of_the_published_runs() -> None:
+    chances = [chance_of(1000, budget) for budget in (900, 980, 1000, 1030, 1060, 1200)]
+    assert chances == sorted(chances)
+    assert chances[0] < 0.01
+    assert chances[-1] > 0.99
+    ratios = published_ratios()
+    for margin in (1.0, 1.02, 1.05):
+        stayed = sum(ratio <= margin for ratio in ratios) / len(ratios)
+        assert abs(chance_of(10_000, int(10_000 * margin)) - stayed) < 0.2
+    assert 0 < bell_width(ratios) < 0.05
+
+
+def test_no_budget_has_no_verdict() -> None:
+    assert judge(plan(1, fits=None)) is None
+
+
+def test_what_is_learnt_from_stands_in_the_documentation() -> None:
+    page = PAGE.read_text("utf-8")
+    for row in json.loads(PUBLISHED.read_text("utf-8")):
+        assert f"| {row['run']} | {row['measured_mib']} | {row['planned_mib']} |" in page
