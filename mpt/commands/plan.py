@@ -25,7 +25,7 @@ from mpt.config.load import load_config
 from mpt.config.patch_origin import describe_origin, find_strange_patches
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
-from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
+from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
 from mpt.planner.capacity import Capacity, find_capacity
@@ -35,6 +35,7 @@ from mpt.planner.recipe import Recipe, describe_cost, describe_patch, has_margin
 from mpt.planner.search import Search, search
 from mpt.planner.session import Session
 from mpt.planner.timeline import write_timeline
+from mpt.planner.verdict import judge
 from mpt.report.units import show_seconds
 from mpt.run.layout import find_run
 from mpt.run.used_parts import missing_parts_explained
