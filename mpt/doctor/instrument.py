@@ -217,7 +217,8 @@ def is_readable(value: Any) -> bool:
     """Return whether this is a tensor with floating values; reading autograd's zeros without memory crashes."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return False
-    return value.numel() > 0 and not value._is_zerotensor()
+    # Operators on such zeros first find out the result's shape on meta tensors, which this mode sees too.
+    return value.numel() > 0 and not value._is_zerotensor() and not value.is_meta
 
 
 def measure(value: Tensor, *, inputs: tuple[Tensor, ...], **about: Any) -> Result:
