@@ -1,7 +1,7 @@
 """Check mpt on a CUDA machine and measure it there, what is worth most first; run it again and it goes on.
 
 Usage: python scripts/gpu_check.py FOLDER [--minutes 8.5] [--only PART,...] [--config FILE ...] [--fresh] [--page]
-       [--cpu-rehearsal]
+       [--small | --cpu-rehearsal]
 
 Parts, in their order; each runs in processes of its own, and none can take the time of those before it:
 
@@ -20,8 +20,8 @@ Parts, in their order; each runs in processes of its own, and none can take the 
 FOLDER gets gpu_check.md and gpu_check.json, rewritten after each step, so that an early end still leaves what was
 measured; the first lines of gpu_check.md say what to mend first. A second run with the same FOLDER on the same card
 goes on where the first stopped (`--fresh` begins anew). `--page` measures nothing and copies the results to
-docs/benchmarks/gpu-NAME.md. `--cpu-rehearsal` goes the same way on a CPU with a few steps of small batches. It needs
-what mpt needs; pytest is used where it is installed.
+docs/benchmarks/gpu-NAME.md. `--small` takes a few steps of small networks: whether all parts run, and nothing else;
+`--cpu-rehearsal` does so on a CPU. It needs what mpt needs; pytest is used where it is installed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def main() -> int:
     parser.add_argument("--config", type=Path, action="append", help="check this file; default: all in configs/")
     parser.add_argument("--fresh", action="store_true", help="measure all anew, whatever FOLDER holds")
     parser.add_argument("--page", action="store_true", help="copy FOLDER's results to docs/benchmarks/gpu-NAME.md")
-    parser.add_argument("--cpu-rehearsal", action="store_true")
+    small = parser.add_mutually_exclusive_group()
+    small.add_argument("--small", dest="rehearsal", action="store_const", const="cuda", default="")
+    small.add_argument("--cpu-rehearsal", dest="rehearsal", action="store_const", const="cpu")
     options = parser.parse_args()
     if options.page:
         return write_page(options.folder)
@@ -80,7 +82,7 @@ def check_everything(options: argparse.Namespace) -> int:
 
     started = time.monotonic()
     deadline = started + options.minutes * 60 - RESERVE_SECONDS
-    if not options.cpu_rehearsal and not torch.cuda.is_available():
+    if options.rehearsal != "cpu" and not torch.cuda.is_available():
         print("torch sees no CUDA device here; use --cpu-rehearsal to try the script without one", file=sys.stderr)
         return 2
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -103,18 +105,18 @@ def begin(options: argparse.Namespace, machine: dict[str, Any]) -> dict[str, Any
     kept = options.folder / "gpu_check.json"
     if kept.is_file() and not options.fresh:
         found: dict[str, Any] = json.loads(kept.read_text("utf-8"))
-        if found.get("machine") == machine and found.get("rehearsal") == options.cpu_rehearsal:
+        if found.get("machine") == machine and found.get("rehearsal") == options.rehearsal:
             found["seconds_before"] = found.get("seconds", 0.0)
             return found
     gpu_check_plan.forget(options.folder)
-    return {"machine": machine, "rehearsal": options.cpu_rehearsal, "configs": []}
+    return {"machine": machine, "rehearsal": options.rehearsal, "configs": []}
 
 
 def run_part(
     part: str, options: argparse.Namespace, results: dict[str, Any], seconds: float, save: Callable[[], None]
 ) -> None:
     """Run what is not done yet of one part within some seconds."""
-    rehearsal = options.cpu_rehearsal
+    rehearsal = options.rehearsal
     if part == "tests" and results.get("tests", {}).get("exit_code") is None:
         results["tests"] = run_tests(seconds)
     elif part == "demo" and results.get("demo", {}).get("exit_code") is None:
@@ -143,7 +145,7 @@ def chosen_configs(options: argparse.Namespace) -> list[Path]:
 
 
 def check_configs(
-    paths: list[Path], results: dict[str, Any], seconds: float, rehearsal: bool, save: Callable[[], None]
+    paths: list[Path], results: dict[str, Any], seconds: float, rehearsal: str, save: Callable[[], None]
 ) -> None:
     """Measure the configs that have no whole entry yet, each with its share of the time."""
     deadline = time.monotonic() + seconds
@@ -212,11 +214,11 @@ def run_tests(seconds: float) -> dict[str, Any]:
     return {"exit_code": done.returncode, "said": "\n".join([*notable, lines[-1] if lines else ""])}
 
 
-def run_demo(folder: Path, seconds: float, rehearsal: bool) -> dict[str, Any]:
+def run_demo(folder: Path, seconds: float, rehearsal: str) -> dict[str, Any]:
     """Train the demo as it is shipped and infer from it in half precision; return what was said last."""
     runs = folder / "runs"
     train = [sys.executable, "-m", "mpt", "train", str(DEMO), "--runs", str(runs), "--name", "demo", "--resume", "auto"]
-    train += ["--device", "cpu", "train.steps=3", "train.batch_size=4"] if rehearsal else ["--device", "cuda"]
+    train += ["--device", rehearsal or "cuda", *(["train.steps=3", "train.batch_size=4"] if rehearsal else [])]
     infer = [sys.executable, "-m", "mpt", "infer", str(runs / "demo"), "--half", "--output", str(folder / "demo")]
     deadline, said = time.monotonic() + seconds, ""
     for command in (train, infer):
@@ -232,10 +234,10 @@ def run_demo(folder: Path, seconds: float, rehearsal: bool) -> dict[str, Any]:
     return {"exit_code": 0, "said": said}
 
 
-def run_worker(path: Path, share: float, left: float, rehearsal: bool) -> dict[str, Any]:
+def run_worker(path: Path, share: float, left: float, rehearsal: str) -> dict[str, Any]:
     """Measure one config in a process of its own, so that a crash there costs one mode alone."""
     command = [sys.executable, str(Path(gpu_check_modes.__file__).resolve()), str(path), "--seconds", str(share)]
-    command += ["--cpu-rehearsal"] if rehearsal else []
+    command += [f"--rehearsal={rehearsal}"] if rehearsal else []
     print(f"{path.name}: {share:.0f} s", file=sys.stderr, flush=True)
     wrong: dict[str, str] = {}
     try:
@@ -315,7 +317,8 @@ def write_page(folder: Path) -> int:
 def as_markdown(results: dict[str, Any]) -> list[str]:
     """Return the results as Markdown."""
     machine = results["machine"]
-    where = machine.get("gpu", "a CPU (rehearsal: these figures say that the script runs, nothing else)")
+    where = machine.get("gpu", "a CPU")
+    where += " (rehearsal: these figures say that the script runs, nothing else)" if results.get("rehearsal") else ""
     lines = [f"# gpu_check: {where}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in machine.items() if key != "gpu"), ""]
     lines += summary(results)

@@ -44,7 +44,7 @@ def append(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def work(path: Path, seconds: float, skip: int, rehearsal: bool, limit: int | None = None) -> None:
+def work(path: Path, seconds: float, skip: int, rehearsal: str, limit: int | None = None) -> None:
     """Measure the workloads after the first `skip`, then the budgets, and append a row for each.
 
     `limit`: no more workloads than so many of the first, and no budgets.
@@ -56,7 +56,7 @@ def work(path: Path, seconds: float, skip: int, rehearsal: bool, limit: int | No
     from scripts.gpu_check_workloads import ALLOW, BUDGETS, WORKLOADS
 
     deadline = time.monotonic() + seconds
-    device = torch.device("cpu") if rehearsal else torch.device("cuda", 0)
+    device = torch.device("cpu") if rehearsal == "cpu" else torch.device("cuda", 0)
     rows = WORKLOADS[skip:limit]
     end = deadline - (BUDGET_PART * seconds if limit is None else 0)
     pool = ThreadPoolExecutor(planners(rehearsal))
@@ -94,7 +94,7 @@ def card(device: Any) -> Any:
     return find_budget(device, "").gpu if device.type == "cuda" else find_gpu("rtx3060")
 
 
-def planners(rehearsal: bool) -> int:
+def planners(rehearsal: str) -> int:
     """Return how many processes plan at once: enough to keep ahead, few enough to leave the measuring one a core."""
     return max(1, min(12, (os.cpu_count() or 2) - (1 if rehearsal else 4)))
 
@@ -126,7 +126,7 @@ def append_measured(path: Path, entry: dict[str, Any], measuring: Any, plan: Fut
 _specs: dict[int, Any] = {}
 
 
-def prepare(workload: Any, rehearsal: bool) -> tuple[Any, Any]:
+def prepare(workload: Any, rehearsal: str) -> tuple[Any, Any]:
     """Return a workload's configuration and the layout of its data."""
     from mpt.engine.build import build_datasets
 
@@ -223,7 +223,7 @@ def draw(spec: Any, count: int, classes: int, numbers: Any) -> Any:
     return torch.randint(max(1, classes), (count, *spec.shape), generator=numbers, dtype=spec.dtype)
 
 
-def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal: bool) -> dict[str, Any]:
+def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal: str) -> dict[str, Any]:
     """Allow the process a part of what a workload would reserve; find a recipe for that and train it there."""
     import torch
 
@@ -343,13 +343,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--limit", type=int)
-    parser.add_argument("--cpu-rehearsal", action="store_true")
+    parser.add_argument("--rehearsal", choices=("cpu", "cuda"), default="")
     options = parser.parse_args()
     if options.plan:
         print(json.dumps(plan_here(json.load(sys.stdin))))
     elif options.worker is not None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what `mpt train` sets for deterministic runs
-        work(options.worker, options.seconds, options.skip, options.cpu_rehearsal, options.limit)
+        work(options.worker, options.seconds, options.skip, options.rehearsal, options.limit)
     else:
         parser.error("run scripts/gpu_check.py")
 

@@ -34,7 +34,7 @@ LARGE_PARAMETERS = 30_000_000
 """A rehearsal leaves out what a CPU would take minutes for."""
 
 
-def check_config(path: Path, seconds: float, rehearsal: bool, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Measure every mode of a config within about `seconds`; tell what there is after each, should the end be early."""
     started = time.monotonic()
     import torch
@@ -76,7 +76,7 @@ def check_config(path: Path, seconds: float, rehearsal: bool, tell: Callable[[di
     return entry
 
 
-def read_config(path: Path, rehearsal: bool) -> tuple[Any, str | None]:
+def read_config(path: Path, rehearsal: str) -> tuple[Any, str | None]:
     """Return the config, its data replaced by drawn data where it is missing, and the name of the substitute."""
     from mpt.config.load import load_config
     from mpt.engine.build import build_datasets
@@ -85,7 +85,7 @@ def read_config(path: Path, rehearsal: bool) -> tuple[Any, str | None]:
     overrides = ["train.epochs=null", f"train.steps={MOST_STEPS}", "train.evaluate_every=0", "train.sample_every=0"]
     overrides += ["train.checkpoint_every=0", "train.on_non_finite=stop", "dataset.workers=0"]
     if rehearsal:
-        overrides += [f"train.batch_size={REHEARSAL_BATCH}", "train.device=cpu"]
+        overrides += [f"train.batch_size={REHEARSAL_BATCH}", f"train.device={rehearsal}"]
     config = load_config(path, overrides)
     data = config.to_data()
     if data["task"].get("metric_samples"):  # thousands of samples in each mode would take the steps' time
@@ -103,7 +103,7 @@ def read_config(path: Path, rehearsal: bool) -> tuple[Any, str | None]:
     return load_config(data), str(substitute["name"])
 
 
-def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal: bool) -> dict[str, Any]:
+def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal: str) -> dict[str, Any]:
     """Train a few steps in one mode and return its figures. `steps` None: find out how many the time allows."""
     import torch
 
@@ -119,7 +119,7 @@ def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal
     from mpt.run.signals import StopRequest
 
     began = time.monotonic()
-    device = choose_device("cpu" if rehearsal else "cuda")
+    device = choose_device(rehearsal or "cuda")
     config = change_precision(config, mode)
     train_data, test_data = build_datasets(config)
     loader = Loader(train_data, config.train.batch_size, config.seed, pin_memory=device.type == "cuda")
@@ -229,13 +229,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--cpu-rehearsal", action="store_true")
+    parser.add_argument("--rehearsal", choices=("cpu", "cuda"), default="")
     options = parser.parse_args()
 
     def tell(entry: dict[str, Any]) -> None:
         print(json.dumps(entry), flush=True)
 
-    tell(check_config(options.config, options.seconds, options.cpu_rehearsal, tell))
+    tell(check_config(options.config, options.seconds, options.rehearsal, tell))
 
 
 if __name__ == "__main__":

@@ -25,11 +25,16 @@ WINDOWS, WINDOW_STEPS, BATCH = 8, 20, 128
 SMALL = (2, 2, 2)
 
 
-def run(seconds: float, rehearsal: bool) -> dict[str, Any]:
+def run(seconds: float, rehearsal: str) -> dict[str, Any]:
     """Measure every contestant in a process of its own within some seconds."""
     deadline, rows = time.monotonic() + seconds, []
     for name in CONTESTANTS:
-        command = [sys.executable, str(Path(__file__).resolve()), name, *(["--cpu-rehearsal"] if rehearsal else [])]
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            name,
+            *([f"--rehearsal={rehearsal}"] if rehearsal else []),
+        ]
         left = deadline - time.monotonic()
         row: dict[str, Any] = {"name": name}
         if left < 5:
@@ -64,11 +69,11 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def measure(name: str, rehearsal: bool) -> dict[str, Any]:
+def measure(name: str, rehearsal: str) -> dict[str, Any]:
     """Train one contestant and return its seconds per step and its peak."""
     import torch
 
-    device = torch.device("cpu" if rehearsal else "cuda")
+    device = torch.device(rehearsal or "cuda")
     windows, steps, batch = SMALL if rehearsal else (WINDOWS, WINDOW_STEPS, BATCH)
     torch.manual_seed(0)
     images = torch.rand(batch, 3, 64, 64, device=device)
@@ -193,6 +198,6 @@ def lightning_step(net: Any, optimizer: Any, device: Any, images: Any, labels: A
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=CONTESTANTS)
-    parser.add_argument("--cpu-rehearsal", action="store_true")
+    parser.add_argument("--rehearsal", choices=("cpu", "cuda"), default="")
     chosen = parser.parse_args()
-    print(json.dumps(measure(chosen.name, chosen.cpu_rehearsal)))
+    print(json.dumps(measure(chosen.name, chosen.rehearsal)))

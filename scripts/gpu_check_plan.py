@@ -24,7 +24,7 @@ ALLOCATED_WITHIN, RESERVED_WITHIN = 0.03, 0.05
 """The medians that are wanted."""
 
 
-def check_planner(folder: Path, seconds: float, rehearsal: bool, limit: int | None = None) -> dict[str, Any]:
+def check_planner(folder: Path, seconds: float, rehearsal: str, limit: int | None = None) -> dict[str, Any]:
     """Measure the workloads that have no row yet within `seconds`, in as many processes as break on the way.
 
     `limit`: only so many of the first. Returns rows and sums.
@@ -41,7 +41,7 @@ def check_planner(folder: Path, seconds: float, rehearsal: bool, limit: int | No
             "--skip",
             str(done),
             *(["--limit", str(limit)] if limit else []),
-            *(["--cpu-rehearsal"] if rehearsal else []),
+            *([f"--rehearsal={rehearsal}"] if rehearsal else []),
         ]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=left + 20, check=False)

@@ -82,7 +82,7 @@ class Workload:
         tricks = [key if value is True else f"{key}={value}" for key, value in self.memory.items()]
         return ", ".join([self.name, mode, *tricks, *([] if self.deterministic else ["benchmark"])])
 
-    def config(self, rehearsal: bool) -> Config:
+    def config(self, rehearsal: str = "") -> Config:
         """Return it as a configuration. Raises ConfigError."""
         network = self.network
         batch_size = network.small_batch if rehearsal else network.batch_size

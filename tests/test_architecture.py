@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -31,13 +32,17 @@ def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+parse = functools.cache(ast.parse)
+"""Several tests look at every file."""
+
+
 def imports_of(source: str) -> list[tuple[int, str]]:
     """Return line and dotted name of every import in a source, wherever it stands, relative ones marked by a dot.
 
     `from mpt import a` counts as `mpt.a`, and a call of `import_module` with a constant as that constant.
     """
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -90,7 +95,7 @@ def import_graph() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
         found: set[str] = set()
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = parse(path.read_text("utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
@@ -118,7 +123,7 @@ def test_what_a_part_may_have_is_not_probed_for() -> None:
         f"{path.name}:{node.lineno} {ast.unparse(node)}"
         for path in package_files()
         if package_of(path) in ("engine", "commands", "report", "doctor", "inference", "data")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
         if isinstance(node.args[1], ast.Constant) and node.args[1].value != "inplace"
         if not ast.unparse(node.args[0]).endswith(("settings", "own", "choice"))

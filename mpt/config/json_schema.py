@@ -52,11 +52,24 @@ def read_notes_of_schema() -> Mapping[str, str]:
 
 
 def _settings_schema(
-    settings: type[Options], defaults: Mapping[str, Any], notes: Mapping[str, str], prefix: str, definitions: Schema
+    settings: type[Options],
+    defaults: Mapping[str, Any],
+    notes: Mapping[str, str],
+    prefix: str,
+    definitions: Schema,
+    source: Path | None = None,
 ) -> Schema:
-    """Return the schema of one mapping; the definitions it refers to are moved to the top."""
+    """Return the schema of one mapping; the definitions it refers to are moved to the top.
+
+    `source` is the file that declares the settings, and may declare the classes of mappings in them.
+    """
     schema = settings.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}", mode="validation")
     for name, definition in schema.pop("$defs", {}).items():
+        own_notes = {**read_notes(Path(__file__).with_name("options.py"), name), **nested_notes(name, source)}
+        for key, field in definition.get("properties", {}).items():
+            field.pop("title", None)
+            if key in own_notes:
+                field["description"] = own_notes[key]
         definitions[f"{prefix}.{name}"] = definition
     schema.pop("title", None)
     schema.setdefault("properties", {})
@@ -70,8 +83,13 @@ def _settings_schema(
     return schema
 
 
+def nested_notes(name: str, source: Path | None) -> Mapping[str, str]:
+    """Return what a part's file says about the fields of one of its classes."""
+    return read_notes(source, name) if source is not None else {}
+
+
 def _plugin_schema(plugin: Plugin, prefix: str, definitions: Schema) -> Schema:
-    schema = _settings_schema(plugin.settings_class, plugin.defaults, plugin.notes, prefix, definitions)
+    schema = _settings_schema(plugin.settings_class, plugin.defaults, plugin.notes, prefix, definitions, plugin.path)
     schema["description"] = plugin.description
     return schema
 

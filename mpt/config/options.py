@@ -119,8 +119,11 @@ class ParameterGroup(Options):
     lr_scale: float | None = Field(None, ge=0, le=1000)
     """The learning rate there, as a multiple of the run's."""
     weight_decay: float | None = Field(None, ge=0)
+    """The optimizer's weight decay there."""
     momentum: float | None = Field(None, ge=0, lt=1)
+    """The optimizer's momentum there, where it has one."""
     eps: float | None = Field(None, gt=0)
+    """The optimizer's eps there, where it has one."""
 
 
 class OptimizerOptions(Options):

@@ -132,3 +132,12 @@ def test_notes_and_descriptions_reach_the_editor(registry):
     net = next(part for part in schema["properties"]["model"]["anyOf"] if part.get("description") == "A small network.")
     assert net["properties"]["width"]["description"] == "How wide it is."
     assert net["properties"]["name"] == {"enum": ["net"]}
+
+
+def test_settings_in_nested_mappings_are_described_too():
+    definitions = config_schema()["$defs"]
+    groups = {name: one for name, one in definitions.items() if name.endswith(".ParameterGroup")}
+    assert groups
+    for name, definition in definitions.items():
+        bare = [key for key, field in definition.get("properties", {}).items() if not field.get("description")]
+        assert not bare, f"{name}: {bare}"

@@ -21,9 +21,10 @@ SPEC = DataSpec(
 )
 
 
-@pytest.fixture
-def moved(tmp_path: Path) -> Path:
-    """The runs of a classifier and a generator whose pictures are gone."""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs of a classifier and a generator whose pictures are gone."""
+    tmp_path = tmp_path_factory.mktemp("trained")
     for split in ("train", "test"):
         for index in range(8):
             folder = tmp_path / "pictures" / split / ("cat" if index % 2 else "dog")
@@ -39,7 +40,13 @@ def moved(tmp_path: Path) -> Path:
         )
         train(TrainArguments(config=config, runs=str(tmp_path / "runs"), quiet=True))
     shutil.move(tmp_path / "pictures", tmp_path / "elsewhere")
-    return tmp_path / "runs"
+    return tmp_path
+
+
+@pytest.fixture
+def moved(trained: Path, tmp_path: Path) -> Path:
+    """A copy of those runs."""
+    return shutil.copytree(trained, tmp_path / "copy") / "runs"
 
 
 def test_pictures_are_labelled_with_the_classes_of_the_data_that_are_not_here(

@@ -49,6 +49,7 @@ def test_a_sparse_embedding_learns_as_its_dense_twin_does(mode: str, parts: int,
     assert torch.allclose(dense, sparse, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says so once, of its own product
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_an_uncoalesced_gradient_is_divided_by_the_scale(dtype: torch.dtype) -> None:
     table = nn.Embedding(4, 2, sparse=True).to(dtype)

@@ -90,7 +90,7 @@ def test_every_workload_is_a_configuration_of_its_own():
     assert len(set(labels)) == len(labels)
     assert sum(workload.is_counted for workload in WORKLOADS) >= 30
     for workload in [*WORKLOADS, *(workload for workload, _ in BUDGETS)]:
-        assert workload.config(rehearsal=False).train.batch_size > workload.config(rehearsal=True).train.batch_size
+        assert workload.config().train.batch_size > workload.config("cpu").train.batch_size
 
 
 def test_a_worker_that_breaks_is_followed_by_another(tmp_path, monkeypatch):
@@ -102,14 +102,14 @@ def test_a_worker_that_breaks_is_followed_by_another(tmp_path, monkeypatch):
         "open(path, 'a').write(json.dumps({'label': f'{skip}', 'error': 'x'}) + '\\n')\n"
         "sys.exit(0 if skip == 2 else 86)\n"
     )
-    results = gpu_check_plan.check_planner(tmp_path, 100, True)
+    results = gpu_check_plan.check_planner(tmp_path, 100, "cpu")
     assert [row["label"] for row in results["rows"]] == ["0", "row 2", "2"]
     assert "illegal memory access" in results["rows"][1]["crash"]
 
 
 def test_steps_are_taken_until_the_optimizers_have_stepped_often_enough(monkeypatch):
     workload = WORKLOADS[3]
-    config, data = gpu_check_memory.prepare(workload, rehearsal=True)
+    config, data = gpu_check_memory.prepare(workload, rehearsal="cpu")
     figures = gpu_check_memory.measure(config, data, torch.device("cpu"))
     assert figures["clean_steps"] == gpu_check_memory.CLEAN_STEPS
     assert figures["allocated"] > 0
@@ -128,7 +128,7 @@ def test_a_config_that_does_not_end_keeps_the_modes_that_were_measured(monkeypat
         return subprocess.CompletedProcess(command, -11, said, "Segmentation fault\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    entry = gpu_check.run_worker(Path("a.yaml"), 10, 10, rehearsal=True)
+    entry = gpu_check.run_worker(Path("a.yaml"), 10, 10, rehearsal="cpu")
     assert entry["modes"][:2] == modes
     wrong = {"error": "did not end in its time"} if ends == "late" else {"crash": "exit -11: Segmentation fault"}
     assert entry["modes"][2:] == [{"mode": "amp", **wrong}]
@@ -136,7 +136,7 @@ def test_a_config_that_does_not_end_keeps_the_modes_that_were_measured(monkeypat
 
 
 def test_a_plan_that_takes_too_long_is_no_crash(tmp_path, monkeypatch):
-    config, data = gpu_check_memory.prepare(WORKLOADS[3], rehearsal=True)
+    config, data = gpu_check_memory.prepare(WORKLOADS[3], rehearsal="cpu")
     limits = []
 
     def run(command, timeout, **options):
