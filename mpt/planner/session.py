@@ -51,15 +51,19 @@ class Answer:
 class _Worker:
     def __init__(self) -> None:
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in stop
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mpt.planner.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-            encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        )
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mpt.planner.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.errors,
+                text=True,
+                encoding="utf-8",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            )
+        except OSError:
+            self.errors.close()
+            raise
 
     def ask(self, request: dict[str, Any]) -> Answer | None:
         """Return the answer, or None when the worker died."""

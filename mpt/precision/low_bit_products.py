@@ -60,6 +60,8 @@ class LowBitProducts(Autocast):
         """Replace the layers that gain, and say which and how much. Raises ConfigError where none does."""
         super().prepare(task)
         capability = check_device(self.name, self.device, self.settings.emulate)
+        if find_spec("torchao") is None:
+            raise ConfigError(f"precision.mode: {self.name} needs torchao, which is not installed; pip install torchao")
         ratio = FLOPS_PER_BYTE.get(capability, FLOPS_PER_BYTE[8, 9])
         chosen: dict[tuple[int, int], list[str]] = defaultdict(list)
         reasons: dict[str, int] = defaultdict(int)
@@ -132,9 +134,7 @@ def tell(name: str, chosen: dict[tuple[int, int], list[str]], reasons: dict[str,
 
 
 def check_device(name: str, device: torch.device, emulate: bool) -> tuple[int, int]:
-    """Return the compute capability, (0, 0) on a CPU. Raises ConfigError where the mode cannot run, with the reason."""
-    if find_spec("torchao") is None:
-        raise ConfigError(f"precision.mode: {name} needs torchao, which is not installed; pip install torchao")
+    """Return the compute capability, (0, 0) on a CPU. Raises ConfigError where the device cannot run the mode."""
     if device.type != "cuda":
         if name == "fp8" and not emulate:
             raise ConfigError(

@@ -20,6 +20,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <tuple>
 #include <typeinfo>
 
 namespace rehearsal {
@@ -384,12 +385,19 @@ c10::Storage adopt(const c10::Storage& made_on_cpu, int device) {
           c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), &device_memory, true));
 }
 
+// How often the workspaces were cleared: those that were taken before do not count any more.
+static std::atomic<int64_t> clearings{0};
+
 void open_handle(int device) {
-  static thread_local std::set<std::pair<int, int64_t>> open;
-  if (open.emplace(device, current_streams[device]).second) {
+  static thread_local std::set<std::tuple<int, int64_t, int64_t>> open;
+  if (open.emplace(device, current_streams[device], clearings.load()).second) {
     const auto refusal = host->on_workspace(device, current_streams[device]);
     TORCH_CHECK_WITH(OutOfMemoryError, refusal.empty(), refusal);
   }
+}
+
+void close_handles() {
+  ++clearings;
 }
 
 bool is_pinned(const void* address) {

@@ -47,6 +47,8 @@ void synchronised(const std::string& what);
 
 // Let cuBLAS take a workspace where this thread multiplies matrices on this stream for the first time.
 void open_handle(int device);
+// Let it take them anew, after Python has given them back.
+void close_handles();
 
 // Put memory that a CPU kernel allocated onto the device: it is accounted for there, and freed there.
 c10::Storage adopt(const c10::Storage& made_on_cpu, int device);

@@ -168,7 +168,7 @@ class Memory:
             self.cards[device].free(key)
 
     def open_workspace(self, device: int, stream: int) -> str:
-        """Take a cuBLAS workspace, which stays."""
+        """Take a cuBLAS workspace, which stays until all are cleared."""
         from mpt.planner.unseen import Unseen  # imports torch, which may be what is being imported now
 
         card = self.cards[device]
@@ -177,6 +177,14 @@ class Memory:
         with self._alone():
             card.workspaces += 1
             return card.malloc(-card.workspaces, size, stream)  # other keys are positive
+
+    def clear_workspaces(self) -> None:
+        """Give all cuBLAS workspaces back to the allocator."""
+        with self._alone():
+            for card in self.cards:
+                for number in range(card.workspaces):
+                    card.free(-1 - number)
+                card.workspaces = 0
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -91,6 +91,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     faults[name] = {calls_before, out_of_memory, words};
   });
   module.def("break_half_convolutions", [](bool broken) { half_convolutions_are_broken = broken; });
+  module.def("close_handles", &close_handles);
   module.def("default_generator", [](int device) { return default_generator(device); });
 }
 

@@ -1,5 +1,6 @@
 """Commands on a pretend card: memory that runs out anywhere, inference, conversion, comparisons, plans, two cards."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -106,6 +107,43 @@ def test_a_plan_is_made_beside_a_run_and_the_report_holds_both(tmp_path: Path) -
     assert said.code == 0, said
     assert "memory allocated: planned" in said.text
     assert "(+0.0%)" in said.text
+
+
+@pytest.mark.parametrize("to", ["pt", "safetensors"])
+def test_a_run_is_converted_in_half(to: str, tmp_path: Path) -> None:
+    assert train(tmp_path, CLASSIFIER, "train.steps=1", "precision=amp").code == 0
+    said = mpt("convert", "runs/run", "--half", "--to", to)
+    assert said.code == 0, said
+    assert list((tmp_path / "runs/run").glob(f"*half.{to}"))
+
+
+def test_a_card_that_is_not_in_the_table_is_calibrated(tmp_path: Path) -> None:
+    """The planning processes see no card: like others, they are started where torch finds none."""
+    device = installed()
+    device.properties[0] = dataclasses.replace(device.properties[0], name="NVIDIA RTX 9090 Laptop GPU")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    assert train(tmp_path, CLASSIFIER, "train.steps=3").code == 0
+    said = mpt("plan", "--calibrate", "runs/run")
+    assert said.code == 0, said
+    assert "(+0.0%)" in said.text
+    (written,) = (tmp_path / "cache" / "mpt").glob("calibration-*9090*.json")
+    assert json.loads(written.read_text())["cudnn_share"] == 0
+
+
+def test_the_doctor_says_what_the_card_is(tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    said = mpt("doctor", "--only", "environment")
+    assert "Traceback" not in said.text
+    assert "NVIDIA GeForce RTX 3060" in said.text
+    assert said.code == 0, said
+
+
+def test_the_doctor_examines_numerics_on_the_card(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CLASSIFIER)
+    os.chdir(tmp_path)
+    said = mpt("doctor", "config.yaml", "precision=amp", "--only", "numerics", "--batch-size", "8")
+    assert said.code == 0, said
+    assert "float16" in said.text
 
 
 @pytest.mark.slow

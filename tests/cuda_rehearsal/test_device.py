@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from mpt.planner.unseen import CUBLAS_BYTES
 from tests.cuda_rehearsal.torch_cuda import installed
 
 MIB = 2**20
@@ -195,6 +196,19 @@ def test_memory_is_the_planners_allocators() -> None:
 
 
 @pytest.mark.cards("rtx2060", memory_bytes=1024 * MIB)
+def test_cublas_takes_a_workspace_that_stays_until_it_is_cleared() -> None:
+    matrix = torch.ones(8, 8, device="cuda")
+    before = torch.cuda.memory_allocated()
+    for _ in range(2):
+        matrix @ matrix
+        taken = torch.cuda.memory_allocated() - before
+        assert taken == CUBLAS_BYTES
+        matrix @ matrix
+        assert torch.cuda.memory_allocated() - before == taken
+        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
+        assert torch.cuda.memory_allocated() == before
+
+
 def test_growing_tensors_leave_segments_behind_unless_segments_grow() -> None:
     def grow() -> tuple[int, int]:
         gc.collect()

@@ -57,6 +57,14 @@ def test_a_turing_card_is_refused_what_it_does_not_have(mode: str, tmp_path: Pat
     assert "compute capability 7.5" in said.text
 
 
+@pytest.mark.cards("rtx3060")
+def test_fp8_is_refused_below_its_capability(tmp_path: Path) -> None:
+    said = train(tmp_path, CLASSIFIER, "precision=fp8", "train.steps=1")
+    assert said.code == 2, said
+    assert "8.9" in said.text
+    assert "8.6" in said.text
+
+
 @pytest.mark.cards("gtx1660")
 def test_a_gtx_1660_whose_half_gives_nan_stops_in_words(tmp_path: Path) -> None:
     said = train(tmp_path, CLASSIFIER, "precision={mode: amp, init_scale: 4}", "train.steps=8")

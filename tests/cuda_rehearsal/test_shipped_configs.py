@@ -119,6 +119,12 @@ def test_a_config_trains_as_planned_and_without_waiting(config: str, tmp_path: P
     check(config, SMALL[config], *FURTHER.get(config, ()), *(["precision=fp32"] if config in SLOW_IN_HALF else []))
 
 
+def test_what_an_evaluation_takes_is_not_the_steps(tmp_path: Path) -> None:
+    """A GAN of convolutions multiplies no matrices; the classifier of its figures takes a workspace."""
+    os.chdir(tmp_path)
+    check("dcgan_fp32", 8, "train.evaluate_every=1", waits=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", SLOW_IN_HALF)
 def test_a_config_in_its_own_precision(config: str, tmp_path: Path) -> None:

@@ -138,6 +138,10 @@ def _define_driver(found: Device) -> None:
         for each in cards:
             each.empty_cache()
 
+    def clear_workspaces() -> None:
+        found.memory.clear_workspaces()
+        extension.close_handles()
+
     def set_fraction(fraction: float, index: int) -> None:
         card(index).fraction = fraction
 
@@ -168,7 +172,7 @@ def _define_driver(found: Device) -> None:
         "hostMemoryStats": dict,
         "ipc_collect": lambda: None,
         "canDeviceAccessPeer": lambda one, other: False,
-        "clearCublasWorkspaces": lambda: None,
+        "clearCublasWorkspaces": clear_workspaces,
         "lock_mutex": lambda: None,
         "unlock_mutex": lambda: None,
         "set_sync_debug_mode": lambda mode: None,

@@ -1,0 +1,237 @@
+"""Bring back each fault that was mended before a first GPU, one at a time, and see whether a rehearsal notices.
+
+Usage: python scripts/rehearse_faults.py [--only NAME ...] [--list]
+
+Each fault is one replacement in one file, made in a copy of the repository (`git ls-files`, changes included), in which
+the tests that stand beside it run. A fault that no test notices ends the script with 1. `--list` writes the table of
+docs/rehearsal.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS_FILE = "tests/cuda_rehearsal/test_mended_faults.py"
+CONFIGS_FILE = "tests/cuda_rehearsal/test_shipped_configs.py"
+COMMANDS_FILE = "tests/cuda_rehearsal/test_commands.py"
+REPORT_FILE = "tests/cuda_rehearsal/test_out_of_memory_report.py"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What went wrong on a GPU, how it comes back, and what notices it."""
+
+    name: str
+    words: str
+    file: str
+    mended: str
+    """Stands in the file once."""
+    broken: str
+    test: str
+
+
+FAULTS = (
+    Fault(
+        "resume",
+        "a checkpoint was read onto the GPU; random states belong on the CPU, so every resume and rollback failed",
+        "mpt/run/checkpoint.py",
+        "    state = unpack(structure, tensors)\n",
+        '    tensors = {name: tensor.to("cuda") for name, tensor in tensors.items()}\n'
+        "    state = unpack(structure, tensors)\n",
+        f"{FAULTS_FILE}::test_a_resume_restores_the_devices_random_state",
+    ),
+    Fault(
+        "bf16-pure",
+        "CUDA has no unscaling kernel for bfloat16 gradients",
+        "mpt/precision/scaler.py",
+        "            if dtype == torch.bfloat16:  # GradScaler's",
+        "            if False:  # GradScaler's",
+        f"{FAULTS_FILE}::test_bfloat16_weights_train_under_a_static_scale",
+    ),
+    Fault(
+        "libraries' refusals",
+        "out of memory as driver, cuBLAS and cuDNN say it was a traceback",
+        "mpt/engine/out_of_memory.py",
+        "    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in REFUSALS)",
+        "    return isinstance(error, torch.OutOfMemoryError)",
+        f"{FAULTS_FILE}::test_a_refusal_of_memory_that_is_not_adapted_to_is_no_traceback",
+    ),
+    Fault(
+        "cuda:9",
+        "a GPU that is not there was a traceback",
+        "mpt/engine/build.py",
+        '    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():',
+        "    if False:",
+        f"{FAULTS_FILE}::test_a_card_that_is_not_there_is_refused_in_words",
+    ),
+    Fault(
+        "cuda:1",
+        "a run on the second GPU opened a context on the first",
+        "mpt/engine/build.py",
+        "        torch.cuda.set_device(device)\n",
+        "        pass\n",
+        f"{FAULTS_FILE}::test_a_run_on_the_second_card_opens_no_context_on_the_first",
+    ),
+    Fault(
+        "--exact",
+        "another kind of GPU did not count among what makes a resume inexact",
+        "mpt/engine/training.py",
+        '        **({"gpu": torch.cuda.get_device_name(run.device)} if run.device.type == "cuda" else {}),\n',
+        "",
+        f"{FAULTS_FILE}::test_an_exact_resume_takes_no_other_card",
+    ),
+    Fault(
+        "hooks on optimizers",
+        "tricks that replace optimizers came after those that hang hooks on them",
+        "mpt/engine/build.py",
+        "key=lambda one: not one.replaces_optimizers",
+        "key=lambda one: one.replaces_optimizers",
+        f"{FAULTS_FILE}::test_hooks_on_optimizers_are_kept_where_another_trick_replaces_them",
+    ),
+    Fault(
+        "half's memory",
+        "`infer --half` counted the float32 run's weights into half's peak",
+        "mpt/inference/measurement.py",
+        "        return own + int(torch.cuda.max_memory_allocated(run.device)) - before\n",
+        "        return int(torch.cuda.max_memory_allocated(run.device))\n",
+        f"{FAULTS_FILE}::test_half_inference_counts_its_own_weights_alone",
+    ),
+    Fault(
+        "half on a CPU",
+        "`infer --half --device cpu` opened a context on the GPU",
+        "mpt/commands/infer_half.py",
+        '    synchronize(device)\n    if device.type == "cuda":\n',
+        '    synchronize(torch.device("cuda"))\n    if True:\n',
+        f"{FAULTS_FILE}::test_half_inference_on_a_cpu_touches_no_gpu",
+    ),
+    Fault(
+        "compared memory",
+        "modes were compared by the evaluation's peak, which is the same in all",
+        "mpt/report/read_run.py",
+        '        return number(self.memory.get("steps_peak_bytes"), 0.0) or self.peak_bytes\n',
+        "        return self.peak_bytes\n",
+        f"{FAULTS_FILE}::test_a_comparison_compares_the_steps_memory_and_not_the_evaluations",
+    ),
+    Fault(
+        "first NaN",
+        "the search for the first NaN took memory that was not written yet for one",
+        "mpt/engine/diagnosis.py",
+        "        is_computed = func._overloadpacket not in WITHOUT_VALUES\n",
+        "        is_computed = True\n",
+        f"{FAULTS_FILE}::test_the_first_nan_is_not_looked_for_in_memory_that_was_not_written",
+    ),
+    Fault(
+        "share of the memory",
+        "the report of a run without memory asked for the process's share by a device without a number",
+        "mpt/commands/out_of_memory_report.py",
+        "torch.cuda.get_per_process_memory_fraction(index)",
+        "torch.cuda.get_per_process_memory_fraction(device)",
+        f"{REPORT_FILE}::test_the_budget_is_what_others_leave_and_the_process_may_have",
+    ),
+    Fault(
+        "calibration",
+        "a card that is not in the planner's table could not be calibrated",
+        "mpt/planner/calibration.py",
+        "        if self.memory_bytes:\n",
+        "        if False:\n",
+        f"{COMMANDS_FILE}::test_a_card_that_is_not_in_the_table_is_calibrated",
+    ),
+    Fault(
+        "what an evaluation left",
+        "a cuBLAS workspace that an evaluation left was counted among the steps' memory",
+        "mpt/engine/memory.py",
+        "                torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]\n",
+        "",
+        f"{CONFIGS_FILE}::test_what_an_evaluation_takes_is_not_the_steps",
+    ),
+    Fault(
+        "augmentation's copies",
+        "StyleGAN2's augmentation made a matrix from a list, for which the host waits in every phase",
+        "mpt/systems/stylegan2/nn/adaptive_augment.py",
+        "    cross = (identity.roll(1, 0) - identity.roll(2, 0)) / math.sqrt(3)\n",
+        "    cross = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]], device=image.device) / math.sqrt(3)\n",
+        f"{CONFIGS_FILE}::test_a_config_trains_as_planned_and_without_waiting[stylegan2_16]",
+    ),
+    Fault(
+        "warping's corners",
+        "DAIN's warping made its corners from a list, for which the host waits",
+        "mpt/systems/dain/nn/warping.py",
+        "    corners = torch.arange(2, device=flow_b2hw.device)",
+        "    corners = torch.tensor([0, 1], device=flow_b2hw.device)",
+        f"{CONFIGS_FILE}::test_a_config_trains_as_planned_and_without_waiting[dain_demo]",
+    ),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=[fault.name for fault in FAULTS], metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="write the faults and their tests, and run nothing")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(table()))
+        return 0
+    unnoticed = []
+    with tempfile.TemporaryDirectory(prefix="rehearse-faults-") as folder:
+        copy = copy_repository(Path(folder))
+        for fault in FAULTS:
+            if options.only and fault.name not in options.only:
+                continue
+            started = time.monotonic()
+            verdict = try_fault(fault, copy)
+            print(f"{fault.name}: {verdict} ({time.monotonic() - started:.0f} s)", flush=True)
+            if not verdict.startswith("noticed"):
+                unnoticed.append(fault.name)
+    return 1 if unnoticed else 0
+
+
+def table() -> list[str]:
+    """Return the faults as Markdown."""
+    rows = [
+        f"| {fault.name} | {fault.words} | `{fault.test.removeprefix('tests/cuda_rehearsal/')}` |" for fault in FAULTS
+    ]
+    return ["| Fault | What happened | Noticed by |", "|---|---|---|", *rows]
+
+
+def copy_repository(folder: Path) -> Path:
+    """Copy what git knows, as it stands, and what it does not know and does not ignore."""
+    known = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(known, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def try_fault(fault: Fault, copy: Path) -> str:
+    """Run a fault's test with the fault in the copy; return whether it was noticed."""
+    path = copy / fault.file
+    text = path.read_text("utf-8")
+    assert text.count(fault.mended) == 1, f"{fault.file}: {fault.mended!r} does not stand there once"
+    path.write_text(text.replace(fault.mended, fault.broken), "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", fault.test]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "CI": "1"}  # CI: without a compiler they fail, not skip
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+    finally:
+        path.write_text(text, "utf-8")
+    last = done.stdout.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+    if done.returncode == 1 and "failed" in last[0]:
+        reasons = [line for line in done.stdout.splitlines() if "Error" in line or line.startswith("E ")]
+        return f"noticed: {' '.join(reasons[-1].split())[:160] if reasons else last[0]}"
+    return f"NOT noticed: {last[0]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
