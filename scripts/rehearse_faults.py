@@ -149,7 +149,7 @@ FAULTS = (
         "what an evaluation left",
         "a cuBLAS workspace that an evaluation left was counted among the steps' memory",
         "mpt/engine/memory.py",
-        "                torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]\n",
+        "                torch._C._cuda_clearCublasWorkspaces()\n",
         "",
         f"{CONFIGS_FILE}::test_what_an_evaluation_takes_is_not_the_steps",
     ),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 import mpt
+from mpt.cli import main
 
 PARTS = Path(__file__).parent / "outside_parts"
 CONFIG = {
@@ -50,7 +53,42 @@ def test_it_is_planned() -> None:
     assert plan["allocated"] > 0
 
 
-@pytest.mark.slow
-def test_it_is_compared(tmp_path: Path) -> None:
-    comparison = mpt.compare(mpt.load(CONFIG, "train.steps=4", parts=[PARTS]), "fp32", "bf16", seeds=1, runs=tmp_path)
-    assert [row.group.label for row in comparison.rows] == ["fp32", "bf16"]
+ALL_FOUR = """
+model: grid_net
+dataset: drawn_boxes
+precision: my_fp8
+memory: {in_place: true}
+optimizer: {name: adam, lr: 3e-3}
+train: {steps: 3, batch_size: 8, evaluate_every: 0}
+name: strangers
+"""
+
+
+def test_a_strangers_detector_data_set_mode_and_trick_go_through_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is one file in a folder outside of the package; the commands are those that a user types."""
+
+    def run(*words: object) -> str:
+        with pytest.raises(SystemExit) as caught:
+            main([str(word) for word in words])
+        said = capsys.readouterr()
+        assert caught.value.code == 0, said
+        return said.out + said.err
+
+    monkeypatch.chdir(tmp_path)
+    parts = shutil.copytree(PARTS, tmp_path / "strange parts", ignore=shutil.ignore_patterns("__pycache__"))
+    run("init", "--part", "precision", "my_fp8", "--into", parts)  # rounds operands to float8
+    run("init", "--part", "trick", "in_place", "--into", parts)
+    Path("all.yaml").write_text(ALL_FOUR)
+    run("train", "all.yaml", "--parts", parts)
+    summary = json.loads(Path("runs/strangers/summary.json").read_text())
+    assert summary["precision"]["mode"] == "my_fp8"
+    assert summary["metric"] == "found"
+    assert "on rtx3060: needs " in run("plan", "all.yaml", "--parts", parts)
+    compared = run("compare", "fp32", "my_fp8", "--config", "all.yaml", "--seeds", "1", "--parts", parts)
+    assert "my_fp8" in compared
+    assert "found" in compared
+    run("infer", "runs/strangers", "--parts", parts)
+    (table,) = Path("runs/strangers/inference").glob("*.csv")
+    assert table.read_text().splitlines()[0].split(",")[-2:] == ["score", "box"]

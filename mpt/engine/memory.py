@@ -72,7 +72,7 @@ class CudaPeaks:
         finally:
             if device.type == "cuda":
                 # What the block's matrix products took for cuBLAS would stay, beside steps that may need none.
-                torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
+                torch._C._cuda_clearCublasWorkspaces()
                 allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
                 self.is_mixed = self.is_mixed or reserved > before
                 self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
