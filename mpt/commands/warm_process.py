@@ -31,7 +31,7 @@ class WarmProcess:
     """The process, from the first run on to the end of the block."""
 
     def __init__(self) -> None:
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.is_fit = hasattr(os, "fork")
         self.held = (-1, -1)
         """A pipe whose writing end nobody else has: runs read it, and stop when it ends."""
@@ -61,7 +61,7 @@ class WarmProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[self.held[0]],
-                text=True,
+                bufsize=0,  # a line that was read ahead would not be seen by `select`
                 start_new_session=True,
             )
             if self.answer() != READY:
@@ -73,7 +73,7 @@ class WarmProcess:
         """Return what the process says next; nothing once it has ended."""
         assert self.process is not None
         assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return self.process.stdout.readline().decode().strip()
 
     def run(self, words: Sequence[str], while_waiting: Callable[[int], None]) -> tuple[int, str]:
         """Run `mpt WORDS` in a fork; return its exit code as `Popen.returncode` and what it wrote to standard error.
@@ -84,8 +84,8 @@ class WarmProcess:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as errors:
-            self.process.stdin.write(json.dumps({"words": list(words), "errors": errors.name}) + "\n")
-            self.process.stdin.flush()
+            request = json.dumps({"words": list(words), "errors": errors.name}) + "\n"
+            self.process.stdin.write(request.encode())
             _, _, number = self.answer().partition(" ")
             if not number:
                 return 1, "the process that starts runs has ended"
