@@ -20,7 +20,15 @@ from typing import Any
 from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
-from mpt.commands.plan_tables import as_data, describe_largest, headline, print_plan, print_search, worth_showing
+from mpt.commands.plan_tables import (
+    as_data,
+    describe_largest,
+    headline,
+    moments_that_do_not_fit,
+    print_plan,
+    print_search,
+    worth_showing,
+)
 from mpt.config.load import load_config
 from mpt.config.patch_origin import describe_origin, find_strange_patches
 from mpt.config.schema import Config
@@ -103,6 +111,11 @@ def run(arguments: PlanArguments) -> None:
         for statement in capacity.statements:
             console.print(statement, markup=False)
         console.print(headline(config, gpu, plan, recipes), style="bold", markup=False)
+        for name in moments_that_do_not_fit(plan):
+            beyond = describe_bytes(plan["moments"][name]["reserved"] + plan["context_bytes"])
+            console.print(
+                f"its {name} does not fit beside that: {beyond}; use a smaller train.batch_size", markup=False
+            )
         if arguments.verbose or budget is None:
             print_plan(console, config, gpu, calibration, plan)
         if recipes and (best is None or best.patch):
@@ -144,7 +157,7 @@ def make_plan(config: Config, arguments: PlanArguments) -> Planned:
     workers = count_workers() if budget else 1
     with Session(gpu, calibration, arguments.allow, workers, placement) as session, progress() as told:
         if budget is None:
-            plan = session.plan([config], budget_bytes=limit, largest_batch=arguments.largest)[0].get()
+            plan = session.plan([config], budget_bytes=limit, largest_batch=arguments.largest, whole_run=True)[0].get()
             found = Search([], [], [])
         else:
             found = search(

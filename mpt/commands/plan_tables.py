@@ -60,6 +60,14 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
     held_back = plan["reserved_in_budget" if plan["fits"] else "reserved"]
     table.add_row("total", describe_bytes(held_back + plan["context_bytes"]), verdict(plan))
     table.add_row("peak", "", plan["moment"])
+    for name, moment in plan["moments"].items():
+        if "problem" in moment:
+            table.add_row(name, "", f"not planned: {moment['problem']}")
+        else:
+            grown = f"{describe_bytes(moment['grown'])} more reserved than by the steps"
+            table.add_row(
+                name, describe_bytes(moment["allocated"]), grown if moment["grown"] else "in what is reserved"
+            )
     if plan["largest_batch"] is not None:
         table.add_row("largest batch", *describe_largest(plan))
     band = plan["step_seconds"] * plan["time_band"]
@@ -189,6 +197,11 @@ def describe_counts(found: Search) -> str:
     if found.refused:
         parts.append(f"{len(found.refused)} refused")
     return "; ".join(parts)
+
+
+def moments_that_do_not_fit(plan: dict[str, Any]) -> list[str]:
+    """Return what of the run beside its steps does not fit, where the steps do."""
+    return [name for name, moment in plan["moments"].items() if plan["fits"] and moment.get("fits") is False]
 
 
 def verdict_data(plan: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mpt.config.schema import Config
 from mpt.planner import batch_fit, routes
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
+from mpt.planner.moments import describe_moments
 from mpt.planner.overlap import OrderedWork, step_time
 from mpt.planner.placement import Placement
 from mpt.planner.rank_trace import share_of, trace_rank
@@ -66,6 +67,8 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     inexact: list[str] = field(default_factory=list)
     timeline: dict[str, list[int]] = field(default_factory=dict)
+    moments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the run does beside its steps: `allocated`, `reserved` and `grown` bytes and `fits`, or the `problem`."""
     planning_seconds: float = 0.0
     ranks: dict[str, Any] = field(default_factory=dict)
     """With several processes: which of them this is, what its communicators take (in `context_bytes`), and the parts of
@@ -86,6 +89,8 @@ class Wish:
     timeline: bool = False
     placement: dict[str, Any] = field(default_factory=dict)
     """The fields of `mpt.planner.placement.Placement`; empty for a process alone."""
+    whole_run: bool = False
+    """Evaluation, samples and preview too, of a process alone."""
 
 
 def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish) -> Plan:
@@ -99,13 +104,13 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
     context_bytes = calibration.context_bytes + communicators
     capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - context_bytes)
 
-    def trace(batch: int) -> FakeRun:
+    def trace(batch: int, whole_run: bool = False) -> FakeRun:
         unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
         if placement.nproc > 1:
             return trace_rank(config, data, batch, gpu, unseen, placement)
-        return trace_config(config, data, batch, gpu, unseen)
+        return trace_config(config, data, batch, gpu, unseen, whole_run=whole_run)
 
-    fake = trace(batch_size)
+    fake = trace(batch_size, wish.whole_run)
     free, within = _replays(fake, capacity, expandable)
     growing: dict[str, int | bool] = {}
     if within is not None and not expandable and (within.retries or not within.fits):
@@ -158,6 +163,7 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
         notes=notes,
         inexact=fake.inexact,
         timeline=timeline(fake.trace) if wish.timeline else {},
+        moments=describe_moments(fake.whole, fake.moments, capacity, expandable),
         planning_seconds=time.perf_counter() - started,
         ranks=ranks,
     )

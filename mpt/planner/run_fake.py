@@ -36,6 +36,7 @@ from mpt.planner import fake_device, routes
 from mpt.planner.device_guard import lost_error
 from mpt.planner.fake_mode import LeanFakeMode
 from mpt.planner.gpus import Gpu
+from mpt.planner.moments import Moment, trace_moments
 from mpt.planner.overlap import OrderedWork
 from mpt.planner.ranks import PlannedRank
 from mpt.planner.time_model import Work
@@ -64,6 +65,9 @@ class FakeRun:
     notes: list[str] = field(default_factory=list)
     inexact: list[str] = field(default_factory=list)
     """Names of the tricks whose gradients are not bit-equal to the run without them."""
+    whole: Trace = field(default_factory=Trace)
+    """The steps and then `moments`."""
+    moments: list[Moment] = field(default_factory=list)
 
 
 def trace_config(
@@ -76,12 +80,15 @@ def trace_config(
     batch_ahead: bool = True,
     world: World = ALONE,
     work: Work | None = None,
+    whole_run: bool = False,
 ) -> FakeRun:
     """Build and step a config on a fake GPU, or on fake tensors of another device.
 
     `batch_ahead`: the next batch is on the device while one is used, as the loop has it on a GPU and not on a CPU.
     `world`: the rank that is planned (`mpt.planner.ranks`); `batch_size` is of all of them together. `work` is what
     operators are counted in.
+
+    `whole_run`: what the run does beside its steps is traced after them (`mpt.planner.moments`).
 
     Raises CannotPlan with module and line; the config's own errors pass.
     """
@@ -117,8 +124,14 @@ def trace_config(
     ):
         run = build_run(config, device, data, fake=True, world=world)
         perform_steps(run, recorder, batch_size, on_step, batch_ahead)
+        steps = len(recorder.trace.events)
+        on_step(STEPS)  # what follows is no step's work
+        moments = list(trace_moments(run, recorder, batch_size, _reason)) if whole_run else []
+    whole = recorder.trace
+    spans = [span for span in whole.spans if span.start < steps]
     notes = [note for note in run.notes if fake_device.DEVICE not in note]  # "has no such thing" is about the fake
-    return FakeRun(recorder.trace, work, notes, [trick.name for trick in run.tricks if not trick.exact])
+    inexact = [trick.name for trick in run.tricks if not trick.exact]
+    return FakeRun(Trace(whole.storages, whole.events[:steps], spans), work, notes, inexact, whole, moments)
 
 
 def perform_steps(

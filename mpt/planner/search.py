@@ -131,7 +131,7 @@ def search(
     """
     found, tried = _Search(session, config, budget_bytes, on_answer), combinations(allow_lossy)
     precisions = list(precision_patches(config, gpu, allow_lossy))
-    first = session.submit(config, budget_bytes=budget_bytes, timeline=True)
+    first = session.submit(config, budget_bytes=budget_bytes, timeline=True, whole_run=True)
     singles = [found.submit(joined(precision, tricks)) for precision in precisions for tricks in tried.single]
     answer = first.result()
     searches = goes_on(answer.get())

@@ -1,0 +1,100 @@
+"""What a run does beside its steps, on the same fake tensors: an evaluation's batch, samples of its own, the preview.
+
+Training that fits may still run out of memory after an epoch, when it evaluates: other layers' kernels, larger maps,
+all of a batch at once where the steps took micro-batches. Each of these is run once after the traced steps, where the
+optimizer's state and what the allocator kept of the steps are there as well. Saving copies weights to the host and
+takes nothing on the device. What looks at values, as some metrics do, cannot be run on fake tensors: it is named, with
+why. The training's own batch, which stays on the device meanwhile, is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mpt.engine.evaluation import apart_from_training, preview
+from mpt.planner.replay import peak_live, replay
+from mpt.planner.trace import Recorder, Trace
+from mpt.seams import Batch, Run
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One thing that was run after the steps: its events are `start` to `stop`, unless a problem stopped it."""
+
+    name: str
+    start: int
+    stop: int
+    problem: str = ""
+
+
+def trace_moments(
+    run: Run, recorder: Recorder, batch_size: int, explain: Callable[[BaseException], str]
+) -> Iterator[Moment]:
+    """Run what comes beside the steps, one after the other, and yield where the recorder saw each."""
+    works: dict[str, Callable[[], bool]] = {
+        "evaluation": lambda: evaluate(run, load(run, batch_size)),
+        "samples for the evaluation": lambda: make_samples(run, batch_size),
+        "preview": lambda: preview(run, load(run, batch_size)) is not None,
+    }
+    if not run.task.evaluation_samples:
+        del works["samples for the evaluation"]
+    for name, work in works.items():
+        start, problem = len(recorder.trace.events), ""
+        recorder.enter_moment(recorder.trace.spans[-1].step, "", name)
+        try:
+            is_done = work()
+        except Exception as error:
+            problem, is_done = explain(error), True
+        if is_done:
+            yield Moment(name, start, len(recorder.trace.events), problem)
+
+
+def load(run: Run, batch_size: int) -> Batch:
+    """Return a batch of the test data on the device."""
+    return run.data.as_floats(run.data.zeros(batch_size, run.device, stored=True))
+
+
+def evaluate(run: Run, batch: Batch) -> bool:
+    """Evaluate one batch and take the evidence to the host, as `mpt.engine.evaluation.gather_evidence` does."""
+    with apart_from_training(run), run.precision.forward():
+        evidence = run.task.evaluate_batch(batch)
+        for value in evidence.values():
+            value.cpu()
+    return True
+
+
+def make_samples(run: Run, batch_size: int) -> bool:
+    """Make the first samples of an evaluation."""
+    with apart_from_training(run), run.precision.forward():
+        evidence = run.task.evaluate_samples(0, min(batch_size, run.task.evaluation_samples))
+        for value in evidence.values():
+            value.cpu()
+    return True
+
+
+def describe_moments(
+    whole: Trace, moments: list[Moment], capacity: int | None, expandable: bool
+) -> dict[str, dict[str, Any]]:
+    """Return for each moment its own peak, what the allocator holds by its end, and whether that fits; or why not."""
+    found: dict[str, dict[str, Any]] = {}
+    for moment in moments:
+        if moment.problem:
+            found[moment.name] = {"problem": moment.problem}
+            continue
+        until = Trace(whole.storages, whole.events[: moment.stop], whole.spans)
+        before = Trace(whole.storages, whole.events[: moment.start], whole.spans)
+        played = replay(until, expandable=expandable)
+        fits = None if capacity is None else replay(until, capacity, expandable=expandable).fits
+        live = peak_from(until, moment.start)
+        grown = played.reserved - replay(before, expandable=expandable).reserved
+        found[moment.name] = {"allocated": live, "reserved": played.reserved, "grown": grown, "fits": fits}
+    return found
+
+
+def peak_from(trace: Trace, start: int) -> int:
+    """Return the most bytes alive from an event on."""
+    born = trace.live_at(start - 1) if start else set()
+    events = [*sorted(born), *trace.events[start:]]
+    return peak_live(Trace(trace.storages, events, trace.spans))
