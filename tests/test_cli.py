@@ -320,3 +320,16 @@ def test_a_reader_that_leaves_early_is_no_error():
     command = f"set -o pipefail; {sys.executable} -m mpt list | head -c 10"
     done = subprocess.run(["bash", "-c", command], capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_configurations_come_with_mpt_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("validate", "@classify_digits") == 0
+    assert run("list", "configs") == 0
+    said = capsys.readouterr().out
+    assert "classify_digits" in said
+    assert "saehd_512.plan" not in said
+    assert run("init", "--from", "wgan_gp", "mine.yaml") == 0
+    assert (tmp_path / "mine.yaml").read_bytes() == (CONFIG.parent / "wgan_gp.yaml").read_bytes()
+    assert run("validate", "@clasify_digits") == 2
+    assert "did you mean @classify_digits?" in capsys.readouterr().err

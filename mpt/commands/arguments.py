@@ -15,7 +15,12 @@ from typing import Annotated
 import typer
 
 ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A YAML file, or - for the standard input.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A YAML file, @NAME of mpt list configs, or - for the standard input.",
+        show_default=False,
+    ),
 ]
 Overrides = Annotated[
     tuple[str, ...], typer.Argument(metavar="KEY=VALUE", help="Changes, such as optimizer.lr=3e-4.", show_default=False)
@@ -316,6 +321,8 @@ class InitArguments:
     """The file to write, by default config.yaml; with --part the part's name."""
     model: str = "dcgan"
     """The model to start from; see `mpt list models`."""
+    source: Annotated[str | None, typer.Option("--from", metavar="NAME")] = None
+    """Copy a configuration that comes with mpt instead; see `mpt list configs`."""
     part: Annotated[str | None, typer.Option(metavar="KIND")] = None
     """model, task, dataset, loss, metric, optimizer, precision, trick or command."""
     into: Annotated[str | None, typer.Option(metavar="DIR")] = None

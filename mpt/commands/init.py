@@ -17,6 +17,7 @@ from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, Registry
 from mpt.config.schema import Config
+from mpt.config.shipped import find_shipped
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError
 
@@ -36,7 +37,10 @@ def run(arguments: InitArguments, registry: Registry = INSTALLED) -> None:
         init_part(arguments)
         return
     path = arguments.path or Path("config.yaml")
-    text = write_commented(path, arguments.model, registry)
+    if arguments.source is not None:
+        text = find_shipped(arguments.source).read_text("utf-8")
+    else:
+        text = write_commented(path, arguments.model, registry)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

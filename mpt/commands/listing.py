@@ -11,6 +11,7 @@ from mpt.config.messages import unknown_name
 from mpt.config.part_source import read_description
 from mpt.config.precision_names import ALIASES
 from mpt.config.registry import FUNCTIONS, INSTALLED, Part, Registry
+from mpt.config.shipped import described
 from mpt.errors import ConfigError
 
 HEADINGS = {
@@ -24,6 +25,7 @@ HEADINGS = {
     "losses": ("losses", "Losses of a classifier (task.loss)"),
 }
 """What the user may ask for -> the subpackage and its heading."""
+CONFIGS = "configs"
 OTHER_MODELS = {
     "torchvision:NAME": "A torchvision classifier, such as torchvision:resnet50.",
     "timm:NAME": "A timm model, where timm is installed.",
@@ -34,15 +36,22 @@ OTHER_MODELS = {
 def run(arguments: ListArguments, registry: Registry = INSTALLED) -> None:
     """Print one table or all of them. Raises ConfigError for a table that does not exist."""
     what = arguments.what
-    if what is not None and what not in HEADINGS:
-        raise ConfigError(f"mpt list: {unknown_name(what, list(HEADINGS))}")
-    chosen = [what] if what else list(HEADINGS)
-    tables = {name: describe_subpackage(HEADINGS[name][0], registry) for name in chosen}
+    if what is not None and what not in (*HEADINGS, CONFIGS):
+        raise ConfigError(f"mpt list: {unknown_name(what, [*HEADINGS, CONFIGS])}")
+    chosen = [what] if what else [*HEADINGS, CONFIGS]
+    tables = {
+        name: described() if name == CONFIGS else describe_subpackage(HEADINGS[name][0], registry) for name in chosen
+    }
     if arguments.json:
         print(json.dumps(tables, indent=2))
         return
     width = min(shutil.get_terminal_size().columns, 120)
-    print("\n\n".join(show_table(HEADINGS[name][1], rows, width) for name, rows in tables.items()))
+    print("\n\n".join(show_table(heading(name), rows, width) for name, rows in tables.items()))
+
+
+def heading(name: str) -> str:
+    """Return what stands above a table."""
+    return "Configurations (mpt train @NAME)" if name == CONFIGS else HEADINGS[name][1]
 
 
 def describe_subpackage(subpackage: str, registry: Registry) -> dict[str, str]:

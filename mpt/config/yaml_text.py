@@ -25,6 +25,7 @@ from typing import NoReturn, Protocol
 
 import yaml
 
+from mpt.config.shipped import MARK, find_shipped
 from mpt.errors import ConfigError
 
 MAX_BYTES = 64 * 1024
@@ -97,10 +98,12 @@ def printable(text: str, limit: int = 80) -> str:
 def read_file(path: Path) -> tuple[Node, list[Problem]]:
     """Read a YAML file; see `read_text`. A file that cannot be read is a `ConfigError`.
 
-    `-` is the standard input.
+    `-` is the standard input, `@dcgan_amp` a configuration that comes with mpt.
     """
     if str(path) == "-":
         return read_text(read_standard_input(), "standard input")
+    if str(path).startswith(MARK):
+        path = find_shipped(str(path))
     name = printable(str(path), 200)
     try:
         if not path.is_file():

@@ -41,7 +41,7 @@ def import_av() -> Any:
     try:
         import av
     except ImportError as error:
-        raise MptError("video files are read and written with PyAV: pip install 'mpt[video]'") from error
+        raise MptError("video files are read and written with PyAV: pip install 'mpt-trainer[video]'") from error
     return av
 
 

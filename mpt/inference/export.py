@@ -127,7 +127,7 @@ def write_onnx(
     """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--to onnx needs the package {missing[0]}: pip install -e '.[onnx]' in mpt's folder.")
+        raise ConfigError(f"--to onnx needs the package {missing[0]}: pip install 'mpt-trainer[onnx]'.")
     import onnx
 
     network = as_half_network(network.cpu(), dtype)

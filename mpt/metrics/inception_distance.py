@@ -1,8 +1,8 @@
 """The published FID: Frechet distance in Inception's features, through torchmetrics and torch-fidelity.
 
-An extra (`pip install -e '.[fid]'`) with the weights from a local file: nothing is downloaded. The file is the one that
-torch-fidelity names pt_inception-2015-12-05-6726825d.pth. The library would unpickle whatever it is given, so it is
-given a copy of the tensors that mpt's own reader found in the file, and never the file.
+An extra (`pip install 'mpt-trainer[fid]'`) with the weights from a local file: nothing is downloaded. The file is the
+one that torch-fidelity names pt_inception-2015-12-05-6726825d.pth. The library would unpickle whatever it is given, so
+it is given a copy of the tensors that mpt's own reader found in the file, and never the file.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def require_inception(weights: str) -> dict[str, Tensor]:
     if not all(map(importlib.util.find_spec, ("torch_fidelity", "torchmetrics"))):
         raise ConfigError(
             "task.inception_weights: the published FID needs torch-fidelity and torchmetrics. Install them with "
-            "`pip install -e '.[fid]'` in mpt's folder, or leave the setting out: the built-in distance is there."
+            "`pip install 'mpt-trainer[fid]'`, or leave the setting out: the built-in distance is there."
         )
     return state
 

@@ -53,7 +53,7 @@ def write_dfm(path: Path, autoencoder: nn.Module, size: int) -> float | None:
     file that draws something else.
     """
     if importlib.util.find_spec("onnx") is None:
-        raise ConfigError("a .dfm is written with the package onnx: pip install 'mpt[onnx]'")
+        raise ConfigError("a .dfm is written with the package onnx: pip install 'mpt-trainer[onnx]'")
     import onnx
 
     check_finite(dict(autoencoder.state_dict()))

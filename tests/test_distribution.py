@@ -1,0 +1,82 @@
+"""The wheel and the sdist, built, installed and run from an empty folder, outside of the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_distribution_is_not_called_like_the_other_program() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["name"] == "mpt-trainer"
+    assert project["scripts"] == {"mpt": "mpt.cli:main"}
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("mpt/**/*.py")]
+    for page in pages:
+        text = page.read_text("utf-8")
+        for wrong in ("pip install mpt ", "pip install mpt\n", "pip install mpt`", "'mpt["):
+            assert wrong not in text, f"{page}: {wrong!r} is another program"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_is_built_runs_from_an_empty_folder(kind: str, tmp_path: Path) -> None:
+    if find_spec("setuptools") is None or find_spec("pip") is None:
+        pytest.skip("needs setuptools and pip to build")
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".git", "__pycache__", "*.egg-info", "build", ".*_cache", "tests", "runs")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    built = tmp_path / "built"
+    if kind == "sdist":
+        build = f"from setuptools import build_meta; build_meta.build_sdist({str(built)!r})"
+        built.mkdir()
+        subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+        what = str(next(built.glob("mpt_trainer-*.tar.gz")))
+    else:
+        what = str(source)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
+    subprocess.run([*pip, "--target", str(tmp_path / "site"), what], cwd=tmp_path, check=True, capture_output=True)
+    shutil.rmtree(source)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+
+    def mpt(*words: str) -> str:
+        command = [sys.executable, "-P", "-m", "mpt", *words]
+        return subprocess.run(command, cwd=empty, env=environment, check=True, capture_output=True, text=True).stdout
+
+    where = "import mpt, pathlib; print(pathlib.Path(mpt.__file__).parent)"
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", where], cwd=empty, env=environment, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == str(tmp_path / "site" / "mpt")
+    assert "classify_digits" in mpt("list", "configs")
+    mpt("train", "@classify_digits", "train.steps=2", "train.device=cpu", "--quiet")
+    assert "wrote" in mpt("infer", "--count", "2")
+    mpt("report")
+    mpt("init", "--from", "saehd_512", "mine.yaml")
+    assert (empty / "mine.yaml").read_text("utf-8") == (ROOT / "configs" / "saehd_512.yaml").read_text("utf-8")
+    assert "saehd" in mpt("validate", "mine.yaml")
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    if find_spec("material") is None:
+        pytest.skip("mkdocs-material is not installed: pip install '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert (tmp_path / "tutorial" / "index.html").is_file()
+
+
+def test_every_page_is_in_the_site_s_navigation() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:")[2]
+    assert pages == {line.strip("- ") for line in navigation.split("\n") if line.strip()}
