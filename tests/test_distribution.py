@@ -74,9 +74,3 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert (tmp_path / "tutorial" / "index.html").is_file()
-
-
-def test_every_page_is_in_the_site_s_navigation() -> None:
-    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:")[2]
-    assert pages == {line.strip("- ") for line in navigation.split("\n") if line.strip()}
