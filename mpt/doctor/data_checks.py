@@ -60,7 +60,9 @@ def _examine_split(section: Section, name: str, data: Dataset) -> dict[bytes, li
                 broken.append(index)
             elif float(image.max() - image.min()) == 0:
                 constant.append(index)
-            digests[hashlib.sha256(value.contiguous().numpy().tobytes()).digest()].append(index)
+            holders = digests[hashlib.sha256(value.contiguous().numpy().tobytes()).digest()]
+            if index not in holders[-1:]:  # an input and its target may be one picture
+                holders.append(index)
         if "label" in sample:
             labels[int(sample["label"][0])] += 1
     looked = f"{count} of {len(data)}" if count < len(data) else f"all {count}"

@@ -62,3 +62,20 @@ def test_pictures_in_both_sets_are_said() -> None:
     shared = images(5, 0)
     section = examine_data(Samples(shared, [0, 1, 0, 1, 0]), Samples(shared[:2], [0, 1]))
     assert any(one.about == "leak" and "2 pictures" in one.text for one in section.findings)
+
+
+class Pairs(Samples):
+    """Samples whose target is the picture itself."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        super().__init__(images, [0, 1] * (len(images) // 2))
+        self.spec = DataSpec({**self.spec.fields, "target": self.spec.fields["image"]}, len(images), ("cat", "dog"))
+
+    def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
+        batch = super().fetch(indices, epoch)
+        return {**batch, "target": batch["image"].clone()}
+
+
+def test_an_input_that_is_its_own_target_is_no_double() -> None:
+    section = examine_data(Pairs(images(40, 0)), Pairs(images(20, 1)))
+    assert not any("more than once" in one.text for one in section.findings)
