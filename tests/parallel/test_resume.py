@@ -114,3 +114,15 @@ def test_an_address_that_nobody_answers_and_a_port_in_use_are_one_line(monkeypat
         taken.listen()
         with pytest.raises(RankError, match="the port is in use on this machine"):
             connect(Place(rank=0, size=2, local_rank=0, address="127.0.0.1", port=taken.getsockname()[1]), True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_four_write_one_two_and_four_go_on(tmp_path: Path, strategy: str) -> None:
+    """Each time for three steps more; the end is that of one process that was never stopped."""
+    words = ("model.dropout=0", f"parallel.strategy={strategy}")
+    for steps, size in ((3, 4), (6, 1), (9, 2), (12, 4)):
+        ends = trained(tmp_path, size, "many", steps, *words, resume="auto")
+        assert ends == ["done"] * size
+    trained(tmp_path, 1, "alone", 12, "model.dropout=0")
+    torch.testing.assert_close(weights(tmp_path, "many"), weights(tmp_path, "alone"), rtol=2e-3, atol=2e-4)
