@@ -8,7 +8,6 @@ anew by rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -31,9 +30,3 @@ def plan_times(rate: Fraction, target: Fraction, index: int) -> Pair:
         times.append(number * step - index)
         number += 1
     return Pair(index, tuple(times))
-
-
-def plan_pairs(count: int, rate: Fraction, target: Fraction) -> Iterator[Pair]:
-    """Return the output frames of each input frame in order; those of the last frame repeat it."""
-    for index in range(count):
-        yield plan_times(rate, target, index)

@@ -15,7 +15,7 @@ from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
 from mpt.systems.dain.inference.output import SEGMENT, Output, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import grid_of_tiles, seam_error, spans_of, tiled, whole
-from mpt.systems.dain.inference.timeline import plan_pairs
+from mpt.systems.dain.inference.timeline import plan_times
 from mpt.systems.dain.nn.flow_warp import FlowWarp
 
 
@@ -50,11 +50,11 @@ def levels(folder: Path) -> list[float]:
 
 def test_the_output_lasts_as_long_as_the_input_and_keeps_its_frames():
     for rate, target in ((25, 50), (25, 200), (24, 60), (Fraction(30000, 1001), 60)):
-        pairs = list(plan_pairs(48, Fraction(rate), Fraction(target)))
+        pairs = [plan_times(Fraction(rate), Fraction(target), index) for index in range(48)]
         count = sum(len(pair.times) for pair in pairs)
         assert abs(count / Fraction(target) - 48 / Fraction(rate)) < 1 / Fraction(target)
         assert all(0 <= time < 1 for pair in pairs for time in pair.times)
-    assert [pair.times for pair in plan_pairs(2, Fraction(25), Fraction(50))] == [(0, Fraction(1, 2))] * 2
+    assert [plan_times(Fraction(25), Fraction(50), index).times for index in range(2)] == [(0, Fraction(1, 2))] * 2
 
 
 def test_a_folder_becomes_twice_and_four_times_as_many_frames(tmp_path, net):
