@@ -215,15 +215,15 @@ def describe(rows: dict[str, Row], scale: float) -> str:
     lines = [
         f"`python scripts/fault_battery.py{'' if scale >= 1 else f' --scale {scale:g}'}`",
         "",
-        f"| what is broken | faults | {' | '.join(BAD)} | seconds |",
-        "|---|---:|" + "---:|" * (len(BAD) + 1),
+        f"| faults | what is broken | {' | '.join(BAD)} | seconds |",
+        "|---:|---|" + "---:|" * (len(BAD) + 1),
     ]
     for kind, row in rows.items():
         counts = " | ".join(str(row.bad[bad]) for bad in BAD)
-        lines.append(f"| {KINDS[kind][0]} | {row.cases:,} | {counts} | {row.seconds:.0f} |")
+        lines.append(f"| {row.cases:,} | {KINDS[kind][0]} | {counts} | {row.seconds:.0f} |")
     totals = " | ".join(str(sum(row.bad[bad] for row in rows.values())) for bad in BAD)
     faults = sum(row.cases for row in rows.values())
-    lines.append(f"| **all** | {faults:,} | {totals} | {sum(row.seconds for row in rows.values()):.0f} |")
+    lines.append(f"| {faults:,} | **all** | {totals} | {sum(row.seconds for row in rows.values()):.0f} |")
     return "\n".join(lines)
 
 

@@ -182,6 +182,10 @@ def again(battery: Battery, place: Path, runs: Path, scenario: str) -> Verdict:
         return "lost", "no file was converted"
     if scenario == "infer" and inferred(runs / "out") != battery.inferred:
         return "lost", "another inference"
+    if scenario in ("report", "infer", "convert"):  # a start of `mpt train` removes what a killed writer has left
+        bad = failure_of(call([*battery.words("train", runs), "--resume"], place / "resumed.log"), (0,))
+        if bad is not None:
+            return bad
     return check_run(battery, runs, scenario)
 
 

@@ -190,3 +190,27 @@ def test_each_process_of_a_training_is_shown_and_of_many_the_extremes():
     assert " to " in many["step of each process, without waiting"]
     assert "peak memory of each process" not in many
     assert rank_figures({}) == []
+
+
+@pytest.mark.parametrize("change", ["gone on", "to go on", "no total"])
+def test_a_run_that_goes_on_past_its_summary_has_a_report_that_says_so(make_run, change):
+    path = make_run()
+    if change == "gone on":
+        with (path / "metrics.jsonl").open("a") as file:
+            file.write('{"kind":"train","step":150,"time":1,"losses":{"net/loss":0.5}}\n')
+    elif change == "to go on":
+        config = path / "config.yaml"
+        config.write_text(
+            config.read_text() + "\ntrain: {steps: 200}\n"
+            if "train:" not in config.read_text()
+            else re.sub(r"steps: \d+", "steps: 200", config.read_text())
+        )
+    else:
+        summary = json.loads((path / "summary.json").read_text())
+        summary.pop("total_steps", None)
+        (path / "summary.json").write_text(json.dumps({**summary, "steps": 50}))
+    write_report(path)
+    page, report = (path / "report.html").read_text(), json.loads((path / "report.json").read_text())
+    assert report["finished"] is False
+    assert "has not reached its end" in page
+    assert ("is at step 150" in page) == (change == "gone on")
