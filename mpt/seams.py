@@ -185,6 +185,9 @@ class Task:
         """Return the figures of an evaluation, `metric` among them, from the evidence of all batches, on the CPU."""
         raise NotImplementedError(f"{type(self).__name__} does not evaluate")
 
+    details: Mapping[str, Any] | None = None
+    """What the last `conclude` found beside its figures, for the report, as plain data; `worst` names samples."""
+
     def preview(self, batch: Batch) -> Tensor | None:
         """Return an image grid's tiles in [0, 1], NCHW, which show the same samples over the whole run."""
         return None

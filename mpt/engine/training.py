@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mpt.data.loader import Loader, prefetch
 from mpt.engine.build import parameter_count
+from mpt.engine.details import write_details
 from mpt.engine.evaluation import evaluate, write_preview
 from mpt.engine.journal import Journal
 from mpt.engine.ladder import move_again
@@ -185,6 +186,8 @@ class Training:
         self.journal.evaluation(figures)
         task.after_evaluation(figures)
         self.advise(figures)
+        if task.details is not None and self.run.world.is_first:
+            write_details(self.directory.path / "evaluation.json", task.details, self.progress.step, self.test_data)
 
     def write_preview(self) -> None:
         """Write the samples of this step, where the task makes any."""

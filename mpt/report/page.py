@@ -22,6 +22,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from mpt.config.differences import find_differences
+from mpt.report.classification import read_classification
 from mpt.report.numerics_map import read_numerics
 from mpt.report.plots import draw_run, memory_parts, skipped_steps
 from mpt.report.read_run import RunRecord, curves, number, read_run, section
@@ -50,7 +51,11 @@ def write_report(run_path: Path) -> None:
     write_atomically(run_path / "report.md", template.get_template("run.md.j2").render(**content))
     pictures = {name: Markup(svg) for name, svg in draw_run(record).items()}
     page = template.get_template("run.html.j2").render(
-        **content, plots=pictures, samples=embed_samples(record), numerics=read_numerics(run_path)
+        **content,
+        plots=pictures,
+        samples=embed_samples(record),
+        numerics=read_numerics(run_path),
+        classification=read_classification(run_path),
     )
     write_atomically(run_path / "report.html", page)
     # Last: it says that the other two are there (see `mpt.run.ending`).

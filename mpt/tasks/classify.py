@@ -7,6 +7,7 @@ ImageNet's own figures are given in `configs/resnet50_imagefolder.yaml`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from mpt.config.part_names import LossName, MetricName
 from mpt.errors import ConfigError, DataError
 from mpt.losses.choice import find_loss
 from mpt.metrics.choice import find_metrics
+from mpt.metrics.classification import describe
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.tasks.average import follow, make_twin
 
@@ -105,6 +107,8 @@ class Classify(Task):
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return accuracy, mean cross-entropy and the further metrics over all batches."""
         logits, labels = gather(evidence, "logits"), gather(evidence, "label")
+        # In a proxy, which a snapshot of the task does not copy.
+        self.details = MappingProxyType(describe(logits, labels, self.classes))
         figures = {
             "accuracy": float((logits.argmax(1) == labels).sum()) / len(labels),
             "cross_entropy": float(functional.cross_entropy(logits, labels)),

@@ -1,0 +1,100 @@
+"""The part of a run's page on a classifier's last evaluation, from the run's `evaluation.json`.
+
+The file is a run's and may be damaged or forged: numbers are read as numbers, pictures only as PNG data, and everything
+else is text that the template escapes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from matplotlib.axes import Axes
+
+from mpt.report.drawing import COLOURS, INK, draw_svg
+from mpt.run.ending import read_json_object
+
+PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
+MOST_CLASSES = 200
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One count of the confusion matrix and how much of its row it is."""
+
+    count: int
+    share: float
+    is_right: bool
+
+    @property
+    def colour(self) -> str:
+        """A background: blue on the diagonal, red off it, the stronger the larger its share."""
+        colour = "var(--accent)" if self.is_right else "var(--bad)"
+        return f"color-mix(in srgb, {colour} {round(70 * math.sqrt(self.share))}%, transparent)"
+
+
+def read_classification(run_path: Path) -> dict[str, Any] | None:
+    """Return what the template shows, or None where the run has no such evaluation."""
+    content = read_json_object(run_path / "evaluation.json")
+    try:
+        names = [str(name) for name in content["classes"]]
+        return {
+            "step": int(content["step"]),
+            "samples": int(content["samples"]),
+            "macro_f1": float(content["macro_f1"]),
+            "classes": names,
+            "matrix": cells(content["matrix"], len(names)),
+            "per_class": [
+                (str(row["name"]), int(row["samples"]), *(float(row[key]) for key in ("precision", "recall", "f1")))
+                for row in content["per_class"][:MOST_CLASSES]
+            ],
+            "left_out": max(0, len(content["per_class"]) - MOST_CLASSES),
+            "pairs": [(str(one["truth"]), str(one["label"]), int(one["count"])) for one in content["pairs"]],
+            "expected_error": float(content["calibration"]["expected_error"]),
+            "calibration": Markup(draw_calibration(content["calibration"]["bins"])),  # drawn here: no text of the file
+            "worst": [
+                {
+                    "name": str(one.get("name", one["index"])),
+                    "label": str(one["label"]),
+                    "truth": str(one["truth"]),
+                    "probability": float(one["probability"]),
+                    "picture": one["picture"] if PICTURE.fullmatch(str(one.get("picture", ""))) else "",
+                }
+                for one in content["worst"]
+            ],
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+
+
+def cells(matrix: Any, size: int) -> list[list[Cell]]:
+    """Return the matrix's cells; none where it was left out."""
+    if not matrix or len(matrix) != size:
+        return []
+    return [
+        [Cell(int(count), int(count) / max(1, sum(map(int, row))), place == number) for place, count in enumerate(row)]
+        for number, row in enumerate(matrix)
+    ]
+
+
+def draw_calibration(bins: Sequence[Mapping[str, Any]]) -> str:
+    """Draw accuracy over confidence beside the line on which they would be equal."""
+    places = [(float(one["confidence"]), float(one["accuracy"]), int(one["samples"])) for one in bins]
+    most = max((count for _, _, count in places), default=1)
+
+    def build(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color=INK, alpha=0.4, linewidth=1)
+        axes.plot([x for x, _, _ in places], [y for _, y, _ in places], color=COLOURS[0], linewidth=1)
+        sizes = [12 + 120 * count / most for _, _, count in places]
+        axes.scatter([x for x, _, _ in places], [y for _, y, _ in places], s=sizes, color=COLOURS[0])
+        axes.set_xlim(0, 1.02)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("confidence")
+        axes.set_ylabel("share of right answers")
+
+    return draw_svg(build, "calibration", width=4.2, height=3.4)

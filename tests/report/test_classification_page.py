@@ -1,0 +1,45 @@
+"""A classifier's page shows who is taken for whom, and a forged file can put nothing on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mpt.commands.arguments import TrainArguments
+from mpt.commands.train import run
+from mpt.report.page import write_report
+
+CONFIG = """
+model: {name: small_cnn, features: 4, image_size: 16}
+dataset: digits
+precision: fp32
+train: {steps: 3, batch_size: 64}
+name: run
+"""
+
+
+def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    run(TrainArguments(config=tmp_path / "c.yaml", runs=str(tmp_path / "runs"), quiet=True))
+    path = tmp_path / "runs" / "run"
+    details = json.loads((path / "evaluation.json").read_text("utf-8"))
+    accuracy = json.loads((path / "summary.json").read_text("utf-8"))["evaluations"]["accuracy"]["last"]
+    assert sum(details["matrix"][n][n] for n in range(10)) / details["samples"] == accuracy
+    page = (path / "report.html").read_text("utf-8")
+    assert "Confusion: rows are the truth" in page
+    assert 'aria-label="calibration"' in page
+    assert page.count("data:image/png;base64,") >= len(details["worst"]) > 0
+    assert "<script" not in page
+
+    details["worst"][0] |= {"picture": 'x" onerror="alert(1)', "label": "<script>alert(1)</script>"}
+    details["classes"][0] = "<b>zero</b>"
+    (path / "evaluation.json").write_text(json.dumps(details))
+    write_report(path)
+    page = (path / "report.html").read_text("utf-8")
+    assert "<script" not in page
+    assert "onerror=" not in page
+    assert "&lt;b&gt;zero&lt;/b&gt;" in page
+    for broken in ({**details, "matrix": 5}, {**details, "calibration": {"bins": [{}]}}, [], {"step": 1}):
+        (path / "evaluation.json").write_text(json.dumps(broken))
+        write_report(path)
+        assert "Calibration" not in (path / "report.html").read_text("utf-8")
