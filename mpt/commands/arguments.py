@@ -170,11 +170,13 @@ class PlanArguments:
     nproc: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
     """Plan for N processes with a card each; train.batch_size is the batch of all of them."""
     strategy: Annotated[str | None, typer.Option(metavar="NAME")] = None
-    """How they share the work: ddp."""
+    """How they share the work: ddp or fsdp; else as parallel.strategy has it."""
     network: Annotated[str | None, typer.Option(metavar="NAME")] = None
     """Between machines: ethernet-10, -25, -100, infiniband-hdr or -ndr; else what is usual for the card."""
     per_machine: Annotated[int, typer.Option(min=1, metavar="N")] = 8
     """Cards in a machine."""
+    scaling: Annotated[str | None, typer.Option(metavar="weak|strong")] = None
+    """From 1 to --nproc (4096) cards, as table and picture: with the batch per card kept (weak), or of all."""
     verbose: bool = False
     """Say what holds the memory, by kind and by module."""
     json: Json = False

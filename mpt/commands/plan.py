@@ -26,6 +26,7 @@ from mpt.commands.plan_tables import (
     headline,
     moments_that_do_not_fit,
     print_plan,
+    print_scaling,
     print_search,
     worth_showing,
 )
@@ -34,6 +35,7 @@ from mpt.config.patch_origin import describe_origin, find_strange_patches
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
+from mpt.planner import scaling
 from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
 from mpt.planner.capacity import Capacity, find_capacity
@@ -95,6 +97,9 @@ def run(arguments: PlanArguments) -> None:
     config = load_config(arguments.config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
     for warning in find_strange_patches(arguments.patches, config):
         print(f"warning: {warning}", file=sys.stderr)
+    if arguments.scaling is not None:
+        show_scaling(config, arguments)
+        return
     planned = make_plan(config, arguments)
     gpu, calibration, capacity = planned.gpu, planned.calibration, planned.capacity
     budget = capacity.budget_bytes if arguments.vram else None
@@ -189,6 +194,30 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda planned, fitting: status.update(f"searching: {planned} recipes planned, {fitting} fit")
 
 
+def show_scaling(config: Config, arguments: PlanArguments) -> None:
+    """Plan from one card to many, and print and draw them."""
+    gpu = choose_gpu(arguments.gpu)
+    capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
+    base = Placement(arguments.nproc or scaling.LARGEST, network=arguments.network, per_machine=arguments.per_machine)
+    check_placement(replace(base, strategy=arguments.strategy or base.strategy))
+    cluster = base.cluster(gpu)
+    picture = free_name("scaling", ".png")
+    with Session(gpu, load_calibration(gpu.name), arguments.allow, count_workers()) as session:
+        found = scaling.plan_scaling(
+            session, config, str(arguments.scaling), base, arguments.strategy, capacity.budget_bytes
+        )
+    title = f"{config.run_name} on {gpu.name}, {arguments.scaling} scaling, {cluster.link} and {cluster.network}"
+    scaling.write_picture(picture, found, title, capacity.budget_bytes)
+    if arguments.json:
+        print(json.dumps({**scaling.as_data(found), "gpu": asdict(gpu), "written": [str(picture)]}, indent=1))
+        return
+    console = Console(highlight=False)
+    for statement in capacity.statements:
+        console.print(statement, markup=False)
+    print_scaling(console, found, title)
+    console.print(f"wrote {picture}", markup=False)
+
+
 def find_placement(arguments: PlanArguments, config: Config) -> Placement | None:
     """Return the world to plan for, or None for a process alone. Raises ConfigError for one that cannot be."""
     if arguments.nproc is None:
@@ -219,8 +248,7 @@ def choose_output(arguments: PlanArguments) -> Path:
     """
     given = {Path(patch).resolve() for patch in arguments.patches}
     if arguments.output is None:
-        numbered = (Path(f"plan-{number}.yaml") for number in itertools.count(2))
-        path = next(name for name in itertools.chain([Path("plan.yaml")], numbered) if not os.path.lexists(name))
+        path = free_name("plan", ".yaml")
     else:
         path = Path(arguments.output)
         if path.resolve() in given:
@@ -230,6 +258,12 @@ def choose_output(arguments: PlanArguments) -> Path:
     if arguments.vram and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
         raise InputOutputError(f"{path}: cannot be written: it is a folder, or its folder is missing or read-only")
     return path
+
+
+def free_name(stem: str, suffix: str) -> Path:
+    """Return a name in this folder that is not there yet."""
+    numbered = (Path(f"{stem}-{number}{suffix}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([Path(f"{stem}{suffix}")], numbered) if not os.path.lexists(name))
 
 
 def choose_gpu(name: str | None) -> Gpu:

@@ -14,6 +14,7 @@ from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
 from mpt.planner.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch, total_bytes
+from mpt.planner.scaling import Scaling
 from mpt.planner.search import Search
 from mpt.planner.verdict import judge
 from mpt.report.units import show_seconds
@@ -105,6 +106,42 @@ def add_rank_rows(table: Table, ranks: dict[str, Any]) -> None:
         last = f"the last has {ranks['last_samples']} and needs {describe_bytes(ranks['last_total'])}"
         samples += f"; {last}"
     table.add_row("rank", f"1 of {ranks['nproc']}", samples)
+
+
+def scaling_cells(scaling: Scaling) -> Sequence[tuple[str, ...]]:
+    """Return the cells of a table: cards, strategy, batch, memory, fits, step, exposed, efficiency, bottleneck."""
+    cells = []
+    for row in scaling.rows:
+        if row.error:
+            cells.append((str(row.nproc), row.words, f"{row.batch_size:,}", "", "", "", "", "", row.error[:60]))
+            continue
+        exposed = row.plan["ranks"].get("seconds", {}).get("exposed", 0.0)
+        fits = {True: "yes", False: "no", None: ""}[row.plan["fits"]]
+        cells.append((
+            str(row.nproc),
+            row.words,
+            f"{row.batch_size:,}",
+            describe_bytes(total_bytes(row.plan)),
+            fits,
+            show_seconds(row.plan["step_seconds"]),
+            show_seconds(exposed),
+            f"{scaling.efficiency(row):.0%}",
+            row.bottleneck,
+        ))  # fmt: skip
+    return cells
+
+
+def print_scaling(console: Console, found: Scaling, title: str) -> None:
+    """Print one line for each number of cards and strategy, and the fewest cards that it fits on."""
+    console.print(title, style="bold", markup=False)
+    table = columns(">cards", "", ">batch", ">memory", "fits", ">step", ">exposed", ">efficiency", "limited by")
+    for cells in scaling_cells(found):
+        table.add_row(*cells)
+    console.print(table)
+    if found.fewest is not None:
+        console.print(f"the fewest cards that train this: {found.fewest.nproc} ({found.fewest.words})", style="bold")
+    elif any(row.plan["fits"] is False for row in found.planned):
+        console.print("none of these fits", style="bold")
 
 
 def columns(*titles: str) -> Table:

@@ -1,4 +1,4 @@
-"""The trace of one rank's step: with ddp the run's own build and step, of which the rank's exchange is a part."""
+"""The trace of one rank's step: the run's own build and step, with its exchange (ddp) or torch's FSDP2."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mpt.planner.overlap import OrderedWork
 from mpt.planner.placement import Placement
 from mpt.planner.ranks import PlannedRank
 from mpt.planner.run_fake import FakeRun, trace_config
+from mpt.planner.shard_trace import fake_world
 from mpt.planner.unseen import Unseen
 from mpt.seams import DataSpec
 
@@ -27,8 +28,10 @@ def trace_rank(
 ) -> FakeRun:
     """Trace one rank's build and two steps; `batch_size` is of all ranks together. Raises CannotPlan."""
     work = OrderedWork()
-    world = PlannedRank(placement.rank, placement.nproc, config.parallel, work, is_nccl=device is None)
-    return trace_config(config, data, batch_size, gpu, unseen, device, batch_ahead, world, work)
+    settings = config.parallel.model_copy(update={"strategy": placement.strategy})
+    world = PlannedRank(placement.rank, placement.nproc, settings, work, is_nccl=device is None)
+    with fake_world(placement.rank, placement.nproc):
+        return trace_config(config, data, batch_size, gpu, unseen, device, batch_ahead, world, work)
 
 
 def share_of(placement: Placement, batch_size: int) -> int:

@@ -11,7 +11,7 @@ tensors, a flat copy of the result (`ProcessGroupNCCL::allgather`, `newLikeFlat`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ class PlannedRank(Ranks):
         self.stop: Stop | None = None
         self.exchanges: dict[str, Exchange] = {}
         self.on_gpu = False
+        self.is_sharded = settings.strategy == "fsdp"
+        self.can_fail_alone = True  # a failure is this plan's, and has nobody waiting
         self.mark: Callable[[Sequence[Tensor], str], None] = lambda tensors, category: None
         """Tells the recorder what tensors are for."""
 
@@ -93,13 +95,3 @@ class PlannedRank(Ranks):
 
     def ending(self, error: BaseException) -> None:
         """Do nothing: nobody watches."""
-
-
-def chosen_ranks(batch_size: int, size: int) -> list[int]:
-    """Return the ranks worth planning: the first, which has the largest share, and the last where shares differ."""
-    return [0] if size == 1 or batch_size % size == 0 else [0, size - 1]
-
-
-def settings_with(settings: Parallel, **changes: Any) -> Parallel:
-    """Return settings of the section `parallel`, changed."""
-    return settings.model_copy(update=changes)

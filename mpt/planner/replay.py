@@ -55,7 +55,7 @@ def replay(
                 allocator.free(~entry)
                 continue
             size = storages[entry].size if sizes is None else sizes[entry]
-            allocator.malloc(entry, size, COPYING if storages[entry].category == "batch" else 0)
+            allocator.malloc(entry, size, COPYING if storages[entry].category == "batch" else storages[entry].stream)
             if allocator.allocated > peak:
                 peak, peak_event = allocator.allocated, event
     except OutOfMemory:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -39,6 +39,7 @@ from mpt.planner.gpus import Gpu
 from mpt.planner.moments import Moment, trace_moments
 from mpt.planner.overlap import OrderedWork
 from mpt.planner.ranks import PlannedRank
+from mpt.planner.shard_trace import watch_shards
 from mpt.planner.time_model import Work
 from mpt.planner.trace import Recorder, Trace
 from mpt.planner.unseen import Unseen
@@ -115,8 +116,12 @@ def trace_config(
         on_step(0)
     torch.compiler.set_stance("force_eager")  # a compiled step is planned as the eager one
     fake_device.clear_weight_casts()
+    sharded = isinstance(world, PlannedRank) and world.is_sharded
     with (
         _explained(recorder),
+        watch_shards(recorder, work, device.type == "cpu")
+        if sharded and isinstance(work, OrderedWork)
+        else nullcontext(),
         LeanFakeMode(allow_non_fake_inputs=True),  # such as a constant that the model's file makes on import
         torch.autograd.set_multithreading_enabled(False),
         recorder.recording(),

@@ -52,6 +52,8 @@ class Storage:
     category: str
     module: str
     operator: str
+    stream: int = 0
+    """What it was allocated on: each stream has pools of its own. A batch is copied on another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[tuple[nn.Module, str]] = []
         self._entries: list[tuple[int, str]] = []  # (next autograd sequence number, module) in order
         self._closed = False
+        self._wrappers: tuple[type, ...] = ()
+        self.is_paused = False
+        """Set while torch computes shapes on tensors of its own."""
+        self.stream = 0
+        """The stream that is allocated on now."""
+
+    def see_through(self, wrappers: tuple[type, ...]) -> None:
+        """Look at what is inside of tensors of these kinds: DTensors."""
+        self._wrappers = wrappers
+
+    def resized(self, tensor: Tensor, before: int, category: str) -> None:
+        """Note that a storage was emptied, or filled again, in place; `before`: its bytes until then."""
+        after, index = tensor.untyped_storage().size(), self._live.number_of(tensor)
+        if after == before:
+            return
+        if before and index is not None:
+            self._live.bury(tensor)
+        if after:
+            self._live.add(tensor, self._birth(after, category, self._owner(), "resize_"))
 
     @property
     def moment(self) -> str:
@@ -122,7 +143,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self, tensors: Iterable[Tensor], category: str, module: str | None = None) -> None:
         """Say what tensors are, and optionally whose."""
-        for tensor in tensors:
+        for wrapped in tensors:
+            tensor = vars(wrapped)["_local_tensor"] if isinstance(wrapped, self._wrappers) else wrapped
             index = self._live.number_of(tensor) if isinstance(tensor, Tensor) else None
             if index is not None:
                 storage = self.trace.storages[index]
@@ -165,6 +187,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE_QUERY:
             return args[0].device
+        if self._wrappers and any(issubclass(kind, self._wrappers) for kind in types):
+            return NotImplemented  # it comes back with what is inside
+        if self.is_paused:
+            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         operator = func._schema.name
         if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
@@ -211,7 +237,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _birth(self, size: int, category: str, module: str, operator: str) -> int:
         index = len(self.trace.storages)
-        self.trace.storages.append(Storage(size, category, module, operator))
+        self.trace.storages.append(Storage(size, category, module, operator, self.stream))
         self.trace.events.append(index)
         return index
 

@@ -34,6 +34,11 @@ class LiveStorages:
         self.numbers[address] = number
         self.references[number] = weakref.ref(storage, lambda _: self._bury(number, address))
 
+    def bury(self, tensor: Tensor) -> None:
+        """Take a storage for dead whose memory was given back while it lives."""
+        address = tensor.untyped_storage()._cdata
+        self._bury(self.numbers[address], address)
+
     def forget(self) -> None:
         """Follow nothing any more, and tell of no end."""
         self.references.clear()

@@ -1,6 +1,6 @@
 """Run as a program: compare planned ranks with real ones, joined by gloo on this CPU; a JSON object per configuration.
 
-`python -m tests.planner.ranks_against_real few|all [--markdown]`. The real ranks are forked before anything is
+`python -m tests.planner.ranks_against_real few|fsdp|all [--markdown]`. The real ranks are forked before anything is
 planned, since planning registers a device for good.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,21 +20,26 @@ from mpt.engine.build import build_run
 from mpt.parallel.start import joined
 from mpt.planner.check import live_peak
 from mpt.planner.gpus import find_gpu
+from mpt.planner.overlap import OrderedWork
 from mpt.planner.placement import Placement
 from mpt.planner.rank_trace import trace_rank
 from mpt.planner.run_fake import perform_steps
+from mpt.planner.shard_trace import watch_shards
 from mpt.planner.trace import Recorder
 from tests.parallel.forked import run_ranks
 from tests.planner.configs import DIGITS, UNET, VIT, make
 
+FSDP = {"strategy": "fsdp"}
+RESNET = "torchvision:resnet18"
 CPU = torch.device("cpu")
 Row = tuple[str, Any, dict[str, Any], dict[str, Any], int, int]
 FEW: list[Row] = [
     ("dcgan", "amp", {}, {}, 15, 2),
-    (UNET, "fp32", {"micro_batch": 3}, {"bucket_mib": 0.05}, 16, 2),
+    (VIT, "amp", {}, FSDP, 16, 2),
 ]
 ALL: list[Row] = [
     *FEW,
+    (UNET, "fp32", {"micro_batch": 3}, {"bucket_mib": 0.05}, 16, 2),
     ("small_cnn", "fp32", {}, {}, 16, 2),
     ("small_cnn", "bf16-pure", {}, {}, 16, 2),
     ("dcgan", "fp32", {}, {"reduce_dtype": "bfloat16"}, 16, 2),
@@ -44,6 +50,16 @@ ALL: list[Row] = [
     (VIT, {"mode": "O2", "dtype": "bfloat16"}, {}, {}, 16, 2),
     ("small_cnn", "fp32", {}, {}, 18, 4),
     (VIT, "amp", {}, {}, 16, 4),
+    ("small_cnn", "fp32", {}, FSDP, 16, 2),
+    ("dcgan", "fp32", {}, FSDP, 16, 2),
+    ("dcgan", "amp", {}, {**FSDP, "reduce_dtype": "bfloat16"}, 16, 2),
+    ("lsgan", "O1", {}, FSDP, 16, 2),
+    (UNET, "fp32", {"recompute": "all"}, FSDP, 16, 2),
+    (UNET, "bf16", {"micro_batch": 3}, FSDP, 16, 2),
+    (VIT, "fp32", {"recompute": "sqrt"}, FSDP, 16, 2),
+    (RESNET, "fp32", {}, FSDP, 16, 2),
+    (VIT, "fp32", {}, FSDP, 16, 4),
+    (RESNET, "amp", {}, FSDP, 16, 4),
 ]
 
 
@@ -59,7 +75,8 @@ def real_peak(rank: int, row: Row) -> int:
     config = configure(row)
     with joined(config) as world:
         recorder = Recorder("cpu")
-        with torch.autograd.set_multithreading_enabled(False), recorder.recording():
+        watching = watch_shards(recorder, OrderedWork()) if world.is_sharded else nullcontext()
+        with torch.autograd.set_multithreading_enabled(False), watching, recorder.recording():
             run = build_run(config, CPU, DIGITS, world=world)
             perform_steps(run, recorder, config.train.batch_size, batch_ahead=False)
         return live_peak(recorder.trace)
@@ -68,7 +85,7 @@ def real_peak(rank: int, row: Row) -> int:
 def planned_peak(rank: int, row: Row) -> int:
     """Return what a plan says of a rank."""
     config, size = configure(row), row[-1]
-    placement = Placement(nproc=size, rank=rank)
+    placement = Placement(nproc=size, rank=rank, strategy=config.parallel.strategy)
     gpu = find_gpu("rtx3060")
     fake = trace_rank(config, DIGITS, config.train.batch_size, gpu, None, placement, CPU, batch_ahead=False)
     return live_peak(fake.trace)
@@ -85,7 +102,7 @@ def name_of(row: Row) -> str:
 def main() -> None:
     """Print the peaks of the first and the last rank of every configuration asked for."""
     warnings.simplefilter("ignore")
-    chosen = FEW if sys.argv[1] == "few" else ALL
+    chosen = {"few": FEW, "fsdp": [row for row in ALL if row[3].get("strategy")]}.get(sys.argv[1], ALL)
     real = [run_ranks(row[-1], real_peak, row) for row in chosen]
     if "--markdown" in sys.argv:
         print("| Configuration | Planned KiB, first rank | Tracked | Last rank |\n|---|---:|---:|---:|")

@@ -22,6 +22,7 @@ from mpt.planner.gpus import find_gpu
 from mpt.planner.links import BASE_SECONDS, LINK_SHARE, find_cluster
 from mpt.planner.overlap import OrderedWork, Sent, step_time
 from mpt.planner.placement import Placement, check_placement
+from mpt.planner.scaling import sizes_until
 from mpt.planner.session import Session
 from tests.planner.test_command import Shared
 
@@ -145,3 +146,56 @@ def test_a_placement_is_plain_data() -> None:
     placement = Placement(nproc=16, network="ethernet-10")
     assert Placement(**asdict(placement)) == placement
     check_placement(placement)
+
+
+def test_sharded_networks_hold_parts_and_gather_the_rest(command: Command) -> None:
+    size = 4
+    alone = command(overrides=("train.batch_size=64",))["plan"]["by_category"]
+    found = command(overrides=("train.batch_size=64",), nproc=size, strategy="fsdp")["plan"]
+    held = found["by_category"]
+    assert held["parameters"] < 0.5 * alone["parameters"]  # small ones are rounded up to 512 bytes
+    assert held["optimizer state"] < 0.5 * alone["optimizer state"]
+    assert held["gathered parameters"] > 0
+    assert found["ranks"]["strategy"] == "fsdp"
+    # Weights are gathered for forward and for backward, and gradients are summed once.
+    assert found["ranks"]["seconds"]["sent_bytes"] > 2 * alone["parameters"]
+
+
+def test_streams_wait_for_events_and_the_host_for_nothing() -> None:
+    cluster = find_cluster(H100, None, 8)
+    count = 2**28
+    takes = cluster.seconds("all_gather", count, 8)
+    flops = int(takes * H100.half * 1e12 * 0.6)
+    work = OrderedWork()
+    work.send(Sent("all_gather", count, 8, stream=2, is_waited_for=True))
+    work.record(1, 2)
+    work.add(flops, 0, True)  # beside the gathering
+    work.wait_for_event(1, 0)
+    work.add(flops, 0, True)  # needs what was gathered
+    assert step_time(work, H100, cluster).total == pytest.approx(2 * takes, rel=1e-3)
+
+
+def test_scaling_finds_the_fewest_cards_and_draws(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = command(scaling="weak", nproc=4)
+    assert [(row["nproc"], row["strategy"]) for row in found["rows"]] == [
+        (1, "ddp"),
+        (2, "ddp"),
+        (4, "ddp"),
+        (2, "fsdp"),
+        (4, "fsdp"),
+    ]
+    assert found["rows"][0]["efficiency"] == 1
+    assert all(0 < row["efficiency"] <= 1 for row in found["rows"])
+    assert found["fewest"] == {"nproc": 1, "strategy": "ddp"}
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+    with pytest.raises(ConfigError, match="--scaling: found 'up'"):
+        command(scaling="up", nproc=2)
+
+
+def test_counts_of_cards_double_up_to_the_largest() -> None:
+    assert sizes_until(1) == [1]
+    assert sizes_until(6) == [1, 2, 4, 6]
+    assert sizes_until(4096)[-1] == 4096

@@ -1,0 +1,189 @@
+"""From one card to thousands: memory per rank, step time and efficiency by the number of ranks, and what limits them.
+
+Every row is a plan of its own, by trace. `weak` keeps the samples per card, so the batch grows with the cards; `strong`
+keeps the batch of all. Efficiency is computing's share of what the cards could do: samples per second and card against
+those of one card, or of the fewest cards that were planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mpt.config.load import load_config
+from mpt.config.schema import Config
+from mpt.errors import ConfigError, InputOutputError
+from mpt.planner.placement import STRATEGIES, Placement
+from mpt.planner.recipe import total_bytes
+from mpt.planner.session import Session
+
+LARGEST = 4096
+KINDS = ("weak", "strong")
+GIB = 2**30
+COLOURS = {"ddp": "#4c72b0", "fsdp": "#dd8452"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A number of cards with a strategy."""
+
+    nproc: int
+    words: str
+    batch_size: int
+    plan: Mapping[str, Any]
+    error: str = ""
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all cards together."""
+        return self.batch_size / float(self.plan["step_seconds"])
+
+    @property
+    def bottleneck(self) -> str:
+        """What limits it: memory where it does not fit, else the larger of computing and what is exposed."""
+        if self.plan["fits"] is False:
+            held = self.plan["by_category"]
+            return f"memory: {max(held, key=held.__getitem__)}"
+        seconds = (self.plan["ranks"] or {}).get("seconds")
+        if seconds is None or seconds["exposed"] < 0.1 * seconds["total"]:
+            return "computing"
+        ranks = self.plan["ranks"]
+        return ranks["link"] if ranks["nproc"] <= ranks["per_machine"] else "network"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """All rows, by strategy and then by the number of cards."""
+
+    kind: str
+    rows: list[Row]
+
+    @property
+    def planned(self) -> list[Row]:
+        """The rows that could be planned."""
+        return [row for row in self.rows if not row.error]
+
+    def efficiency(self, row: Row) -> float:
+        """Return samples per second and card against those of the fewest cards planned."""
+        first = min(self.planned, key=lambda one: one.nproc)
+        return row.samples_per_second / row.nproc / (first.samples_per_second / first.nproc)
+
+    @property
+    def fewest(self) -> Row | None:
+        """The fewest cards that it fits on; among strategies the fastest."""
+        fitting = [row for row in self.planned if row.plan["fits"]]
+        return min(fitting, key=lambda row: (row.nproc, row.plan["step_seconds"]), default=None)
+
+
+def sizes_until(largest: int) -> list[int]:
+    """Return 1, 2, 4, 8 and so on, with the largest itself."""
+    sizes = [1]
+    while sizes[-1] * 2 <= largest:
+        sizes.append(sizes[-1] * 2)
+    return sizes if sizes[-1] == largest else [*sizes, largest]
+
+
+def plan_scaling(
+    session: Session, config: Config, kind: str, base: Placement, strategy: str | None, budget: int | None
+) -> Scaling:
+    """Plan all numbers of cards. Raises ConfigError for a kind that is not known, or where nothing can be planned."""
+    if kind not in KINDS:
+        raise ConfigError(f"--scaling: found {kind!r}; allowed: {', '.join(KINDS)}")
+    asked = []
+    for name in (strategy,) if strategy else STRATEGIES:
+        for nproc in sizes_until(base.nproc):
+            batch = config.train.batch_size * (nproc if kind == "weak" else 1)
+            if batch < nproc or (nproc == 1 and name != "ddp" and not strategy):
+                continue
+            own = with_batch_size(config, batch, session.allow)
+            placement = replace(base, nproc=nproc, strategy=name)
+            asked.append((placement, batch, session.submit(own, budget_bytes=budget, placement=placement.as_data())))
+    rows = []
+    for placement, batch, future in asked:
+        answer = future.result()
+        rows.append(Row(placement.nproc, placement.words, batch, answer.plan, answer.error))
+    if all(row.error for row in rows):
+        raise ConfigError(rows[0].error)
+    return Scaling(kind, rows)
+
+
+def with_batch_size(config: Config, batch_size: int, allow: Sequence[str]) -> Config:
+    """Return a configuration with another batch."""
+    data = config.to_data()
+    return load_config({**data, "train": {**data["train"], "batch_size": batch_size}}, allow=allow)
+
+
+def as_data(scaling: Scaling) -> dict[str, Any]:
+    """Return it as JSON can hold it."""
+    return {
+        "scaling": scaling.kind,
+        "rows": [
+            {
+                "nproc": row.nproc,
+                "strategy": row.words,
+                "batch_size": row.batch_size,
+                **(
+                    {"error": row.error}
+                    if row.error
+                    else {
+                        "total_bytes": total_bytes(row.plan),
+                        "fits": row.plan["fits"],
+                        "by_category": row.plan["by_category"],
+                        "step_seconds": row.plan["step_seconds"],
+                        "samples_per_second": row.samples_per_second,
+                        "efficiency": scaling.efficiency(row),
+                        "bottleneck": row.bottleneck,
+                        "seconds": row.plan["ranks"].get("seconds", {}),
+                    }
+                ),
+            }
+            for row in scaling.rows
+        ],
+        "fewest": None if scaling.fewest is None else {"nproc": scaling.fewest.nproc, "strategy": scaling.fewest.words},
+    }
+
+
+def write_picture(path: Path, scaling: Scaling, title: str, budget: int | None) -> None:
+    """Write a PNG: memory per card, step time with its exposed part, and efficiency, over the number of cards.
+
+    Raises InputOutputError when the file cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (memory, time, efficiency) = pyplot.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
+    for words in dict.fromkeys(row.words for row in scaling.planned):
+        rows = [row for row in scaling.planned if row.words == words]
+        cards = [row.nproc for row in rows]
+        colour = COLOURS.get(words, "#55a868")
+        style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "label": words}
+        memory.plot(cards, [total_bytes(row.plan) / GIB for row in rows], **style)
+        time.plot(cards, [row.plan["step_seconds"] * 1e3 for row in rows], **style)
+        exposed = [row.plan["ranks"].get("seconds", {}).get("exposed", 0.0) * 1e3 for row in rows]
+        time.plot(cards, exposed, color=colour, linestyle=":", label=f"{words}: exposed communication")
+        efficiency.plot(cards, [100 * scaling.efficiency(row) for row in rows], **style)
+    if budget is not None:
+        memory.axhline(budget / GIB, color="black", linestyle="--", linewidth=1, label="the card")
+    figure.suptitle(title, fontsize=11)
+    texts = ("GiB per card", "step, ms (logarithmic)", "efficiency, %")
+    for axes, text in zip((memory, time, efficiency), texts, strict=True):
+        axes.set_ylabel(text)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    memory.set_ylim(bottom=0)
+    efficiency.set_ylim(0, 105)
+    time.set_yscale("log")
+    efficiency.set_xscale("log", base=2)
+    ticks = sorted({row.nproc for row in scaling.planned})
+    efficiency.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=8)
+    efficiency.set_xlabel("cards" if scaling.kind == "strong" else "cards; the batch grows with them")
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise InputOutputError(f"{path}: cannot be written: {error}") from error
+    finally:
+        pyplot.close(figure)
