@@ -16,7 +16,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +144,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def mark(self, tensors: Iterable[Tensor], category: str, module: str | None = None) -> None:
         """Say what tensors are, and optionally whose."""
         for wrapped in tensors:
-            tensor = vars(wrapped)["_local_tensor"] if isinstance(wrapped, self._wrappers) else wrapped
+            tensor = cast(Any, wrapped)._local_tensor if isinstance(wrapped, self._wrappers) else wrapped
             index = self._live.number_of(tensor) if isinstance(tensor, Tensor) else None
             if index is not None:
                 storage = self.trace.storages[index]
