@@ -31,6 +31,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from mpt import vision_ops
 from mpt.config.load import load_config
 from mpt.data.loader import Loader
 from mpt.engine.build import build_datasets, build_run
@@ -225,8 +226,9 @@ def evaluation_rows(place: Path, options: argparse.Namespace) -> list[Row]:
 def image_rows(place: Path, options: argparse.Namespace) -> list[Row]:
     """Photographs from files, cut at random."""
     from PIL import Image
-    from torchvision import transforms
-    from torchvision.datasets import ImageFolder
+
+    transforms: Any = vision_ops.import_torchvision("transforms")
+    folders: Any = vision_ops.import_torchvision("datasets")
 
     for number in range(32):
         folder = place / "train" / f"class{number % 2}"
@@ -243,11 +245,11 @@ def image_rows(place: Path, options: argparse.Namespace) -> list[Row]:
         if augment:
             dataset["augment"] = augment
         config = load_config(
-            {**CONFIG, "model": {"name": "small_cnn", "image_size": 128, "channels": 3}, "dataset": dataset}
+            {**CONFIG, "model": {"name": "small_cnn", "image_size": 128}, "dataset": {**dataset, "channels": 3}}
         )
         data = build_datasets(config)[0]
         flip = [transforms.RandomHorizontalFlip()] if augment else []
-        folder = ImageFolder(place / "train", transforms.Compose([*usual, *flip, transforms.ToTensor()]))
+        folder = folders.ImageFolder(place / "train", transforms.Compose([*usual, *flip, transforms.ToTensor()]))
         order = list(range(min(len(data), 28)))
 
         def theirs(folder: Any = folder, order: list[int] = order) -> None:
