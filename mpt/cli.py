@@ -61,7 +61,7 @@ CODES = (
 
 def make_app() -> typer.Typer:
     """Return the command line with mpt's own commands and those of every part package."""
-    settings = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+    settings = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
     app = typer.Typer(
         name="mpt",
         help="Mixed-precision training that fits the card you have.",
@@ -83,7 +83,7 @@ def make_app() -> typer.Typer:
                 "mpt; rename the folder"
             )
         if package not in groups:
-            groups[package] = typer.Typer(no_args_is_help=True, **settings)  # type: ignore[arg-type]
+            groups[package] = typer.Typer(no_args_is_help=True, add_completion=False, **settings)  # type: ignore[arg-type]
             brings = f"parts of {package.origin}" if package.outside else f"system {package.name}"
             app.add_typer(groups[package], name=package.name, help=f"Commands of the {brings}.")
             groups[package].callback()(lambda: None)  # a group stays one, also with a single command

@@ -2,6 +2,7 @@
 
 import json
 import operator
+import os
 import re
 import subprocess
 import sys
@@ -194,7 +195,7 @@ def test_no_words_and_help_print_help(capsys):
     assert run("--help") == 0
     shown = capsys.readouterr().out
     assert "train" in shown
-    assert "completion" not in shown
+    assert "--install-completion" in shown
     run()
     assert "Usage: mpt" in "".join(capsys.readouterr())
 
@@ -333,3 +334,12 @@ def test_configurations_come_with_mpt_by_name(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "mine.yaml").read_bytes() == (CONFIG.parent / "wgan_gp.yaml").read_bytes()
     assert run("validate", "@clasify_digits") == 2
     assert "did you mean @classify_digits?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "place", "expected"), [("mpt tr", "1", "train"), ("mpt train --smo", "2", "--smoke")]
+)
+def test_the_shell_completes_commands_and_options(typed, place, expected):
+    environment = {**os.environ, "_MPT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": place}
+    done = subprocess.run([sys.executable, "-m", "mpt"], env=environment, capture_output=True, text=True)
+    assert expected in done.stdout.split()
