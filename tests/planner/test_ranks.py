@@ -199,3 +199,13 @@ def test_counts_of_cards_double_up_to_the_largest() -> None:
     assert sizes_until(1) == [1]
     assert sizes_until(6) == [1, 2, 4, 6]
     assert sizes_until(4096)[-1] == 4096
+
+
+@pytest.mark.slow
+def test_a_published_fsdp_run_is_met() -> None:
+    script = str(ROOT / "scripts" / "check_fsdp_plan.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    errors = [float(found) for found in re.findall(r"published [0-9.]+: ([+-][0-9.]+)%", done.stdout)]
+    assert len(errors) == 2, done.stderr[-2000:]
+    assert max(map(abs, errors)) < 3
