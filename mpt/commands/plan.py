@@ -158,6 +158,8 @@ def make_plan(config: Config, arguments: PlanArguments) -> Planned:
     budget = limit if arguments.vram else None
     if arguments.largest and limit is None:
         raise ConfigError("--largest: a batch is the largest within a budget; add --gpu or --vram")
+    if arguments.largest and arguments.nproc is not None:
+        raise ConfigError("--largest: it is looked for on one card only; leave out --nproc")
     placement = find_placement(arguments, config)
     workers = count_workers() if budget else 1
     with Session(gpu, calibration, arguments.allow, workers, placement) as session, progress() as told:

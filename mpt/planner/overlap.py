@@ -88,8 +88,8 @@ class OrderedWork(Work):
     """The stream that operators are started on now."""
     is_noted: bool = True
     """Whether collectives are noted: the last traced step's are."""
-    copies: int = 1
-    """Groups of ranks that hold the same shards, with hybrid sharding."""
+    ranks: int = 1
+    """How many ranks an all-reduce that a layer or torch starts is over."""
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Add one operator, or a collective that torch's own code starts."""
@@ -102,11 +102,8 @@ class OrderedWork(Work):
     def _send_torch(self, kind: Kind, tensors: list[Tensor]) -> None:
         sizes = [tensor.nbytes for tensor in tensors]
         whole, part = max(sizes), min(sizes)
-        size = max(1, whole // part) if kind != "all_reduce" else self.copies
-        self.send(Sent(kind, whole, size, self.stride if kind == "all_reduce" else 1, self.stream, is_waited_for=True))
-
-    stride: int = 1
-    """How far apart ranks are that hold the same shards."""
+        size = max(1, whole // part) if kind != "all_reduce" else self.ranks
+        self.send(Sent(kind, whole, size, stream=self.stream, is_waited_for=True))
 
     def add(self, flops: int, moved: int, half: bool) -> None:
         """Count an operator of the device, and keep its place."""

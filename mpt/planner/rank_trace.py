@@ -27,7 +27,7 @@ def trace_rank(
     batch_ahead: bool = True,
 ) -> FakeRun:
     """Trace one rank's build and two steps; `batch_size` is of all ranks together. Raises CannotPlan."""
-    work = OrderedWork()
+    work = OrderedWork(ranks=placement.nproc)
     settings = config.parallel.model_copy(update={"strategy": placement.strategy})
     world = PlannedRank(placement.rank, placement.nproc, settings, work, is_nccl=device is None)
     with fake_world(placement.rank, placement.nproc):

@@ -92,6 +92,7 @@ def test_the_command_plans_a_rank_with_its_buckets_and_the_whole_batch(command: 
         ({"nproc": 4, "network": "string"}, "--network: there is no 'string'"),
         ({"nproc": 10**6}, "--nproc: found 1000000; at most"),
         ({"strategy": "ddp"}, "add --nproc N"),
+        ({"nproc": 2, "largest": True}, "--largest: it is looked for on one card only"),
     ],
 )
 def test_words_that_make_no_sense_are_refused_in_one_line(options: dict[str, Any], said: str, command: Command) -> None:
@@ -146,6 +147,14 @@ def test_a_placement_is_plain_data() -> None:
     placement = Placement(nproc=16, network="ethernet-10")
     assert Placement(**asdict(placement)) == placement
     check_placement(placement)
+
+
+def test_batchnorm_over_all_ranks_costs_time_in_forward_and_backward(command: Command) -> None:
+    own, synchronised = (
+        command(overrides=("train.batch_size=64", f"parallel.sync_batchnorm={flag}"), nproc=4)["plan"]["ranks"]
+        for flag in ("false", "true")
+    )
+    assert synchronised["seconds"]["exposed"] > own["seconds"]["exposed"] + 4 * BASE_SECONDS
 
 
 def test_sharded_networks_hold_parts_and_gather_the_rest(command: Command) -> None:
