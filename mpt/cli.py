@@ -53,8 +53,8 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
 DEBUG = "--debug"
 CODES = (
     "Exit codes: 0 done, 1 an error in a part of your own (or a defect), 2 configuration or command line, 3 data, "
-    "4 checkpoint refused, 5 input or output, 6 not finite, 7 out of memory or does not fit, 8 the gate of compare or "
-    "a difference found by diff, 9 another process of the training was lost, "
+    "4 checkpoint refused, 5 input or output, 6 not finite, 7 out of memory or does not fit, 8 the gate of compare, "
+    "or a difference found by diff or verify-resume, 9 another process of the training was lost, "
     "10 a plan that only may fit (--gate), 130 and 143 interrupted after saving."
 )
 

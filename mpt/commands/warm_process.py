@@ -111,19 +111,26 @@ def serve(held: int, requests: IO[str]) -> None:
     os.dup2(2, 1)
     if not import_everything():
         return
-    answers.write(f"{READY}\n")
-    answers.flush()
+    tell(answers, READY)
     for line in iter(requests.readline, ""):
         request = json.loads(line)
         child = os.fork()
         if child == 0:
             answers.close()
             become(request, held, requests)
-        answers.write(f"{STARTED} {child}\n")
-        answers.flush()
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        answers.write(f"{ENDED} {code}\n")
-        answers.flush()
+        try:
+            tell(answers, f"{STARTED} {child}")
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            tell(answers, f"{ENDED} {code}")
+        except BrokenPipeError:  # who asked has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), answers.fileno())  # or it would be written at exit
+            return
+
+
+def tell(answers: IO[str], line: str) -> None:
+    """Write one line of an answer."""
+    answers.write(f"{line}\n")
+    answers.flush()
 
 
 def import_everything() -> bool:
