@@ -31,6 +31,35 @@ LANES = 128
 
 
 @triton.jit
+def landing(flow, pixel, real, height, width):
+    """Return the flow of a block of pixels, where it leads (0 where outside), and whether that is inside."""
+    u = tl.load(flow + pixel, mask=real, other=0.0)
+    v = tl.load(flow + height * width + pixel, mask=real, other=0.0)
+    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
+    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
+    return u, v, tl.where(inside, x, 0.0), tl.where(inside, y, 0.0), inside
+
+
+@triton.jit
+def first_tap(flow, pixel, real, height, width):
+    """Return the fractions past the floors, column and row of the first of 4 x 4 taps, and whether to interpolate."""
+    u, v, x, y, inside = landing(flow, pixel, real, height, width)
+    inside = inside & (tl.abs(u) < width / 2) & (tl.abs(v) < height / 2)
+    x, y = tl.where(inside, x, 0.0), tl.where(inside, y, 0.0)
+    return x - tl.floor(x), y - tl.floor(y), tl.floor(x).to(tl.int32) - 1, tl.floor(y).to(tl.int32) - 1, inside
+
+
+@triton.jit
+def tap_of(a, b, left, top, tap: tl.constexpr, height, width):
+    """Return the pixel that a tap reads, clamped to the image, and its bilinear weights across and down."""
+    column = tl.minimum(tl.maximum(left + tap % 4, 0), width - 1)
+    row = tl.minimum(tl.maximum(top + tap // 4, 0), height - 1)
+    across = 1.0 - a if tap % 4 < 2 else a
+    down = 1.0 - b if tap // 4 < 2 else b
+    return row * width + column, across, down
+
+
+@triton.jit
 def correlate_kernel(first, second, out, channels, height, width, RADIUS: tl.constexpr, LANES: tl.constexpr):
     """Write one displacement of the cost volume for a block of pixels of one sample."""
     pixel = tl.program_id(0) * LANES + tl.arange(0, LANES)
@@ -82,13 +111,9 @@ def project_kernel(flow, weight, steps, sums, height, width, LANES: tl.constexpr
     sample = tl.program_id(1).to(tl.int64)
     area = height * width
     real = pixel < area
-    u = tl.load(flow + sample * 2 * area + pixel, mask=real, other=0.0)
-    v = tl.load(flow + (sample * 2 + 1) * area + pixel, mask=real, other=0.0)
+    u, v, x, y, inside = landing(flow + sample * 2 * area, pixel, real, height, width)
     w = tl.load(weight + sample * area + pixel, mask=real, other=0.0)
-    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
-    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
-    left = tl.floor(tl.where(inside, x, 0.0)).to(tl.int32)
-    top = tl.floor(tl.where(inside, y, 0.0)).to(tl.int32)
+    left, top = tl.floor(x).to(tl.int32), tl.floor(y).to(tl.int32)
     step = tl.load(steps)
     add_u = tl.floor(-u * w * step + 0.5).to(tl.int64)
     add_v = tl.floor(-v * w * step + 0.5).to(tl.int64)
@@ -112,13 +137,9 @@ def project_backward_kernel(
     area = height * width
     real = pixel < area
     start = sample * 2 * area
-    u = tl.load(flow + start + pixel, mask=real, other=0.0)
-    v = tl.load(flow + start + area + pixel, mask=real, other=0.0)
+    u, v, x, y, inside = landing(flow + start, pixel, real, height, width)
     w = tl.load(weight + sample * area + pixel, mask=real, other=0.0)
-    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
-    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
-    left = tl.floor(tl.where(inside, x, 0.0)).to(tl.int32)
-    top = tl.floor(tl.where(inside, y, 0.0)).to(tl.int32)
+    left, top = tl.floor(x).to(tl.int32), tl.floor(y).to(tl.int32)
     met_u = tl.zeros([LANES], tl.float32)
     met_v = tl.zeros([LANES], tl.float32)
     theirs = tl.zeros([LANES], tl.float32)
@@ -146,24 +167,14 @@ def filter_kernel(image, flow, kernel, out, channels, height, width, LANES: tl.c
     sample = tl.program_id(1).to(tl.int64)
     area = height * width
     real = pixel < area
-    u = tl.load(flow + sample * 2 * area + pixel, mask=real, other=0.0)
-    v = tl.load(flow + (sample * 2 + 1) * area + pixel, mask=real, other=0.0)
-    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
-    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
-    inside = inside & (tl.abs(u) < width / 2) & (tl.abs(v) < height / 2)
-    x, y = tl.where(inside, x, 0.0), tl.where(inside, y, 0.0)
-    a, b = x - tl.floor(x), y - tl.floor(y)
-    left, top = tl.floor(x).to(tl.int32) - 1, tl.floor(y).to(tl.int32) - 1
+    a, b, left, top, inside = first_tap(flow + sample * 2 * area, pixel, real, height, width)
     for channel in range(channels):
         start = (sample * channels + channel) * area
         total = tl.zeros([LANES], tl.float32)
         for tap in tl.static_range(16):
-            column = tl.minimum(tl.maximum(left + tap % 4, 0), width - 1)
-            row = tl.minimum(tl.maximum(top + tap // 4, 0), height - 1)
-            across = 1.0 - a if tap % 4 < 2 else a
-            down = 1.0 - b if tap // 4 < 2 else b
+            place, across, down = tap_of(a, b, left, top, tap, height, width)
             share = tl.load(kernel + (sample * 16 + tap) * area + pixel, mask=real, other=0.0)
-            value = tl.load(image + start + row * width + column, mask=inside, other=0.0)
+            value = tl.load(image + start + place, mask=inside, other=0.0)
             total += down * across * share * value.to(tl.float32)
         own = tl.load(image + start + pixel, mask=real, other=0.0)
         tl.store(out + start + pixel, tl.where(inside, total, own.to(tl.float32)), mask=real)
@@ -178,26 +189,16 @@ def filter_backward_kernel(
     sample = tl.program_id(1).to(tl.int64)
     area = height * width
     real = pixel < area
-    u = tl.load(flow + sample * 2 * area + pixel, mask=real, other=0.0)
-    v = tl.load(flow + (sample * 2 + 1) * area + pixel, mask=real, other=0.0)
-    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
-    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
-    inside = inside & (tl.abs(u) < width / 2) & (tl.abs(v) < height / 2)
-    x, y = tl.where(inside, x, 0.0), tl.where(inside, y, 0.0)
-    a, b = x - tl.floor(x), y - tl.floor(y)
-    left, top = tl.floor(x).to(tl.int32) - 1, tl.floor(y).to(tl.int32) - 1
+    a, b, left, top, inside = first_tap(flow + sample * 2 * area, pixel, real, height, width)
     along_x = tl.zeros([LANES], tl.float32)
     along_y = tl.zeros([LANES], tl.float32)
     for tap in tl.static_range(16):
-        column = tl.minimum(tl.maximum(left + tap % 4, 0), width - 1)
-        row = tl.minimum(tl.maximum(top + tap // 4, 0), height - 1)
-        across = 1.0 - a if tap % 4 < 2 else a
-        down = 1.0 - b if tap // 4 < 2 else b
+        place, across, down = tap_of(a, b, left, top, tap, height, width)
         met = tl.zeros([LANES], tl.float32)
         for channel in range(channels):
             start = (sample * channels + channel) * area
             g = tl.load(grad + start + pixel, mask=inside, other=0.0)
-            value = tl.load(image + start + row * width + column, mask=inside, other=0.0)
+            value = tl.load(image + start + place, mask=inside, other=0.0)
             met += g.to(tl.float32) * value.to(tl.float32)
         share = tl.load(kernel + (sample * 16 + tap) * area + pixel, mask=real, other=0.0)
         along_x += met * share * down * (-1.0 if tap % 4 < 2 else 1.0)
@@ -216,26 +217,16 @@ def filter_image_kernel(
     sample = tl.program_id(1).to(tl.int64)
     area = height * width
     real = pixel < area
-    u = tl.load(flow + sample * 2 * area + pixel, mask=real, other=0.0)
-    v = tl.load(flow + (sample * 2 + 1) * area + pixel, mask=real, other=0.0)
-    x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v
-    inside = real & (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
-    inside = inside & (tl.abs(u) < width / 2) & (tl.abs(v) < height / 2)
-    x, y = tl.where(inside, x, 0.0), tl.where(inside, y, 0.0)
-    a, b = x - tl.floor(x), y - tl.floor(y)
-    left, top = tl.floor(x).to(tl.int32) - 1, tl.floor(y).to(tl.int32) - 1
+    a, b, left, top, inside = first_tap(flow + sample * 2 * area, pixel, real, height, width)
     step = tl.load(steps)
     for channel in range(channels):
         start = (sample * channels + channel) * area
         g = tl.load(grad + start + pixel, mask=real, other=0.0).to(tl.float32)
         for tap in tl.static_range(16):
-            column = tl.minimum(tl.maximum(left + tap % 4, 0), width - 1)
-            row = tl.minimum(tl.maximum(top + tap // 4, 0), height - 1)
-            across = 1.0 - a if tap % 4 < 2 else a
-            down = 1.0 - b if tap // 4 < 2 else b
+            place, across, down = tap_of(a, b, left, top, tap, height, width)
             share = tl.load(kernel + (sample * 16 + tap) * area + pixel, mask=real, other=0.0)
             added = tl.floor(down * across * share * g * step + 0.5).to(tl.int64)
-            tl.atomic_add(sums + start + row * width + column, added, mask=inside)
+            tl.atomic_add(sums + start + place, added, mask=inside)
         if COPIES:
             copied = tl.floor(g * step + 0.5).to(tl.int64)
             tl.atomic_add(sums + start + pixel, copied, mask=real & (inside == 0))
