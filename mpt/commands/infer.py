@@ -16,6 +16,7 @@ import torch
 
 from mpt.commands.arguments import InferArguments
 from mpt.commands.infer_half import infer_half
+from mpt.commands.infer_handover import hand_over
 from mpt.commands.infer_inputs import (
     SAMPLES,
     Sample,
@@ -51,6 +52,8 @@ def run(arguments: InferArguments) -> None:
     """
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
+    if hand_over(arguments):
+        return
     seeds = walk_seeds(arguments.walk)
     trained, samples = open_with_inputs(arguments)
     output = choose_output(arguments, Path(trained.directory.path))

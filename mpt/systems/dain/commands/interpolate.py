@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from torch import Tensor
 
+from mpt.data.video import is_video
 from mpt.engine.evaluation import inferring
 from mpt.errors import ConfigError, Interrupted
 from mpt.inference.half import choose_half, rebuild_half
@@ -69,6 +71,14 @@ class Command:
     """cpu, cuda or cuda:N."""
     runs: Path = Path("runs")
     """The folder in which RUN is looked for by name."""
+
+
+def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:
+    """Return this command's fields for `mpt infer RUN --input VIDEO`, or a folder of frames."""
+    is_one = len(inputs) == 1 and inputs[0][0] is None
+    if task != "interpolate" or not is_one or not (inputs[0][1].is_dir() or is_video(inputs[0][1])):
+        return None
+    return {"inputs": [inputs[0][1]]}
 
 
 def run(command: Command) -> None:

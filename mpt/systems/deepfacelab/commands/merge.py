@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -83,6 +83,14 @@ class Command:
     device: str | None = None
     """cpu, cuda, ...; by default the best there is."""
     runs: Runs = "runs"
+
+
+def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:
+    """Return this command's fields for `mpt infer RUN --input frames=DIR --input aligned=DIR`."""
+    given = dict(inputs)
+    if task != "face_swap" or set(given) != {"frames", "aligned"}:
+        return None
+    return {"frames": given["frames"], "aligned": given["aligned"]}
 
 
 def run(command: Command) -> None:

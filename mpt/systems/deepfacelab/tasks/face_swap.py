@@ -61,7 +61,7 @@ class FaceSwap(Task):
     inputs = ("dst_target",)
     inputs_note = (
         "each picture was taken for an aligned face; to swap the faces in whole frames or in a video: "
-        "mpt deepfacelab merge RUN --frames DIR --aligned DIR --output DIR"
+        "mpt infer RUN --input frames=DIR --input aligned=DIR -o DIR"
     )
     preview_columns = 8
     """Source, redrawn; destination, redrawn; swap, swap in place, and the two masks drawn for it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mpt.data.video import is_video
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import open_trained
 from mpt.run.files import failures_explained, write_atomically
@@ -52,6 +54,13 @@ class Command:
     """Draw nothing."""
     device: str | None = None
     runs: str = "runs"
+
+
+def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:
+    """Return this command's fields for `mpt infer RUN --input VIDEO`, or one for each camera."""
+    if task != "detect" or not inputs or not all(is_video(path) for _, path in inputs):
+        return None
+    return {"input": tuple(str(path) if name is None else f"{name}={path}" for name, path in inputs)}
 
 
 def run(command: Command) -> None:

@@ -51,6 +51,23 @@ def test_pictures_become_more_pictures_in_half_and_in_tiles(runs, tmp_path, caps
     assert levels == [0, 20, 40, 60, 80, 80]
 
 
+def test_mpt_infer_of_a_folder_of_frames_is_the_same_command(runs, tmp_path, capsys):
+    frames = tmp_path / "frames"
+    frames.mkdir()
+    for number in range(3):
+        (tmp_path / f"{number}.png").rename(frames / f"{number}.png")
+    words = ["infer", "smooth", "--input", frames, "--runs", runs]
+    assert type_in(*words) == 2
+    assert "add -o PATH" in capsys.readouterr().err
+    assert type_in(*words, "-o", tmp_path / "out", "--top", 3) == 2
+    assert "--top: these inputs are for `mpt dain interpolate`" in capsys.readouterr().err
+    assert type_in(*words, "-o", tmp_path / "out", "--half") == 0
+    said = capsys.readouterr().out
+    assert "these inputs are for `mpt dain interpolate`" in said
+    assert "half against float32 on the first pair: PSNR" in said
+    assert len(list((tmp_path / "out").iterdir())) == 6
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [

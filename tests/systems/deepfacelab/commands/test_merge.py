@@ -147,7 +147,19 @@ def test_infer_says_how_whole_frames_are_swapped(place, tmp_path, capsys):
     with pytest.raises(SystemExit) as done:
         cli.main([str(word) for word in (*asked, "--device", "cpu")])
     assert not done.value.code
-    assert f"mpt deepfacelab merge {place / 'runs' / 'faces'} --frames" in capsys.readouterr().out
+    assert f"mpt infer {place / 'runs' / 'faces'} --input frames=DIR" in capsys.readouterr().out
+
+
+def test_infer_swaps_whole_frames_where_it_is_given_frames_and_faces(place, tmp_path, capsys):
+    asked = ["infer", place / "runs" / "faces", "--input", f"frames={place / 'frames'}", "--device", "cpu"]
+    asked += ["--input", f"aligned={FIXTURES / 'wf_xseg.pak'}", "-o", tmp_path / "out"]
+    with pytest.raises(SystemExit) as done:
+        cli.main([str(word) for word in asked])
+    assert not done.value.code
+    assert "these inputs are for `mpt deepfacelab merge`" in capsys.readouterr().out
+    assert merge(place, tmp_path / "typed") == 0
+    for path in (tmp_path / "typed").glob("*.png"):
+        assert (read(path) == read(tmp_path / "out" / path.name)).all()
 
 
 def test_faces_of_other_frames_and_runs_that_swap_nothing_are_named(place, tmp_path, capsys):
