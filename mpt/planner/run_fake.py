@@ -129,14 +129,14 @@ def trace_config(
     ):
         run = build_run(config, device, data, fake=True, world=world)
         perform_steps(run, recorder, batch_size, on_step, batch_ahead)
-        steps = len(recorder.trace.events)
+        steps, born = len(recorder.trace.events), len(recorder.trace.storages)
         on_step(STEPS)  # what follows is no step's work
         moments = list(trace_moments(run, recorder, batch_size, _reason)) if whole_run else []
     whole = recorder.trace
     spans = [span for span in whole.spans if span.start < steps]
     notes = [note for note in run.notes if fake_device.DEVICE not in note]  # "has no such thing" is about the fake
     inexact = [trick.name for trick in run.tricks if not trick.exact]
-    return FakeRun(Trace(whole.storages, whole.events[:steps], spans), work, notes, inexact, whole, moments)
+    return FakeRun(Trace(whole.storages[:born], whole.events[:steps], spans), work, notes, inexact, whole, moments)
 
 
 def perform_steps(

@@ -102,7 +102,7 @@ def test_arguments_that_are_none_are_refused(classifier, tmp_path, changes, mess
 
 def test_onnx_without_its_package_says_what_to_install(classifier, tmp_path, monkeypatch):
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[onnx\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'mpt-trainer\[onnx\]'"):
         go(classifier, tmp_path, to="onnx")
 
 

@@ -62,7 +62,7 @@ def test_a_hostile_file_is_refused_and_nothing_in_it_runs(tmp_path: Path) -> Non
 def test_without_the_extra_the_message_says_how_to_get_it(tmp_path: Path) -> None:
     path = tmp_path / WEIGHTS_NAME
     torch.save({"fc.weight": torch.zeros(1008, 2048)}, path)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[fid\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'mpt-trainer\[fid\]'"):
         InceptionDistance(str(path), torch.device("cpu"))
 
 

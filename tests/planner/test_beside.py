@@ -149,6 +149,7 @@ def test_evaluation_and_saving_are_kept_out_of_the_steps_peaks(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak["allocated"])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: peak["reserved"])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update(allocated=10))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     peaks = CudaPeaks()
     peak.update(allocated=100, reserved=200, count=1)
     with peaks.beside_steps(CUDA):
