@@ -12,7 +12,6 @@ section 4; the arithmetic is that of its authors' `schedulefree.AdamWScheduleFre
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
@@ -23,6 +22,7 @@ from torch.optim import Optimizer
 from mpt.config.options import OptimizerOptions
 from mpt.optim.averaging import AveragingOptimizer
 from mpt.optim.groups import Parameters
+from mpt.optim.own_update import OwnUpdate
 
 
 class Settings(OptimizerOptions):
@@ -43,7 +43,7 @@ class Settings(OptimizerOptions):
     """One kernel over many tensors: faster, with two copies of the parameters' size at its peak. null: on a GPU."""
 
 
-class ScheduleFreeAdamW(AveragingOptimizer):
+class ScheduleFreeAdamW(OwnUpdate, AveragingOptimizer):
     """Parameters are y; state `z` and `exp_avg_sq`; groups count `k`, `weight_sum` and `lr_max`."""
 
     elementwise = True
@@ -51,13 +51,8 @@ class ScheduleFreeAdamW(AveragingOptimizer):
     def __init__(self, parameters: Parameters, foreach: bool | None, **defaults: Any) -> None:
         super().__init__(parameters, {**defaults, "foreach": foreach, "k": 0, "weight_sum": 0.0, "lr_max": 0.0})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def update(self) -> None:
         """Perform one update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             share = count_step(group)
             members = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -69,7 +64,6 @@ class ScheduleFreeAdamW(AveragingOptimizer):
             together = members[0].is_cuda if group["foreach"] is None and members else group["foreach"]
             for some in [members] if together and members else [[parameter] for parameter in members]:
                 self._update(some, group, share)
-        return loss
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any], share: float) -> None:
         """Step some parameters whose step counts for `share` of the average."""
