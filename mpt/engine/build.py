@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
@@ -200,7 +201,9 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
 
     def on(device: str) -> dict[str, nn.Module]:
         with torch.device(device):
-            return dict(build(settings, data, config.model.name) if ":" in config.model.name else build(settings, data))
+            built = build(settings, data, config.model.name) if ":" in config.model.name else build(settings, data)
+        refuse_lazy(config.model.name, built)
+        return dict(built)
 
     if not fake:
         return on("cpu")
@@ -209,6 +212,17 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
             return on("meta")
         except (RuntimeError, NotImplementedError):
             return on("cpu")  # a builder that needs values, such as `torch.linspace(...).tolist()` for its rates
+
+
+def refuse_lazy(model: str, networks: Mapping[str, nn.Module]) -> None:
+    """Raise ConfigError for layers that take their sizes from their first input: they have no weights to plan yet."""
+    for name, network in networks.items():
+        for where, module in network.named_modules(prefix=name):
+            if any(isinstance(weight, UninitializedParameter) for weight in module.parameters(recurse=False)):
+                raise ConfigError(
+                    f"model {model}: {where} is a {type(module).__name__}, whose size is not known before its first "
+                    "input; give the layer its size, or call the network once in build()"
+                )
 
 
 def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:

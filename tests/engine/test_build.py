@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mpt.engine.build import choose_device
+from mpt.engine.build import choose_device, refuse_lazy
 from mpt.errors import ConfigError
 
 
@@ -24,3 +24,11 @@ def test_a_gpu_of_a_number_becomes_the_current_one(monkeypatch: pytest.MonkeyPat
     assert not current
     assert choose_device("cuda:1") == torch.device("cuda:1")
     assert current == [torch.device("cuda:1")]
+
+
+def test_layers_without_a_size_are_named():
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.LazyLinear(3))
+    with pytest.raises(ConfigError, match=r"model mine: net\.2 is a LazyLinear"):
+        refuse_lazy("mine", {"net": net})
+    net(torch.zeros(1, 1, 4, 4))
+    refuse_lazy("mine", {"net": net})
