@@ -223,6 +223,10 @@ class Task:
         """Return warnings about logged losses or figures of an evaluation."""
         return ()
 
+    def collapse(self, figures: Mapping[str, float]) -> str | None:
+        """Return how the training has collapsed by logged losses or figures of an evaluation; None where it has not."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Return what is to be saved and is not in modules: running averages, controllers."""
         return {}
@@ -326,6 +330,10 @@ class Precision:
     def keep_more(self, module: nn.Module) -> bool:
         """Keep one more module in float32 from now on; return False where the mode cannot."""
         return False
+
+    def keeping(self, modules: Sequence[nn.Module]) -> AbstractContextManager[int]:
+        """Keep modules in float32 inside a block, as far as the mode can; yields how many were not kept before."""
+        return nullcontext(0)
 
     def fall_back(self, task: Task) -> bool:
         """Go on in bfloat16 without scaling; return False where the mode cannot."""

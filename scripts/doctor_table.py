@@ -89,13 +89,14 @@ def diagnose(name: str, config: Config) -> Row:
         return Row(name, "", "", "", False, time.perf_counter() - started)
     cure = find_cure(subject, faulty)
     culprit = faulty[0].culprit
-    inside = cure is not None and bool(cure.modules) and all(one.startswith("net.planted") for one in cure.modules)
+    kept = cure.kept if cure is not None else None
+    inside = kept is not None and all(one.startswith("net.planted") for one in kept.modules)
     return Row(
         name,
         faulty[0].faults[0],
         culprit.describe() if culprit else "",
         cure.describe() if cure else "none found",
-        bool(cure and cure.is_minimal and inside),
+        bool(kept and kept.is_minimal and inside),
         time.perf_counter() - started,
     )
 

@@ -179,8 +179,8 @@ class PrecisionOptions(Options):
     keep_fp32: list[str] = Field(default_factory=list)
     """Globs over module names ("gen.layers.*") that stay in float32: inputs cast up, autocast off."""
     auto_keep_fp32: bool = False
-    """Where a step is not finite, or the scale at its floor, keep the module to blame in float32 from then on, at most
-    `train.max_rollbacks` times."""
+    """Where a step is not finite, or the scale at its floor, look for the fewest modules that must be in float32 for it
+    to be finite, and keep them so from then on, at most `train.max_rollbacks` times."""
     losses: Literal["float32", "inherit"] = "float32"
     """Whether loss functions run in float32 or in the mode's dtype."""
     matmul: Literal["auto", "ieee", "tf32", "bf16x3"] = "auto"

@@ -61,6 +61,10 @@ class Train(Options):
     """How many recent states are kept in host memory to roll back to, beside the checkpoints on disk."""
     recent_every: int = Field(20, gt=0)
     """Steps between two of the `recent_states`."""
+    on_collapse: Literal["advise", "rollback"] = "advise"
+    """Where samples have lost their variety or a discriminator has won: say so, or return to a state from before it and
+    halve the learning rates for `halved_steps`, within `max_rollbacks`. With `recent_states` the state of the last
+    evaluation that was well is kept in memory too; without, a checkpoint from before it is needed."""
     deterministic: bool = True
     """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs, where
     torch has none for the backward of bilinear resizing and sampling (StyleGAN2's augmentation): they add in any

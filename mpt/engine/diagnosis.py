@@ -6,6 +6,8 @@ only when training stops.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpt.engine.module_places import LOSS, ModulePlaces, module_places, source_line
-from mpt.engine.step import back_propagate, drop_gradients
+from mpt.engine.state import capture_random, restore_random
+from mpt.engine.step import back_propagate, drop_gradients, remember_buffers, restore_buffers
 from mpt.seams import Batch, Phase, Run
 
 aten = torch.ops.aten
@@ -29,6 +32,8 @@ class Finding:
 
     text: str
     module: str | None = None
+    repeats: bool = False
+    """Whether a repeat of the update was not finite either."""
 
 
 MOST_SAMPLES = 8
@@ -95,14 +100,24 @@ def find_first_non_finite(run: Run, phase: Phase, batch: Batch) -> Finding:
                 return Finding(f"{name}.{key}: the stored values are already non-finite")
     if _has_non_finite(list(batch.values())):
         return Finding("the batch itself holds non-finite values")
-    notes = run.task.snapshot()
     count = len(next(iter(batch.values())))
-    try:
-        with module_places(run.task.modules) as places, FirstNonFinite(places, count) as watch:
-            back_propagate(run, phase, batch)
-    finally:
-        drop_gradients(run, phase)
-        run.task.restore(notes)
+    with undisturbed(run, phase), module_places(run.task.modules) as places, FirstNonFinite(places, count) as watch:
+        back_propagate(run, phase, batch)
     if watch.finding is None:
         return Finding("no operator in a repeat of the step: it does not happen every time")
-    return Finding(watch.finding, watch.module)
+    return Finding(watch.finding, watch.module, repeats=True)
+
+
+@contextmanager
+def undisturbed(run: Run, phase: Phase) -> Iterator[None]:
+    """Leave a run as it was before the forwards and backwards inside the block."""
+    notes, random = run.task.snapshot(), capture_random(run.device)
+    drop_gradients(run, phase)
+    remember_buffers(run)
+    try:
+        yield
+    finally:
+        drop_gradients(run, phase)
+        restore_buffers(run)
+        run.task.restore(notes)
+        restore_random(random, run.device)

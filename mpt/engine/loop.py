@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -16,11 +17,13 @@ from mpt.engine import recovery
 from mpt.engine.diagnosis import Finding, find_first_non_finite
 from mpt.engine.memory import TRACKED_STEP, CudaPeaks, known_tensors
 from mpt.engine.recovery import Decision
+from mpt.engine.smallest_list import SmallestList, list_that_makes_finite
 from mpt.engine.step import Update
 from mpt.engine.training import Training
 from mpt.errors import CheckpointError, NonFiniteError
 from mpt.run import checkpoint
 from mpt.run.memory_meter import MemoryMeter
+from mpt.run.retention import list_steps, set_aside_after
 from mpt.run.signals import Hurried, StopRequest
 from mpt.seams import Batch, Phase, Run
 
@@ -72,6 +75,10 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
                 training.evaluate()
             if last or due(progress.step, settings.sample_every):
                 training.write_preview()
+        if return_from_collapse(training):
+            stream = training.stream()
+            window_started, window_steps = time.perf_counter(), 0
+            continue
         signal_number = world.agreed_stop(stop)
         wanted = due(progress.step, settings.checkpoint_every) or progress.step == end or signal_number is not None
         with stop.undisturbed():
@@ -100,7 +107,7 @@ def begin(training: Training) -> None:
     """Do what comes before the first step: a state to roll back to, and what all later samples are compared with."""
     if training.progress.step != 0:
         return
-    if training.train.on_non_finite == "rollback":
+    if "rollback" in (training.train.on_non_finite, training.train.on_collapse):
         save(training)
         training.peaks = CudaPeaks()  # what this save reserved is the steps' to use
     if training.train.sample_every:
@@ -186,19 +193,26 @@ def check_floor(training: Training, updates: dict[str, Update]) -> None:
 
 
 def keep_at_floor(training: Training, decision: Decision, done: Update) -> bool:
-    """Keep the module to blame in float32 and begin anew with the scale, where `precision.auto_keep_fp32` says so."""
+    """Keep what overflows in float32 and begin anew with the scale, where `precision.auto_keep_fp32` says so."""
     run, phase = training.run, decision.phase
-    settings = run.config.precision.settings
     assert phase is not None
-    if not settings.auto_keep_fp32 or len(training.remedies.float32) >= training.train.max_rollbacks:
+    if not training.remedies.may_keep_more(run.config):
         return False
+    assert done.batch is not None
     finding = blame(run, phase, done)
-    if not training.remedies.keep_in_float32(run, finding.module):
+    found = list_that_makes_finite(run, phase, done.batch, finding)
+    if found is None:
         return False
+    keep_more(training, found, f"{decision.why}, first at {finding.text}; ")
     scaler = run.precision.scalers[phase.name]
-    scaler.scale, scaler.overflows_at_floor = settings.init_scale, 0
-    training.journal.warn(f"{decision.why}, first at {finding.text}; {finding.module} is kept in float32", "keep_fp32")
+    scaler.scale, scaler.overflows_at_floor = run.config.precision.settings.init_scale, 0
     return True
+
+
+def keep_more(training: Training, found: SmallestList, why: str = "") -> None:
+    """Keep modules in float32 from now on, and say so."""
+    said = training.remedies.keep_in_float32(training.run, found)
+    training.journal.warn(why + said, "keep_fp32", modules=list(found.modules), trials=found.trials)
 
 
 def blame(run: Run, phase: Phase, done: Update) -> Finding:
@@ -210,9 +224,16 @@ def blame(run: Run, phase: Phase, done: Update) -> Finding:
 
 def recover(training: Training, phase: Phase, done: Update, why: str) -> None:
     """Name what was not finite first, roll back, and change what the settings say before the next try."""
-    finding, step = blame(training.run, phase, done), training.progress.step
+    run, step = training.run, training.progress.step
+    finding, found = blame(run, phase, done), None
+    if training.remedies.may_keep_more(run.config):
+        assert done.batch is not None
+        found = list_that_makes_finite(run, phase, done.batch, finding)  # with the weights that it failed with
     roll_back(training, f"{why}, first at {finding.text}")
-    said = training.remedies.choose(training.run, training.run.config, finding, step, training.rollbacks)
+    if found is not None:
+        keep_more(training, found)
+        return
+    said = training.remedies.choose(training.train, step, training.rollbacks)
     if said:
         training.journal.warn(said, "remedy")
 
@@ -239,15 +260,38 @@ def refuse(decision: Decision, step: int) -> NoReturn:
     )
 
 
+def return_from_collapse(training: Training) -> bool:
+    """Return to a state from before a collapse and halve the learning rates, as far as it is allowed; say whether."""
+    why, training.collapse = training.collapse, None
+    if why is None or training.rollbacks >= training.train.max_rollbacks:
+        return False
+    world, directory, step = training.run.world, training.directory, training.progress.step
+    sound, training.recent.sound = training.recent.sound, None  # where it collapses again, an older one is the next
+    limit = world.tell(sound[0] if sound is not None else training.sound_step or 0)
+    kept = world.ask(lambda: [one for one in list_steps(directory) if one <= limit])
+    if sound is None and not kept:
+        training.journal.event("collapse", f"{why}; no state of step {limit} or before is kept to return to")
+        return False
+    world.ask(lambda: set_aside_after(directory, limit))  # a resume is not to go on from what has collapsed
+    training.saved = kept[-1] if kept else None
+    go_back(training, why, sound[1] if sound is not None else None)
+    training.journal.warn(training.remedies.halve_rates(training.train, step), "remedy")
+    return True
+
+
 def roll_back(training: Training, why: str) -> None:
-    """Return to the newest state in memory, else to the newest whole checkpoint. The metrics written since then are
+    """Return to the newest state in memory, else to the newest whole checkpoint."""
+    recent = training.recent.take(since=training.saved if training.saved is not None else -1)
+    go_back(training, why, recent[1] if recent is not None else None)
+
+
+def go_back(training: Training, why: str, state: Mapping[str, Any] | None) -> None:
+    """Return to a state of this process, else to the newest whole checkpoint. The metrics written since then are
     dropped, the events stay.
     """
     step, remedies = training.progress.step, training.remedies
-    saved = training.saved if training.saved is not None else -1
-    recent = training.recent.take(since=saved)
-    if recent is not None:
-        training.put_back(recent[1])
+    if state is not None:
+        training.put_back(state)
     else:
         try:
             loaded = checkpoint.load(training.run.world.ask(lambda: checkpoint.load(training.directory).path))

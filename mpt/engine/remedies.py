@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpt.config.schema import Config
-from mpt.engine.diagnosis import Finding
+from mpt.config.schema import Config, Train
+from mpt.engine.smallest_list import SmallestList, named_modules
 from mpt.seams import Run
 
 
@@ -26,6 +26,8 @@ class Remedies:
     rate_until: int = 0
     float32: list[str] = field(default_factory=list)
     """Modules that are kept in float32 beside those of the configuration."""
+    float32_times: int = 0
+    """How often modules were added to them."""
 
     def rate_at(self, step: int) -> float:
         """Return what a step's learning rates are multiplied by."""
@@ -38,6 +40,7 @@ class Remedies:
             "rate": self.rate,
             "rate_until": self.rate_until,
             "float32": list(self.float32),
+            "float32_times": self.float32_times,
         }
 
     @classmethod
@@ -48,43 +51,40 @@ class Remedies:
             record.get("rate", 1.0),
             record.get("rate_until", 0),
             list(record.get("float32", ())),
+            record.get("float32_times", len(record.get("float32", ()))),
         )
 
-    def keep_in_float32(self, run: Run, module: str | None) -> bool:
-        """Keep a module in float32 from now on; return False where there is none to keep, or the mode cannot."""
-        if module is None or module in self.float32:
-            return False
-        found = named_module(run, module)
-        if found is None or not run.precision.keep_more(found):
-            return False
-        self.float32.append(module)
-        return True
+    def keep_in_float32(self, run: Run, found: SmallestList) -> str:
+        """Keep modules in float32 from now on; return it in words."""
+        modules = dict(named_modules(run.task.modules))
+        for name in found.modules:
+            if run.precision.keep_more(modules[name]):
+                self.float32.append(name)
+        self.float32_times += 1
+        verb = "is" if len(found.modules) == 1 else "are"
+        return f"{', '.join(found.modules)} {verb} kept in float32 from now on ({found.describe()})"
 
     def apply_again(self, run: Run) -> None:
         """Do to a newly built run what was done to the one that was saved."""
+        modules = dict(named_modules(run.task.modules))
         for name in self.float32:
-            module = named_module(run, name)
-            if module is not None:
-                run.precision.keep_more(module)
+            if name in modules:
+                run.precision.keep_more(modules[name])
 
-    def choose(self, run: Run, config: Config, finding: Finding, step: int, rollbacks: int) -> str:
+    def may_keep_more(self, config: Config) -> bool:
+        """Return whether modules may be kept in float32 once more."""
+        return config.precision.settings.auto_keep_fp32 and self.float32_times < config.train.max_rollbacks
+
+    def choose(self, train: Train, step: int, rollbacks: int) -> str:
         """Apply the remedy for what failed at a step, after so many rollbacks; return what it is in words."""
-        train = config.train
-        if config.precision.settings.auto_keep_fp32 and self.keep_in_float32(run, finding.module):
-            return f"{finding.module} is kept in float32 from now on"
         action = train.after_rollback[min(rollbacks, len(train.after_rollback)) - 1]
         if action == "skip_batch":
             self.skipped_batches.add(step)
             return f"the batch of step {step} is passed over"
-        if action == "halve_lr":
-            self.rate = 0.5 * self.rate_at(step)
-            self.rate_until = step + train.halved_steps
-            return f"learning rates are multiplied by {self.rate:g} until step {self.rate_until}"
-        return ""
+        return self.halve_rates(train, step) if action == "halve_lr" else ""
 
-
-def named_module(run: Run, name: str) -> Any:
-    """Return a module by the name that instruments give it; None where there is none."""
-    key, _, path = name.partition(".")
-    root = run.task.modules.get(key)
-    return None if root is None else dict(root.named_modules()).get(path)
+    def halve_rates(self, train: Train, step: int) -> str:
+        """Halve learning rates for a while beyond a step; return it in words."""
+        self.rate = 0.5 * self.rate_at(step)
+        self.rate_until = step + train.halved_steps
+        return f"learning rates are multiplied by {self.rate:g} until step {self.rate_until}"

@@ -30,6 +30,7 @@ from mpt.engine.scale_watch import ScaleWatch
 from mpt.engine.state import capture, restore
 from mpt.engine.step import Update
 from mpt.optim.schedules import set_learning_rates
+from mpt.parallel.world import ALONE, World
 from mpt.run import checkpoint
 from mpt.run.console import Console
 from mpt.run.files import write_atomically
@@ -68,7 +69,11 @@ class Training:
         self.peaks = CudaPeaks()
         self.rollbacks = 0
         self.remedies = Remedies()
-        self.recent = RecentStates(self.train.recent_states if run.world.size == 1 else 0, self.train.recent_every)
+        self.recent = RecentStates(self.train.recent_states, self.train.recent_every, run.world)
+        self.collapse: str | None = None
+        """How the training has collapsed, as it was seen at this step."""
+        self.sound_step: int | None = None
+        """The last step at which it was looked for and had not, or that a resume began from."""
         self.loaded_from: Path | None = None
         """The checkpoint that was loaded last."""
         self.non_finite_in_a_row = 0
@@ -171,10 +176,15 @@ class Training:
         self.peaks.count_steps(self.run.device)
         return self.peaks.to_record()
 
-    def advise(self, figures: dict[str, float]) -> None:
-        """Show what the task has to say about these losses or metrics."""
+    def advise(self, figures: dict[str, float], *, is_evaluation: bool = False) -> None:
+        """Show what the task has to say about these losses or metrics, and note whether they show a collapse."""
         for message in self.run.task.advise(figures):
             self.journal.warn(message)
+        found = self.run.task.collapse(figures) if self.train.on_collapse == "rollback" else None
+        if found is not None:
+            self.collapse = found
+        elif is_evaluation or not self.train.evaluate_every:
+            self.sound_step = self.progress.step
 
     def evaluate(self) -> None:
         """Evaluate on the test set and remember the best."""
@@ -185,7 +195,9 @@ class Training:
         self.progress.note_figure(figures[task.metric], task.higher_is_better)
         self.journal.evaluation(figures)
         task.after_evaluation(figures)
-        self.advise(figures)
+        self.advise(figures, is_evaluation=True)
+        if self.train.on_collapse == "rollback" and self.collapse is None:
+            self.recent.keep_sound(self.progress.step, self.state_in_memory())
         if task.details is not None and self.run.world.is_first:
             write_details(self.directory.path / "evaluation.json", task.details, self.progress.step, self.test_data)
 
@@ -234,7 +246,11 @@ class Training:
     def keep_recent(self) -> None:
         """Keep a copy of the state to roll back to, where it is due and finite."""
         if self.recent.is_due(self.progress.step):
-            self.recent.keep(self.progress.step, {**capture(self.run), "loop": self.loop_record()})
+            self.recent.keep(self.progress.step, self.state_in_memory())
+
+    def state_in_memory(self) -> dict[str, Any]:
+        """Return this process's own state; tensors are not copied."""
+        return {**capture(self.run), "loop": self.loop_record()}
 
     def tell_removed_files(self) -> None:
         """Warn of files that somebody removed since the last save: the run goes on without what they held."""
@@ -248,14 +264,16 @@ class Training:
         """Put a loaded checkpoint into the run and the counters."""
         self.loaded_from = loaded.path
         self.saved = loaded.step
-        self.put_back(loaded.state)
+        self.put_back(loaded.state, self.run.world)
 
-    def put_back(self, state: Mapping[str, Any]) -> None:
-        """Put a state into the run and the counters."""
+    def put_back(self, state: Mapping[str, Any], world: World = ALONE) -> None:
+        """Put a state into the run and the counters: this process's own, or that of all in a `world`."""
         restore(self.run, state)
         loop = state["loop"]
-        self.progress.restore(loop, self.run.device, self.run.world)
+        self.progress.restore(loop, self.run.device, world)
         self.grad_norms = {}
+        self.sound_step = min(self.progress.step, self.progress.step if self.sound_step is None else self.sound_step)
+        self.collapse = None
         self.remedies = Remedies.from_record(loop.get("remedies", {}))
         self.remedies.apply_again(self.run)
         again = move_again(self.run, loop.get("adapted", {}))
@@ -287,6 +305,7 @@ class Training:
                 "mode": run.precision.name,
                 "dtype": str(run.precision.dtype).removeprefix("torch."),
                 "reason": run.precision.reason,
+                **({"raised_to_float32": self.remedies.float32} if self.remedies.float32 else {}),
             },
             "wall_seconds": progress.seconds,
             "parameters": parameter_count(list(run.task.trainable.values())),

@@ -55,6 +55,8 @@ def refuse(config: Config, size: int) -> None:
         reasons.append(f"{penalties[0]} differentiates a gradient; set it to 0")
     if config.memory.on_oom == "adapt":
         reasons.append("memory.on_oom=adapt needs ranks that can fail alone; use stop")
+    if config.train.recent_states:
+        reasons.append("train.recent_states keeps whole states in memory; set it to 0, checkpoints are returned to")
     if config.train.batch_size % size:
         reasons.append(
             f"train.batch_size={config.train.batch_size} cannot be shared out evenly over {size} processes; change it"

@@ -104,6 +104,15 @@ def keep_in_float32(module: nn.Module, device_type: str, casts_back: bool, half:
     module.float32_outer_dtype = half  # type: ignore[assignment]
 
 
+def release(module: nn.Module) -> None:
+    """Undo `keep_in_float32` of a module that it changed last."""
+    mixin, original = type(module).__bases__
+    assert mixin is Float32Module
+    module.__class__ = original
+    for name in ("float32_device_type", "float32_casts_back", "float32_outer_dtype"):
+        delattr(module, name)
+
+
 def own_methods(kind: type) -> dict[str, FunctionType]:
     """Return the public methods beside forward by which a module's class can be entered; torch's own have none."""
     found: dict[str, FunctionType] = {}

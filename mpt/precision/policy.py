@@ -6,8 +6,8 @@ the weights (O2, O3). The base class alone is float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
-from mpt.precision.float32_modules import Float32Module, full_precision, in_float32, keep_in_float32, matching_modules
+from mpt.precision.float32_modules import (
+    Float32Module,
+    full_precision,
+    in_float32,
+    keep_in_float32,
+    matching_modules,
+    release,
+)
 from mpt.precision.products import set_products
 from mpt.precision.scaler import LossScaler, clip_gradients
 from mpt.seams import Phase, Precision, StepStats, Task
@@ -121,6 +128,16 @@ class Policy(Precision):
             return False
         keep_in_float32(module, self.device.type, self.casts_back, self.dtype)
         return True
+
+    @contextmanager
+    def keeping(self, modules: Sequence[nn.Module]) -> Iterator[int]:
+        """Keep modules in float32 inside the block; yields how many were not kept before."""
+        changed = [module for module in modules if self.keep_more(module)]
+        try:
+            yield len(changed)
+        finally:
+            for module in changed:
+                release(module)
 
     def fall_back(self, task: Task) -> bool:
         """Go on in bfloat16, which has float32's range and needs no scale; return False where the mode cannot."""

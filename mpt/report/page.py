@@ -105,6 +105,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         ("steps skipped", show_count(sum(skipped.values())) if skipped or record.train else "–"),
         ("parameters", show_count(number(record.summary.get("parameters")))),
         ("wall clock", show_seconds(wall_seconds(record))),
+        *([("raised to float32 in recovery", ", ".join(record.raised_to_float32))] if record.raised_to_float32 else []),
         *rank_figures(section(record.summary, "ranks")),
     ]
     return {
@@ -223,7 +224,12 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "model": record.model,
         "dataset": record.dataset,
         "seed": record.seed,
-        "precision": {"mode": record.mode, "dtype": record.dtype, "reason": record.reason},
+        "precision": {
+            "mode": record.mode,
+            "dtype": record.dtype,
+            "reason": record.reason,
+            "raised_to_float32": record.raised_to_float32,
+        },
         "metric": record.metric,
         "higher_is_better": record.higher_is_better,
         "final": record.final,

@@ -92,6 +92,12 @@ class RunRecord:
         return str(section(self.summary, "precision").get("reason", ""))
 
     @property
+    def raised_to_float32(self) -> list[str]:
+        """The modules that recovery came to keep in float32 beside those of the configuration."""
+        found = section(self.summary, "precision").get("raised_to_float32")
+        return [str(one) for one in found] if isinstance(found, list) else []
+
+    @property
     def model(self) -> str:
         """The model's name in YAML."""
         return str(section(self.config, "model").get("name", ""))

@@ -16,9 +16,14 @@ class Advice:
     steps_done: int = 0
     told: set[str] = field(default_factory=set)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the run is no longer young."""
+        return self.steps_done >= FIRST_STEPS
+
     def say(self, found: Mapping[str, str]) -> list[str]:
         """Return the messages that are due, of kind -> message."""
-        if self.steps_done < FIRST_STEPS:
+        if not self.is_due:
             return []
         fresh = [message for kind, message in found.items() if kind not in self.told]
         self.told.update(found)

@@ -304,6 +304,15 @@ class Gan(Task):
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
         """Return warnings, each once, about what a log line or an evaluation shows to go wrong, the start apart."""
+        return self.advice.say(self.failures(figures))
+
+    def collapse(self, figures: Mapping[str, float]) -> str | None:
+        """Return how the game is lost, the start apart: nothing is left to learn from, or samples are all alike."""
+        found = self.failures(figures) if self.advice.is_due else {}
+        return "; ".join(message.split(". Try ")[0] for message in found.values()) or None
+
+    def failures(self, figures: Mapping[str, float]) -> dict[str, str]:
+        """Return kind -> what a log line or an evaluation shows to go wrong, and what to try."""
         found = {}
         bounded = self.objective_name in ("nonsaturating", "least_squares", "hinge")
         if bounded and "disc/real" in figures and figures["disc/real"] + figures.get("disc/fake", 1.0) < 0.01:
@@ -316,7 +325,7 @@ class Gan(Task):
                 f"the samples vary {figures['diversity']:.2f} times as much as the data: the generator may have "
                 f"collapsed. Try {self.remedy()}, a lower optimizer.lr, or a larger train.batch_size"
             )
-        return self.advice.say(found)
+        return found
 
     def remedy(self) -> str:
         """Return the setting to try first that this game has and does not use yet."""

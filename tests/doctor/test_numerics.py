@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.doctor.cure import fewest, find_cure
+from mpt.doctor.cure import find_cure
 from mpt.doctor.half_arithmetic import RoundedHalf
 from mpt.doctor.instrument import observed, sample_of
 from mpt.doctor.numerics import Verdict, examine, with_float32
+from mpt.engine.smallest_list import fewest
 from scripts.doctor_table import DIGITS, diagnose, planted, subject_of
 
 FEW = ("plant_log_of_tiny", "plant_variance_by_difference", "plant_root_near_zero", "plant_vanishing_activations")
@@ -27,12 +28,13 @@ def test_of_a_list_that_cures_no_module_can_be_left_out() -> None:
     subject = subject_of(planted("plant_explosion"))
     cure = find_cure(subject, examine(subject))
     assert cure is not None
-    assert cure.is_minimal
-    assert len(cure.modules) > 1
+    assert cure.kept is not None
+    assert cure.kept.is_minimal
+    assert len(cure.kept.modules) > 1
     verdict = Verdict(subject)
-    assert verdict.is_healthy(with_float32(subject.config, cure.modules))
-    for left_out in cure.modules:
-        rest = [name for name in cure.modules if name != left_out]
+    assert verdict.is_healthy(with_float32(subject.config, cure.kept.modules))
+    for left_out in cure.kept.modules:
+        rest = [name for name in cure.kept.modules if name != left_out]
         assert not verdict.is_healthy(with_float32(subject.config, rest)), left_out
 
 

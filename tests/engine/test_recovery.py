@@ -22,9 +22,12 @@ from mpt.engine.recent_states import RecentStates
 from mpt.engine.step import remember_buffers, restore_buffers
 from mpt.engine.training import Training
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
+from mpt.report.page import write_report
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
+from mpt.tasks import advice
 from mpt.tasks.classify import Classify
+from mpt.tasks.gan import Gan
 from tests.engine import parts
 
 DATA: dict[str, Any] = {
@@ -165,32 +168,91 @@ class Fragile(torch.nn.Module):
 
 
 def fragile(num_classes: int) -> torch.nn.Module:
+    """A network of which two layers must be in float32; its BatchNorm sees what they overflow to."""
     layers = torch.nn
-    return layers.Sequential(layers.Flatten(), layers.Linear(256, 16), Fragile(), layers.Linear(16, num_classes))
+    narrow = [Fragile(), layers.BatchNorm1d(16), layers.Linear(16, 16), Fragile(), layers.Linear(16, num_classes)]
+    return layers.Sequential(layers.Flatten(), layers.Linear(256, 16), *narrow)
 
 
-def test_the_module_to_blame_is_kept_in_float32_and_stays_so_after_a_resume(tmp_path: Path) -> None:
-    model = {"name": "tests.engine.test_recovery:fragile", "image_size": 16, "channels": 1}
+FRAGILE: dict[str, Any] = {
+    **DATA,
+    "model": {"name": "tests.engine.test_recovery:fragile", "image_size": 16, "channels": 1},
+    "optimizer": {"name": "sgd", "lr": 1e-6},
+}
+
+
+def go_fragile(folder: Path, *, resume: str | None = None, stop_after: int | None = None, **sections: Any) -> Path:
+    config = load_config({**FRAGILE, **sections}, allow=["tests"])
+    arguments = TrainArguments(config=Path("unused"), runs=str(folder), quiet=True, resume=resume)
+    path = train(config, arguments, stop_after)
+    assert path is not None
+    return path
+
+
+def test_the_fewest_modules_are_kept_in_float32_and_stay_so_after_a_resume(tmp_path: Path) -> None:
     precision = {"mode": "amp", "dtype": "float16", "init_scale": 4.0, "min_scale": 2.0}
-    data = {**DATA, "model": model, "optimizer": {"name": "sgd", "lr": 1e-6}, "train": settings(steps=12)}
-
-    def go(name: str, *, resume: str | None = None, stop_after: int | None = None, **changes: Any) -> Path:
-        config = load_config({**data, "precision": {**precision, **changes}, "name": name}, allow=["tests"])
-        arguments = TrainArguments(config=Path("unused"), runs=str(tmp_path), quiet=True, resume=resume)
-        path = train(config, arguments, stop_after)
-        assert path is not None
-        return path
-
     with pytest.raises(NonFiniteError, match="smallest loss scale"):
-        go("stops")
-    path = go("kept", auto_keep_fp32=True, stop_after=10)
-    (told,) = [event["message"] for event in events(path) if event["kind"] == "keep_fp32"]
-    assert "net.2: aten::" in told
-    assert told.endswith("net.2 is kept in float32")
+        go_fragile(tmp_path / "stops", precision=precision, train=settings(steps=12))
+    sections = {"precision": {**precision, "auto_keep_fp32": True}, "train": settings(steps=12)}
+    path = go_fragile(tmp_path, stop_after=10, **sections)
+    (told,) = [event for event in events(path) if event["kind"] == "keep_fp32"]
+    assert "first at net.2: aten::" in told["message"]
+    assert told["message"].endswith("net.2, net.5 are kept in float32 from now on (the smallest list that helps)")
+    assert told["modules"] == ["net.2", "net.5"]
     before = [event["kind"] for event in events(path)].count("overflow")
-    go("kept", auto_keep_fp32=True, resume=str(path))
+    go_fragile(tmp_path, resume=str(path), **sections)
     assert [event["kind"] for event in events(path)].count("overflow") == before
-    assert checkpoint.load(open_run(path)).state["loop"]["remedies"]["float32"] == ["net.2"]
+    state = checkpoint.load(open_run(path)).state
+    assert state["loop"]["remedies"]["float32"] == ["net.2", "net.5"]
+    assert "poisoned" not in [event["kind"] for event in events(path)]  # the search left BatchNorm's buffers alone
+    write_report(path)
+    assert "raised to float32 in recovery" in (path / "report.html").read_text("utf-8")
+
+
+def test_after_a_rollback_the_fewest_modules_are_kept_in_float32_as_often_as_is_allowed(tmp_path: Path) -> None:
+    precision = {"mode": "amp", "dtype": "float16", "loss_scale": 1.0, "auto_keep_fp32": True}
+    path = go_fragile(tmp_path, precision=precision)
+    kinds = [event["kind"] for event in events(path) if event["kind"] in ("rollback", "keep_fp32")]
+    assert kinds == ["rollback", "keep_fp32"]
+    assert json.loads((path / "summary.json").read_text())["precision"]["raised_to_float32"] == ["net.2", "net.5"]
+    with pytest.raises(NonFiniteError):
+        go_fragile(tmp_path / "none", precision=precision, train=settings(max_rollbacks=0))
+
+
+def test_a_search_that_finds_nothing_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not finite in float32 either is no matter of precision."""
+    poison_sample(monkeypatch, 5)
+    precision = {"mode": "amp", "dtype": "bfloat16", "auto_keep_fp32": True}
+    path = start(tmp_path, precision=precision, train=settings(after_rollback=["skip_batch"]))
+    kinds = [event["kind"] for event in events(path)]
+    assert "keep_fp32" not in kinds
+    assert "skipped_batch" in kinds
+
+
+@pytest.mark.parametrize("recent", [1, 0])
+def test_a_collapsed_gan_returns_to_the_last_evaluation_that_was_well_with_half_the_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int
+) -> None:
+    variety = iter([0.9, 0.05] + 9 * [0.9])
+    monkeypatch.setattr(advice, "FIRST_STEPS", 0)
+    monkeypatch.setattr(Gan, "conclude", lambda self, evidence: {"frechet_distance": 1.0, "diversity": next(variety)})
+    path = start(
+        tmp_path,
+        model={"name": "vanilla_gan", "image_size": 8},
+        task={"metric_samples": 8, "preview_count": 4},
+        optimizer={"name": "adam", "lr": 0.01},
+        train=settings(evaluate_every=3, checkpoint_every=5, on_collapse="rollback", recent_states=recent, steps=7),
+    )
+    told = [(event["kind"], event["message"]) for event in events(path) if event["kind"] != "note"]
+    assert [kind for kind, _ in told] == ["warning", "rollback", "remedy"]
+    assert told[1][1].startswith("the samples vary 0.05 times as much as the data: the generator may have collapsed: ")
+    assert told[1][1].endswith(f"rolled back from step 6 to {3 if recent else 0}")
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["lr"]["gen"] for line in lines if line["kind"] == "train"}
+    assert rates == {**dict.fromkeys(range(1, 8), 0.005), **({1: 0.01, 2: 0.01, 3: 0.01} if recent else {})}
+    saved = sorted(file.name for file in (path / "checkpoints").glob("*step*"))
+    assert saved == ["step-00000000", "step-00000005", "step-00000007"]  # 5 was set aside, and made anew
+    assert json.loads((path / "summary.json").read_text())["steps"] == 7
 
 
 def test_a_single_nan_is_skipped_when_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run as train
 from mpt.engine import step as engine_step
 from mpt.run import checkpoint
+from mpt.run.layout import open_run
 from mpt.run.recorder import read_lines
 from mpt.run.state_checks import first_non_finite
 
@@ -31,6 +32,13 @@ optimizer: {name: sgd, lr: 0.01}
 train: {steps: 8, batch_size: 10, checkpoint_every: 3, log_every: 2}
 parallel: {timeout: 20}
 memory: {on_oom: adapt}
+"""
+FRAGILE = """
+model: {name: "tests.engine.test_recovery:fragile", image_size: 16, channels: 1}
+dataset: {name: digits}
+precision: {mode: amp, dtype: float16, init_scale: 4.0, min_scale: 2.0, auto_keep_fp32: true}
+optimizer: {name: sgd, lr: 1.0e-6}
+train: {steps: 8, batch_size: 12}
 """
 FAULT_STEP = 4
 EITHER = pytest.mark.parametrize("faulty", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -80,6 +88,7 @@ def on_rank(rank: int, folder: Path, faulty: int, kind: str, options: dict[str, 
 
 def injected(folder: Path, faulty: int, kind: str, precision: str = "fp32", **options: Any) -> tuple[list[Any], Any]:
     """Return how two ranks ended when one failed, and the run's events by kind."""
+    folder.mkdir(exist_ok=True)
     (folder / "c.yaml").write_text(CONFIG.replace("PRECISION", precision))
     ends = run_ranks(2, on_rank, folder, faulty, kind, options)
     lines = read_lines(folder / "runs" / "r" / "events.jsonl")
@@ -87,8 +96,6 @@ def injected(folder: Path, faulty: int, kind: str, precision: str = "fp32", **op
 
 
 def saved_step(folder: Path) -> int:
-    from mpt.run.layout import open_run
-
     loaded = checkpoint.load(open_run(folder / "runs" / "r"))
     assert first_non_finite({"modules": loaded.state["modules"]}) is None
     return loaded.step
@@ -108,6 +115,35 @@ def test_a_loss_that_is_not_finite_on_one_rank_rolls_all_back(tmp_path: Path, fa
     assert ends == ["done", "done"]
     assert "rolled back from step 4 to 3" in events["rollback"]["message"]
     assert saved_step(tmp_path) == 8
+
+
+def test_all_ranks_return_to_the_recent_state_of_one_step_and_train_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    ring = ("train.checkpoint_every=0", "train.recent_states=2", "train.recent_every=3", "model.dropout=0.2")
+    ends, events = injected(tmp_path / "failing", 1, "nan", overrides=ring)
+    assert ends == ["done", "done"]
+    assert "rolled back from step 4 to 3" in events["rollback"]["message"]
+    injected(tmp_path / "clean", -1, "", overrides=ring)
+    assert torch.equal(saved_weights(tmp_path / "failing"), saved_weights(tmp_path / "clean"))
+    assert metrics(tmp_path / "failing") == metrics(tmp_path / "clean")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_ranks_keep_the_same_modules_in_float32(tmp_path: Path, strategy: str) -> None:
+    (tmp_path / "c.yaml").write_text(FRAGILE + f"parallel: {{timeout: 60, strategy: {strategy}}}\n")
+    assert run_ranks(2, on_rank, tmp_path, -1, "", {"allow": ("tests",)}) == ["done", "done"]
+    (kept,) = [line for line in read_lines(tmp_path / "runs" / "r" / "events.jsonl") if line["kind"] == "keep_fp32"]
+    assert kept["modules"] == ["net.2", "net.5"]
+    assert saved_step(tmp_path) == 8
+
+
+def saved_weights(folder: Path) -> torch.Tensor:
+    state = checkpoint.load(open_run(folder / "runs" / "r")).state
+    return torch.cat([value.float().flatten() for value in state["modules"]["net"].values()])
+
+
+def metrics(folder: Path) -> list[Any]:
+    return [line.get("losses") for line in read_lines(folder / "runs" / "r" / "metrics.jsonl")]
 
 
 @EITHER

@@ -92,6 +92,7 @@ def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
         ({"model": {"name": "wgan_gp"}}, "model.gradient_penalty differentiates a gradient"),
         ({"memory": {"offload_activations": True}}, "memory.offload_activations does not go with it"),
         ({"memory": {"on_oom": "adapt"}}, "use stop"),
+        ({"train": {"batch_size": 8, "recent_states": 2}}, "train.recent_states keeps whole states"),
         ({"train": {"batch_size": 9}}, "cannot be shared out evenly"),
         ({"optimizer": "muon"}, "use one of adam"),
     ],
