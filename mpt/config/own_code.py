@@ -39,13 +39,40 @@ def explain_own_code(error: BaseException) -> str | None:
         return None
     frame, line = own[-1]
     where = f"{Path(frame.f_code.co_filename).name}:{line}"
-    what = [text for text in str(error).splitlines() if text.strip()]
-    said = f"{type(error).__name__}: {what[0]}" if what else type(error).__name__
+    said, what = first_line(error), lines_of(error)
     shown = [f"{said_of(own[0][0])} raised in {frame.f_code.co_name} ({where}): {said}", *(f"  {t}" for t in what[1:])]
     for one, number in own[-MOST_FRAMES:]:
         entry = traceback.FrameSummary(one.f_code.co_filename, number, one.f_code.co_name)
         shown.append(f"  {entry.filename}:{number} in {entry.name}: {entry.line}")
     return "\n".join([*shown, "(these are the lines of your own; mpt --debug COMMAND shows all)"])
+
+
+def explain_library_model(error: BaseException) -> str | None:
+    """Return which module of an installed model library raised, or None where none of them was running.
+
+    An input of the wrong size or an option that does not suit ends in a library's own assertion: that line says more than
+    the way through torch and mpt to it.
+    """
+    modules = [(frame, line) for frame, line in walk(error.__traceback__) if is_of_model_library(frame)]
+    if not modules:
+        return None
+    frame, line = modules[-1]
+    library = library_of(frame)
+    path = "/".join(Path(frame.f_code.co_filename).parts[-3:])
+    module = type(frame.f_locals["self"]).__name__
+    shown = f"{module} of {library} raised in {frame.f_code.co_name} ({path}:{line}): {first_line(error)}"
+    more = (f"  {text}" for text in lines_of(error)[1:])
+    return "\n".join([shown, *more, "(the model's own refusal; mpt --debug COMMAND shows all)"])
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type of an exception and the first line of what it says."""
+    return ": ".join([type(error).__name__, *lines_of(error)[:1]])
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """Return the lines of an exception's message that are not empty."""
+    return [text for text in str(error).splitlines() if text.strip()]
 
 
 def walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
@@ -66,6 +93,19 @@ def is_own(frame: FrameType) -> bool:
     homes = [MPT, *(Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib"))]
     homes += [Path(sys.base_prefix).resolve() / "lib"]
     return not any(path.is_relative_to(home) for home in homes) and not re.search(r"(site|dist)-packages", name)
+
+
+def is_of_model_library(frame: FrameType) -> bool:
+    """Return whether a frame is a method of a module that neither mpt nor torch has: timm's, torchvision's, another's."""
+    owner = frame.f_locals.get("self")
+    if not any(base.__name__ == "Module" for base in type(owner).__mro__):
+        return False
+    return library_of(frame) not in ("mpt", "torch", "torchao")
+
+
+def library_of(frame: FrameType) -> str:
+    """Return the top-level package that a frame's code is in."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def said_of(frame: FrameType) -> str:

@@ -27,6 +27,7 @@ class Settings(ModelOptions):
     """How to call the model's constructor."""
 
     image_size: int = Field(224, ge=8)
+    """Side of the images in pixels; models that are made for one size (vision transformers) are made for this one."""
     channels: int = Field(3, ge=1)
     small_stem: bool = False
     """For torchvision's ResNets on small images: a 3x3 stem of stride 1 and no max-pooling."""
@@ -42,9 +43,10 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
     package, _, attribute = name.partition(":")
     options: dict[str, Any] = dict(settings.options)
     if package == "torchvision":
-        net = _torchvision(attribute, {"num_classes": len(data.classes), **options})
+        net = _torchvision(attribute, settings.image_size, {"num_classes": len(data.classes), **options})
     elif package == "timm":
-        net = _timm(attribute, {"num_classes": len(data.classes), "in_chans": settings.channels, **options})
+        given = {"num_classes": len(data.classes), "in_chans": settings.channels, **options}
+        net = _timm(attribute, settings.image_size, given)
     else:
         net = _granted(package, attribute, len(data.classes), options)
     if settings.small_stem:
@@ -68,7 +70,7 @@ def _call(name: str, constructor: Any, options: dict[str, Any], is_own: bool = F
     return net
 
 
-def _torchvision(attribute: str, options: dict[str, Any]) -> nn.Module:
+def _torchvision(attribute: str, image_size: int, options: dict[str, Any]) -> nn.Module:
     from mpt import vision_ops
 
     vision_ops.import_torchvision()
@@ -77,10 +79,12 @@ def _torchvision(attribute: str, options: dict[str, Any]) -> nn.Module:
     if attribute not in torchvision.models.list_models(module=torchvision.models):
         near = get_close_matches(attribute, torchvision.models.list_models(module=torchvision.models), 3)
         raise ConfigError(f"model.name: torchvision has no classifier {attribute!r}; nearest: {', '.join(near) or '-'}")
+    if attribute.startswith("vit_") and image_size != 224:  # the others take any size, or a size by another name
+        options = {"image_size": image_size, **options}
     return _call(f"torchvision:{attribute}", torchvision.models.get_model_builder(attribute), options)
 
 
-def _timm(attribute: str, options: dict[str, Any]) -> nn.Module:
+def _timm(attribute: str, image_size: int, options: dict[str, Any]) -> nn.Module:
     try:
         from mpt import vision_ops
 
@@ -92,6 +96,9 @@ def _timm(attribute: str, options: dict[str, Any]) -> nn.Module:
         names = timm.list_models()
         near = [name for name in names if attribute in name][:3] or get_close_matches(attribute, names, 3, cutoff=0.5)
         raise ConfigError(f"model.name: timm has no model {attribute!r}; nearest: {', '.join(near) or '-'}")
+    published = timm.models.get_pretrained_cfg(attribute)
+    if published is not None and published.fixed_input_size and published.input_size[-1] != image_size:
+        options = {"img_size": image_size, **options}  # position embeddings and windows are made for one size
     return _call(f"timm:{attribute}", lambda **kw: timm.create_model(attribute, pretrained=False, **kw), options)
 
 

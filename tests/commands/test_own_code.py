@@ -88,6 +88,25 @@ def test_a_model_that_raises_is_named_with_its_own_lines_alone(go: Any, tmp_path
         cli.main(["--debug", "train", "c.yaml", "--allow", "own_net"])
 
 
+SIZES = "model.options={depth: 1, embed_dim: 12, num_heads: 2, patch_size: 8}"
+VIT = "model.name=timm:vit_tiny_patch16_224", SIZES, "model.channels=1"
+
+
+def test_a_model_of_timm_is_made_for_the_image_size(go: Any, tmp_path: Path) -> None:
+    write_net("", tmp_path)
+    code, _ = go("train", "c.yaml", *VIT)
+    assert code == 0
+
+
+def test_the_refusal_of_a_librarys_model_is_one_line_without_frames(go: Any, tmp_path: Path) -> None:
+    write_net("", tmp_path)
+    code, said = go("train", "c.yaml", VIT[0], VIT[2], VIT[1].replace("{", "{img_size: 24, "))
+    assert code == 1
+    assert "error: PatchEmbed of timm raised in forward (timm/layers/patch_embed.py:" in said
+    assert "Input height (16) doesn't match model (24)" in said
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize(
     ("mix", "found"),
     [
