@@ -20,11 +20,22 @@ TRICKS = (
 
 
 @pytest.mark.parametrize(
-    "mode", ["fp32", "tf32", "amp", "bf16", "O1", "O2", "{mode: O3, loss_scale: 128}", "fp16-pure", "bf16-pure"]
+    "mode",
+    ["fp32", "tf32", "amp", "bf16", "O1", "O2", "{mode: O3, loss_scale: 128}", "fp16-pure", "bf16-pure"]
+    + ["bf16-sr", "bf16-kahan", "{mode: bf16-sr, accumulate: float32}"],
 )
 def test_a_mode_trains_resumes_and_infers(mode: str, tmp_path: Path) -> None:
     optimizer = "optimizer.lr=0.01"
     said = train(tmp_path, CLASSIFIER, f"precision={mode}", "--smoke", "2", optimizer)
+    assert said.code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "mode"),
+    [("lion", "bf16-sr"), ("muon", "amp"), ("adafactor", "bf16-sr"), ("schedule_free", "amp")],
+)
+def test_an_optimizer_trains_and_resumes(optimizer: str, mode: str, tmp_path: Path) -> None:
+    said = train(tmp_path, CLASSIFIER, f"precision={mode}", "--smoke", "2", "optimizer=null", f"optimizer={optimizer}")
     assert said.code == 0, said
 
 
