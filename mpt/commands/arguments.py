@@ -262,6 +262,8 @@ class ReportArguments:
 
     run: Annotated[str | None, typer.Argument(metavar="RUN", show_default="the newest one")] = None
     """A run."""
+    all: bool = False
+    """Write one page over all runs instead: index.html in their folder."""
     runs: Runs = "runs"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,8 @@ def read_sides(
     options = [f"train.device={arguments.device}"] if arguments.device else []
     options.append("train.plan_memory=false")  # a plan beside would take time from what is timed
 
-    def load(source: Any) -> Config:
-        return load_config(source, [*overrides, *options], allow=arguments.allow)
+    def load(source: Any, more: Sequence[str] = ()) -> Config:
+        return load_config(source, [*overrides, *options, *more], allow=arguments.allow)
 
     if len(files) > 1:
         configs = {label: load(Path(file)) for label, file in zip(label_files(files), files, strict=True)}
@@ -115,7 +116,7 @@ def read_sides(
     for variant in arguments.variant:
         if variant in chosen:
             raise ConfigError(f"--variant: {variant!r} was given twice.")
-        chosen[variant] = vary(base, variant, arguments.allow)
+        chosen[variant] = vary(base, variant, arguments.allow, partial(load, source))
     return Sides(chosen, base, by_mode=by_mode, is_demo=source is DEMO)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from mpt.commands.arguments import DiffArguments
 from mpt.commands.sides import Side, read_side, resolve_mode, vary
 from mpt.config.differences import ABSENT, Difference, find_differences
 from mpt.config.layers import write_override
+from mpt.config.schema import Config
 from mpt.errors import ConfigError, GateError
 from mpt.report.read_run import read_run
 
@@ -82,12 +84,15 @@ def read_sides(arguments: DiffArguments) -> tuple[Side, Side]:
         )
     runs = Path(arguments.runs)
     first = read_side(words[0], overrides, runs, arguments.allow)
+
+    def again(more: Sequence[str]) -> Config:
+        return read_side(words[0], [*overrides, *more], runs, arguments.allow).config
+
     if arguments.variant is not None:
-        return first, Side(
-            f"{words[0]} with {arguments.variant}", vary(first.config, arguments.variant, arguments.allow)
-        )
+        varied = vary(first.config, arguments.variant, arguments.allow, again)
+        return first, Side(f"{words[0]} with {arguments.variant}", varied)
     if resolve_mode(words[1]) is not None and not Path(words[1]).exists():
-        return first, Side(words[1], vary(first.config, f"precision={words[1]}", arguments.allow))
+        return first, Side(words[1], vary(first.config, f"precision={words[1]}", arguments.allow, again))
     return first, read_side(words[1], overrides, runs, arguments.allow)
 
 

@@ -1,20 +1,29 @@
-"""`mpt report RUN`: write a run's report anew, from its files alone. Torch is not imported."""
+"""`mpt report RUN`: write a run's report anew, from its files alone; `--all`: a page over all runs. Torch is not
+imported."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from mpt.commands.arguments import ReportArguments
+from mpt.errors import ConfigError
+from mpt.report.all_runs import write_all_runs
 from mpt.report.page import write_report
 from mpt.run.layout import find_run, newest_run
 
 
 def run(arguments: ReportArguments) -> None:
-    """Write `report.md`, `.json` and `.html` into the named run, the newest one by default.
+    """Write `report.md`, `.json` and `.html` into the named run, the newest one by default, or a page over all runs.
 
-    Raises CheckpointError if there is no such run, InputOutputError if the report cannot be written.
+    Raises CheckpointError if there is no such run, InputOutputError if the report cannot be written, ConfigError for
+    a run beside `--all`.
     """
     runs = Path(arguments.runs)
+    if arguments.all:
+        if arguments.run:
+            raise ConfigError(f"--all is a page over all runs in {runs}: leave out {arguments.run}, or give --runs.")
+        print(write_all_runs(runs))
+        return
     directory = find_run(arguments.run, runs)[0] if arguments.run else newest_run(runs)
     write_report(directory.path)
     for suffix in ("html", "md", "json"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,22 +59,30 @@ def read_side(word: str, overrides: Sequence[str], runs: Path, allow: Sequence[s
     return Side(word, load_config(directory.config_path, overrides, allow=allow), directory, chosen)
 
 
-def vary(base: Config, variant: str, allow: Sequence[str]) -> Config:
-    """Return a configuration with settings changed, written `KEY=VALUE KEY=VALUE`, or in a precision mode by name."""
+def vary(base: Config, variant: str, allow: Sequence[str], again: Callable[[Sequence[str]], Config]) -> Config:
+    """Return a configuration with settings changed, written `KEY=VALUE KEY=VALUE`, or in a precision mode by name.
+
+    `again` reads the configuration anew with further overrides: laid over what the user wrote, another optimizer takes
+    its own defaults and not those of the one before. What is said of precision is laid over the result.
+    """
     try:
         words = shlex.split(variant)
     except ValueError as error:
         raise ConfigError(f"--variant: found {variant!r}, whose quotes do not close") from error
     if not words:
         raise ConfigError("--variant: found nothing; write KEY=VALUE, several in quotes")
-    granted = [*allow, *([base.model.name.split(":")[0]] if ":" in base.model.name else [])]
-    rest = []
     for word in words:
-        key, equals, value = word.partition("=")
-        if key.strip() in ("precision", "precision.mode") and resolve_mode(value.strip()):
-            base = change_precision(base, value.strip())
-        elif not equals:
+        if "=" not in word:
             raise ConfigError(f"--variant: found {word!r}; write KEY=VALUE, several in quotes")
+    mode, precise, others = None, [], []
+    for word in words:
+        key, _, value = (part.strip() for part in word.partition("="))
+        if key in ("precision", "precision.mode") and resolve_mode(value):
+            mode = value
         else:
-            rest.append(word)
-    return load_config(base.to_data(), rest, allow=granted) if rest else base
+            (precise if key.startswith("precision.") else others).append(word)
+    config = again(others) if others else base
+    if mode is not None:
+        config = change_precision(config, mode)
+    granted = [*allow, *([config.model.name.split(":")[0]] if ":" in config.model.name else [])]
+    return load_config(config.to_data(), precise, allow=granted) if precise else config

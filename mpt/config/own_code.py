@@ -50,8 +50,8 @@ def explain_own_code(error: BaseException) -> str | None:
 def explain_library_model(error: BaseException) -> str | None:
     """Return which module of an installed model library raised, or None where none of them was running.
 
-    An input of the wrong size or an option that does not suit ends in a library's own assertion: that line says more than
-    the way through torch and mpt to it.
+    An input of the wrong size or an option that does not suit ends in a library's own assertion: that line says more
+    than the way through torch and mpt to it.
     """
     modules = [(frame, line) for frame, line in walk(error.__traceback__) if is_of_model_library(frame)]
     if not modules:
@@ -96,7 +96,7 @@ def is_own(frame: FrameType) -> bool:
 
 
 def is_of_model_library(frame: FrameType) -> bool:
-    """Return whether a frame is a method of a module that neither mpt nor torch has: timm's, torchvision's, another's."""
+    """Return whether a frame is a method of a module of neither mpt nor torch: timm's, torchvision's, another's."""
     owner = frame.f_locals.get("self")
     if not any(base.__name__ == "Module" for base in type(owner).__mro__):
         return False

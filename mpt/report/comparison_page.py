@@ -14,6 +14,7 @@ from mpt.errors import InputOutputError
 from mpt.report.comparison import Comparison, Row
 from mpt.report.comparison_plots import draw_panels, draw_png
 from mpt.report.page import environment, plain
+from mpt.report.pictures import side_by_side
 from mpt.report.statistics import Verdict
 from mpt.report.units import show_figure
 from mpt.run.files import write_atomically
@@ -34,9 +35,8 @@ def write_comparison(path: Path, comparison: Comparison) -> None:
     write_atomically(path / "comparison.json", json.dumps(plain(as_json(comparison)), indent=1, allow_nan=False) + "\n")
     write_atomically(path / "comparison.md", template.get_template("comparison.md.j2").render(**content))
     plots = {caption: Markup(svg) for caption, svg in draw_panels(comparison).items()}
-    write_atomically(
-        path / "comparison.html", template.get_template("comparison.html.j2").render(**content, plots=plots)
-    )
+    page = template.get_template("comparison.html.j2").render(**content, plots=plots, grids=side_by_side(comparison))
+    write_atomically(path / "comparison.html", page)
     write_atomically(path / "comparison.png", draw_png(comparison))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
@@ -21,8 +22,12 @@ from mpt.report.drawing import (
     STYLE,
     add_legend,
     draw_svg,
+    has_finite,
     label_steps,
     mark_bytes,
+    point_marker,
+    running_mean,
+    set_scale,
     thin,
     write_numbers_out,
 )
@@ -31,6 +36,7 @@ from mpt.report.read_run import curves
 from mpt.report.units import show_bytes, show_seconds
 
 DARK_INK = "#1d2329"
+MOST_LOSSES = 4
 OUTCOME_COLOURS = {"within": "#2a9d74", "outside": "#d5524f", "undecided": "#b3902c"}
 
 
@@ -74,6 +80,7 @@ def panels(comparison: Comparison) -> list[tuple[str, Painter]]:
             paint_finals,
             any(math.isfinite(value) for row in comparison.rows for value in row.group.finals.values()),
         ),
+        *((f"Loss {name} by step", partial(paint_loss, name=name), True) for name in shared_losses(comparison)),
         (f"{metric} by step", paint_metric, any(metric in curves(run.evaluations, "metrics") for run in runs)),
         ("Peak memory", paint_memory, any(math.isfinite(row.peak_bytes) for row in comparison.rows)),
         ("Seconds per step", paint_seconds, any(math.isfinite(row.step_seconds) for row in comparison.rows)),
@@ -82,11 +89,16 @@ def panels(comparison: Comparison) -> list[tuple[str, Painter]]:
     return [(caption, paint) for caption, paint, has_data in wanted if has_data]
 
 
+def short(label: str) -> str:
+    """Break what a variant is called into at most three short lines: beside long ones no room is left for a plot."""
+    return "\n".join(textwrap.wrap(label, 22, max_lines=3, placeholder=" …", break_on_hyphens=False))
+
+
 def paint_intervals(axes: Axes, comparison: Comparison) -> None:
     """Draw each mode's 90 % interval against the margin's band."""
     margin = comparison.margin
     unit = 100.0 if margin.relative else 1.0
-    others = [(row.group.label, row.verdict) for row in comparison.rows if row.verdict is not None]
+    others = [(short(row.group.label), row.verdict) for row in comparison.rows if row.verdict is not None]
     axes.axvspan(-margin.size * unit, margin.size * unit, color="#2a9d74", alpha=0.16, linewidth=0)
     axes.axvline(0, color=axes.xaxis.label.get_color(), linewidth=0.8, alpha=0.6)
     ends = [end * unit for _, verdict in others for end in (verdict.low, verdict.high) if math.isfinite(end)]
@@ -101,13 +113,13 @@ def paint_intervals(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(len(others) - 0.4, -0.6)
     axes.set_yticks(range(len(others)), [f"{label}\n{verdict.outcome}" for label, verdict in others])
     shown = "% of the baseline" if margin.relative else "in the metric's unit"
-    axes.set_xlabel(f"difference from {comparison.baseline.group.label}, {shown}")
+    axes.set_xlabel(f"difference from {short(comparison.baseline.group.label)}, {shown}")
     axes.grid(axis="y", visible=False)
 
 
 def paint_finals(axes: Axes, comparison: Comparison) -> None:
     """Draw the final metric of every run, the runs of one seed joined."""
-    labels = [row.group.label for row in comparison.rows]
+    labels = [short(row.group.label) for row in comparison.rows]
     for seed in comparison.seeds:
         points = [(at, row.group.finals[seed]) for at, row in enumerate(comparison.rows) if seed in row.group.finals]
         axes.plot(
@@ -131,13 +143,35 @@ def paint_metric(axes: Axes, comparison: Comparison) -> None:
     for at, row in enumerate(comparison.rows):
         for index, record in enumerate(row.group.runs.values()):
             series = curves(record.evaluations, "metrics").get(comparison.metric, ([], []))
-            label = row.group.label if index == 0 else None
+            label = short(row.group.label) if index == 0 else None
             marker = "o" if len(series[0]) < 60 else ""  # a run with one evaluation is a point and no line
             colour = COLOURS[at % len(COLOURS)]
             axes.plot(
                 *thin(series), color=colour, alpha=0.75, linewidth=1.2, label=label, marker=marker, markersize=3.5
             )
     label_steps(axes, comparison.metric)
+    add_legend(axes, len(comparison.rows))
+
+
+def shared_losses(comparison: Comparison) -> list[str]:
+    """Return the losses that every mode's first run has logged with finite values, the first MOST_LOSSES of them."""
+    found = [curves(next(iter(row.group.runs.values())).train, "losses") for row in comparison.rows]
+    names = [name for name in found[0] if all(name in one and has_finite(one[name][1]) for one in found)]
+    return names[:MOST_LOSSES]
+
+
+def paint_loss(axes: Axes, comparison: Comparison, name: str) -> None:
+    """Draw one loss over the steps: the running mean of each mode's first seed."""
+    drawn = []
+    for at, row in enumerate(comparison.rows):
+        steps, values = thin(curves(next(iter(row.group.runs.values())).train, "losses")[name])
+        if len(steps) > 30:
+            values = running_mean(values, weight=min(0.98, 1 - 12 / len(steps)))
+        drawn += values
+        colour, label = COLOURS[at % len(COLOURS)], short(row.group.label)
+        axes.plot(steps, values, color=colour, label=label, alpha=0.8, marker=point_marker(steps))
+    set_scale(axes, drawn, wanted=False)
+    label_steps(axes, name)
     add_legend(axes, len(comparison.rows))
 
 
@@ -178,7 +212,7 @@ def paint_seconds(axes: Axes, comparison: Comparison) -> None:
 
 def name_bars(axes: Axes, comparison: Comparison) -> None:
     """Label horizontal bars, one per mode."""
-    axes.set_yticks(range(len(comparison.rows)), [row.group.label for row in comparison.rows])
+    axes.set_yticks(range(len(comparison.rows)), [short(row.group.label) for row in comparison.rows])
     axes.set_ylim(len(comparison.rows) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
 
@@ -192,7 +226,8 @@ def paint_scale(axes: Axes, comparison: Comparison) -> None:
             if phase in row.scales:
                 steps, values = thin(series)
                 colour = COLOURS[lines % len(COLOURS)]
-                axes.step(steps, values, where="post", color=colour, label=f"{row.group.label} {phase}", alpha=0.85)
+                label = f"{short(row.group.label)} {phase}"
+                axes.step(steps, values, where="post", color=colour, label=label, alpha=0.85)
                 lines += 1
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,14 +1,15 @@
 """A run as three files: `report.md` to paste, `report.json` to compute with, `report.html` to show.
 
-The page is one file that asks the network for nothing and runs no script: styles inline, plots as SVG, images as
-data, and a content policy that forbids the rest. Everything that came from a user or a run passes through the
+The page is one file that asks the network for nothing: styles inline, plots as SVG, images as data, and a content
+policy that forbids the rest. One script of ours enlarges pictures and sorts tables; the policy names its hash, so that
+no other runs, and without it the page says the same. Everything that came from a user or a run passes through the
 template's escaping; the plots are the one exception, and their words were escaped when they were drawn.
 """
 
 from __future__ import annotations
 
 import base64
-import io
+import hashlib
 import json
 import math
 import shlex
@@ -19,20 +20,18 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from PIL import Image
 
 from mpt.config.differences import find_differences
 from mpt.report.classification import read_classification
 from mpt.report.numerics_map import read_numerics
+from mpt.report.pictures import embed_samples
 from mpt.report.plots import draw_run, memory_parts, skipped_steps
 from mpt.report.read_run import RunRecord, curves, number, read_run, section
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
 from mpt.run.files import write_atomically
 
-MOST_SAMPLES = 8
 MOST_RANKS = 8
 MOST_EVENTS = 200
-SAMPLE_PIXELS = 512
 KINDS_OF_MEMORY = {
     "cuda": "the allocator's peak on the GPU",
     "live tensors": "the peak of live tensor bytes over a tracked step",
@@ -71,6 +70,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    assert made.loader is not None
+    script = made.loader.get_source(made, "page.js.j2")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    made.globals.update(script=Markup(script), script_hash=f"sha256-{digest}")
     made.filters.update(
         bytes=show_bytes,
         seconds=show_seconds,
@@ -268,27 +271,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
-def embed_samples(record: RunRecord) -> list[dict[str, Any]]:
-    """Return sample images over time as data addresses, evenly chosen, small ones left as they are."""
-    chosen = record.samples
-    if len(chosen) > MOST_SAMPLES:
-        last = len(chosen) - 1
-        chosen = [chosen[round(index * last / (MOST_SAMPLES - 1))] for index in range(MOST_SAMPLES)]
-    found = []
-    for path in chosen:
-        try:
-            with Image.open(path) as image:
-                image.load()
-                width, height = image.size
-                small = image.convert("RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            found.append({"label": path.stem, "source": "", "pixelated": False})
-            continue
-        small.thumbnail((SAMPLE_PIXELS, SAMPLE_PIXELS))
-        target = io.BytesIO()
-        small.save(target, "PNG", optimize=True)
-        source = "data:image/png;base64," + base64.b64encode(target.getvalue()).decode("ascii")
-        found.append({"label": path.stem, "source": source, "pixelated": max(width, height) < 256})
-    return found

@@ -205,15 +205,21 @@ def last_written(path: Path) -> tuple[int, int, int, str]:
     Pictures and reports that are made afterwards change the folder's own time and leave an old run old. A run with
     times in the future alone, from a clock that was wrong, is older than all others: it would be the newest for ever.
     """
-    times: list[int] = []
-    for name in ("config.yaml", "metrics.jsonl", "lock"):
-        with contextlib.suppress(OSError):
-            times.append((path / name).stat().st_mtime_ns)
+    times = writing_times(path)
     latest = time.time_ns() + CLOCKS_APART_NS
     times = times or [path.stat().st_mtime_ns]
     past = [one for one in times if one <= latest]
     number = re.search(r"-(\d{1,9})$", path.name)
     return len(past) > 0, max(past or times), int(number.group(1)) if number else 1, path.name
+
+
+def writing_times(path: Path) -> list[int]:
+    """Return when the files that training alone writes were last written, in nanoseconds."""
+    times: list[int] = []
+    for name in ("config.yaml", "metrics.jsonl", "lock"):
+        with contextlib.suppress(OSError):
+            times.append((path / name).stat().st_mtime_ns)
+    return times
 
 
 def newest_run(runs_dir: Path) -> RunDirectory:

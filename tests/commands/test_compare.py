@@ -285,6 +285,10 @@ def test_variants_and_modes_of_one_configuration_are_compared(tmp_path):
     assert (last["optimizer"]["lr"], last["train"]["steps"]) == (0.01, 7)
     trainer = go(tmp_path, str(file), "amp", seeds=1)
     assert [name for name, _ in trainer.calls] == ["fp32-seed-0", "amp-seed-0"]
+    go(tmp_path, str(file), variant=("precision=amp precision.growth_interval=7 optimizer.name=lion",), seeds=1)
+    lion = yaml.safe_load(next(tmp_path.glob("compare-*/precision-amp*/config.yaml")).read_text())
+    assert lion["optimizer"]["betas"] == [0.9, 0.99]  # its own, not those that the file's Adam has by default
+    assert lion["precision"]["growth_interval"] == 7
     trainer = go(tmp_path, str(file), "fp32", "O2", seeds=1)
     assert (tmp_path / "compare-small_cnn-fp32-O2").is_dir()
     for words, options in (((str(file), "fp32"), {}), ((str(file), str(file)), {}), ((str(file),), {})):

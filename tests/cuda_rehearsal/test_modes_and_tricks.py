@@ -21,8 +21,10 @@ TRICKS = (
 
 @pytest.mark.parametrize(
     "mode",
-    ["fp32", "tf32", "amp", "bf16", "O1", "O2", "{mode: O3, loss_scale: 128}", "fp16-pure", "bf16-pure"]
-    + ["bf16-sr", "bf16-kahan", "{mode: bf16-sr, accumulate: float32}"],
+    [
+        *("fp32", "tf32", "amp", "bf16", "O1", "O2", "{mode: O3, loss_scale: 128}", "fp16-pure", "bf16-pure"),
+        *("bf16-sr", "bf16-kahan", "{mode: bf16-sr, accumulate: float32}"),
+    ],
 )
 def test_a_mode_trains_resumes_and_infers(mode: str, tmp_path: Path) -> None:
     optimizer = "optimizer.lr=0.01"

@@ -29,14 +29,14 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
     assert "Confusion: rows are the truth" in page
     assert 'aria-label="calibration"' in page
     assert page.count("data:image/png;base64,") >= len(details["worst"]) > 0
-    assert "<script" not in page
+    assert page.count("<script") == 1
 
     details["worst"][0] |= {"picture": 'x" onerror="alert(1)', "label": "<script>alert(1)</script>"}
     details["classes"][0] = "<b>zero</b>"
     (path / "evaluation.json").write_text(json.dumps(details))
     write_report(path)
     page = (path / "report.html").read_text("utf-8")
-    assert "<script" not in page
+    assert page.count("<script") == 1
     assert "onerror=" not in page
     assert "&lt;b&gt;zero&lt;/b&gt;" in page
     for broken in ({**details, "matrix": 5}, {**details, "calibration": {"bins": [{}]}}, [], {"step": 1}):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -168,8 +169,12 @@ def test_all_four_files_say_the_same(make_run, tmp_path):
     assert "amp against fp32, accuracy, 3 paired seeds: within the margin" in markdown
     assert "O2 against fp32, accuracy, 3 paired seeds: outside the margin (worse)" in markdown
     assert "fp32's own spread over 3 seeds" in markdown
-    assert page.count("<svg") == 6
+    assert page.count("<svg") == 9
+    assert "Loss gen/fool by step" in page
     assert "within the margin" in page
+    assert re.findall(r'alt="samples: (\w+), step-(\d+)"', page) == [
+        (mode, step) for mode in ("fp32", "amp", "O2") for step in ("00000000", "00000040", "00000090")
+    ]
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -177,7 +182,8 @@ def test_markup_in_names_is_escaped_in_the_comparison(make_run, tmp_path):
     records = [read_run(make_run(name, mode="fp32")) for name in ("<script>x", "plain")]
     write_comparison(tmp_path / "<i>out", compare_groups(group_runs(records), MARGIN))
     page = (tmp_path / "<i>out" / "comparison.html").read_text()
-    assert "<script" not in page
+    assert "<script>x" not in page
+    assert page.count("<script") == 1
     assert "<i>" not in page
 
 

@@ -1,0 +1,50 @@
+"""The page over all runs of a folder."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from mpt import cli
+from mpt.commands.arguments import ReportArguments
+from mpt.commands.report import run
+from mpt.errors import CheckpointError, ConfigError
+
+
+def rows_of(page: str) -> dict[str, str]:
+    """Return run -> its row's markup."""
+    rows = re.findall(r"<tr data-model.*?</tr>", page, re.DOTALL)
+    return {re.sub(r"<.*?>", "", re.search(r"<td>(.*?)</td>", row).group(1)): row for row in rows}  # type: ignore[union-attr]
+
+
+def test_a_page_over_all_runs_shows_each_and_marks_the_best_of_its_kind(make_run: Any, tmp_path: Any) -> None:
+    make_run("worse", final=0.8)
+    (make_run("better", final=0.9) / "report.html").write_text("")
+    make_run("alone", metric="frechet_distance", higher_is_better=False)
+    make_run("<b>stopped", finished=False, final=0.99)
+    (tmp_path / "compare-x").mkdir()
+    verdict = {"mode": "amp", "verdict": {"outcome": "within"}}
+    (tmp_path / "compare-x" / "comparison.json").write_text(json.dumps({"metric": "accuracy", "modes": [verdict]}))
+    run(ReportArguments(all=True, runs=str(tmp_path)))
+    page = (tmp_path / "index.html").read_text()
+    rows = rows_of(page)
+    assert set(rows) == {"worse", "better", "alone", "&lt;b&gt;stopped"}
+    assert [name for name, row in rows.items() if "number best" in row] == ["better"]
+    assert '<a href="better/report.html">' in rows["better"]
+    assert "href" not in rows["worse"]
+    assert "unfinished" in rows["&lt;b&gt;stopped"]
+    assert 'data-value="0.9"' in rows["better"]
+    assert 'href="compare-x/comparison.html"' in page
+    assert "amp within" in page
+    assert "<b>stopped" not in page
+
+
+def test_a_page_over_no_runs_or_over_one_is_refused(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CheckpointError, match="holds no run yet"):
+        run(ReportArguments(all=True, runs=str(tmp_path)))
+    with pytest.raises(ConfigError, match="leave out mine"):
+        run(ReportArguments(run="mine", all=True, runs=str(tmp_path)))
+    with pytest.raises(SystemExit):
+        cli.main(["report", "--help"])
+    assert "--all" in capsys.readouterr().out
