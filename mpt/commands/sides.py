@@ -74,7 +74,9 @@ def vary(base: Config, variant: str, allow: Sequence[str], again: Callable[[Sequ
     for word in words:
         if "=" not in word:
             raise ConfigError(f"--variant: found {word!r}; write KEY=VALUE, several in quotes")
-    mode, precise, others = None, [], []
+    mode: str | None = None
+    precise: list[str] = []
+    others: list[str] = []
     for word in words:
         key, _, value = (part.strip() for part in word.partition("="))
         if key in ("precision", "precision.mode") and resolve_mode(value):

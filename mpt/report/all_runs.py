@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 from mpt.errors import CheckpointError, DataError
 from mpt.report.page import environment
-from mpt.report.read_run import RunRecord, number, read_object, read_run
+from mpt.report.read_run import RunRecord, number, read_run
+from mpt.report.run_files import read_object
 from mpt.run.files import write_atomically
 from mpt.run.layout import list_runs, writing_times
 
