@@ -186,7 +186,10 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__} does not evaluate")
 
     details: Mapping[str, Any] | None = None
-    """What the last `conclude` found beside its figures, for the report, as plain data; `worst` names samples."""
+    """What the last `conclude` found beside its figures, for the report, as plain data.
+
+    `worst` names samples, `section` is what the run's page shows (see `mpt.report.evaluation_section`).
+    """
 
     def preview(self, batch: Batch) -> Tensor | None:
         """Return an image grid's tiles in [0, 1], NCHW, which show the same samples over the whole run."""

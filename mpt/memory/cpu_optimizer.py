@@ -71,6 +71,8 @@ class HostOptimizer(Optimizer):
                     twin.grad = parameter.grad.to("cpu", copy=True)
                     moved.append((parameter, twin))
         self.inner.step()
+        for outer, inner in zip(self.param_groups, self.inner.param_groups):  # what an optimizer counts in its groups
+            outer.update({key: value for key, value in inner.items() if key != "params"})
         for parameter, twin in moved:
             parameter.copy_(twin, non_blocking=True)
             self.versions[parameter] = parameter._version

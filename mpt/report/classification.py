@@ -72,12 +72,16 @@ def read_classification(run_path: Path) -> dict[str, Any] | None:
         return None
 
 
-def cells(matrix: Any, size: int) -> list[list[Cell]]:
-    """Return the matrix's cells; none where it was left out."""
+def cells(matrix: Any, size: int, totals: Any = None) -> list[list[Cell]]:
+    """Return the matrix's cells; none where it was left out. `totals` says what each row's shares are of: its sum."""
     if not matrix or len(matrix) != size:
         return []
+    of = [sum(map(int, row)) for row in matrix] if totals is None else [int(total) for total in totals]
     return [
-        [Cell(int(count), int(count) / max(1, sum(map(int, row))), place == number) for place, count in enumerate(row)]
+        [
+            Cell(int(count), min(1.0, int(count) / max(1, of[number])), place == number)
+            for place, count in enumerate(row)
+        ]
         for number, row in enumerate(matrix)
     ]
 

@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from mpt.config.differences import find_differences
 from mpt.report.classification import read_classification
+from mpt.report.evaluation_section import read_section, show_section
 from mpt.report.numerics_map import read_numerics
 from mpt.report.pictures import embed_samples
 from mpt.report.plots import draw_run, memory_parts, skipped_steps
@@ -55,10 +56,17 @@ def write_report(run_path: Path) -> None:
         samples=embed_samples(record),
         numerics=read_numerics(run_path),
         classification=read_classification(run_path),
+        evaluation=read_section(run_path),
     )
     write_atomically(run_path / "report.html", page)
     # Last: it says that the other two are there (see `mpt.run.ending`).
     write_atomically(run_path / "report.json", json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n")
+
+
+def write_evaluation(path: Path, name: str, section: Mapping[str, Any], step: int) -> None:
+    """Write one evaluation as a page of its own. Raises InputOutputError if it cannot be written."""
+    template = environment().get_template("evaluation_page.html.j2")
+    write_atomically(path, template.render(name=name, evaluation=show_section(section, step)))
 
 
 def environment() -> Environment:

@@ -9,13 +9,11 @@ from typing import Annotated
 
 import typer
 
-from mpt.engine.evaluation import apart_from_training, gather_evidence, test_batches
+from mpt.engine.evaluation import evaluate
 from mpt.inference.trained import open_trained
+from mpt.report.page import write_evaluation
 from mpt.run.files import failures_explained, write_atomically
 from mpt.systems.yolofuse.commands.detection import detector
-from mpt.systems.yolofuse.commands.evaluation import HEAD, as_json, class_rows, page
-from mpt.systems.yolofuse.metrics.average_precision import confusion, measure
-from mpt.systems.yolofuse.tasks.detect import gather_pictures
 
 
 @dataclass(frozen=True)
@@ -42,20 +40,17 @@ def run(command: Command) -> None:
     trained = open_trained(command.run, Path(command.runs), command.device or "auto", command.overrides)
     run, task = trained.run, detector(trained.run)
     size = command.batch_size or trained.config.train.batch_size
-    with apart_from_training(run):
-        evidence = [one for _, one in gather_evidence(run, test_batches(run, trained.test_data, size), size)]
-    pictures = gather_pictures(evidence)
-    classes, limit = task.classes, task.settings.most_detections
-    coco = measure(pictures, len(classes), "coco", limit)
-    article = measure(pictures, len(classes), "ultralytics-8.3", limit)
-    table = confusion(pictures, len(classes), task.settings.confidence, task.settings.iou)
-    rows = class_rows(pictures, classes, coco, article)
-    print("\n".join([HEAD, "|---|" + "---:|" * 6, *rows]))
-    print(f"precision and recall at a score of {coco.confidence:.3f}, where F1 is best")
+    evaluate(run, trained.test_data, size)
+    assert task.details is not None
+    details, section = dict(task.details), task.details["section"]
+    head, rows = section["table"]["head"], section["table"]["rows"]
+    print(f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1), sep="\n")
+    print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    print(f"precision and recall at a score of {details['confidence']:.3f}, where F1 is best")
     output = Path(command.output) if command.output else Path(trained.directory.path)
     with failures_explained(output):
         output.mkdir(parents=True, exist_ok=True)
-    content = as_json(classes, coco, article, table)
+    content = {"step": trained.loaded.step, **details}
     write_atomically(output / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-    write_atomically(output / "evaluation.html", page(trained.directory.path, classes, coco, table, rows))
+    write_evaluation(output / "evaluation.html", str(trained.directory.path), section, trained.loaded.step)
     print(f"wrote {output / 'evaluation.html'} and evaluation.json")

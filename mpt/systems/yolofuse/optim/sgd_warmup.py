@@ -4,11 +4,16 @@ For `warmup` steps the rate of weights rises from 0, that of biases falls from `
 `warmup_momentum`, all linear in the step. The schedule runs from the first step on, below the warm-up, and ends at
 `last_lr` of the rate instead of 0. Weights decay, biases and normalisation do not (`no_decay`). Ultralytics counts its
 schedule in epochs, this one in steps; the published recipe is otherwise the same (tests/systems/yolofuse).
+
+Where a card holds batches of 16 only, YOLO accumulates 64 / 16 = 4 of them per step, and in the warm-up fewer, from one
+on: `accumulation`. The warm-up then counts those batches, not steps. Batches are counted in the optimizer's groups, and
+`batches_of_step` says how many the next step has: task `detect` takes so much of what it is given, and leaves the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, Literal
 
 import torch
@@ -33,7 +38,9 @@ class Settings(OptimizerOptions):
     clip_grad_norm: float | None = Field(10.0, gt=0)
     schedule: Literal["constant", "cosine", "linear", "one_cycle"] = "linear"
     warmup: int = Field(100, ge=0)
-    """Steps of warm-up; published: 3 epochs, and at least 100 steps."""
+    """Steps of warm-up (with `accumulation`, batches); published: 3 epochs, and at least 100."""
+    accumulation: float = Field(1.0, ge=1)
+    """Batches in a step after the warm-up, as YOLO accumulates 64 / batch; the warm-up begins with one of them."""
     warmup_momentum: float = Field(0.8, ge=0, lt=1)
     """Momentum at the start of the warm-up."""
     warmup_bias_lr: float = Field(0.1, ge=0)
@@ -45,20 +52,23 @@ class Settings(OptimizerOptions):
 
 
 class WarmupSGD(torch.optim.SGD):
-    """SGD that counts its steps in its groups, so that the count is saved and restored with them."""
+    """SGD that counts its batches in its groups, so that the count is saved and restored with them."""
 
     settings: Settings
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step with this step's rates and momentum, and put back the rates that were set from outside."""
         given = [group["lr"] for group in self.param_groups]
+        warmup = self.settings.warmup
         for group in self.param_groups:
-            count = group.setdefault("steps", 0)
+            done = group.setdefault("steps", 0)
+            batches = batches_of_step(done, warmup, self.settings.accumulation)
+            last = done + batches - 1
             scheduled = floored(group["lr"], self.settings)
             start = self.settings.warmup_bias_lr if group.get("is_bias") else 0.0
-            group["lr"] = warm(start, scheduled, count, self.settings.warmup)
-            group["momentum"] = warm(self.settings.warmup_momentum, self.settings.momentum, count, self.settings.warmup)
-            group["steps"] = count + 1
+            group["lr"] = warm(start, scheduled, last, warmup)
+            group["momentum"] = warm(self.settings.warmup_momentum, self.settings.momentum, last, warmup)
+            group["steps"] = done + batches
         try:
             return super().step(closure)
         finally:
@@ -76,6 +86,26 @@ def floored(rate: float, settings: Settings) -> float:
 def warm(start: float, end: float, step: int, steps: int) -> float:
     """Return the value at a step, on a line from `start` at step 0 to `end` at step `steps`, and `end` after it."""
     return end if step >= steps else start + (end - start) * step / steps
+
+
+def batches_of_step(done: int, warmup: int, accumulation: float) -> int:
+    """Return of how many batches the step is made that comes after `done` batches.
+
+    Published: after each batch, a step if those since the last step are as many as are to be accumulated now.
+    """
+    count = 1
+    while count < round(warm(1.0, accumulation, done + count - 1, warmup)):
+        count += 1
+    return count
+
+
+def share_of_batch(optimizer: Optimizer) -> Fraction:
+    """Return how much of the batch the optimizer's next step takes: all but in the warm-up with `accumulation`."""
+    group = optimizer.param_groups[0]
+    accumulation = group.get("accumulation", 1.0)
+    if accumulation == 1:
+        return Fraction(1)
+    return Fraction(batches_of_step(group.get("steps", 0), group["warmup"], accumulation), round(accumulation))
 
 
 def split_biases(parameters: Parameters) -> Parameters:
@@ -106,4 +136,7 @@ def build(settings: Settings, parameters: Parameters) -> Optimizer:
         foreach=settings.foreach,
     )
     optimizer.settings = settings
+    if settings.accumulation > 1:
+        for group in optimizer.param_groups:  # where the task finds them, whatever the optimizer is wrapped in
+            group.update(warmup=settings.warmup, accumulation=settings.accumulation)
     return optimizer

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,10 @@ from mpt.parallel.local import local
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task
 from mpt.systems.yolofuse.losses.detection import DetectionSums, detection_sums
 from mpt.systems.yolofuse.metrics.average_precision import Pictures, measure
+from mpt.systems.yolofuse.metrics.detection_details import describe as describe_evaluation
 from mpt.systems.yolofuse.metrics.suppression import Suppression, suppress_batch
 from mpt.systems.yolofuse.nn.yolo_head import decode
+from mpt.systems.yolofuse.optim.sgd_warmup import share_of_batch
 from mpt.systems.yolofuse.tasks.drawing import draw_pair
 from mpt.tasks.average import make_twin
 
@@ -94,8 +97,13 @@ class Detect(Task):
         return [Phase("net", self.net, optimizers["net"], self.losses, normalised=True)]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Note the size of the whole batch, and resize it where sizes change from step to step."""
+        """Take of the batch what the optimizer's warm-up asks for, note its size, resize it where sizes change."""
         first = next(iter(batch.values()))
+        share = share_of_batch(phase.optimizer)
+        if share < 1 and not isinstance(first, FakeTensor):  # planned is the whole
+            size = math.ceil(share * len(first))
+            batch = {name: value[:size] for name, value in batch.items()}
+            first = first[:size]
         batch = {**batch, "samples": torch.full((len(first),), float(len(first)), device=first.device)}
         return self.resize(batch) if self.settings.multi_scale else batch
 
@@ -172,6 +180,8 @@ class Detect(Task):
         limit = self.settings.most_detections
         coco = measure(pictures, len(self.classes), "coco", limit)
         article = measure(pictures, len(self.classes), "ultralytics-8.3", limit)
+        confidence, iou = self.settings.confidence, self.settings.iou
+        self.details = MappingProxyType(describe_evaluation(pictures, self.classes, coco, article, confidence, iou))
         figures = {
             "map50": coco.map50,
             "map50_95": coco.map50_95,

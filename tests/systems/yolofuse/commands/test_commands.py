@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,18 @@ import torch
 from PIL import Image
 
 from mpt.cli import main
+from mpt.data.absent import AbsentDataset
 from mpt.engine.build import build_datasets, build_run
+from mpt.engine.details import write_details
 from mpt.engine.state import capture
+from mpt.report.page import write_report
 from mpt.run import checkpoint
 from mpt.run.layout import create_run
+from mpt.seams import DataSpec
 from mpt.systems.yolofuse.commands.detection import in_own_pixels
 from mpt.systems.yolofuse.data.scene_augmentation import letterbox_offset
+from mpt.systems.yolofuse.metrics.average_precision import Pictures, measure
+from mpt.systems.yolofuse.metrics.detection_details import describe
 from tests.systems.yolofuse.tasks.small import config
 
 
@@ -159,4 +166,30 @@ def test_evaluation_writes_figures_by_class_and_curves(
     content = json.loads((tmp_path / "evaluation.json").read_text())
     assert len(content["precision_at_recall"][0]) == 101
     assert content["confusion"]["names"] == ["person", "background"]
-    assert (tmp_path / "evaluation.html").read_text().count("data:image/png") == 2
+    page = (tmp_path / "evaluation.html").read_text()
+    assert page.count("<svg") == 2
+    assert "<td>person</td>" in page
+    assert "<script" not in page
+
+
+def test_a_run_s_page_shows_curves_and_confusions_of_its_last_evaluation(run_path: Path) -> None:
+    """The numbers in the page are the evaluation's, and a class's name is no markup."""
+    classes = "<b>a</b>"
+    pictures = Pictures(
+        [np.array([[0.0, 0, 10, 10, 0.9, 0], [50, 50, 60, 60, 0.8, 0]])], [np.array([[0.0, 0, 10, 10, 0]])]
+    )
+    found = [measure(pictures, 1, way) for way in ("coco", "ultralytics-8.3")]
+    details = describe(pictures, [classes], *found, 0.25, 0.45)
+    write_details(run_path / "evaluation.json", details, 7, AbsentDataset(DataSpec({}, 0), ""))
+    write_report(run_path)
+    page = (run_path / "report.html").read_text()
+    assert "Detections, at step 7" in page
+    assert "mAP 1.000" in page
+    assert "&lt;b&gt;a&lt;/b&gt;" in page
+    assert "<b>a</b>" not in page
+    cells = re.findall(r'<td class="number" style="[^"]*">(\d*)</td>', page)
+    assert cells == ["1", "", "1", ""]  # found; not missed; something found where there is nothing; nothing
+    for broken in ({**details, "section": 5}, {**details, "section": {**details["section"], "charts": [{}]}}):
+        (run_path / "evaluation.json").write_text(json.dumps({"step": 7, **broken}))
+        write_report(run_path)
+        assert "Detections, at step" not in (run_path / "report.html").read_text()

@@ -1,16 +1,19 @@
 """The recipe of YOLO's SGD against real trainings of the published program."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 
 from mpt.config.load import load_config
 from mpt.engine.build import build_run
 from mpt.errors import ConfigError
+from mpt.memory.cpu_optimizer import HostOptimizer
 from mpt.optim.schedules import learning_rate
 from mpt.seams import DataSpec, FieldSpec
 from mpt.systems.yolofuse.nn.yolofuse import Settings as NetSettings
 from mpt.systems.yolofuse.nn.yolofuse import YoloFuse
-from mpt.systems.yolofuse.optim.sgd_warmup import Settings, WarmupSGD, build
+from mpt.systems.yolofuse.optim.sgd_warmup import Settings, WarmupSGD, build, share_of_batch
 from tests.systems.yolofuse.published import read_json
 
 RUNS = read_json("recipe.json.gz")["runs"]
@@ -55,6 +58,43 @@ def test_rates_and_momentum_are_the_published_ones(number: int, monkeypatch: pyt
         rates = (values["lr_group1"], values["lr_group0"], values["momentum_group0"])
         assert seen[-1] == pytest.approx(rates, rel=1e-6, abs=1e-12)
         assert all(group["lr"] == rate for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)))
+def test_accumulation_grows_as_published_and_rates_are_those_of_the_step_s_last_batch(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RUNS[number]
+    given, rows = run["settings"], [dict(zip(run["columns"], row, strict=True)) for row in run["rows"]]
+    warmup = max(round(3 * given["batches_per_epoch"]), 100)
+    optimizer = grouped(
+        Settings(schedule="constant", warmup=warmup, accumulation=given["nbs"] / given["batch"], last_lr=1)
+    )
+    momenta: list[float] = []
+    monkeypatch.setattr(
+        torch.optim.SGD, "step", lambda self, closure=None: momenta.append(self.param_groups[0]["momentum"])
+    )
+    before = 0
+    for row in rows:
+        if row["optimizer_steps_so_far"] > before:  # published: a step after this batch
+            before = row["optimizer_steps_so_far"]
+            optimizer.step()
+            assert optimizer.param_groups[0]["steps"] == row["iteration"] + 1
+            assert momenta[-1] == pytest.approx(row["momentum_group0"], rel=1e-6)
+    whole = round(given["nbs"] / given["batch"])
+    assert share_of_batch(optimizer) == 1
+    assert share_of_batch(grouped(Settings(warmup=warmup, accumulation=whole))) == Fraction(1, whole)
+
+
+def test_steps_are_counted_on_by_an_optimizer_in_host_memory_after_a_resume() -> None:
+    first = HostOptimizer(grouped(Settings(warmup=10, accumulation=2)))
+    first.step()
+    resumed = HostOptimizer(grouped(Settings(warmup=10, accumulation=2)))
+    resumed.load_state_dict(first.state_dict())
+    for count in (2, 3, 4, 5, 7):
+        resumed.step()
+        assert [group["steps"] for group in resumed.param_groups] == [count, count]
+    assert share_of_batch(resumed) == 1
 
 
 def test_groups_are_the_published_ones() -> None:

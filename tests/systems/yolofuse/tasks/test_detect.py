@@ -69,6 +69,27 @@ def test_micro_batches_add_up_to_the_whole_batch() -> None:
             torch.testing.assert_close(parts, whole, rtol=1e-6, atol=1e-9)
 
 
+def test_a_step_of_the_warm_up_is_that_of_the_samples_it_takes() -> None:
+    """Half the batch, whole or in micro-batches, and the whole of it once the warm-up is over."""
+    growing = {"name": "sgd_warmup", "warmup": 4, "accumulation": 2}
+    found = []
+    for optimizer, count, size in ((growing, 4, None), (growing, 4, 1), ({"name": "sgd_warmup"}, 2, None)):
+        run, batch = build(optimizer=optimizer)
+        run.micro_batch_size = size
+        run.task.trainable["net"].eval()
+        batch = {name: value[:count] for name, value in batch.items()}
+        found.append(gradients(run, batch))
+    for cut, parts, alone in zip(*found, strict=True):
+        assert torch.equal(cut, alone)
+        torch.testing.assert_close(parts, alone, rtol=1e-3, atol=1e-4)  # float32, summed in another order
+    run, batch = build(optimizer=growing)
+    sizes = []
+    for _ in range(4):
+        sizes.append(len(draw_batch(run, run.phases[0], batch)["rgb"]))
+        run.phases[0].optimizer.step()
+    assert sizes == [2, 2, 4, 4]
+
+
 def test_a_batch_without_boxes_trains() -> None:
     run, batch = build()
     outcome = update(run, run.phases[0], {**batch, "box_mask": torch.zeros_like(batch["box_mask"])})

@@ -17,7 +17,8 @@ from tests.systems.yolofuse.tasks.small import build, config
 
 def train(folder: Path, name: str, *words: str) -> None:
     path = folder / "config.yaml"
-    optimizer = {"name": "sgd_warmup", "warmup": 2, "schedule": "constant"}  # others depend on the run's length
+    # Three steps of 1, 1 and 2 samples; other schedules depend on the run's length.
+    optimizer = {"name": "sgd_warmup", "warmup": 8, "accumulation": 4, "schedule": "constant"}
     path.write_text(config(task={"multi_scale": 0.4}, optimizer=optimizer).to_yaml())
     with pytest.raises(SystemExit) as ended:
         main(["train", str(path), "--runs", str(folder), "--name", name, "--device", "cpu", "--quiet", *words])
@@ -36,7 +37,7 @@ def weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def test_a_resumed_training_ends_bit_equal(tmp_path: Path) -> None:
-    """The count of the optimizer's warm-up, the sizes of multi-scale and the moving average go on where they were."""
+    """The optimizer's warm-up and the batch that grows in it, multi-scale's sizes and the moving average go on."""
     train(tmp_path, "whole")
     train(tmp_path, "parts", "train.steps=2")
     train(tmp_path, "parts", "--resume", "auto", "train.steps=3")
