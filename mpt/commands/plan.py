@@ -48,6 +48,7 @@ from mpt.planner.timeline import write_timeline
 from mpt.planner.verdict import judge
 from mpt.report.units import show_seconds
 from mpt.run.layout import find_run
+from mpt.run.operating_system import usable_cores
 from mpt.run.used_parts import missing_parts_explained
 
 MOST_WORKERS = 8
@@ -57,7 +58,7 @@ PICTURED = 3
 
 def count_workers() -> int:
     """Return how many processes plan a search's recipes: one per core that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return max(1, min(cores, MOST_WORKERS))
 
 

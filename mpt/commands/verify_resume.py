@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -202,7 +201,7 @@ def kill_at(file: Path, folder: Path, target: int, moment: float, arguments: Ver
             time.sleep(POLL_SECONDS)
         if process.poll() is not None:
             return None
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
         return before
     finally:

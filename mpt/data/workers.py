@@ -107,14 +107,10 @@ class WorkerPool:
         """Return the error that names a worker that is gone."""
         worker.process.join(1.0)
         code = worker.process.exitcode
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"ended with code {code}"
-        )
-        hint = "out of memory, perhaps" if code == -signal.SIGKILL else "see above for what it printed"
-        if code == -signal.SIGBUS:
-            hint = "shared memory (/dev/shm) is full, perhaps"
+        killer = signal.Signals(-code).name if code is not None and code < 0 else ""
+        how = f"was killed by {killer}" if killer else f"ended with code {code}"
+        hints = {"SIGKILL": "out of memory, perhaps", "SIGBUS": "shared memory (/dev/shm) is full, perhaps"}
+        hint = hints.get(killer, "see above for what it printed")
         owing = f" before it delivered the samples {preview(worker.pending[0])}" if worker.pending else ""
         return DataError(
             f"data worker {worker.number} (process {worker.process.pid}) {how}{owing} ({hint}). "

@@ -18,6 +18,7 @@ from mpt.planner.budget import describe_bytes
 from mpt.precision.choice import cpu_has_fast_bfloat16
 from mpt.run.environment import package_version, processor_name
 from mpt.run.files import free_bytes
+from mpt.run.operating_system import usable_cores
 
 LITTLE_DISK = 2 * 2**30
 BUSY_SHARE = 0.1
@@ -50,7 +51,7 @@ def _build() -> str:
 
 
 def _examine_processor(section: Section) -> None:
-    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    threads, cores = torch.get_num_threads(), usable_cores()
     advice = "set train.threads, or OMP_NUM_THREADS" if threads > cores else ""
     text = f"{processor_name()}: torch uses {threads} of {cores} cores that this process may use"
     section.add("warning" if threads > cores else "ok", "processor", text, advice)

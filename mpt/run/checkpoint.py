@@ -30,7 +30,6 @@ from torch import Tensor
 from mpt.errors import CheckpointError
 from mpt.run.files import (
     failures_explained,
-    open_directory,
     open_new,
     open_regular,
     sync_directory,
@@ -39,6 +38,7 @@ from mpt.run.files import (
 )
 from mpt.run.layout import CHECKPOINT_NAME, RunDirectory, open_run, refuse_links
 from mpt.run.manifest import FORMAT, LARGEST_MANIFEST_BYTES, MANIFEST, STRUCTURE, TENSORS, hash_manifest, read_manifest
+from mpt.run.operating_system import Folder, make_folder, opened, opened_below, sync_folder
 from mpt.run.retention import REPLACED, list_steps, prune, read_index, remove, write_index
 from mpt.run.state import pack, unpack
 from mpt.run.tensor_file import build_header, read_tensors, write_tensors
@@ -104,13 +104,10 @@ def write_files(
 ) -> None:
     """Write a checkpoint's three files into a new directory of that name and sync all of it."""
     # Everything goes through descriptors of directories that are no links, so a link planted meanwhile is not followed.
-    checkpoints = open_directory(run.checkpoints)
-    try:
-        os.mkdir(name, dir_fd=checkpoints)
-        directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=checkpoints)
-    finally:
-        os.close(checkpoints)
-    try:
+    with contextlib.ExitStack() as folders:
+        checkpoints = folders.enter_context(opened(run.checkpoints))
+        make_folder(name, checkpoints)
+        directory = folders.enter_context(opened_below(name, checkpoints))
         with new_file(TENSORS, directory) as descriptor:
             digest, size = write_tensors(descriptor, tensors)
         with new_file(STRUCTURE, directory) as descriptor:
@@ -123,13 +120,11 @@ def write_files(
         assert len(text) <= LARGEST_MANIFEST_BYTES, "extra_manifest is meant for a few figures"
         with new_file(MANIFEST, directory) as descriptor:
             write_fully(descriptor, text)
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        sync_folder(directory)
 
 
 @contextlib.contextmanager
-def new_file(name: str, directory: int) -> Iterator[int]:
+def new_file(name: str, directory: Folder) -> Iterator[int]:
     """Create a file, hand out its descriptor, and sync it at the end."""
     descriptor = open_new(name, directory)
     try:
@@ -220,8 +215,7 @@ def read_checkpoint(path: Path) -> LoadedCheckpoint:
         raise ValueError(f"its manifest is of step {step}, which its name is not")
     if not isinstance(files, dict) or set(files) != {TENSORS, STRUCTURE}:
         raise ValueError("its manifest does not list the files of a checkpoint")
-    directory = open_directory(path)
-    try:
+    with opened(path) as directory:
         with open_expected(TENSORS, directory, files[TENSORS]) as file:
             try:
                 tensors, digest = read_tensors(file)
@@ -231,8 +225,6 @@ def read_checkpoint(path: Path) -> LoadedCheckpoint:
         with open_expected(STRUCTURE, directory, files[STRUCTURE]) as file:
             text = file.read()
         check_hash(STRUCTURE, hashlib.sha256(text).hexdigest(), files[STRUCTURE])
-    finally:
-        os.close(directory)
     try:
         structure = json.loads(text)
     except RecursionError as error:
@@ -243,7 +235,7 @@ def read_checkpoint(path: Path) -> LoadedCheckpoint:
     return LoadedCheckpoint(step, state, path, manifest)
 
 
-def open_expected(name: str, directory: int, entry: Any) -> BufferedReader:
+def open_expected(name: str, directory: Folder, entry: Any) -> BufferedReader:
     """Open one of a checkpoint's files and compare its size with the manifest's before a byte is read."""
     file = os.fdopen(open_regular(name, directory), "rb")
     size = os.fstat(file.fileno()).st_size

@@ -2,7 +2,8 @@
 
 A run outlives crashes, full disks and strangers in a shared directory. So everything here is created under a random
 name with O_EXCL and O_NOFOLLOW (a planted link is never written through), is synced before it gets its final name,
-and the directory is synced after: a kill at any moment leaves the old file or the new one. POSIX only.
+and the directory is synced after: a kill at any moment leaves the old file or the new one. What other systems than
+POSIX lack of this is in `mpt.run.operating_system`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from mpt.errors import InputOutputError
+from mpt.run.operating_system import NO_WAITING, Folder, open_file, opened, replace, sync_folder, unlink
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write meets on a disk without room."""
-NO_LINKS = os.O_NOFOLLOW
 TEMPORARY = ".tmp-"
 """What every unfinished file's or directory's name begins with."""
 
@@ -41,21 +43,14 @@ def temporary_name() -> str:
     return TEMPORARY + secrets.token_hex(8)
 
 
-def open_directory(path: Path) -> int:
-    """Open a directory that is not a symbolic link."""
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
-def open_new(name: str | Path, directory: int | None = None) -> int:
+def open_new(name: str | Path, directory: Folder | None = None) -> int:
     """Create a file for writing. Fails if anything has that name already."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(name, flags, 0o666, dir_fd=directory)
+    return open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, directory)
 
 
-def open_regular(name: str | Path, directory: int | None = None) -> int:
+def open_regular(name: str | Path, directory: Folder | None = None) -> int:
     """Open a regular file for reading; links, pipes and devices are an OSError."""
-    # A pipe without a writer would block for ever without O_NONBLOCK; regular files do not heed it.
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    descriptor = open_file(name, os.O_RDONLY | NO_WAITING, directory)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(name))
@@ -64,11 +59,8 @@ def open_regular(name: str | Path, directory: int | None = None) -> int:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
-    descriptor = open_directory(path)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with opened(path) as folder:
+        sync_folder(folder)
 
 
 def write_fully(descriptor: int, data: bytes | memoryview) -> None:
@@ -86,8 +78,7 @@ def write_atomically(path: Path, data: bytes | str, *, durable: bool = True, fol
     """
     content = data.encode(errors="backslashreplace") if isinstance(data, str) else data
     temporary = temporary_name()
-    with failures_explained(path, len(content)):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow_folder else NO_LINKS))
+    with failures_explained(path, len(content)), opened(path.parent, follow_links=follow_folder) as folder:
         try:
             descriptor = open_new(temporary, folder)
             try:
@@ -96,23 +87,20 @@ def write_atomically(path: Path, data: bytes | str, *, durable: bool = True, fol
                     os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            replace(temporary, path.name, folder)
             if durable:
-                os.fsync(folder)
+                sync_folder(folder)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=folder)
+                unlink(temporary, folder)
             raise
-        finally:
-            os.close(folder)
 
 
 def free_bytes(path: Path) -> int | None:
     """Return the space that is left for this user where `path` is or would be; None if it cannot be told."""
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError):
-            figures = os.statvfs(folder)
-            return figures.f_bavail * figures.f_frsize
+            return shutil.disk_usage(folder).free
     return None
 
 

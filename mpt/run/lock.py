@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -19,6 +18,7 @@ from typing import Any
 
 from mpt.errors import InputOutputError, MptError
 from mpt.run.files import failures_explained, write_fully
+from mpt.run.operating_system import lock, open_file, read_at
 
 held_locks: set[int] = set()
 """Descriptors of this process's locks; see `forget_locks`."""
@@ -31,7 +31,7 @@ def hold_lock(path: Path, directory: Path) -> Iterator[str | None]:
     Raises InputOutputError if another process holds it, naming it.
     """
     with failures_explained(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
     held_locks.add(descriptor)
     try:
         take_lock(descriptor, path, directory)
@@ -70,13 +70,14 @@ def forget_locks() -> None:
     held_locks.clear()
 
 
-os.register_at_fork(after_in_child=forget_locks)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget_locks)
 
 
 def take_lock(descriptor: int, path: Path, directory: Path) -> None:
     """Lock a run's lock file or raise InputOutputError at once."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except BlockingIOError as error:
         holder = describe_holder(read_holder(descriptor)) or "another process"
         raise InputOutputError(
@@ -104,7 +105,7 @@ def write_holder(descriptor: int) -> None:
 def read_holder(descriptor: int) -> dict[str, Any]:
     """Return who holds or held the lock; empty if nobody or unreadable."""
     try:
-        value = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
+        value = json.loads(read_at(descriptor, 4096, 0) or b"{}")
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpt.run.files import open_directory, open_regular
+from mpt.run.files import open_regular
+from mpt.run.operating_system import Folder, opened
 
 FORMAT = 1
 TENSORS, STRUCTURE, MANIFEST = "state.safetensors", "state.json", "manifest.json"
@@ -28,11 +29,8 @@ def hash_manifest(manifest: Mapping[str, Any]) -> str:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest. Raises OSError or ValueError if it is missing or damaged."""
-    directory = open_directory(path)
-    try:
+    with opened(path) as directory:
         text = read_small(MANIFEST, directory)
-    finally:
-        os.close(directory)
     try:
         manifest = json.loads(text)
         whole = manifest["sha256"] == hash_manifest(manifest)
@@ -46,7 +44,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def read_small(name: str, directory: int) -> bytes:
+def read_small(name: str, directory: Folder) -> bytes:
     """Return the content of a file that has to be small."""
     with os.fdopen(open_regular(name, directory), "rb") as file:
         text = file.read(LARGEST_MANIFEST_BYTES + 1)

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from mpt.run.files import failures_explained, open_regular, write_atomically
 from mpt.run.layout import RunDirectory
+from mpt.run.operating_system import NO_WAITING, open_file, read_at
 
 
 class Recorder:
@@ -110,9 +111,8 @@ class LineFile:
 
     def open(self) -> None:
         """Open for appending, creating the file if need be. A symbolic link is refused."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with failures_explained(self.path):
-            self.descriptor = os.open(self.path, flags, 0o666)
+            self.descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def is_removed(self) -> bool:
         """Is the file that has the path now, if any, another one?"""
@@ -187,12 +187,12 @@ def drop_half_line(path: Path) -> None:
     if not path.exists():
         return
     with failures_explained(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_file(path, os.O_RDWR | NO_WAITING)
         try:
             end = position = os.fstat(descriptor).st_size
             while position > 0:
                 start = max(0, position - 65536)
-                newline = os.pread(descriptor, position - start, start).rfind(b"\n")
+                newline = read_at(descriptor, position - start, start).rfind(b"\n")
                 if newline >= 0:
                     position = start + newline + 1
                     break

@@ -14,9 +14,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpt.run.files import TEMPORARY, failures_explained, open_directory, temporary_name, write_atomically
+from mpt.run.files import TEMPORARY, failures_explained, temporary_name, write_atomically
 from mpt.run.layout import CHECKPOINT_NAME, RunDirectory
 from mpt.run.manifest import read_manifest, read_small
+from mpt.run.operating_system import opened
 
 REPLACED = ".replaced-"
 ABANDONED = "abandoned-"
@@ -97,11 +98,8 @@ def write_index(run: RunDirectory, newest: int) -> None:
 def read_index(run: RunDirectory) -> int | None:
     """Return the step that was saved last, if that is known."""
     try:
-        directory = open_directory(run.checkpoints)
-        try:
+        with opened(run.checkpoints) as directory:
             newest = json.loads(read_small(INDEX, directory))["newest"]
-        finally:
-            os.close(directory)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return newest if isinstance(newest, int) else None

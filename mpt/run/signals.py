@@ -13,6 +13,7 @@ who does not want to wait: the process ends at once, and the checkpoint before r
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
@@ -27,8 +28,10 @@ from mpt.errors import Interrupted
 IMPATIENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals after which a kill is near. SIGUSR1 comes well ahead of one, and Ctrl-C can be pressed twice."""
 LEAST_PATIENCE, MOST_PATIENCE = 5.0, 25.0
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
-"""The signals that stop a run; Windows lacks the last two."""
+STOPPING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)
+)
+"""The signals that stop a run. Windows has SIGBREAK (Ctrl-Break, a closed console) for SIGHUP and SIGUSR1."""
 SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -107,8 +110,10 @@ class StopRequest:
     def hurry(self) -> None:
         """Let the main thread know that the time is over; runs in a thread of its own."""
         self.late = True
-        if self.signal_number is not None:
+        if self.signal_number is not None and hasattr(signal, "pthread_kill"):
             os.kill(self.owner, self.signal_number)
+        elif self.signal_number is not None:  # os.kill of Windows ends the process
+            _thread.interrupt_main(signal.Signals(self.signal_number))
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

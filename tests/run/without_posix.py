@@ -1,0 +1,83 @@
+"""Runs `mpt WORDS` on a system that lacks what Windows lacks: `python without_posix.py WORDS then WORDS then ...`.
+
+No fcntl and no descriptors of folders, no O_NOFOLLOW and its like, no fork, no SIGHUP, and processes started by spawn.
+What libraries have imported before keeps its own ways, as their Windows builds would. Paths stay those of POSIX, and
+nothing here shows how Windows itself locks, renames and signals.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import types
+from typing import Any
+
+import matplotlib.figure  # noqa: F401 - libraries know their own system
+import rich.console  # noqa: F401
+import torch
+import typer  # noqa: F401
+
+MISSING = {
+    os: "O_NOFOLLOW O_DIRECTORY O_CLOEXEC O_NONBLOCK register_at_fork fork nice pread sched_getaffinity getuid",
+    signal: "SIGHUP SIGUSR1 alarm pthread_kill",
+}
+
+
+def refuse(function: Any) -> Any:
+    """Return a function of `os` that opens no folder and knows no descriptor of one."""
+
+    def checked(path: Any, *words: Any, **options: Any) -> Any:
+        if any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
+            raise NotImplementedError("dir_fd unavailable on this platform")
+        if function is real_open and os.path.isdir(path):
+            raise PermissionError(13, "Permission denied", path)
+        return function(path, *words, **options)
+
+    return checked
+
+
+def locking(descriptor: int, mode: int, count: int) -> None:
+    """Lock bytes from the place on that the file is read at, as `msvcrt.locking` does."""
+    assert mode == 2
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, count, os.lseek(descriptor, 0, os.SEEK_CUR))
+    except OSError as error:
+        raise PermissionError(13, "Permission denied") from error
+
+
+real_open = os.open
+if __name__ == "__main__":
+    from mpt import vision_ops
+
+    vision_ops.import_torchvision()
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mpt"]:
+        del sys.modules[name]
+    sys.modules["fcntl"] = None  # type: ignore[assignment]
+    sys.modules["msvcrt"] = types.ModuleType("msvcrt")
+    sys.modules["msvcrt"].__dict__.update(locking=locking, LK_NBLCK=2)
+    for module, names in MISSING.items():
+        for missing in names.split():
+            delattr(module, missing)
+    shutil._use_fd_functions = False  # type: ignore[attr-defined]
+    for name in ("open", "mkdir", "replace", "rename", "unlink"):
+        setattr(os, name, refuse(getattr(os, name)))
+    multiprocessing.set_start_method("spawn")
+    torch.multiprocessing.set_start_method("spawn", force=True)
+
+    from mpt.cli import main
+
+    words: list[str] = []
+    for word in [*sys.argv[1:], "then"]:
+        if word != "then":
+            words.append(word)
+            continue
+        try:
+            main(words)
+        except SystemExit as ended:
+            print(f"exit code {ended.code}")
+        words = []
