@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt.config.json_schema import read_notes_of_schema
-from mpt.config.options import DatasetOptions, OptimizerOptions, Options, PrecisionOptions
+from mpt.config.options import DatasetOptions, OptimizerOptions, Options, PrecisionOptions, options_within
 from mpt.config.part_source import read_notes
 from mpt.config.precision_names import ALIASES
 from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
@@ -116,6 +116,10 @@ def table(settings: type[Options], without: Mapping[str, Any], notes: Mapping[st
         rows.append(
             f"| `{name}` | {cell(kind(field, schema.get('$defs', {})))} | `{default}` | {cell(notes.get(name, ''))} |"
         )
+        inner = options_within(own.annotation)
+        if inner is not None and inner.__module__ == Train.__module__:
+            own_notes = read_notes(PACKAGE_FOLDER / "config" / "schema.py", inner.__name__)
+            rows += [line.replace("| `", f"| `{name}.", 1) for line in table(inner, {}, own_notes).splitlines()[2:]]
     if not rows:
         return "Nothing of its own.\n"
     return "\n".join(["| key | what it may be | default | meaning |", "|---|---|---|---|", *rows]) + "\n"

@@ -23,6 +23,7 @@ SMOKE = {
     "epochs": None,
     "log_every": 1,
     "evaluate_every": 0,
+    "early_stopping": None,
     "sample_every": 0,
     "checkpoint_every": 0,
     "plan_memory": False,

@@ -126,6 +126,7 @@ def train(
     prepare_torch(config)
     import torch
 
+    from mpt.commands.start_summary import summarize
     from mpt.engine.alike import check_alike
     from mpt.engine.assembly import build_explained, open_training, supply
     from mpt.engine.resume import begin, find_run_to_resume, make_directory, resume
@@ -141,7 +142,8 @@ def train(
         found, source = world.ask(lambda: find_run_to_resume(config, arguments.resume, Path(arguments.runs), console))
         built = build_explained(config, device, data.spec, restores=source is not None, world=world)
         check_alike(built, len(data), len(supplied.test_data))
-        describe(console, config, built.precision.reason, len(data), supplied.total_steps, device.type, world)
+        for line in summarize(built, supplied):
+            console.message(line)
         for message in built.messages:
             console.message(message)
         for note in built.notes:
@@ -176,7 +178,7 @@ def train(
             with plan_beside(config, data.spec, device, directory.plan_path, arguments.allow) as plan:
                 go(training, arguments, stop_after)
                 tell_skipped_files(training, data, supplied.test_data)
-                if training.progress.step == training.total_steps:
+                if training.is_over:
                     plan.wait()
                 finish(training, arguments.no_report)
     return Path(directory.path)
@@ -256,18 +258,6 @@ def style(arguments: TrainArguments) -> Style:
     return "json" if arguments.json else "quiet" if arguments.quiet else "auto"
 
 
-def describe(
-    console: Console, config: Config, reason: str, samples: int, steps: int, device: str, world: World
-) -> None:
-    """Say what is about to be trained, and why in this precision."""
-    several = f", {world.size} processes of up to {world.place(config.train.batch_size)[1]}" if world.size > 1 else ""
-    console.message(
-        f"{config.model.name} on {config.dataset.name} ({samples} samples), "
-        f"{steps} steps of {config.train.batch_size}, {device}{several}"
-    )
-    console.message(f"precision {config.precision.mode}: {reason}")
-
-
 def tell_skipped_files(training: Training, *datasets: Dataset) -> None:
     """Say which files a data set could not read and passed over, where it was allowed to."""
     bad = {path: reason for data in datasets for path, reason in data.bad_files.items()}
@@ -280,7 +270,7 @@ def tell_skipped_files(training: Training, *datasets: Dataset) -> None:
 def finish(training: Training, no_report: bool = False) -> None:
     """Write the report; a report that fails is a warning, never a lost run."""
     directory, console, progress = training.directory, training.journal.console, training.progress
-    if progress.step < training.total_steps:  # a smoke run's first half
+    if not training.is_over:  # a smoke run's first half
         console.message(f"stopped after step {progress.step}, to be resumed")
         return
     if no_report:

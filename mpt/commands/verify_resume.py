@@ -90,6 +90,7 @@ def prepare(arguments: VerifyResumeArguments) -> Config:
         "log_every": 1,
         "checkpoint_every": max(1, arguments.steps // 8),
         "evaluate_every": max(1, arguments.steps // 2),
+        "early_stopping": None,
         "sample_every": 0,
         "keep_last": 2,
         "plan_memory": False,

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from mpt.config.elsewhere import models_elsewhere, parts_hint
 from mpt.config.layers import SECTIONS
 from mpt.config.messages import describe, explain_errors, unknown_key, unknown_name
-from mpt.config.options import Options
+from mpt.config.options import Options, options_within
 from mpt.config.precision_names import ALIASES, meant_by, resolve_precision_name
 from mpt.config.registry import Plugin, Registry
 from mpt.config.schema import (
@@ -298,7 +298,9 @@ class Checker:
         try:
             return settings_class.model_validate_json(json.dumps({**(defaults or {}), **plain}), strict=True)
         except ValidationError as error:
-            problems = explain_errors(error.errors(include_url=False), node, path, keys, self.elsewhere)
+            mappings = {name: options_within(own.annotation) for name, own in settings_class.model_fields.items()}
+            inner = {name: list(options.model_fields) for name, options in mappings.items() if options}
+            problems = explain_errors(error.errors(include_url=False), node, path, keys, self.elsewhere, inner)
             self.problems += problems
             self.hint_at_replacing(path, problems)
             return None

@@ -32,7 +32,8 @@ def config_schema(registry: Registry = INSTALLED) -> Schema:
     properties["precision"] = _choice_schema("precision", "precision", "mode", registry, definitions)
     properties["memory"] = _memory_schema(registry, definitions)
     notes = read_notes_of_schema()
-    properties["train"] = _or_empty(_settings_schema(Train, {}, notes, "train", definitions))
+    schema_file = Path(__file__).with_name("schema.py")
+    properties["train"] = _or_empty(_settings_schema(Train, {}, notes, "train", definitions, schema_file))
     properties["parallel"] = _or_empty(_settings_schema(Parallel, {}, notes, "parallel", definitions))
     properties |= _settings_schema(GeneralOptions, {}, notes, "general", definitions)["properties"]
     return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from mpt.config.yaml_text import KeyPath, Node, Place, Problem, printable
@@ -115,17 +116,19 @@ def explain_errors(
     path: KeyPath,
     keys: Sequence[str],
     elsewhere: Mapping[str, str],
+    inner: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[Problem]:
     """Turn pydantic's errors about one section into problems with places.
 
-    `node` is the section, `path` its own path, `keys` the keys that are allowed in it.
+    `node` is the section, `path` its own path, `keys` the keys that are allowed in it, `inner` those that are allowed
+    in the mappings under some of them.
     """
     grouped: dict[KeyPath, list[Mapping[str, Any]]] = {}
     for error in errors:
         grouped.setdefault(_real_path(error, node), []).append(error)
     return [
-        Problem(_place(node, inner, group), path + inner, _text(node, inner, group, keys, elsewhere))
-        for inner, group in grouped.items()
+        Problem(_place(node, where, group), path + where, _text(node, where, group, keys, elsewhere, inner))
+        for where, group in grouped.items()
     ]
 
 
@@ -174,10 +177,11 @@ def _text(
     group: Sequence[Mapping[str, Any]],
     keys: Sequence[str],
     elsewhere: Mapping[str, str],
+    inner: Mapping[str, Sequence[str]],
 ) -> str:
     first = group[0]
     if first["type"] == "extra_forbidden":
-        return unknown_key(str(path[-1]), keys if len(path) == 1 else [], elsewhere)
+        return unknown_key(str(path[-1]), keys if len(path) == 1 else inner.get(str(path[0]), []), elsewhere)
     if first["type"] == "missing":
         return "missing; " + (
             "it has no default" if isinstance(path[-1], str) else "allowed: a list with this item too"

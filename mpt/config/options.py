@@ -13,7 +13,7 @@ and in model files `TASK = "gan"`, the task a model is trained by.
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -59,6 +59,13 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     shorthand: ClassVar[str | None] = None
+
+
+def options_within(annotation: Any) -> type[Options] | None:
+    """Return the class of the mapping that a field may hold, or holds several of."""
+    if isinstance(annotation, type) and issubclass(annotation, Options):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := options_within(part))), None)
 
 
 class ModelOptions(Options):

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from mpt.config.options import Options
 from mpt.config.registry import Plugin
@@ -23,6 +23,19 @@ from mpt.config.yaml_text import write_text
 RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
 NAMED_SECTIONS = {"model": "nn", "task": "tasks", "dataset": "data", "optimizer": "optim"}
 """Sections that choose a plugin by `name`, and its subpackage."""
+
+
+class EarlyStopping(Options):
+    """Ending a training before its last step, when evaluations get no better."""
+
+    metric: str | None = None
+    """The figure of the evaluations to watch; null takes the task's own, by which the best checkpoint is chosen."""
+    patience: int = Field(5, ge=1)
+    """After so many evaluations in a row without a better figure the training ends."""
+    min_delta: float = Field(0.0, ge=0)
+    """By how much a figure must be better than the best so far to count."""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """Whether lower or higher is better; auto knows it of the task's own metric."""
 
 
 class Train(Options):
@@ -40,6 +53,8 @@ class Train(Options):
     """Steps between evaluations; 0 evaluates at the end only."""
     checkpoint_every: int = Field(200, ge=0)
     """Steps between checkpoints; 0 saves at the end only."""
+    early_stopping: EarlyStopping | None = None
+    """End before the last step when `evaluate_every` finds nothing better any more: `{patience: 5}`."""
     keep_last: int = Field(3, gt=0)
     """How many of the newest checkpoints stay on disk, beside the best one."""
     sample_every: int = Field(0, ge=0)
@@ -77,6 +92,13 @@ class Train(Options):
     """Plan the peak memory in a process beside the training, for the report; null does so on a CUDA device only."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps. auto takes the first GPU there is."""
+
+    @model_validator(mode="after")
+    def evaluates_to_stop(self) -> Self:
+        """Refuse early stopping without the evaluations that it looks at."""
+        if self.early_stopping is not None and self.evaluate_every == 0:
+            raise ValueError("train.early_stopping looks at evaluations: set train.evaluate_every too")
+        return self
 
     @field_validator("device")
     @classmethod

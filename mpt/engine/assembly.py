@@ -12,6 +12,7 @@ import torch
 from mpt.config.schema import Config
 from mpt.data.loader import Loader
 from mpt.engine.build import build_datasets, build_run, choose_device
+from mpt.engine.early_stopping import Rule
 from mpt.engine.faults import is_out_of_memory, out_of_memory_reason
 from mpt.engine.training import Training
 from mpt.errors import MemoryBudgetError
@@ -55,9 +56,15 @@ def supply(config: Config, world: World = ALONE) -> Supply:
 def build_explained(
     config: Config, device: torch.device, data: DataSpec, restores: bool = False, world: World = ALONE
 ) -> Run:
-    """Build the run. Raises MemoryBudgetError where not even the weights find room."""
+    """Build the run.
+
+    Raises MemoryBudgetError where not even the weights find room, ConfigError where settings do not go with the task.
+    """
     try:
-        return build_run(config, device, data, restores=restores, world=world)
+        run = build_run(config, device, data, restores=restores, world=world)
+        if config.train.early_stopping is not None:
+            Rule(config.train.early_stopping, run.task)
+        return run
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

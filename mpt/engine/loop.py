@@ -34,7 +34,8 @@ def due(step: int, every: int) -> bool:
 
 
 def fit(training: Training, stop: StopRequest, stop_after: int | None = None) -> None:
-    """Train until `total_steps`, or until `stop_after` or a signal, saving before either.
+    """Train until `total_steps`, until evaluations get no better (`train.early_stopping`), or until `stop_after` or a
+    signal, saving before each.
 
     Raises Interrupted after saving when a signal arrived, NonFiniteError and MemoryBudgetError when recovery failed.
     """
@@ -47,7 +48,7 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
         raise_unsaved(training, stop)
     stream = training.stream()
     window_started, window_steps = time.perf_counter(), 0
-    while progress.step < end:
+    while progress.step < end and not training.stops_early:
         step_started = time.perf_counter()
         world.note_step(progress.step)
         try:
@@ -69,28 +70,29 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
         else:
             training.journal.console.advance(progress.step)
         side_jobs_started = time.perf_counter()
-        last = progress.step == training.total_steps
         with contextlib.suppress(Hurried):  # the step is whole and can be saved
-            if last or due(progress.step, settings.evaluate_every):
+            if progress.step == training.total_steps or due(progress.step, settings.evaluate_every):
                 training.evaluate()
-            if last or due(progress.step, settings.sample_every):
+            if training.is_over or due(progress.step, settings.sample_every):
                 training.write_preview()
         if return_from_collapse(training):
             stream = training.stream()
             window_started, window_steps = time.perf_counter(), 0
             continue
         signal_number = world.agreed_stop(stop)
-        wanted = due(progress.step, settings.checkpoint_every) or progress.step == end or signal_number is not None
+        ends = progress.step == end or training.stops_early
+        wanted = due(progress.step, settings.checkpoint_every) or ends or signal_number is not None
         with stop.undisturbed():
             saved = not wanted or save(training)
         if not saved:
             stream = training.stream()  # the state was poisoned and the run rolled back
             continue
-        if signal_number is not None and progress.step < end:
+        if signal_number is not None and not ends:
             training.write_summary()
             stop.signal_number = signal_number  # which another rank may have received
             stop.raise_if_requested(f"Step {progress.step} is saved; go on with --resume.")
         window_started += time.perf_counter() - side_jobs_started  # throughput is that of training alone
+    training.tell_early_end()
     if training.step_seconds:
         training.write_summary()
     training.journal.close()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpt.engine.early_stopping import Waiting
 from mpt.engine.step import Update
 from mpt.parallel.world import ALONE, World
 
@@ -28,6 +29,8 @@ class Progress:
     best: float | None = None
     best_step: int = 0
     last_metrics: dict[str, float] = field(default_factory=dict)
+    waiting: Waiting = field(default_factory=Waiting)
+    """What early stopping has seen."""
     scales_seen: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     """On a CPU, the largest peak of the tracked steps and its split."""
@@ -81,6 +84,7 @@ class Progress:
             "best": self.best,
             "best_step": self.best_step,
             "last_metrics": self.last_metrics,
+            "waiting": self.waiting.to_record(),
             "scales_seen": dict(self.scales_seen),
             "memory": self.memory,
             "unmeasured": sorted(self.unmeasured),
@@ -95,5 +99,6 @@ class Progress:
         self.counts = defaultdict(int, record["counts"])
         self.best, self.best_step = record["best"], record["best_step"]
         self.last_metrics = dict(record["last_metrics"])
+        self.waiting = Waiting.from_record(record.get("waiting", {}))
         self.scales_seen = dict(record["scales_seen"])
         self.memory, self.unmeasured = dict(record["memory"]), set(record.get("unmeasured", ()))

@@ -33,6 +33,11 @@ WITHOUT_EFFECT = (
     "train.evaluate_every",
     "train.checkpoint_every",
     "train.keep_last",
+    "train.early_stopping",
+    "train.early_stopping.metric",
+    "train.early_stopping.patience",
+    "train.early_stopping.min_delta",
+    "train.early_stopping.mode",
     "train.sample_every",
     "train.on_non_finite",
     "train.max_rollbacks",
@@ -123,6 +128,12 @@ def resume(training: Training, source: RunDirectory | Path, exact: bool = False)
         refuse_changes(changed, [change for change in settings if has_effect(change, config)])
     training.load(loaded)
     step, journal = training.progress.step, training.journal
+    if training.is_over and step < training.total_steps:
+        console.message(
+            f"{directory.path}: the run was complete already: it stopped early at step {step}; raise "
+            "train.early_stopping.patience, or set train.early_stopping=null, to train on"
+        )
+        return False
     if step >= training.total_steps:
         beyond = f" and {training.total_steps} were asked for" if step > training.total_steps else ""
         console.message(

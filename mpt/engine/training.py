@@ -18,6 +18,7 @@ from torch import Tensor
 from mpt.data.loader import Loader, prefetch
 from mpt.engine.build import parameter_count
 from mpt.engine.details import write_details
+from mpt.engine.early_stopping import Rule
 from mpt.engine.evaluation import evaluate, write_preview
 from mpt.engine.journal import Journal
 from mpt.engine.ladder import move_again
@@ -29,6 +30,7 @@ from mpt.engine.remedies import Remedies
 from mpt.engine.scale_watch import ScaleWatch
 from mpt.engine.state import capture, restore
 from mpt.engine.step import Update
+from mpt.engine.told_plan import ToldPlan
 from mpt.optim.schedules import set_learning_rates
 from mpt.parallel.world import ALONE, World
 from mpt.run import checkpoint
@@ -63,6 +65,8 @@ class Training:
         self.progress = Progress(skipped={phase.name: 0 for phase in run.phases})
         if run.device.type == "cpu" and not run.world.is_sharded:  # the meter cannot look into shards
             self.progress.unmeasured.update(phase.name for phase in run.phases)
+        self.early_stopping = Rule(self.train.early_stopping, run.task) if self.train.early_stopping else None
+        self.told_plan = ToldPlan(run.config, run.device.type, directory.plan_path)
         self.journal = Journal(recorder, console, self.progress, board)
         self.ladder = MemoryLadder(run, self.journal)
         self.watches = {phase.name: ScaleWatch(phase.name) for phase in run.phases}
@@ -89,6 +93,16 @@ class Training:
         self.step_seconds: list[float] = []
         self.window_seconds: list[float] = []
         """Seconds per step of each logged window. Reading its losses waits for the device: on a GPU these are true."""
+
+    @property
+    def is_over(self) -> bool:
+        """Is nothing left to train: the last step is done, or evaluations have got no better for long enough?"""
+        return self.progress.step >= self.total_steps or self.stops_early
+
+    @property
+    def stops_early(self) -> bool:
+        """Have evaluations got no better for long enough?"""
+        return self.early_stopping is not None and self.early_stopping.is_over(self.progress.waiting)
 
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
@@ -146,6 +160,8 @@ class Training:
             }
         )
         self.advise(self.last_losses)
+        if (plan := self.told_plan.take()) is not None:
+            self.journal.say(plan)
 
     def of_ranks(self, seconds: float, steps: int) -> dict[str, Any]:
         """Return what each rank needed for a step without waiting for others, and its peak; name one that is slow."""
@@ -195,6 +211,8 @@ class Training:
         self.progress.note_figure(figures[task.metric], task.higher_is_better)
         self.journal.evaluation(figures)
         task.after_evaluation(figures)
+        if self.early_stopping is not None:
+            self.early_stopping.observe(self.progress.waiting, figures, self.progress.step)
         self.advise(figures, is_evaluation=True)
         if self.train.on_collapse == "rollback" and self.collapse is None:
             self.recent.keep_sound(self.progress.step, self.state_in_memory())
@@ -282,6 +300,18 @@ class Training:
             self.journal.event("adapted", f"as before the checkpoint, out of memory: {settings}", **again)
             self.journal.say(f"memory ran out before, so as then: {settings}")
 
+    def early_end(self) -> dict[str, str]:
+        """Return why the training ended before its last step, for the summary; nothing where it did not."""
+        if self.early_stopping is None or not self.stops_early or self.progress.step >= self.total_steps:
+            return {}
+        return {"stopped_early": self.early_stopping.explain(self.progress.waiting)}
+
+    def tell_early_end(self) -> None:
+        """Say that the training ended before its last step, and why."""
+        for why in self.early_end().values():
+            self.journal.event("stopped_early", why)
+            self.journal.say(f"stopped early at step {self.progress.step} of {self.total_steps}: {why}")
+
     def write_summary(self) -> None:
         """Write summary.json: what comparisons and reports read first."""
         run, progress = self.run, self.progress
@@ -297,6 +327,7 @@ class Training:
             "best_step": progress.best_step,
             "steps": progress.step,
             "total_steps": self.total_steps,
+            **self.early_end(),
             "median_step_seconds": median,
             "samples_per_second": self.train.batch_size / median if median else None,
             "peak_memory": {**self.measured_memory(), **outside_bytes(run.device)},

@@ -179,6 +179,7 @@ def predict(wish: dict[str, Any]) -> dict[str, Any]:
             "context_bytes": plan.context_bytes,
             "by_category": plan.by_category,
             "moment": plan.moment,
+            "step_seconds": plan.step_seconds,
             "notes": plan.notes,
         }
     return {**found, "planning_seconds": round(time.perf_counter() - started, 2)}

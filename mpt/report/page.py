@@ -109,6 +109,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
     figures = [
         (f"{record.metric or 'metric'}, final", show_figure(record.final)),
         (f"{record.metric or 'metric'}, best", show_figure(record.best)),
+        *((("stopped early", str(why)),) if (why := record.summary.get("stopped_early")) else ()),
         ("median step", show_seconds(record.step_seconds)),
         ("samples per second", show_figure(record.samples_per_second)),
         ("peak memory", show_bytes(peak)),
@@ -246,6 +247,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "final": record.final,
         "best": record.best,
         "steps": record.steps,
+        "stopped_early": record.summary.get("stopped_early"),
         "median_step_seconds": record.step_seconds,
         "samples_per_second": record.samples_per_second,
         "wall_seconds": wall_seconds(record),

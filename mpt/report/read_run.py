@@ -74,7 +74,8 @@ class RunRecord:
     def is_finished(self) -> bool:
         """Did training reach its end? An interrupted run has a summary too, of the steps it did."""
         steps, wanted = number(self.summary.get("steps")), number(self.summary.get("total_steps"))
-        return bool(self.summary) and not self.goes_on and not steps < wanted
+        ended = not steps < wanted or bool(self.summary.get("stopped_early"))
+        return bool(self.summary) and not self.goes_on and ended
 
     @property
     def mode(self) -> str:
@@ -270,7 +271,7 @@ def current_summary(
     reached = max([saved, *(int(number(line.get("step"), -1)) for line in lines)])
     if reached <= steps:
         asked = number(section(config, "train").get("steps"))
-        return summary, asked > steps
+        return summary, asked > steps and not summary.get("stopped_early")
     problems.append(
         f"summary.json is of step {steps:.0f} and the run has gone on to step {reached}: its figures are left out."
     )

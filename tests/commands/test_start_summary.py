@@ -1,0 +1,60 @@
+"""What a run says of itself before its first step, and of its plan when that is there."""
+
+import json
+from pathlib import Path
+
+from mpt.commands.start_summary import count, summarize
+from mpt.config.load import load_config
+from mpt.engine.assembly import build_explained, supply
+from mpt.engine.told_plan import ToldPlan
+
+
+def lines(*overrides: str) -> list[str]:
+    config = load_config({"model": {"name": "dcgan", "image_size": 16, "features": 8, "latent_size": 8}}, overrides)
+    supplied = supply(config)
+    return list(summarize(build_explained(config, supplied.device, supplied.train_data.spec), supplied))
+
+
+def test_data_networks_and_rates_are_said_as_they_were_built() -> None:
+    length, data, networks, *optimizers, precision = lines(
+        "train.epochs=2",
+        "memory.micro_batch=16",
+        "optimizer={lr: 2e-4, clip_grad_norm: 1, phases: {disc: {lr: 4e-4}}}",
+        "train.device=cpu",
+    )
+    assert length == "dcgan on digits, 44 steps of 64 in micro-batches of 16 (2 epochs), cpu"
+    assert data == "data: 1437 training and 360 test samples, 10 classes"
+    assert networks.startswith("networks: ")
+    assert "gen 0.0" in networks
+    assert "disc 0.0" in networks
+    assert sorted(optimizers) == [
+        "optimizer of disc: adam, learning rate 0.0004, gradients clipped at 1",
+        "optimizer of gen: adam, learning rate 0.0002, gradients clipped at 1",
+    ]
+    assert precision.startswith("precision amp: ")
+
+
+def test_frozen_weights_and_rates_by_part_are_told_apart() -> None:
+    config = load_config(
+        {
+            "model": {"name": "small_cnn", "image_size": 8, "features": 4},
+            "train": {"freeze": ["net.stages.*"], "device": "cpu"},
+        }
+    )
+    supplied = supply(config)
+    run = build_explained(config, supplied.device, supplied.train_data.spec)
+    trained = sum(weight.numel() for weight in run.task.trainable["net"].parameters() if weight.requires_grad)
+    assert count(run.task.trainable["net"]).endswith(f" parameters, {trained / 1e6:.4f} M of them trained")
+
+
+def test_a_plan_is_told_once_when_it_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    config = load_config({"model": "small_cnn"})
+    assert ToldPlan(config, "cpu", path).path is None  # nothing is planned there: nothing is looked for
+    told = ToldPlan(config, "cuda", path)
+    assert told.take() is None
+    gib = 2**30
+    plan = {"peak_bytes": 3 * gib, "reserved_bytes": 4 * gib, "context_bytes": gib, "step_seconds": 0.1234}
+    path.write_text(json.dumps(plan))
+    assert told.take() == "planned for this training: peak 3.00 GiB, 5.00 GiB taken from the card, 123 ms per step"
+    assert told.take() is None
