@@ -69,8 +69,15 @@ class Built:
 
         config = self.run.config
         on_gpu = self.run.device.type == "cuda"
-        workers = config.dataset.settings.workers
-        loader = Loader(self.train_data, config.train.batch_size, config.seed, workers, pin_memory=on_gpu)
+        data = config.dataset.settings
+        loader = Loader(
+            self.train_data,
+            config.train.batch_size,
+            config.seed,
+            data.workers,
+            pin_memory=on_gpu,
+            sampling=data.sampling,
+        )
         return prefetch(loader.batches(from_step), self.run.device, self.run.data)
 
     def evaluate(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -117,6 +118,10 @@ class Dataset:
         """Return the samples of `indices`. Raises DataError for what cannot be read."""
         raise NotImplementedError(f"{type(self).__name__} has no samples")
 
+    def class_labels(self) -> Sequence[int] | None:
+        """Return the class of every sample, where it is known without reading them."""
+        return None
+
     def name_of(self, index: int) -> str:
         """Return what a person would call a sample: its file, where it is one."""
         return f"sample {index}"
@@ -124,6 +129,12 @@ class Dataset:
     def pass_over(self, files: Mapping[str, str]) -> None:
         """Take note of bad files that were met elsewhere, in a worker process."""
         self.bad_files = {**self.bad_files, **files}
+
+
+def class_counts(labels: Sequence[int], classes: Sequence[str]) -> dict[str, Any]:
+    """Return how many samples each class has, as `DataSpec.extra` holds it; nothing where there are no classes."""
+    counts = Counter(labels)
+    return {"class_counts": [counts[number] for number in range(len(classes))]} if classes else {}
 
 
 class Adopted(Dataset):

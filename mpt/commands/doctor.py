@@ -158,7 +158,7 @@ def examine_numerics(arguments: DoctorArguments, config: Config, data: Dataset, 
     if device.type == "cpu" or arguments.dtype:
         config = as_on_a_gpu(config, arguments.dtype)
     size = min(config.train.batch_size, arguments.batch_size or config.train.batch_size)
-    loader = Loader(data, size, config.seed)
+    loader = Loader(data, size, config.seed, sampling=config.dataset.settings.sampling)
     subjects = []
     for point in points:
         weights = None if point.path is None else checkpoint.load(point.path).state

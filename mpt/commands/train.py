@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mpt.engine.training import Training
     from mpt.parallel.world import World
     from mpt.run.console import Console, Style
-    from mpt.seams import Dataset
 
 
 def run(arguments: TrainArguments) -> None:
@@ -177,7 +176,7 @@ def train(
 
             with plan_beside(config, data.spec, device, directory.plan_path, arguments.allow) as plan:
                 go(training, arguments, stop_after)
-                tell_skipped_files(training, data, supplied.test_data)
+                tell_skipped_files(training)
                 if training.is_over:
                     plan.wait()
                 finish(training, arguments.no_report)
@@ -258,13 +257,12 @@ def style(arguments: TrainArguments) -> Style:
     return "json" if arguments.json else "quiet" if arguments.quiet else "auto"
 
 
-def tell_skipped_files(training: Training, *datasets: Dataset) -> None:
-    """Say which files a data set could not read and passed over, where it was allowed to."""
-    bad = {path: reason for data in datasets for path, reason in data.bad_files.items()}
-    if bad:
-        path, reason = next(iter(bad.items()))
-        many = "file was" if len(bad) == 1 else "files were"
-        training.journal.warn(f"{len(bad)} bad {many} skipped, first {path}: {reason}")
+def tell_skipped_files(training: Training) -> None:
+    """Say how many files could not be read and were passed over, where a data set was allowed to."""
+    count = training.skipped_files
+    if count:
+        many = "file was" if count == 1 else "files were"
+        training.journal.warn(f"{count} bad {many} skipped, see {training.directory.skipped_files_path}")
 
 
 def finish(training: Training, no_report: bool = False) -> None:
@@ -273,8 +271,9 @@ def finish(training: Training, no_report: bool = False) -> None:
     if not training.is_over:  # a smoke run's first half
         console.message(f"stopped after step {progress.step}, to be resumed")
         return
+    tested = len(training.test_data)
     if no_report:
-        console.message(closing_line(progress.last_metrics, progress.seconds, None))
+        console.message(closing_line(progress.last_metrics, progress.seconds, None, tested))
         return
     from mpt.report.page import write_report
     from mpt.report.read_run import read_run
@@ -288,7 +287,7 @@ def finish(training: Training, no_report: bool = False) -> None:
         for row in read_run(Path(directory.path)).planned:
             planned, measured = show_bytes(row.planned), show_bytes(row.measured)
             console.message(f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})")
-    console.message(closing_line(progress.last_metrics, progress.seconds, page_to_tell(directory)))
+    console.message(closing_line(progress.last_metrics, progress.seconds, page_to_tell(directory), tested))
 
 
 def page_to_tell(directory: RunDirectory) -> Path | None:
@@ -296,10 +295,14 @@ def page_to_tell(directory: RunDirectory) -> Path | None:
     return None if directory.path.parent.name.startswith(THROWN_AWAY) else directory.path / "report.html"
 
 
-def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None) -> str:
-    """Return the last line of a training. A run that was stopped before its first evaluation has no metrics."""
+def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None, tested: int) -> str:
+    """Return the last line of a training, whose figures are of so many test samples.
+
+    A run that was stopped before its first evaluation has no metrics.
+    """
     figures = "".join(f" {name} {value:.4g} " for name, value in metrics.items()) or " not evaluated yet "
-    return f"done:{figures} ({seconds:.0f} s)" + (f"  report {page}" if page else "")
+    on = f" on {tested} test samples" if metrics else ""
+    return f"done:{figures}{on} ({seconds:.0f} s)" + (f"  report {page}" if page else "")
 
 
 def renew_report(training: Training) -> None:

@@ -98,6 +98,9 @@ class DatasetOptions(Options):
     """1 is grey, 3 is RGB. null takes the model's own, where it has one."""
     workers: int = Field(0, ge=0)
     """Processes that prepare batches; 0 prepares them in the training's own. The result is the same for any number."""
+    sampling: Literal["shuffle", "balanced"] = "shuffle"
+    """balanced draws every class equally often, samples of small ones several times per epoch; for data sets that know
+    their labels without reading the samples."""
     augment: list[str | dict[str, dict[str, Any]]] = Field(default_factory=list)
     """Random changes to the training images, in order, by their torchvision.transforms.v2 names: a bare name, or
     `{RandomCrop: {padding: 4}}` with arguments."""
@@ -112,6 +115,8 @@ class DatasetOptions(Options):
             if name not in AUGMENTATIONS:
                 nearest = get_close_matches(name, AUGMENTATIONS, n=1, cutoff=0.5)
                 hint = f"; did you mean {nearest[0]}?" if nearest else "."
+                if name in ("MixUp", "CutMix"):
+                    hint = f": it mixes samples of a batch; a classifier has task.{name.lower()}=1.0 for it."
                 raise ValueError(f"no augmentation {name!r}{hint} Allowed: {', '.join(AUGMENTATIONS)}")
         return entries
 

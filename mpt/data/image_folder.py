@@ -25,7 +25,9 @@ from torch import Tensor
 from mpt.config.options import DatasetOptions
 from mpt.data.augment import Augmentation, preserved_generator
 from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, decode_bytes
+from mpt.data.ram_cache import RamCache
 from mpt.errors import ConfigError, DataError
+from mpt.samples import class_counts
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
@@ -46,6 +48,10 @@ class Settings(DatasetOptions):
     """What to do at an image that cannot be read: stop the run, or skip the image."""
     max_pixels: int = Field(64_000_000, ge=1, le=178_000_000)
     """Larger images are bad images: they are refused from their header, before they are decoded."""
+    cache: Literal["ram"] | None = None
+    """ram keeps each decoded image in memory, for sets that fit: files are read once. The weights are the same."""
+    cache_gib: float = Field(8.0, gt=0)
+    """The most that `cache` may take, for training and test images each, in each process of a parallel training."""
 
 
 class ImageFolder(Dataset):
@@ -71,14 +77,41 @@ class ImageFolder(Dataset):
         """Path -> why it was skipped, of what was left out of the list and the bad files met so far."""
         entries = settings.augment if split == "train" else ()
         self.augmentation = Augmentation(entries, self.image_size, self.channels, seed) if entries else None
+        self.reads_whole = self.augmentation is not None and self.augmentation.crops_from_original
+        self.cache = self.make_cache() if settings.cache else None
         dtype = torch.float32 if entries else torch.uint8  # augmentations compute in float32
         fields = {"image": FieldSpec((self.channels, self.image_size, self.image_size), dtype, "image")}
         if labels is not None:
             fields["label"] = FieldSpec((), torch.int64)
-        self.spec = DataSpec(fields, len(paths), classes)
+        self.spec = DataSpec(fields, len(paths), classes, class_counts(labels or (), classes))
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def make_cache(self) -> RamCache:
+        """Return room for the decoded images. Raises DataError where there is none, or they have no common size."""
+        if self.reads_whole:
+            raise ConfigError(
+                "dataset.cache: RandomResizedCrop as the first augmentation cuts from whole pictures, which are not "
+                "kept; put another one before it to cut from the resized ones, or leave the cache out"
+            )
+        shape = (self.channels, self.image_size, self.image_size)
+        return RamCache(len(self.paths), shape, self.settings.cache_gib, shared=self.settings.workers > 0)
+
+    def read(self, used: int) -> Tensor:
+        """Return one image as uint8, from its file or the cache. Raises BadImageError."""
+        if self.cache is not None:
+            return self.cache.get(used, lambda: self.decode(used))
+        return self.decode(used)
+
+    def decode(self, used: int) -> Tensor:
+        """Return one image as uint8, at the wanted size unless augmentation cuts from the whole."""
+        size = None if self.reads_whole else (self.image_size, self.image_size)
+        return decode_bytes(self.paths[used], self.channels, size, self.settings.max_pixels, self.settings.fit)
+
+    def class_labels(self) -> list[int] | None:
+        """Return the class of every image."""
+        return self.labels
 
     def name_of(self, index: int) -> str:
         """Return the file that stands at this place, the next good one where it was found to be bad."""
@@ -96,15 +129,13 @@ class ImageFolder(Dataset):
 
     def sample(self, index: int, epoch: int) -> tuple[Tensor, int]:
         """Return one image, in the spec's dtype, and the index it came from: `index`, or the next that can be read."""
-        whole = self.augmentation is not None and self.augmentation.crops_from_original
         for attempt in range(min(len(self.paths), MOST_BAD_IN_A_ROW)):
             used = (index + attempt) % len(self.paths)
             path = self.paths[used]
             if str(path) in self.bad_files:
                 continue
             try:
-                size = None if whole else (self.image_size, self.image_size)
-                image = decode_bytes(path, self.channels, size, self.settings.max_pixels, self.settings.fit)
+                image = self.read(used)
             except BadImageError as error:
                 if self.settings.on_bad_image == "stop":
                     raise

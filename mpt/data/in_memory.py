@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mpt.data.augment import Augmentation, Entry
 from mpt.data.fitting import fit_images
+from mpt.samples import class_counts
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 
 LARGEST_PREPARED_BYTES = 2**30
@@ -47,10 +48,16 @@ class InMemory(Dataset):
         self.augmentation = Augmentation(augment, self.image_size, self.channels, seed) if augment else None
         self.delivers_bytes = images.dtype == torch.uint8 and self.fits and not augment
         image = FieldSpec(shape, torch.uint8 if self.delivers_bytes else torch.float32, "image")
-        self.spec = DataSpec({"image": image, "label": FieldSpec((), torch.int64)}, len(images), classes)
+        counts = class_counts(self.class_labels(), classes)
+        self.spec = DataSpec({"image": image, "label": FieldSpec((), torch.int64)}, len(images), classes, counts)
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def class_labels(self) -> list[int]:
+        """Return the class of every image."""
+        numbers: list[int] = self.labels.tolist()
+        return numbers
 
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         """Return the samples of `indices`, in their order."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from mpt.data.balance import balanced_order
 from mpt.data.seeds import mix
 from mpt.data.workers import WorkerPool
 from mpt.errors import DataError
@@ -36,8 +37,12 @@ class Loader:
         pin_memory: bool = False,
         timeout_seconds: float = 60.0,
         place: Callable[[int], tuple[int, int]] | None = None,
+        sampling: Literal["shuffle", "balanced"] = "shuffle",
     ) -> None:
-        """`place` says where this process's part of so many samples begins and ends, where others have the rest."""
+        """`place` says where this process's part of so many samples begins and ends, where others have the rest.
+
+        `sampling` is `dataset.sampling`, for what shuffles.
+        """
         assert batch_size > 0
         if len(dataset) == 0:
             raise DataError("the data set is empty: check dataset.root and the split")
@@ -48,6 +53,12 @@ class Loader:
             )
         self.dataset, self.batch_size, self.seed, self.workers = dataset, batch_size, seed, workers
         self.shuffle, self.timeout_seconds, self.place = shuffle, timeout_seconds, place
+        self.labels = dataset.class_labels() if sampling == "balanced" else None
+        """The classes to balance, or None."""
+        if sampling == "balanced" and self.labels is None:
+            raise DataError(
+                "dataset.sampling=balanced: this data set has no classes that are known without reading its samples"
+            )
         self.pin_memory = pin_memory and torch.cuda.is_available()
         full, rest = divmod(len(dataset), batch_size)
         self.steps_per_epoch = full + (not drop_last and rest > 0)
@@ -62,20 +73,26 @@ class Loader:
         if not self.shuffle:
             epoch = 0
         if self.latest[0] != epoch:
-            count = len(self.dataset)
-            if self.shuffle:
-                order = torch.randperm(count, generator=torch.Generator().manual_seed(mix(self.seed, epoch))).tolist()
+            count, generator = len(self.dataset), torch.Generator().manual_seed(mix(self.seed, epoch))
+            if self.shuffle and self.labels is not None:
+                order = balanced_order(self.labels, generator)
+            elif self.shuffle:
+                order = torch.randperm(count, generator=generator).tolist()
             else:
                 order = list(range(count))
             self.latest = (epoch, order)
         return self.latest[1]
 
     def indices(self, step: int) -> tuple[list[int], int]:
-        """Return the samples of a step's batch, or of this process's part of it, and the epoch."""
+        """Return the samples of a step's batch, or of this process's part of it, and the epoch.
+
+        With balanced classes the step in place of the epoch: a sample that comes again in the same epoch is augmented
+        in another way.
+        """
         epoch, place = self.position(step)
         batch = self.order(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
         start, stop = (0, len(batch)) if self.place is None else self.place(len(batch))
-        return batch[start:stop], epoch
+        return batch[start:stop], epoch if self.labels is None else step
 
     def batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield the batch of step `start_step`, then of each step after it, without end. On the CPU, pinned if

@@ -39,7 +39,7 @@ class Training:
     def __init__(self, config: Config, device: torch.device, data: Dataset) -> None:
         self.config, self.data = config, data
         prepare_torch(config)
-        self.loader = Loader(data, config.train.batch_size, config.seed)
+        self.loader = Loader(data, config.train.batch_size, config.seed, sampling=config.dataset.settings.sampling)
         epochs = round((config.train.epochs or 0) * self.loader.steps_per_epoch)
         self.total_steps = config.train.steps or max(1, epochs)
         self.run: Run = build_run(config, device, data.spec)

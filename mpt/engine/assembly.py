@@ -48,6 +48,7 @@ def supply(config: Config, world: World = ALONE) -> Supply:
         workers=config.dataset.settings.workers,
         pin_memory=device.type == "cuda",
         place=world.place,
+        sampling=config.dataset.settings.sampling,
     )
     steps = config.train.steps or max(1, round((config.train.epochs or 0) * loader.steps_per_epoch))
     return Supply(device, train_data, test_data, loader, steps)

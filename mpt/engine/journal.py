@@ -27,10 +27,10 @@ class Journal:
         self.console.row(self.recorder.write_metrics(self.progress.step, values))
         self._board(values)
 
-    def evaluation(self, figures: Mapping[str, float]) -> None:
-        """Write and show the figures of an evaluation."""
-        step = self.progress.step
-        self.console.row(self.recorder.write_evaluation(step, figures, {"seconds": self.progress.seconds}))
+    def evaluation(self, figures: Mapping[str, float], test_samples: int) -> None:
+        """Write and show the figures of an evaluation on so many test samples."""
+        step, values = self.progress.step, {"seconds": self.progress.seconds, "test_samples": test_samples}
+        self.console.row(self.recorder.write_evaluation(step, figures, values))
         self._board({"evaluate": figures})
 
     def event(self, kind: str, message: str, **details: Any) -> None:

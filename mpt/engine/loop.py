@@ -88,11 +88,13 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
             stream = training.stream()  # the state was poisoned and the run rolled back
             continue
         if signal_number is not None and not ends:
+            training.list_skipped_files()
             training.write_summary()
             stop.signal_number = signal_number  # which another rank may have received
             stop.raise_if_requested(f"Step {progress.step} is saved; go on with --resume.")
         window_started += time.perf_counter() - side_jobs_started  # throughput is that of training alone
     training.tell_early_end()
+    training.list_skipped_files()
     if training.step_seconds:
         training.write_summary()
     training.journal.close()

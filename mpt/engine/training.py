@@ -38,6 +38,7 @@ from mpt.run.console import Console
 from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory
 from mpt.run.recorder import Recorder, tidy
+from mpt.run.skipped_files import write_skipped_files
 from mpt.run.state_checks import first_non_finite
 from mpt.run.tensorboard import TensorBoardWriter
 from mpt.seams import Batch, Dataset, DataSpec, Run
@@ -80,6 +81,8 @@ class Training:
         """The last step at which it was looked for and had not, or that a resume began from."""
         self.loaded_from: Path | None = None
         """The checkpoint that was loaded last."""
+        self.skipped_files = 0
+        """Bad files of the data set that were skipped."""
         self.non_finite_in_a_row = 0
         self.saved: int | None = None
         """The step of the newest checkpoint that this process has written or loaded."""
@@ -209,7 +212,7 @@ class Training:
             figures = evaluate(self.run, self.test_data, self.train.batch_size)
         self.progress.last_metrics = figures
         self.progress.note_figure(figures[task.metric], task.higher_is_better)
-        self.journal.evaluation(figures)
+        self.journal.evaluation(figures, len(self.test_data))
         task.after_evaluation(figures)
         if self.early_stopping is not None:
             self.early_stopping.observe(self.progress.waiting, figures, self.progress.step)
@@ -300,6 +303,15 @@ class Training:
             self.journal.event("adapted", f"as before the checkpoint, out of memory: {settings}", **again)
             self.journal.say(f"memory ran out before, so as then: {settings}")
 
+    def list_skipped_files(self) -> None:
+        """Write the bad files that were skipped so far, by any rank and before a resume, to a file of the run."""
+        datasets = (self.loader.dataset, self.test_data)
+        own = {path: reason for data in datasets for path, reason in data.bad_files.items()}
+        of_ranks = self.run.world.gather(own)
+        if self.run.world.is_first:
+            found = {path: reason for one in of_ranks for path, reason in one.items()}
+            self.skipped_files = write_skipped_files(self.directory, found)
+
     def early_end(self) -> dict[str, str]:
         """Return why the training ended before its last step, for the summary; nothing where it did not."""
         if self.early_stopping is None or not self.stops_early or self.progress.step >= self.total_steps:
@@ -327,6 +339,8 @@ class Training:
             "best_step": progress.best_step,
             "steps": progress.step,
             "total_steps": self.total_steps,
+            "test_samples": len(self.test_data),
+            "skipped_files": self.skipped_files,
             **self.early_end(),
             "median_step_seconds": median,
             "samples_per_second": self.train.batch_size / median if median else None,

@@ -19,10 +19,16 @@ ClassificationLoss = Callable[[Tensor, Tensor], Tensor]
 """Logits (b, classes) and labels (b,) to the mean over the batch, a scalar."""
 
 
-def find_loss(name: str, label_smoothing: float = 0.0) -> ClassificationLoss:
-    """Return the loss of that name. Raises ConfigError for a name without a file, and for smoothing that it lacks."""
+def find_loss(name: str, label_smoothing: float = 0.0, weights: Tensor | None = None) -> ClassificationLoss:
+    """Return the loss of that name; with class weights, its sum over the batch in place of the mean.
+
+    Raises ConfigError for a name without a file, and for smoothing that it lacks.
+    """
     if name == CROSS_ENTROPY:
-        return lambda logits, labels: functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+        reduction = "mean" if weights is None else "sum"
+        return lambda logits, labels: functional.cross_entropy(
+            logits, labels, widen(weights, logits), label_smoothing=label_smoothing, reduction=reduction
+        )
     known = INSTALLED.functions("losses")
     if name not in known:
         raise ConfigError(f"task.loss: no loss {name!r}; there are {', '.join([CROSS_ENTROPY, *known])}")
@@ -30,3 +36,10 @@ def find_loss(name: str, label_smoothing: float = 0.0) -> ClassificationLoss:
         raise ConfigError(f"task.label_smoothing: {name} has none; it belongs to {CROSS_ENTROPY}")
     found: ClassificationLoss = known[name].member("loss")
     return found
+
+
+def widen(weights: Tensor | None, logits: Tensor) -> Tensor | None:
+    """Return class weights in the logits' dtype, and 1 for outputs beyond the last class (`nn` may have spare ones)."""
+    if weights is None or logits.shape[1] == len(weights):
+        return None if weights is None else weights.to(logits.dtype)
+    return functional.pad(weights, (0, logits.shape[1] - len(weights)), value=1.0).to(logits.dtype)

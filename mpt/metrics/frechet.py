@@ -27,6 +27,17 @@ def frechet_distance(real_features: Tensor, fake_features: Tensor) -> float:
     return distance_of_moments(moments(real_features), moments(fake_features))
 
 
+def too_few(real_features: Tensor, fake_features: Tensor) -> str | None:
+    """Return a warning where a covariance of the features (n, d), (m, d) cannot have full rank, else None."""
+    (real, size), fake = real_features.shape, len(fake_features)
+    if min(real, fake) > size:
+        return None
+    return (
+        f"the Frechet distance rests on {real} test images and {fake} samples, in {size} dimensions: it is far "
+        "too high, and comparable only with figures of as many of either. Use more than that of both"
+    )
+
+
 def moments(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean (d,) and the sample covariance (d, d) of features (n, d), in float64."""
     if len(features) < 2:

@@ -115,6 +115,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         ("peak memory", show_bytes(peak)),
         *((f"planned, {row.name}", f"{show_bytes(row.planned)} ({row.error:+.1%})") for row in record.planned),
         ("steps skipped", show_count(sum(skipped.values())) if skipped or record.train else "–"),
+        *((("files skipped", f"{bad:.0f} (skipped_files.csv)"),) if (bad := skipped_files(record)) else ()),
         ("parameters", show_count(number(record.summary.get("parameters")))),
         ("wall clock", show_seconds(wall_seconds(record))),
         *([("raised to float32 in recovery", ", ".join(record.raised_to_float32))] if record.raised_to_float32 else []),
@@ -124,6 +125,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "record": record,
         "figures": figures,
         "evaluations": evaluation_rows(record),
+        "test_samples": number(record.summary.get("test_samples")),
         "memory": memory_parts(record.memory),
         "peak_bytes": peak,
         "memory_kind": KINDS_OF_MEMORY.get(str(record.memory.get("kind")), ""),
@@ -137,6 +139,11 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "event_kinds": Counter(str(event.get("kind", "other")) for event in record.events).most_common(),
         "environment": environment_rows(record.environment),
     }
+
+
+def skipped_files(record: RunRecord) -> float:
+    """Return how many bad files of the data set the run has skipped."""
+    return number(record.summary.get("skipped_files"), 0.0)
 
 
 def rank_figures(ranks: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -256,6 +263,8 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "plan": {**record.plan, "compared": [{**vars(row), "error": row.error} for row in record.planned]},
         "skipped": record.skipped,
         "skipped_steps": skipped_steps(record),
+        "skipped_files": skipped_files(record),
+        "test_samples": record.summary.get("test_samples"),
         "curves": {
             key: {name: {"step": steps, "value": values} for name, (steps, values) in curves(lines, key).items()}
             for key, lines in (

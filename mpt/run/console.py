@@ -142,7 +142,8 @@ class Console:
             return
         elif row.get("kind") == "evaluate":
             figures = "  ".join(f"{name} {value:.4g}" for name, value in row["metrics"].items())
-            self.message(f"step {row['step']}/{self.total_steps}  evaluated: {figures}")
+            on = f" on {row['test_samples']} test samples" if "test_samples" in row else ""
+            self.message(f"step {row['step']}/{self.total_steps}  evaluated{on}: {figures}")
         elif self.progress is not None:
             self.progress.update(self.bar, completed=row["step"], description=describe_row(row))
         else:

@@ -79,6 +79,11 @@ class RunDirectory:
         return self.path / "results.csv"
 
     @property
+    def skipped_files_path(self) -> Path:
+        """The files of the data set that were skipped because they are bad, and why."""
+        return self.path / "skipped_files.csv"
+
+    @property
     def summary_path(self) -> Path:
         """The finished run's figures; absent until the end."""
         return self.path / "summary.json"

@@ -21,6 +21,13 @@ class Advice:
         """Whether the run is no longer young."""
         return self.steps_done >= FIRST_STEPS
 
+    def say_once(self, kind: str, message: str | None) -> list[str]:
+        """Return a message that is due however young the run is, the first time."""
+        if message is None or kind in self.told:
+            return []
+        self.told.add(kind)
+        return [message]
+
     def say(self, found: Mapping[str, str]) -> list[str]:
         """Return the messages that are due, of kind -> message."""
         if not self.is_due:

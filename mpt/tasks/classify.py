@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -19,11 +19,12 @@ from torch.optim import Optimizer
 from mpt.config.options import Options
 from mpt.config.part_names import LossName, MetricName
 from mpt.errors import ConfigError, DataError
-from mpt.losses.choice import find_loss
+from mpt.losses.choice import CROSS_ENTROPY, find_loss
 from mpt.metrics.choice import find_metrics
 from mpt.metrics.classification import describe
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.tasks.average import follow, make_twin
+from mpt.tasks.mixing import OTHER, SHARE, mix
 
 
 class Settings(Options):
@@ -33,6 +34,13 @@ class Settings(Options):
     """What is minimised: cross_entropy, or the name of a file in `losses/` with `loss(logits, labels)`, as focal."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """How much of the cross-entropy's target is spread over all classes."""
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(ge=0)]] | None = None
+    """What a class counts in the cross-entropy, as torch's `weight`: balanced is the inverse of its share of the
+    training set; or by name, `{rust: 4}`, the others 1."""
+    mixup: float | None = Field(None, gt=0)
+    """MixUp's alpha: batches are blended with themselves, labels too. 0.2 to 0.8 is usual."""
+    cutmix: float | None = Field(None, gt=0)
+    """CutMix's alpha, usually 1: boxes of other images are pasted in. With `mixup` too, each batch has one of them."""
     mean: tuple[float, ...] = (0.5,)
     """What is subtracted from the image, one number or one per channel."""
     std: tuple[float, ...] = (0.5,)
@@ -55,20 +63,36 @@ class Classify(Task):
         self.trainable = {"net": net}
         if settings.ema:
             self.modules["net_ema"] = make_twin(net)
-        self.loss = precision.loss(find_loss(settings.loss, settings.label_smoothing))
         # Made once: from a list, each would be a blocking copy to the GPU in every step.
         device = next(net.parameters()).device
+        weights = class_weights(settings, data)
+        self.class_weights = None if weights is None else torch.tensor(weights, device=device)
+        self.loss = precision.loss(find_loss(settings.loss, settings.label_smoothing, self.class_weights))
         self.mean = torch.tensor(settings.mean, device=device).view(1, -1, 1, 1)
         self.std = torch.tensor(settings.std, device=device).view(1, -1, 1, 1)
         self.further_metrics = find_metrics(settings.metrics)
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the one phase."""
-        return [Phase("net", self.net, optimizers["net"], self.losses)]
+        weighted = self.class_weights is not None
+        return [Phase("net", self.net, optimizers["net"], self.losses, normalised=weighted, least_weight=1e-12)]
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        """Return the batch with its samples mixed, where the settings want it."""
+        settings = self.settings
+        if settings.mixup is None and settings.cutmix is None:
+            return batch
+        return mix(batch, settings.mixup, settings.cutmix)
 
     def losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the loss, cross-entropy by default."""
-        yield Loss("loss", self.loss(self.checked(self.net(self.standardize(batch["image"]))), batch["label"]))
+        """Yield the loss, cross-entropy by default; with class weights, as a sum beside its total weight."""
+        logits = self.checked(self.net(self.standardize(batch["image"])))
+        value = of_mixture(batch, lambda label: self.loss(logits, label))
+        weights = self.class_weights
+        if weights is None:
+            yield Loss("loss", value)
+        else:
+            yield Loss("loss", value, "sum", of_mixture(batch, lambda label: weights[label].sum()))
 
     def standardize(self, image_bchw: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation, per channel."""
@@ -143,6 +167,39 @@ class Classify(Task):
             for row, label in zip(rows, batch["label"].tolist(), strict=True):
                 row["truth"] = self.classes[label]
         return Inference(rows=rows, outputs=logits, scores=scores)
+
+
+def of_mixture(batch: Batch, measure: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what `measure` gives for a batch's labels, or where samples were mixed for both labels by their shares."""
+    own = measure(batch["label"])
+    if SHARE not in batch:
+        return own
+    share = batch[SHARE][0]  # one for the whole batch
+    return share * own + (1 - share) * measure(batch[OTHER])
+
+
+def class_weights(settings: Settings, data: DataSpec) -> list[float] | None:
+    """Return the weight of each class, or None where all are alike. Raises ConfigError for what cannot be weighted."""
+    wanted = settings.class_weights
+    if wanted is None:
+        return None
+    if settings.loss != CROSS_ENTROPY:
+        raise ConfigError(
+            f"task.class_weights: they belong to the loss {CROSS_ENTROPY}, and task.loss is {settings.loss}"
+        )
+    if wanted != "balanced":
+        for name in wanted:
+            if name not in data.classes:
+                some = ", ".join(data.classes[:12]) + (", ..." if len(data.classes) > 12 else "")
+                raise ConfigError(f"task.class_weights: there is no class {name!r}; the data set has {some}")
+        return [float(wanted.get(name, 1.0)) for name in data.classes]
+    counts = data.extra.get("class_counts")
+    if not counts:
+        raise ConfigError(
+            "task.class_weights: this data set does not say how many samples its classes have; give the weights by name"
+        )
+    present = sum(count > 0 for count in counts)
+    return [sum(counts) / (present * count) if count else 1.0 for count in counts]
 
 
 class Whole(nn.Module):

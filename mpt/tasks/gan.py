@@ -304,7 +304,7 @@ class Gan(Task):
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
         """Return warnings, each once, about what a log line or an evaluation shows to go wrong, the start apart."""
-        return self.advice.say(self.failures(figures))
+        return self.advice.say_once("few", self.quality.doubt) + self.advice.say(self.failures(figures))
 
     def collapse(self, figures: Mapping[str, float]) -> str | None:
         """Return how the game is lost, the start apart: nothing is left to learn from, or samples are all alike."""

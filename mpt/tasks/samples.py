@@ -13,7 +13,7 @@ from torch import Tensor
 from mpt.data.seeds import mix
 from mpt.metrics.diversity import diversity_ratio
 from mpt.metrics.feature_space import FeatureSpace, choose_feature_space
-from mpt.metrics.frechet import frechet_distance
+from mpt.metrics.frechet import frechet_distance, too_few
 from mpt.metrics.inception_distance import InceptionDistance
 from mpt.seams import DataSpec, Evidence, Inference, Precision, gather
 
@@ -102,6 +102,8 @@ class Quality:
         self.data, self.device, self.inception_weights = data, device, inception_weights
         self.space: FeatureSpace | None = None
         self.inception: InceptionDistance | None = None
+        self.doubt: str | None = None
+        """Why the last figures mean little."""
 
     def features(self, image_bchw: Tensor, kind: Literal["real", "fake"]) -> Evidence:
         """Return the features of images in [0, 1]; call in float32, see `Precision.float32`."""
@@ -118,6 +120,7 @@ class Quality:
         """Return the figures of an evaluation with at least two images of either kind."""
         self.space = self.inception = None
         real_nd, fake_nd = gather(evidence, "real"), gather(evidence, "fake")
+        self.doubt = too_few(real_nd, fake_nd)
         figures = {
             "frechet_distance": frechet_distance(real_nd, fake_nd),
             "diversity": diversity_ratio(real_nd, fake_nd),
@@ -125,6 +128,7 @@ class Quality:
         if self.inception_weights:
             real_nd, fake_nd = gather(evidence, "real_inception"), gather(evidence, "fake_inception")
             figures["inception_distance"] = frechet_distance(real_nd, fake_nd)
+            self.doubt = self.doubt or too_few(real_nd, fake_nd)
         return figures
 
 

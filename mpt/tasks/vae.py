@@ -188,14 +188,15 @@ class Vae(Task):
         return replace(shown, rows=[{"class": name, **row} for name, row in zip(classes, shown.rows, strict=True)])
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
-        """Return a warning, once, when the code carries nothing, the start apart."""
+        """Return warnings, each once: the code carries nothing, the start apart; a distance rests on few images."""
+        few = self.advice.say_once("few", self.quality.doubt)
         if figures.get("divergence", 1.0) >= 0.05:
-            return []
+            return few
         message = (
             "the divergence is nearly 0: the decoder ignores the code. Try a lower task.divergence_weight, a smaller "
             "model.latent_size or more steps"
         )
-        return self.advice.say({"unused": message})
+        return few + self.advice.say({"unused": message})
 
 
 def build(

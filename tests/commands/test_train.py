@@ -202,8 +202,9 @@ def test_resuming_a_finished_run_changes_nothing_and_says_so(config: Path, capsy
 
 def test_the_last_line_of_a_run_that_was_never_evaluated_says_so() -> None:
     page = Path("runs/demo/report.html")
-    assert closing_line({}, 4.2, page) == f"done: not evaluated yet  (4 s)  report {page}"
-    assert closing_line({"psnr": 30.0, "ssim": 0.5}, 9, page) == f"done: psnr 30  ssim 0.5  (9 s)  report {page}"
+    assert closing_line({}, 4.2, page, 7) == f"done: not evaluated yet  (4 s)  report {page}"
+    said = closing_line({"psnr": 30.0, "ssim": 0.5}, 9, page, 7)
+    assert said == f"done: psnr 30  ssim 0.5  on 7 test samples (9 s)  report {page}"
 
 
 def snapshot(path: Path) -> dict[str, bytes]:
@@ -401,9 +402,17 @@ def test_files_that_were_skipped_are_counted_and_named(config: Path, capsys: pyt
     (config.parent / "pictures" / "train" / "x" / "3.png").write_bytes(b"no image")
     root = f"dataset={{name: image_folder, root: {config.parent / 'pictures'}, on_bad_image: skip}}"
     path = train(config, root, "train.batch_size=6", "train.steps=1")
-    said = "1 bad file was skipped, first " + str(config.parent / "pictures" / "train" / "x" / "3.png")
+    said = f"1 bad file was skipped, see {path / 'skipped_files.csv'}"
     assert said in capsys.readouterr().err
     assert said in (path / "events.jsonl").read_text()
+    (config.parent / "pictures" / "test" / "x" / "7.png").write_bytes(b"no image either")
+    (config.parent / "pictures" / "train" / "x" / "3.png").unlink()  # a resume keeps what was found before it
+    train(config, root, "train.batch_size=5", "train.steps=2", resume="auto")
+    rows = (path / "skipped_files.csv").read_text().splitlines()
+    assert rows[0] == "path,reason"
+    assert [row.split(",")[0].rsplit("/", 2)[1:] for row in rows[1:]] == [["x", "7.png"], ["x", "3.png"]]
+    assert json.loads((path / "summary.json").read_text())["skipped_files"] == 2
+    assert "2 (skipped_files.csv)" in (path / "report.md").read_text().replace("\\", "")
 
 
 def test_two_processes_cannot_write_one_run(config: Path) -> None:

@@ -17,8 +17,8 @@ from tests.engine import parts
 
 CLASSIFIER = {
     "model": {"name": "small_cnn", "features": 4, "image_size": 8, "dropout": 0.2},
-    "task": {"ema": 0.9},
-    "dataset": {"name": "digits", "augment": [{"RandomAffine": {"degrees": 10}}]},
+    "task": {"ema": 0.9, "mixup": 0.4, "cutmix": 1.0, "class_weights": {"3": 2}},
+    "dataset": {"name": "digits", "sampling": "balanced", "augment": [{"RandomAffine": {"degrees": 10}}]},
     "optimizer": {"name": "adam", "lr": 1e-3, "schedule": "cosine"},
 }
 GAN = {

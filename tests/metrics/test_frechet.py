@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpt.metrics.diversity import diversity_ratio
-from mpt.metrics.frechet import distance_of_moments, frechet_distance
+from mpt.metrics.frechet import distance_of_moments, frechet_distance, too_few
 
 
 def normal(count, size, seed):
@@ -63,3 +63,10 @@ def test_diversity_is_the_ratio_of_spreads():
     assert math.isnan(diversity_ratio(real[:1].expand(9, -1), real))
     rounded = real[:1] * (1 + 1e-7 * torch.rand(9, 1))  # one image, computed in batches of several sizes
     assert math.isnan(diversity_ratio(rounded, real))
+
+
+def test_a_distance_of_fewer_images_than_dimensions_is_doubted() -> None:
+    assert too_few(torch.rand(9, 8), torch.rand(9, 8)) is None
+    doubt = too_few(torch.rand(8, 8), torch.rand(20, 8))
+    assert doubt is not None
+    assert "rests on 8 test images and 20 samples, in 8 dimensions" in doubt

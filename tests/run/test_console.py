@@ -44,12 +44,12 @@ def test_plain_lines_hold_every_figure(capsys: pytest.CaptureFixture[str]) -> No
     stream = io.StringIO()
     with Console("auto", 1200, stream) as console:
         console.row(ROW)
-        console.row({"kind": "evaluate", "step": 60, "metrics": {"accuracy": 0.5}})
+        console.row({"kind": "evaluate", "step": 60, "metrics": {"accuracy": 0.5}, "test_samples": 360})
         console.warning("hot")
     assert stream.getvalue().splitlines() == [
         "step 60/1200  disc/real 0.38  disc/fake 0.4622  gen/loss 1.353  1405 samples/s  peak 6.2 MiB"
         "  scale disc 65536 gen 32768  skipped disc 1",
-        "step 60/1200  evaluated: accuracy 0.5",
+        "step 60/1200  evaluated on 360 test samples: accuracy 0.5",
         "warning: hot",
     ]
     assert capsys.readouterr().out == ""
