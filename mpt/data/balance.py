@@ -16,7 +16,7 @@ from torch import Tensor
 def balanced_order(labels: Sequence[int], generator: torch.Generator) -> list[int]:
     """Return as many sample numbers as there are labels, every class that has samples equally often, up to one."""
     label = torch.as_tensor(labels)
-    classes = label.unique()
+    classes = torch.tensor(sorted(set(labels)))
     share, rest = divmod(len(label), len(classes))
     more = torch.randperm(len(classes), generator=generator)[:rest].tolist()  # who gets the places that are left over
     chosen: list[Tensor] = []

@@ -56,8 +56,8 @@ def room(size: int, shared: bool) -> Tensor:
     """Return so many bytes, which no page is given to before it is written; shared ones all processes see."""
     if not shared:
         return torch.empty(size, dtype=torch.uint8)
-    storage = torch.UntypedStorage._new_shared(size)
-    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload,no-any-return]
+    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def free_bytes(shared: bool) -> int | None:
