@@ -31,9 +31,9 @@ def tap_positions(flow_b2hw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, y = torch.where(inside, x, 0), torch.where(inside, y, 0)
     left, top = x.detach().floor(), y.detach().floor()
     across, down = (x - left)[..., None], (y - top)[..., None]
-    offset = torch.arange(TAPS, device=flow_b2hw.device) - (TAPS // 2 - 1)
-    columns = (left.long()[..., None] + offset).clamp(0, width - 1)
-    rows = (top.long()[..., None] + offset).clamp(0, height - 1)
+    offset = torch.arange(TAPS, device=flow_b2hw.device, dtype=torch.int32) - (TAPS // 2 - 1)
+    columns = (left.int()[..., None] + offset).clamp(0, width - 1)
+    rows = (top.int()[..., None] + offset).clamp(0, height - 1)
     index = pixel_numbers(rows.repeat_interleave(TAPS, -1), columns.repeat(1, 1, 1, TAPS), height, width)
     half = (TAPS // 2,)
     weight_x = torch.cat(((1 - across).expand(*across.shape[:-1], *half), across.expand(*across.shape[:-1], *half)), -1)

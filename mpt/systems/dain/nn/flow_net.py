@@ -107,12 +107,20 @@ class FlowNet(nn.Module):
 
     def forward_levels(self, frames_b6hw: Tensor) -> dict[int, Tensor]:
         """Return the flow of every level by its number, the finest refined, none of them scaled."""
+        return self.decode_levels(self.pyramids(frames_b6hw))
+
+    def pyramids(self, frames_b6hw: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the features of both frames, from 1/2 down."""
         batch = len(frames_b6hw)
         maps = self.features(torch.cat((frames_b6hw[:, :3], frames_b6hw[:, 3:])))
+        return [(x[:batch], x[batch:]) for x in maps]
+
+    def decode_levels(self, maps: list[tuple[Tensor, Tensor]]) -> dict[int, Tensor]:
+        """Return the flow of every level from the first frame's pyramid to the second's."""
         flows: dict[int, Tensor] = {}
         x = up_flow = up_features = None
         for level in range(self.levels, FINEST - 1, -1):
-            first, second = maps[level - 1][:batch], maps[level - 1][batch:]
+            first, second = maps[level - 1]
             if up_flow is None or up_features is None:
                 x = self.activation(self.correlation(first, second))
             else:
@@ -131,9 +139,16 @@ class FlowNet(nn.Module):
         flows[FINEST] = flows[FINEST] + self.dc_conv7(x)
         return flows
 
-    def forward(self, frames_b6hw: Tensor) -> Tensor:
-        """Return the flow (b, 2, h/4, w/4) from the first three channels' frame to the others'."""
-        return self.forward_levels(frames_b6hw)[FINEST]
+    def forward(self, frames_b6hw: Tensor, both_ways: bool = False) -> Tensor:
+        """Return the flow (b, 2, h/4, w/4) from the first three channels' frame to the others'.
+
+        `both_ways` returns (2b, 2, h/4, w/4), that flow and the one back; each frame's pyramid is computed once.
+        """
+        maps = self.pyramids(frames_b6hw)
+        forth = self.decode_levels(maps)[FINEST]
+        if not both_ways:
+            return forth
+        return torch.cat((forth, self.decode_levels([(other, one) for one, other in maps])[FINEST]))
 
 
 def pad_amount(size: int, multiple: int) -> int:

@@ -46,9 +46,9 @@ class FlowWarp(Interpolator):
 
     def flow_both_ways(self, first_bchw: Tensor, last_bchw: Tensor) -> Tensor:
         """Return the flows between the frames (b, 4, h, w), in pixels."""
-        whole = first_bchw.new_ones(len(first_bchw))
-        pairs = (torch.cat((first_bchw, last_bchw), dim=1), torch.cat((last_bchw, first_bchw), dim=1))
-        return torch.cat([self.flow_scaling(self.flownets(pair), whole) for pair in pairs], dim=1)
+        flows = self.flownets(torch.cat((first_bchw, last_bchw), dim=1), both_ways=True)
+        flows = self.flow_scaling(flows, flows.new_ones(len(flows)))
+        return torch.cat((flows[: len(first_bchw)], flows[len(first_bchw) :]), dim=1)
 
     def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> Tensor:
         """Return both flows."""

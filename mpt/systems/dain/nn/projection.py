@@ -37,8 +37,8 @@ def corner_numbers(flow_b2hw: Tensor) -> tuple[Tensor, Tensor]:
     height, width = flow_b2hw.shape[2:]
     x, y = landing(flow_b2hw)
     inside = (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
-    left = torch.where(inside, x, 0).floor().long()
-    top = torch.where(inside, y, 0).floor().long()
+    left = torch.where(inside, x, 0).floor().int()
+    top = torch.where(inside, y, 0).floor().int()
     right, bottom = (left + 1).clamp(max=width - 1), (top + 1).clamp(max=height - 1)
     rows = torch.stack((top, top, bottom, bottom), dim=-1)
     columns = torch.stack((left, right, left, right), dim=-1)

@@ -121,16 +121,17 @@ class FilterInterpolationRegion(OperatorRegion):
         """Return the moved images; the second and later pass no gradient to flow and kernel, as DAIN's context."""
         with full_precision(flow_b2hw.device.type):
             flow, kernel = raised(flow_b2hw), raised(kernel_bkhw)
-            moved: list[Tensor] = []
             triton = self.stand_in(flow)
-            for number, image in enumerate(images):
-                if triton is not None:
-                    own = (flow, kernel) if number == 0 else (flow.detach(), kernel.detach())
-                    moved.append(triton.interpolate_filtered(image, *own, original_gradient=self.original_gradient))
-                    continue
-                taps = tap_positions(flow if number == 0 else flow.detach())
-                filters = kernel if number == 0 else kernel.detach()
-                moved.append(gather_filtered(image, taps, filters, original_gradient=self.original_gradient))
+            taps = tap_positions(flow) if triton is None else None
+            moved: list[Tensor] = []
+            for image in images:
+                if taps is None:
+                    result = triton.interpolate_filtered(image, flow, kernel, original_gradient=self.original_gradient)
+                else:
+                    result = gather_filtered(image, taps, kernel, original_gradient=self.original_gradient)
+                moved.append(result)
+                flow, kernel = flow.detach(), kernel.detach()
+                taps = taps and (taps[0], taps[1].detach(), taps[2])
             return tuple(moved)
 
 

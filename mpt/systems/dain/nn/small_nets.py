@@ -48,14 +48,22 @@ class SmallFlowNet(nn.Module):
             nn.init.zeros_(decoder[-1].weight)  # type: ignore[arg-type]
             nn.init.zeros_(decoder[-1].bias)  # type: ignore[arg-type]
 
-    def forward(self, frames_b6hw: Tensor) -> Tensor:
-        """Return the flow (b, 2, h/4, w/4) in units of 1/20 of an input pixel."""
+    def forward(self, frames_b6hw: Tensor, both_ways: bool = False) -> Tensor:
+        """Return the flow (b, 2, h/4, w/4) in units of 1/20 of an input pixel; `both_ways` as `FlowNet`'s."""
         batch = len(frames_b6hw)
-        maps, x = [], torch.cat((frames_b6hw[:, :3], frames_b6hw[:, 3:]))
-        for level in (1, 2, 3):
-            x = self.get_submodule(f"conv{level}")(x)
-            maps.append((x[:batch], x[batch:]))
-        (_, (first2, second2), (first3, second3)) = maps
+        maps = [(x[:batch], x[batch:]) for x in self.features(torch.cat((frames_b6hw[:, :3], frames_b6hw[:, 3:])))]
+        if both_ways:
+            maps = [(torch.cat((one, other)), torch.cat((other, one))) for one, other in maps]
+        return self.decode(*maps)
+
+    def features(self, image_b3hw: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features at 1/4 and 1/8."""
+        fourth = self.get_submodule("conv2")(self.get_submodule("conv1")(image_b3hw))
+        return fourth, self.get_submodule("conv3")(fourth)
+
+    def decode(self, maps2: tuple[Tensor, Tensor], maps3: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the flow from both frames' features at 1/4 and 1/8."""
+        (first2, second2), (first3, second3) = maps2, maps3
         cost = self.correlation(standardised(first3), standardised(second3))
         flow3 = self.decode3(torch.cat((cost, first3), dim=1))  # in pixels of level 3
         up = 2 * F.interpolate(flow3, scale_factor=2, mode="bilinear", align_corners=False)

@@ -35,9 +35,10 @@ def bilinear_taps(flow_b2hw: Tensor) -> tuple[Tensor, Tensor]:
     left, top = x.detach().floor(), y.detach().floor()
     across, down = x - left, y - top
     weight = torch.stack(((1 - across) * (1 - down), across * (1 - down), (1 - across) * down, across * down), dim=-1)
-    corners = torch.arange(2, device=flow_b2hw.device)  # made there: a list would be copied, which the host waits for
-    columns = left.long()[..., None] + corners.repeat(2)
-    rows = top.long()[..., None] + corners.repeat_interleave(2)
+    # Made on the device: a list would be copied there, which the host waits for.
+    corners = torch.arange(2, device=flow_b2hw.device, dtype=torch.int32)
+    columns = left.int()[..., None] + corners.repeat(2)
+    rows = top.int()[..., None] + corners.repeat_interleave(2)
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
     index = pixel_numbers(rows.clamp(0, height - 1), columns.clamp(0, width - 1), height, width)
     return index, torch.where(inside, weight, 0)

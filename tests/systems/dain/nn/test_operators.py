@@ -15,7 +15,7 @@ from mpt.systems.dain.nn.warping import warp
 from . import direct_loops
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "operators.npz"
-SIZES = [(1, 1), (1, 5), (5, 7), (8, 6), (3, 11)]
+SIZES = [(1, 1), (1, 5), (5, 7), (8, 6), (3, 11), (2, 35)]
 
 
 @pytest.fixture(scope="module")
