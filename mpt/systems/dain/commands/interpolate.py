@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mpt.data.video import is_video
 from mpt.engine.evaluation import inferring
-from mpt.errors import ConfigError, Interrupted
+from mpt.errors import ConfigError, DataError, Interrupted
 from mpt.inference.half import choose_half, rebuild_half
 from mpt.inference.trained import Trained, open_trained
 from mpt.planner.budget import describe_bytes, parse_budget
@@ -22,7 +22,7 @@ from mpt.precision.choice import DTYPES
 from mpt.seams import Run
 from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
-from mpt.systems.dain.inference.output import Output, SegmentedVideo, open_output
+from mpt.systems.dain.inference.output import Output, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, seam_error, tiled
 from mpt.systems.dain.metrics.image_quality import peak_signal_to_noise
@@ -117,18 +117,20 @@ def guarded(
     run: Run,
     trained: Trained,
 ) -> Summary:
-    """Interpolate; leave nothing behind after an error, and what is complete after an interruption."""
+    """Interpolate; leave nothing behind where the input is no good, else what is complete, with which to go on."""
     try:
         tell_first_pair(command, source, maker, run, trained)
         with inferring(run):
             summary = interpolate(source, target, maker, output, batch=command.batch, cut_threshold=command.scene_cut)
         output.finish()
+    except DataError:
+        output.discard()
+        raise
     except KeyboardInterrupt as stop:
-        if isinstance(output, SegmentedVideo):
-            output.abandon_segment()
+        output.pause()
         raise Interrupted("interrupted; the same command goes on where it stopped", SIGINT) from stop
     except BaseException:
-        output.discard()
+        output.pause()
         raise
     return summary
 

@@ -6,6 +6,7 @@ lie beside it in `NAME.parts`, with a note of what they were made from and how; 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from fractions import Fraction
@@ -32,7 +33,9 @@ class Output(Protocol):
 
     def finish(self) -> None: ...
 
-    def discard(self) -> None: ...  # after an error; not after an interruption
+    def pause(self) -> None: ...  # keep what is complete: the same command goes on
+
+    def discard(self) -> None: ...  # remove everything, for the input is no good
 
 
 class FrameFolder:
@@ -73,8 +76,16 @@ class FrameFolder:
         """Remove the note, after which the folder is the user's."""
         self.note.unlink(missing_ok=True)
 
+    def pause(self) -> None:
+        """Keep the frames, which are whole, and the note."""
+
     def discard(self) -> None:
-        """Keep the frames, which are whole, and the note, by which the same command goes on."""
+        """Remove the frames, the note and, where nothing else is in it, the folder."""
+        for frame in self.path.glob("frame-*.png"):
+            frame.unlink()
+        self.finish()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
 
 class SegmentedVideo:
@@ -127,15 +138,17 @@ class SegmentedVideo:
         join_videos(sorted(self.parts.glob(f"[0-9]*{self.path.suffix}")), self.path, self.audio_from)
         shutil.rmtree(self.parts)
 
-    def abandon_segment(self) -> None:
-        """Drop the segment that is being written."""
+    def pause(self) -> None:
+        """Drop the segment that is being written and keep those that are complete, if any."""
         if self.writer is not None:
             self.writer.__exit__(KeyboardInterrupt, None, None)
         self.writer, self.open_segment = None, -1
+        if not any(self.parts.glob(f"[0-9]*{self.path.suffix}")):
+            shutil.rmtree(self.parts, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove everything."""
-        self.abandon_segment()
+        self.pause()
         shutil.rmtree(self.parts, ignore_errors=True)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from mpt.data.decoding import BadImageError
 from mpt.data.video import describe_video, is_video, read_frames
 from mpt.errors import ConfigError, DataError
 from mpt.systems.dain.data.frame_files import check_sizes, list_frames, read_picture
@@ -30,7 +31,7 @@ class FrameStream:
 
     def frames(self) -> Iterator[Tensor]:
         """Yield the frames, uint8 (3, h, w). Raises DataError at a damaged one and at one of another size."""
-        images = read_frames(self.video) if self.video else (read_picture(file) for file in self.files)
+        images = read_frames(self.video) if self.video else (read_one(file) for file in self.files)
         for number, image in enumerate(images):
             if image.shape[1:] != (self.height, self.width):
                 raise DataError(
@@ -43,6 +44,14 @@ class FrameStream:
         """Return what tells this input from another: names, lengths and times of change."""
         paths = [self.video] if self.video else list(self.files)
         return [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path is not None]
+
+
+def read_one(file: Path) -> Tensor:
+    """Return a picture, or raise DataError without a training's advice to skip it: a sequence must not have a gap."""
+    try:
+        return read_picture(file)
+    except BadImageError as error:
+        raise DataError(f"{file}: {error.reason}. Replace the file") from error
 
 
 def open_source(inputs: Sequence[Path], rate: float | None = None, allow_gaps: bool = False) -> FrameStream:

@@ -130,7 +130,7 @@ def test_a_video_keeps_its_sound_and_an_interrupted_one_goes_on(tmp_path, net):
     output = open_output(out, target, None, {})
     with pytest.raises(KeyboardInterrupt):
         run_through(source, target, net, Interrupting(output, SEGMENT + 2))  # type: ignore[arg-type]
-    output.abandon_segment()  # type: ignore[attr-defined]
+    output.pause()
     assert not out.exists()
     output = open_output(out, target, None, {})
     summary = run_through(source, target, net, output)
@@ -144,13 +144,14 @@ def test_a_video_keeps_its_sound_and_an_interrupted_one_goes_on(tmp_path, net):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.mp4", "out.mp4"]
 
 
-def test_after_an_error_no_part_of_a_video_is_left(tmp_path, net):
+@pytest.mark.parametrize("name", ["out.mp4", "out"])
+def test_nothing_is_left_where_a_later_frame_is_damaged(tmp_path, net, name):
     pytest.importorskip("av")
     folder = pictures(tmp_path / "in", 5)
     source = open_source([folder])
     (folder / "shot010.png").write_bytes(b"not a picture any more")
-    output = open_output(tmp_path / "out.mp4", source.rate * 2, None, {})
-    with pytest.raises(DataError, match=r"shot010\.png"):
+    output = open_output(tmp_path / name, source.rate * 2, None, {})
+    with pytest.raises(DataError, match=r"shot010\.png: .* Replace the file$"):
         run_through(source, source.rate * 2, net, output)
     output.discard()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
