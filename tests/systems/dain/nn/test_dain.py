@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from mpt.systems.dain.nn.dain import PARTS, Dain
+from mpt.systems.dain.nn.flow_net import FlowNet
+from mpt.systems.dain.nn.small_nets import SmallFlowNet
 
 from .formula_weights import formula_state
 
@@ -123,11 +125,24 @@ def test_sides_that_are_multiples_pass_and_keep_their_size(size):
         assert net(frame, frame, torch.tensor([0.5]))[0].shape == frame.shape
 
 
-def test_the_small_network_begins_as_the_mean_of_both_frames():
-    net = Dain("small")
+@pytest.mark.parametrize(("size", "most"), [("small", 500_000), ("tiny", 300_000)])
+def test_the_smaller_networks_begin_as_the_mean_of_both_frames(size, most):
+    net = Dain(size)
     first, last = torch.rand(2, 1, 3, 16, 24)
     image, blended = net(first, last, torch.tensor([0.25]))
     assert blended is not None
     assert torch.allclose(image, 0.75 * first + 0.25 * last, atol=1e-6)
-    assert sum(p.numel() for p in net.parameters()) < 500_000
-    assert {name.split(".")[0] for name in net.state_dict()} == {name.split(".")[0] for name in Dain().state_dict()}
+    assert sum(p.numel() for p in net.parameters()) < most
+    published = {prefix for prefixes in PARTS.values() for prefix in prefixes}
+    assert {name.split(".")[0] for name in net.state_dict()} == published
+
+
+@pytest.mark.parametrize("net", [FlowNet((4, 6, 8), (8, 6, 4)), SmallFlowNet((4, 6, 8))], ids=["PWC-Net", "small"])
+def test_the_flow_both_ways_is_that_of_each_way(net):
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(std=0.2)
+        first, last = torch.rand(2, 2, 3, 32, 24)
+        forth, back = net(torch.cat((first, last), 1)), net(torch.cat((last, first), 1))
+        assert not torch.allclose(forth, back, atol=1e-3)
+        assert torch.allclose(net(torch.cat((first, last), 1), both_ways=True), torch.cat((forth, back)), atol=1e-5)
