@@ -1,8 +1,9 @@
 """The tables of docs/dain.md: what half precision saves of DAIN, part by part, and the tiles of a small card.
 
 `python scripts/dain_table.py` prints them as Markdown; a few minutes on a CPU. Bytes are those of live tensors,
-measured on real passes of the full-size network at two small sizes (training) and on fake tensors (inference); they
-are linear in the pixels, which the figures per megapixel use. Times are CPU seconds of one thread.
+measured on real passes of the full-size networks at two small sizes; they are linear in the pixels, which the figures
+per megapixel and the plans for a 6 GiB card use. Times are CPU seconds of one thread; a training step's are without
+its optimizer. Half is bfloat16.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ from torch import Tensor, nn
 
 from mpt.config.load import load_config
 from mpt.engine.build import build_run
+from mpt.engine.evaluation import inferring
 from mpt.engine.memory import known_tensors
 from mpt.phase_losses import draw_batch, losses_of
 from mpt.run.memory_meter import MemoryMeter
 from mpt.seams import DataSpec, FieldSpec, Run
-from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
-from mpt.systems.dain.nn.dain import PARTS, Dain
+from mpt.systems.dain.inference.memory import PassMemory, choose_tiles
+from mpt.systems.dain.nn.dain import PARTS
+from mpt.systems.dain.nn.flow_net import pad_amount
 from mpt.systems.dain.nn.interpolation import Interpolator
 
 MODES = {"fp32": {}, "amp": {"dtype": "bfloat16"}, "O1": {"dtype": "bfloat16"}}
 TRAINED_AT = ((64, 64), (64, 128))
-TIMED_AT = (128, 128)
+FRAMES_AT = ((64, 64), (128, 128))
+INFERRED = {"dain": ("fp32", "amp", "O1"), "rife": ("fp32", "amp"), "flow_warp": ("fp32", "amp")}
 MEBI, GIBI, MEGAPIXEL = 2**20, 2**30, 1e6
 SCREENS = {"720p": (720, 1280), "1080p": (1080, 1920), "4K": (2160, 3840)}
 CARD_BYTES = 6 * GIBI
@@ -40,10 +44,10 @@ def spec_of(height: int, width: int) -> DataSpec:
     return DataSpec({"first": image, "middle": image, "last": image, "time": FieldSpec((), torch.float32)}, 1)
 
 
-def build(mode: str, height: int, width: int) -> Run:
-    """Return the full-size network in a mode."""
+def build(mode: str, height: int, width: int, model: str = "dain") -> Run:
+    """Return a full-size network in a mode."""
     config = load_config({
-        "model": {"name": "dain"},
+        "model": {"name": model},
         "dataset": {"name": "procedural_triplets"},
         "optimizer": {"name": "adamax"},
         "precision": {"mode": mode, **MODES[mode]},
@@ -103,7 +107,8 @@ def saved_by_part(net: nn.Module) -> Iterator[Counter[tuple[str, torch.dtype]]]:
 
 def training_tables() -> None:
     """Print the peak of a training step per mode, and what each part keeps for its backward pass."""
-    print("| Mode | Weights and gradients, MiB | Beyond them, GiB per megapixel |\n|---|---|---|")
+    print("| Mode | Weights and gradients, MiB | Beyond them, GiB per megapixel | CPU s per megapixel |")
+    print("|---|---:|---:|---:|")
     kept: dict[str, Counter[tuple[str, torch.dtype]]] = {}
     for mode in MODES:
         peaks, fixed = [], 0
@@ -113,11 +118,15 @@ def training_tables() -> None:
                 perform(run)
             fixed = meter.split.parameters + meter.split.gradients
             peaks.append(meter.split.peak_bytes)
+        begun = time.process_time()
+        perform(run)
+        seconds = time.process_time() - begun
         with saved_by_part(run.task.modules["net"]) as kept[mode]:
             perform(run)
         pixels = [height * width for height, width in TRAINED_AT]
         slope = (peaks[1] - peaks[0]) / (pixels[1] - pixels[0]) * MEGAPIXEL
-        print(f"| {mode} | {fixed / MEBI:.0f} | {slope / GIBI:.1f} |", flush=True)
+        seconds *= MEGAPIXEL / pixels[1]
+        print(f"| {mode} | {fixed / MEBI:.0f} | {slope / GIBI:.1f} | {seconds:.0f} |", flush=True)
     scale = MEGAPIXEL / (TRAINED_AT[1][0] * TRAINED_AT[1][1]) / GIBI
     print("\n| Part | Parameters | Kept for backward, fp32, GiB per megapixel | amp | still float32 under amp |")
     print("|---|---|---|---|---|")
@@ -133,54 +142,56 @@ def training_tables() -> None:
     print(f"| together | | {total * scale:.2f} | {halved * scale:.2f} ({halved / total:.0%}) | |\n")
 
 
-def inference_table(nets: dict[str, Interpolator]) -> None:
-    """Print the memory of one frame between, and how many tiles a 6 GiB card needs."""
+def measured_frame(run: Run, height: int, width: int) -> tuple[int, float]:
+    """Return the peak bytes and the CPU seconds of one frame between two others, by real tensors."""
+    frames, moment = torch.rand(2, 1, 3, height, width), torch.full((1, 1), 0.5)
+    with inferring(run), MemoryMeter(lambda: known_tensors(run)) as meter:
+        run.task.modules["net"](*frames, moment)
+    begun = time.process_time()
+    with inferring(run):
+        run.task.modules["net"](*frames, moment)
+    return meter.split.peak_bytes, time.process_time() - begun
+
+
+def frame_cost(run: Run) -> tuple[PassMemory, float]:
+    """Return a frame's memory as a line over its pixels, and the CPU seconds of a megapixel."""
+    (small, _), (large, seconds) = (measured_frame(run, *size) for size in FRAMES_AT)
+    pixels = [height * width for height, width in FRAMES_AT]
+    per_pixel = (large - small) / (pixels[1] - pixels[0])
+    return PassMemory(small - per_pixel * pixels[0], per_pixel), seconds * MEGAPIXEL / pixels[1]
+
+
+def inference_table() -> None:
+    """Print memory and time of one frame between, and the tiles with which it fits a 6 GiB card."""
     header = "".join(f" {name} |" for name in SCREENS)
-    print(f"| Network | Precision | GiB per megapixel |{header}\n|---|---|---|" + "---|" * len(SCREENS))
-    for name, net in nets.items():
-        for label, dtype in (("fp32", None), ("half (autocast)", torch.bfloat16)):
-            memory = pass_memory(net, dtype)
-            cells = []
-            for height, width in SCREENS.values():
-                grid = choose_tiles(net, height, width, memory, CARD_BYTES)
-                whole = memory.peak_bytes(-(-height // 64) * 64, -(-width // 64) * 64)
-                tiles = "whole" if grid.count == 1 else f"{grid.count} tiles of {grid.size[1]} x {grid.size[0]}"
-                cells.append(f" {whole / GIBI:.1f} GiB; {tiles} |")
-            print(f"| {name} | {label} | {memory.per_pixel * MEGAPIXEL / GIBI:.2f} |{''.join(cells)}", flush=True)
+    print(f"| Network | Mode | GiB per megapixel | CPU s per megapixel |{header}")
+    print("|---|---|---:|---:|" + "---|" * len(SCREENS))
+    for name, modes in INFERRED.items():
+        for mode in modes:
+            run = build(mode, 64, 64, name)
+            net: Any = run.task.modules["net"]
+            memory, seconds = frame_cost(run)
+            cells = "".join(f" {say_tiles(net, memory, *size)} |" for size in SCREENS.values())
+            print(
+                f"| `{name}` | {mode} | {memory.per_pixel * MEGAPIXEL / GIBI:.2f} | {seconds:.0f} |{cells}", flush=True
+            )
 
 
-def time_table(nets: dict[str, Interpolator]) -> None:
-    """Print CPU seconds of making one frame."""
-    print("| Network | fp32, CPU s per megapixel | bfloat16 |\n|---|---|---|")
-    frames = torch.rand(2, 1, 3, *TIMED_AT)
-    moment = torch.full((1,), 0.5)
-    for name, net in nets.items():
-        cells = []
-        for dtype in (None, torch.bfloat16):
-            context = torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext()
-            with torch.no_grad(), context:
-                net.eval()(*frames, moment)
-                started = time.process_time()
-                net(*frames, moment)
-                cells.append((time.process_time() - started) * MEGAPIXEL / (TIMED_AT[0] * TIMED_AT[1]))
-        print(f"| {name} | {cells[0]:.0f} | {cells[1]:.0f} |", flush=True)
-    print()
+def say_tiles(net: Interpolator, memory: PassMemory, height: int, width: int) -> str:
+    """Return what a whole frame takes, and the tiles that fit with the share of pixels that their overlap adds."""
+    whole = memory.peak_bytes(height + pad_amount(height, net.multiple), width + pad_amount(width, net.multiple))
+    grid = choose_tiles(net, height, width, memory, CARD_BYTES)
+    if grid.count == 1:
+        return f"{whole / GIBI:.1f} GiB; whole"
+    more = grid.count * grid.size[0] * grid.size[1] / (height * width) - 1
+    return f"{whole / GIBI:.1f} GiB; {grid.count} tiles of {grid.size[1]} x {grid.size[0]}, {more:+.0%} pixels"
 
 
 def main() -> None:
     """Print all tables."""
-    from mpt.systems.dain.nn import flow_warp, rife
-
     torch.set_num_threads(1)
-    data: Any = spec_of(64, 64)
-    nets: dict[str, Any] = {
-        "dain": Dain(),
-        "rife": rife.build(rife.Settings(), data)["net"],
-        "flow_warp": flow_warp.build(flow_warp.Settings(), data)["net"],
-    }
     training_tables()
-    time_table(nets)
-    inference_table(nets)
+    inference_table()
 
 
 if __name__ == "__main__":
