@@ -101,7 +101,7 @@ def stored_bytes(modules: Mapping[str, nn.Module]) -> int:
 def measure_distance(reference: Sequence[Inference], other: Sequence[Inference]) -> Distance | None:
     """Compare the raw outputs and the decisions of two inferences on the same input; None without either."""
     pairs = [
-        (first.outputs.double().cpu(), second.outputs.double().cpu())
+        (first.outputs.cpu().double(), second.outputs.cpu().double())
         for first, second in zip(reference, other, strict=True)
         if first.outputs is not None and second.outputs is not None
     ]

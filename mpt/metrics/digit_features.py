@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mpt.metrics.float64 import in_float64
+
 SIDE = 8
 LUMINANCE = (0.299, 0.587, 0.114)
 
@@ -51,7 +53,7 @@ class DigitFeatures:
 
 def pixels(image_bchw: Tensor) -> Tensor:
     """Return images as (b, 64) float64: luminance, averaged down to 8x8."""
-    image = image_bchw.double()
+    image = in_float64(image_bchw)
     if image.shape[1] > 1:
         image = (image[:, :3] * image.new_tensor(LUMINANCE).view(1, 3, 1, 1)).sum(1, keepdim=True)
     if image.shape[-2:] != (SIDE, SIDE):

@@ -10,13 +10,15 @@ import math
 
 from torch import Tensor
 
+from mpt.metrics.float64 import in_float64
+
 ROUNDING = 1e-6
 """Features are float32: a spread below this part of their length is their rounding."""
 
 
 def diversity_ratio(real_features: Tensor, fake_features: Tensor) -> float:
     """Return the root of total feature variance of fake (m, d) over real (n, d). NaN when the real do not vary."""
-    real_nd, fake_nd = real_features.double(), fake_features.double()
+    real_nd, fake_nd = in_float64(real_features), in_float64(fake_features)
     real, fake = (features.var(0).sum().item() for features in (real_nd, fake_nd))
     noise = ROUNDING**2 * real_nd.square().sum(1).mean().item()
     return math.sqrt(fake / real) if real > noise else math.nan

@@ -21,6 +21,8 @@ import math
 import torch
 from torch import Tensor
 
+from mpt.metrics.float64 import in_float64
+
 
 def frechet_distance(real_features: Tensor, fake_features: Tensor) -> float:
     """Return the distance between features (n, d) and (m, d), n and m at least 2. Infinite when any is not finite."""
@@ -42,7 +44,7 @@ def moments(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean (d,) and the sample covariance (d, d) of features (n, d), in float64."""
     if len(features) < 2:
         raise ValueError(f"a covariance needs two samples at least, got {len(features)}")
-    features = features.double()
+    features = in_float64(features)
     mean = features.mean(0)
     centred = features - mean
     return mean, centred.T @ centred / (len(features) - 1)

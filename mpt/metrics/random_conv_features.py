@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mpt.metrics.float64 import in_float64
+
 SEED = 48
 SIDE = 32
 WIDTHS = (3, 16, 32, 64)
@@ -51,7 +53,7 @@ class RandomConvFeatures:
     def features(self, image_bchw: Tensor) -> Tensor:
         """Return features (b, 48) in float64 of images in [0, 1] with 1, 3 or 4 channels, of any size."""
         with torch.no_grad(), torch.autocast(image_bchw.device.type, enabled=False):
-            hidden = image_bchw[:, :3].double().expand(-1, 3, -1, -1) * 2 - 1
+            hidden = in_float64(image_bchw[:, :3]).expand(-1, 3, -1, -1) * 2 - 1
             mode = "area" if min(hidden.shape[-2:]) >= SIDE else "bilinear"
             if hidden.shape[-2:] != (SIDE, SIDE):
                 hidden = functional.interpolate(hidden, (SIDE, SIDE), mode=mode)

@@ -17,6 +17,8 @@ from mpt.errors import ConfigError
 from mpt.report.read_run import RunRecord, curves, finite_median
 from mpt.report.statistics import Margin, Spread, Verdict, judge, judge_until, spread
 
+MOST_NOTES = 3
+"""Settings of a section that differ and are told one by one."""
 EXPECTED_DIFFERENCES = ("name", "seed", "precision")
 """Config sections in which the runs of a comparison differ on purpose."""
 
@@ -203,10 +205,20 @@ def find_notes(groups: Sequence[Group]) -> list[str]:
         for step, change in record.settings_changes
     ]
     configs = [flatten(record.config) for record in records if record.config]
+    sections: dict[str, dict[str, set[str]]] = {}
     for key in sorted({key for config in configs for key in config}):
         values = {str(config.get(key)) for config in configs}
-        if len(values) > 1 and key.split(".")[0] not in EXPECTED_DIFFERENCES:
-            notes.append(f"The configs also differ in {key}: {', '.join(sorted(values))}.")
+        section = key.split(".")[0]
+        if len(values) > 1 and section not in EXPECTED_DIFFERENCES:
+            sections.setdefault(section, {})[key] = values
+    for section, differing in sections.items():
+        if len(differing) > MOST_NOTES:  # another optimizer or model: its name says more than all its settings
+            told = f"{section}.name"
+            names = f" {told}: {', '.join(sorted(differing.pop(told)))}, and in" if told in differing else ""
+            keys = ", ".join(key.removeprefix(f"{section}.") for key in differing)
+            notes.append(f"The configs also differ in{names} {len(differing)} other settings of {section}: {keys}.")
+        else:
+            notes += [f"The configs also differ in {key}: {', '.join(sorted(vs))}." for key, vs in differing.items()]
     machines = {machine(record) for record in records} - {""}
     if len(machines) > 1:
         notes.append(f"The runs come from different machines: {'; '.join(sorted(machines))}. Times are not comparable.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from mpt.report.drawing import (
     draw_svg,
     has_finite,
     label_steps,
+    legend_columns,
     mark_bytes,
     point_marker,
     running_mean,
@@ -48,7 +50,11 @@ class Painter(Protocol):
 
 def draw_panels(comparison: Comparison) -> dict[str, str]:
     """Draw every panel that has data as SVG: caption -> SVG."""
-    return {caption: draw_svg(partial(paint, comparison=comparison), caption) for caption, paint in panels(comparison)}
+    height = 2.7 + room_for_labels(comparison)
+    return {
+        caption: draw_svg(partial(paint, comparison=comparison), caption, height=height)
+        for caption, paint in panels(comparison)
+    }
 
 
 def draw_png(comparison: Comparison) -> bytes:
@@ -57,12 +63,15 @@ def draw_png(comparison: Comparison) -> bytes:
     rows = math.ceil(len(chosen) / 2)
     style = {key: DARK_INK if value == INK else value for key, value in STYLE.items()}
     with matplotlib.rc_context({**style, "figure.facecolor": "white", "savefig.facecolor": "white"}):
-        figure = Figure(figsize=(12, 3.3 * rows), layout="constrained")
+        figure = Figure(figsize=(12, (3.3 + room_for_labels(comparison)) * rows), layout="constrained")
         for index, (caption, paint) in enumerate(chosen):
             axes = figure.add_subplot(rows, 2, index + 1)
             paint(axes, comparison)
             legend = axes.get_legend()
-            lines = math.ceil(len(legend.get_texts()) / 4) if legend else 0
+            texts = [text.get_text() for text in legend.get_texts()] if legend else []
+            lines = math.ceil(len(texts) / legend_columns(axes)) * max(
+                (text.count("\n") + 1 for text in texts), default=0
+            )
             axes.set_title(caption, fontweight="bold", pad=8 + 15 * lines)
         target = io.BytesIO()
         figure.savefig(target, format="png", dpi=120, metadata={"Software": None})
@@ -89,9 +98,19 @@ def panels(comparison: Comparison) -> list[tuple[str, Painter]]:
     return [(caption, paint) for caption, paint, has_data in wanted if has_data]
 
 
+def room_for_labels(comparison: Comparison) -> float:
+    """Return the inches that a panel is higher for labels of several lines, at its side and in its legend."""
+    lines = max(short(row.group.label).count("\n") for row in comparison.rows)
+    return 0.2 * lines * len(comparison.rows)
+
+
 def short(label: str) -> str:
-    """Break what a variant is called into at most three short lines: beside long ones no room is left for a plot."""
-    return "\n".join(textwrap.wrap(label, 22, max_lines=3, placeholder=" …", break_on_hyphens=False))
+    """Return what a variant is called in at most three short lines, its keys without their sections.
+
+    Long labels leave no room for a plot.
+    """
+    words = [re.sub(r"^[\w.]*\.(?=\w+=)", "", word) for word in label.split()]
+    return "\n".join(textwrap.wrap(" ".join(words), 22, max_lines=3, placeholder=" …", break_on_hyphens=False))
 
 
 def paint_intervals(axes: Axes, comparison: Comparison) -> None:
@@ -131,7 +150,8 @@ def paint_finals(axes: Axes, comparison: Comparison) -> None:
         )
         for at, value in points:
             axes.plot([at], [value], "o", color=COLOURS[at % len(COLOURS)], markersize=6)
-    axes.set_xticks(range(len(labels)), labels)
+    is_crowded = sum(max(map(len, label.split("\n"))) + 3 for label in labels) > 70
+    axes.set_xticks(range(len(labels)), labels, **({"rotation": 25, "ha": "right"} if is_crowded else {}))
     axes.set_xlim(-0.5, len(labels) - 0.5)
     axes.set_ylabel(comparison.metric)
     write_numbers_out(axes)

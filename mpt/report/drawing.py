@@ -26,6 +26,8 @@ INK = "#010203"
 """Stand-in for the colour of the surrounding text."""
 COLOURS = ("#3f86d8", "#e07b26", "#2a9d74", "#c65b9b", "#8b7bd8", "#b3902c", "#d5524f", "#4aa7b5")
 RED = "#d5524f"
+LEGEND_LETTERS = 60
+"""Letters that a line of a legend has room for."""
 MOST_POINTS = 1200
 """More points than pixels only make the page heavy."""
 STYLE: dict[Any, Any] = {
@@ -119,7 +121,13 @@ def point_marker(steps: Sequence[int]) -> str:
 
 def add_legend(axes: Axes, count: int) -> None:
     """Put a legend above the plot, where it hides no data."""
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(count, 4), borderaxespad=0)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(count, legend_columns(axes)), borderaxespad=0)
+
+
+def legend_columns(axes: Axes) -> int:
+    """Return how many labels of this plot stand beside each other."""
+    longest = max((len(line) for label in axes.get_legend_handles_labels()[1] for line in label.split("\n")), default=0)
+    return max(1, min(4, LEGEND_LETTERS // (longest + 6)))
 
 
 def set_scale(axes: Axes, values: Sequence[float], *, wanted: bool) -> None:

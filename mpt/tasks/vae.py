@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from mpt.config.options import GenerativeOptions, Options
 from mpt.losses import variational
 from mpt.metrics.feature_space import explain_distance
+from mpt.metrics.float64 import in_float64
 from mpt.metrics.inception_distance import require_inception
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.tasks.advice import Advice
@@ -148,7 +149,7 @@ class Vae(Task):
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return the bound per test image and its terms, and the quality of samples from the prior."""
-        means = {name: float(gather(evidence, name).double().mean()) for name in TERMS}
+        means = {name: float(in_float64(gather(evidence, name)).mean()) for name in TERMS}
         return {"negative_elbo": sum(means.values()), **means, **self.quality.figures(evidence)}
 
     def preview(self, batch: Batch) -> Tensor | None:

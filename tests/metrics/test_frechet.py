@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpt.metrics.diversity import diversity_ratio
+from mpt.metrics.float64 import in_float64
 from mpt.metrics.frechet import distance_of_moments, frechet_distance, too_few
 
 
@@ -70,3 +71,17 @@ def test_a_distance_of_fewer_images_than_dimensions_is_doubted() -> None:
     doubt = too_few(torch.rand(8, 8), torch.rand(20, 8))
     assert doubt is not None
     assert "rests on 8 test images and 20 samples, in 8 dimensions" in doubt
+
+
+class OnAppleDevice:
+    """Stands for a tensor of a device that has no float64."""
+
+    device = torch.device("mps")
+
+    def cpu(self) -> torch.Tensor:
+        return torch.ones(2)
+
+
+def test_a_device_without_float64_leaves_figures_to_the_cpu():
+    assert in_float64(OnAppleDevice()).dtype == torch.float64
+    assert in_float64(torch.ones(2)).dtype == torch.float64

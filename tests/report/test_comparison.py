@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from mpt.errors import ConfigError, InputOutputError
 from mpt.report.comparison import Group, compare_groups, group_runs
 from mpt.report.comparison_page import say_spread, write_comparison
-from mpt.report.comparison_plots import draw_panels, paint_metric
+from mpt.report.comparison_plots import draw_panels, draw_png, paint_metric
 from mpt.report.read_run import read_run
 from mpt.report.statistics import Margin
 
@@ -197,3 +197,25 @@ def test_a_folder_that_cannot_be_made_says_so(make_run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputOutputError, match="file"):
         write_comparison(tmp_path / "file" / "below", compare_groups(make_groups(make_run), MARGIN))
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_labels_leave_room_for_the_plots(make_run):
+    long = "optimizer.name=schedule_free optimizer.lr=1e-2 optimizer.schedule=constant train.batch_size=32 number "
+    groups = [Group(f"{long}{n}", {0: read_run(make_run(f"run-{n}", mode="fp32"))}, {}) for n in range(6)]
+    comparison = compare_groups(groups, MARGIN)
+    for svg in draw_panels(comparison).values():
+        ElementTree.fromstring(svg)
+    assert draw_png(comparison).startswith(b"\x89PNG")
+
+
+def test_settings_of_another_optimizer_are_told_in_one_note(make_run):
+    for mode in ("fp32", "amp"):
+        path = make_run(mode, mode=mode)
+        more = "".join(f"  key{n}: {mode}\n" for n in range(4))
+        (path / "config.yaml").write_text((path / "config.yaml").read_text() + f"optimizer:\n  name: {mode}\n{more}")
+    notes = compare_groups(group_runs([read_run(path.parent / m) for m in ("fp32", "amp")]), MARGIN).notes
+    assert notes == [
+        "The configs also differ in optimizer.name: amp, fp32, and in 4 other settings of optimizer: key0, key1, key2, "
+        "key3."
+    ]

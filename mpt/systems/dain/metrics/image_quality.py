@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mpt.metrics.float64 import in_float64
+
 WINDOW = 7
 K1, K2 = 0.01, 0.03
 
@@ -40,18 +42,18 @@ def masked_mean(value_bchw: Tensor, mask_b1hw: Tensor | None) -> Tensor:
 
 def peak_signal_to_noise(one: Tensor, other: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return PSNR in dB per picture (b,), for values in [0, 1]."""
-    error = masked_mean((one.double() - other.double()).square(), mask)
+    error = masked_mean((in_float64(one) - in_float64(other)).square(), mask)
     return -10 * torch.log10(error)
 
 
 def interpolation_error(one: Tensor, other: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the mean absolute difference per picture (b,), in grey levels of 255."""
-    return 255 * masked_mean((one.double() - other.double()).abs(), mask)
+    return 255 * masked_mean((in_float64(one) - in_float64(other)).abs(), mask)
 
 
 def structural_similarity(one: Tensor, other: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return SSIM per picture (b,), for values in [0, 1]; sides are at least 7."""
-    x, y = one.double(), other.double()
+    x, y = in_float64(one), in_float64(other)
     unbiased = WINDOW**2 / (WINDOW**2 - 1)
 
     def window_mean(value: Tensor) -> Tensor:
