@@ -151,7 +151,9 @@ def paint_finals(axes: Axes, comparison: Comparison) -> None:
         for at, value in points:
             axes.plot([at], [value], "o", color=COLOURS[at % len(COLOURS)], markersize=6)
     is_crowded = sum(max(map(len, label.split("\n"))) + 3 for label in labels) > 70
-    axes.set_xticks(range(len(labels)), labels, **({"rotation": 25, "ha": "right"} if is_crowded else {}))
+    axes.set_xticks(
+        range(len(labels)), labels, rotation=25 if is_crowded else 0, ha="right" if is_crowded else "center"
+    )
     axes.set_xlim(-0.5, len(labels) - 0.5)
     axes.set_ylabel(comparison.metric)
     write_numbers_out(axes)
