@@ -128,9 +128,8 @@ def train(
     from mpt.commands.start_summary import summarize
     from mpt.engine.alike import check_alike
     from mpt.engine.assembly import build_explained, open_training, supply
-    from mpt.engine.resume import begin, find_run_to_resume, make_directory, resume
+    from mpt.engine.resume import begin, find_run_to_resume, make_directory
     from mpt.parallel.world import ALONE
-    from mpt.run import checkpoint
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries
 
@@ -156,11 +155,7 @@ def train(
                 console.message(note)
             training = open_training(built, supplied, directory, recorder, console)
             if source is not None:
-                goes_on = world.ask(lambda: resume(training, source, arguments.exact))
-                path = world.tell(training.loaded_from)
-                if not world.is_first and path is not None:
-                    training.load(checkpoint.load(path))
-                if not goes_on:
+                if not go_on_from(training, source, arguments.exact):
                     world.ask(lambda: finish_again(training, arguments.no_report))
                     return Path(directory.path)
                 if directory.report_path("json").exists():
@@ -181,6 +176,19 @@ def train(
                     plan.wait()
                 finish(training, arguments.no_report)
     return Path(directory.path)
+
+
+def go_on_from(training: Training, source: RunDirectory | Path, exact: bool) -> bool:
+    """Load a checkpoint into the training of every rank; return False where it is of a run that is complete."""
+    from mpt.engine.resume import resume
+    from mpt.run import checkpoint
+
+    world = training.run.world
+    loaded = checkpoint.load(source, world)
+    goes_on = world.ask(lambda: resume(training, loaded, exact))
+    if not world.is_first:
+        training.load(loaded)
+    return goes_on
 
 
 @contextlib.contextmanager

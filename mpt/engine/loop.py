@@ -298,7 +298,7 @@ def go_back(training: Training, why: str, state: Mapping[str, Any] | None) -> No
         training.put_back(state)
     else:
         try:
-            loaded = checkpoint.load(training.run.world.ask(lambda: checkpoint.load(training.directory).path))
+            loaded = checkpoint.load(training.directory, training.run.world)
         except CheckpointError as error:
             raise NonFiniteError(f"{why}, and there is no checkpoint to return to") from error
         training.load(loaded)

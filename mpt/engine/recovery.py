@@ -15,7 +15,7 @@ from mpt.engine.diagnosis import find_first_non_finite
 from mpt.engine.journal import Journal
 from mpt.engine.step import Update
 from mpt.errors import NonFiniteError
-from mpt.run.state_checks import first_non_finite
+from mpt.run.state_checks import first_non_finite_on_ranks
 from mpt.seams import Phase, Run
 
 FLOOR_PATIENCE = 3
@@ -39,9 +39,7 @@ def after_non_finite(run: Run, phase: Phase, step: int, in_a_row: int, rollbacks
     """Decide about a NaN or infinite loss as `train.on_non_finite` says. `in_a_row` counts such steps, this one too."""
     settings = run.config.train
     weights = {name: run.precision.module_state(module) for name, module in run.task.trainable.items()}
-    weights = run.world.whole_state(weights)
-    # Buffers may differ between ranks: the first one's are those that are saved.
-    is_skipped = settings.on_non_finite == "skip" and run.world.ask(lambda: first_non_finite(weights)) is None
+    is_skipped = settings.on_non_finite == "skip" and first_non_finite_on_ranks(weights, run.world) is None
     if is_skipped:
         if in_a_row <= SKIP_PATIENCE:
             return GO_ON

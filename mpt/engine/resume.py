@@ -18,7 +18,7 @@ from mpt.config.schema import Config
 from mpt.config.yaml_text import read_text
 from mpt.engine.training import Training, conditions
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
-from mpt.run import checkpoint
+from mpt.run.checkpoint import LoadedCheckpoint
 from mpt.run.console import Console
 from mpt.run.data_layout import write_layout
 from mpt.run.environment import describe_environment
@@ -109,14 +109,13 @@ def begin(training: Training) -> None:
         training.journal.say(note)
 
 
-def resume(training: Training, source: RunDirectory | Path, exact: bool = False) -> bool:
-    """Load a checkpoint and drop what the record and the folder hold beyond it.
+def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) -> bool:
+    """Go on from a checkpoint and drop what the record and the folder hold beyond it.
 
     Returns False, with the directory as it was, for a run that is complete. Raises CheckpointError for a checkpoint
     that does not fit and, with `exact`, for changes.
     """
     directory, console = training.directory, training.journal.console
-    loaded = checkpoint.load(source)
     for note in loaded.notes:
         console.warning(note)
     training.run.precision.load_state_dict(loaded.state["precision"])  # with the dtype of a run that fell back

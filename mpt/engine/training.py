@@ -9,7 +9,6 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,8 +37,9 @@ from mpt.run.console import Console
 from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory
 from mpt.run.recorder import Recorder, tidy
+from mpt.run.shards import Shards, write_shards
 from mpt.run.skipped_files import write_skipped_files
-from mpt.run.state_checks import first_non_finite
+from mpt.run.state_checks import first_non_finite_on_ranks
 from mpt.run.tensorboard import TensorBoardWriter
 from mpt.seams import Batch, Dataset, DataSpec, Run
 
@@ -79,8 +79,6 @@ class Training:
         """How the training has collapsed, as it was seen at this step."""
         self.sound_step: int | None = None
         """The last step at which it was looked for and had not, or that a resume began from."""
-        self.loaded_from: Path | None = None
-        """The checkpoint that was loaded last."""
         self.skipped_files = 0
         """Bad files of the data set that were skipped."""
         self.non_finite_in_a_row = 0
@@ -234,15 +232,16 @@ class Training:
         world = self.run.world
         self.progress.add_over_ranks(world)
         with self.peaks.beside_steps(self.run.device):
-            state = world.whole_state(capture(self.run))
-        return world.ask(lambda: self.write_checkpoint(state))
-
-    def write_checkpoint(self, state: dict[str, Any]) -> str | None:
-        """Write a checkpoint of a captured state; see `save`."""
-        with self.peaks.beside_steps(self.run.device):
-            bad = first_non_finite({"modules": state["modules"]})
+            state = capture(self.run)
+            bad = first_non_finite_on_ranks({"modules": state["modules"]}, world)
         if bad is not None:
             return bad
+        shards = write_shards(world, self.directory, state) if world.is_sharded else None
+        world.ask(lambda: self.write_checkpoint(state, shards))
+        return None
+
+    def write_checkpoint(self, state: dict[str, Any], shards: Shards | None) -> None:
+        """Write a checkpoint of a captured state, or what is left of it where all ranks have written their shards."""
         self.tell_removed_files()
         state["loop"] = self.loop_record()
         task = self.run.task
@@ -254,10 +253,10 @@ class Training:
             metric=self.progress.last_metrics.get(task.metric),
             higher_is_better=task.higher_is_better,
             extra_manifest={"conditions": conditions(self.run)},
+            shards=shards,
         )
         self.saved = self.progress.step
         self.journal.recorder.sync()
-        return None
 
     def loop_record(self) -> dict[str, Any]:
         """Return what a state keeps beside the run's."""
@@ -283,7 +282,6 @@ class Training:
 
     def load(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         """Put a loaded checkpoint into the run and the counters."""
-        self.loaded_from = loaded.path
         self.saved = loaded.step
         self.put_back(loaded.state, self.run.world)
 

@@ -30,3 +30,15 @@ def full(tensor: Any) -> Tensor:
 def group_of(tensors: Iterable[Any]) -> Any:
     """Return the group of the ranks over which tensors are sharded, or None."""
     return next((tensor.device_mesh.get_group() for tensor in tensors if is_sharded(tensor)), None)
+
+
+def place_of(tensors: Iterable[Any]) -> tuple[int, int, bool]:
+    """Return which part of sharded tensors this rank holds, of how many, and whether it is the one to write it.
+
+    Where parts have replicas, the first replica's ranks write. Without any tensor there is one part, of rank 0.
+    """
+    mesh = next((tensor.device_mesh for tensor in tensors if is_sharded(tensor)), None)
+    if mesh is None:
+        return 0, 1, True
+    *replica, number = mesh.get_coordinate()
+    return number, mesh.shape[-1], not any(replica)

@@ -254,15 +254,6 @@ class Ranks(World):
         """Count the time within a block as spent waiting for other ranks."""
         return Waiting(self)
 
-    def whole_state(self, state: T) -> T:
-        """Return a nested state with whole tensors in place of sharded ones, on the first rank; call on all."""
-        if not self.is_sharded:
-            return state
-        from mpt.parallel.shard import whole
-
-        with self.waiting():
-            return cast(T, whole(state, self.is_first))
-
     def take_waited_seconds(self) -> float:
         """Return the seconds spent waiting for others since the last call."""
         waited, self.waited = self.waited, 0.0

@@ -15,6 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+# DTensor imports it at its first use, and torch.fx.wrap, called meanwhile, keeps its own frame and so its callers', with
+# the whole weight that is sharded first, until the cyclic collector comes.
+import torch._dynamo
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -96,21 +100,6 @@ def units(network: nn.Module) -> Iterator[nn.Module]:
             yield from units(child)
         else:
             yield child
-
-
-def whole(state: Any, keep: bool) -> Any:
-    """Return a nested state with each sharded tensor as a whole one on the CPU; call on all ranks.
-
-    `keep=False` is for ranks that take part and have no use for it: they get None in their place.
-    """
-    if isinstance(state, DTensor):
-        full = state.full_tensor()
-        return full.cpu() if keep else None
-    if isinstance(state, Mapping):
-        return {key: whole(value, keep) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(whole(value, keep) for value in state)
-    return state
 
 
 def like(value: Tensor, sharded: DTensor) -> DTensor:

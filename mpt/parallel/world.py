@@ -121,10 +121,6 @@ class World:
     def ending(self, error: BaseException) -> None:
         """Tell that this rank ends with a failure by itself."""
 
-    def whole_state(self, state: T) -> T:
-        """Return a nested state with whole tensors in place of sharded ones, where the first rank is asked."""
-        return state
-
     def take_waited_seconds(self) -> float:
         """Return the seconds spent waiting for others since the last call."""
         return 0.0

@@ -1,11 +1,11 @@
 """Checkpoints that are whole or not there: a directory per step, a hash per file, no pickle.
 
 `state.safetensors` holds the tensors, `state.json` the structure around them, and `manifest.json`, written last, the
-size and SHA-256 of both and of itself. torch.load checks no integrity, and a flipped bit in a weight loads silently;
-here it is refused and the checkpoint before it is used, by name. A checkpoint is written under a temporary name,
-synced, renamed, and its directory synced, so a kill or a full disk at any moment leaves the earlier ones as they
-were. The hash guards against accidents, not against an author: what an author could do is bounded by the format, in
-which there is no code.
+size and SHA-256 of both and of itself; where networks are sharded, files of their rows lie beside (`mpt.run.shards`).
+torch.load checks no integrity, and a flipped bit in a weight loads silently; here it is refused and the checkpoint
+before it is used, by name. A checkpoint is written under a temporary name, synced, renamed, and its directory synced,
+so a kill or a full disk at any moment leaves the earlier ones as they were. The hash guards against accidents, not
+against an author: what an author could do is bounded by the format, in which there is no code.
 """
 
 from __future__ import annotations
@@ -28,19 +28,29 @@ import torch
 from torch import Tensor
 
 from mpt.errors import CheckpointError
+from mpt.parallel.world import ALONE, World
 from mpt.run.files import (
     failures_explained,
     open_new,
     open_regular,
     sync_directory,
-    temporary_name,
     write_fully,
 )
 from mpt.run.layout import CHECKPOINT_NAME, RunDirectory, open_run, refuse_links
-from mpt.run.manifest import FORMAT, LARGEST_MANIFEST_BYTES, MANIFEST, STRUCTURE, TENSORS, hash_manifest, read_manifest
-from mpt.run.operating_system import Folder, make_folder, opened, opened_below, sync_folder
+from mpt.run.manifest import (
+    FORMAT,
+    LARGEST_MANIFEST_BYTES,
+    MANIFEST,
+    SHARDED_FORMAT,
+    STRUCTURE,
+    TENSORS,
+    hash_manifest,
+    read_manifest,
+)
+from mpt.run.operating_system import Folder, opened, opened_below, sync_folder
 from mpt.run.retention import REPLACED, list_steps, prune, read_index, remove, write_index
-from mpt.run.state import pack, unpack
+from mpt.run.shards import Shards, begin_folder, join, shard_names
+from mpt.run.state import pack_parts, unpack
 from mpt.run.tensor_file import build_header, read_tensors, write_tensors
 
 
@@ -64,18 +74,21 @@ def save(
     metric: float | None = None,
     higher_is_better: bool = True,
     extra_manifest: Mapping[str, Any] | None = None,
+    shards: Shards | None = None,
 ) -> Path:
     """Write one checkpoint durably, then remove all but the last `keep_last` and the best; return its path.
 
-    `metric` is this step's evaluation, if there was one. Raises InputOutputError, leaving the earlier checkpoints as
-    they were; TypeError for a state that is not plain (see `mpt.run.state`).
+    `metric` is this step's evaluation, if there was one. `shards` are what the ranks of a sharded training have written
+    of it already. Raises InputOutputError, leaving the earlier checkpoints as they were; TypeError for a state that is
+    not plain (see `mpt.run.state`).
     """
     assert keep_last >= 1, "a run keeps at least one checkpoint"
     assert step >= 0, "steps are counted from zero"
-    structure, tensors = pack(state)
+    structure, tensors, parts = pack_parts(state)
+    assert (shards is not None) or not parts, "a sharded state is written by all ranks together"
     text = json.dumps(structure, allow_nan=False, separators=(",", ":")).encode()
     manifest = {
-        "format": FORMAT,
+        "format": FORMAT if shards is None else SHARDED_FORMAT,
         "step": step,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
@@ -86,10 +99,9 @@ def save(
     needed = sum(t.numel() * t.element_size() for t in tensors.values()) + len(build_header(tensors)[0]) + len(text)
     path = run.checkpoint_path(step)
     with failures_explained(path, needed):
-        run.checkpoints.mkdir(exist_ok=True)
-        temporary = run.checkpoints / temporary_name()
+        temporary = begin_folder(run) if shards is None else shards.folder
         try:
-            write_files(run, temporary.name, tensors, text, manifest)
+            write_files(run, temporary.name, tensors, text, manifest, {} if shards is None else shards.files)
             put_in_place(run, temporary, path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -100,13 +112,17 @@ def save(
 
 
 def write_files(
-    run: RunDirectory, name: str, tensors: Mapping[str, Tensor], structure: bytes, manifest: dict[str, Any]
+    run: RunDirectory,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    structure: bytes,
+    manifest: dict[str, Any],
+    shards: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint's three files into a new directory of that name and sync all of it."""
+    """Write a checkpoint's three files beside its shards into a directory of that name and sync all of it."""
     # Everything goes through descriptors of directories that are no links, so a link planted meanwhile is not followed.
     with contextlib.ExitStack() as folders:
         checkpoints = folders.enter_context(opened(run.checkpoints))
-        make_folder(name, checkpoints)
         directory = folders.enter_context(opened_below(name, checkpoints))
         with new_file(TENSORS, directory) as descriptor:
             digest, size = write_tensors(descriptor, tensors)
@@ -115,6 +131,7 @@ def write_files(
         manifest["files"] = {
             TENSORS: {"sha256": digest, "bytes": size},
             STRUCTURE: {"sha256": hashlib.sha256(structure).hexdigest(), "bytes": len(structure)},
+            **shards,
         }
         text = json.dumps({**manifest, "sha256": hash_manifest(manifest)}, indent=2, allow_nan=False).encode()
         assert len(text) <= LARGEST_MANIFEST_BYTES, "extra_manifest is meant for a few figures"
@@ -147,44 +164,40 @@ def put_in_place(run: RunDirectory, temporary: Path, path: Path) -> None:
         remove(replaced)
 
 
-def load(source: RunDirectory | Path) -> LoadedCheckpoint:
+def load(source: RunDirectory | Path, world: World = ALONE) -> LoadedCheckpoint:
     """Read a checkpoint by its path, or the newest whole one of a run. Its tensors are on the CPU.
 
     They are for copying from: random states and optimizers' step counts belong on the CPU, and a GPU that is nearly
     full has no room for the weights twice.
 
-    A run's damaged checkpoints are passed over, and `notes` names them and the one used. Raises CheckpointError if
-    the one that was named is damaged, if all are, or if there is none.
+    A run's damaged checkpoints are passed over, and `notes` names them and the one used. Of several processes all load,
+    and what one of them cannot read is damaged for all. Raises CheckpointError if the one that was named is damaged, if
+    all are, or if there is none.
     """
     if isinstance(source, RunDirectory):
-        return load_newest(source)
+        return load_newest(source, world)
     source = source.resolve()  # a link that the user names is meant; one that stands inside a run is not
     if not source.is_dir():
         what = "is a file; checkpoints are directories" if source.exists() else "does not exist"
         raise CheckpointError(f"{source} {what}. Name a run, or a directory like RUN/checkpoints/step-00000100.")
     if CHECKPOINT_NAME.fullmatch(source.name) or (source / MANIFEST).exists():
         try:
-            return read_checkpoint(source)
+            return read_alike(source, world)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{source} is refused: {reason_of(error)}. Name another checkpoint, or its run to use "
                 "the newest whole one."
             ) from error
-    return load_newest(open_run(source))
+    return load_newest(open_run(source), world)
 
 
-def load_newest(run: RunDirectory) -> LoadedCheckpoint:
+def load_newest(run: RunDirectory, world: World) -> LoadedCheckpoint:
     """Read the newest checkpoint that is whole; see `load`."""
-    refuse_links(run)
-    steps = list_steps(run)
-    notes = []
-    newest = read_index(run)
-    if newest is not None and newest not in steps:
-        notes.append(f"{run.checkpoint_path(newest).name}, which was saved last, is missing")
+    steps, notes = world.ask(lambda: look_around(run))
     for step in reversed(steps):
         path = run.checkpoint_path(step)
         try:
-            found = read_checkpoint(path)
+            found = read_alike(path, world)
         except (OSError, ValueError) as error:
             notes.append(f"{path.name} is refused: {reason_of(error)}")
             continue
@@ -196,6 +209,37 @@ def load_newest(run: RunDirectory) -> LoadedCheckpoint:
         gone = "no checkpoint yet" if run.checkpoints.is_dir() else "no checkpoints directory any more"
         raise CheckpointError(f"{run.path} has {gone}. {remedy}")
     raise CheckpointError(f"{run.path} has no whole checkpoint: {'; '.join(notes)}. {remedy}")
+
+
+def look_around(run: RunDirectory) -> tuple[list[int], list[str]]:
+    """Return the steps that have a checkpoint, whole or not, and a note where the newest one is missing."""
+    refuse_links(run)
+    steps, newest = list_steps(run), read_index(run)
+    if newest is None or newest in steps:
+        return steps, []
+    return steps, [f"{run.checkpoint_path(newest).name}, which was saved last, is missing"]
+
+
+def read_alike(path: Path, world: World) -> LoadedCheckpoint:
+    """Read one checkpoint on all ranks. Raises OSError or ValueError, on all of them, where any cannot read it.
+
+    On several machines a rank may meet an old or incomplete copy of a directory that they share.
+    """
+    if world.size == 1:
+        return read_checkpoint(path)
+    found, told = None, ("", "")
+    try:
+        found = read_checkpoint(path)
+        told = "", str(found.manifest["sha256"])
+    except (OSError, ValueError) as error:
+        told = reason_of(error), ""
+    for rank, (reason, digest) in enumerate(every := world.collect(told)):
+        if reason:
+            raise ValueError(f"{reason} (seen by rank {rank})" if every[0] != every[rank] else reason)
+        if digest != every[0][1]:
+            raise ValueError(f"rank {rank} finds another checkpoint of that name than rank 0")
+    assert found is not None
+    return found
 
 
 def reason_of(error: OSError | ValueError) -> str:
@@ -213,15 +257,12 @@ def read_checkpoint(path: Path) -> LoadedCheckpoint:
     named = CHECKPOINT_NAME.fullmatch(path.name)
     if not isinstance(step, int) or (named and int(named.group(1)) != step):
         raise ValueError(f"its manifest is of step {step}, which its name is not")
-    if not isinstance(files, dict) or set(files) != {TENSORS, STRUCTURE}:
+    if not isinstance(files, dict) or not files.keys() >= {TENSORS, STRUCTURE}:
         raise ValueError("its manifest does not list the files of a checkpoint")
+    names = shard_names(files.keys() - {TENSORS, STRUCTURE})
     with opened(path) as directory:
-        with open_expected(TENSORS, directory, files[TENSORS]) as file:
-            try:
-                tensors, digest = read_tensors(file)
-            except ValueError as error:
-                raise ValueError(f"{TENSORS} is damaged: {error}") from error
-        check_hash(TENSORS, digest, files[TENSORS])
+        tensors = read_expected(TENSORS, directory, files[TENSORS])
+        tensors |= join([read_expected(name, directory, files[name]) for name in names])
         with open_expected(STRUCTURE, directory, files[STRUCTURE]) as file:
             text = file.read()
         check_hash(STRUCTURE, hashlib.sha256(text).hexdigest(), files[STRUCTURE])
@@ -233,6 +274,17 @@ def read_checkpoint(path: Path) -> LoadedCheckpoint:
     if not isinstance(state, dict):
         raise ValueError("its state is not a mapping")
     return LoadedCheckpoint(step, state, path, manifest)
+
+
+def read_expected(name: str, directory: Folder, entry: Any) -> dict[str, Tensor]:
+    """Read one of a checkpoint's files of tensors. Raises ValueError if it is not the one that was written."""
+    with open_expected(name, directory, entry) as file:
+        try:
+            tensors, digest = read_tensors(file)
+        except ValueError as error:
+            raise ValueError(f"{name} is damaged: {error}") from error
+    check_hash(name, digest, entry)
+    return tensors
 
 
 def open_expected(name: str, directory: Folder, entry: Any) -> BufferedReader:

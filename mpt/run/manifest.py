@@ -16,7 +16,8 @@ from typing import Any
 from mpt.run.files import open_regular
 from mpt.run.operating_system import Folder, opened
 
-FORMAT = 1
+FORMAT, SHARDED_FORMAT = 1, 2
+"""The second has shards beside `state.safetensors`; to a reader that knows the first alone it is refused by number."""
 TENSORS, STRUCTURE, MANIFEST = "state.safetensors", "state.json", "manifest.json"
 LARGEST_MANIFEST_BYTES = 1 << 20
 
@@ -39,8 +40,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         whole, number = False, None
     if not whole:
         raise ValueError(f"{MANIFEST} is damaged")
-    if number != FORMAT:
-        raise ValueError(f"it has format {number}, and this version of mpt reads format {FORMAT}")
+    if number not in (FORMAT, SHARDED_FORMAT):
+        raise ValueError(f"it has format {number}, and this version of mpt reads formats {FORMAT} and {SHARDED_FORMAT}")
     return dict(manifest)
 
 

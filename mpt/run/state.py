@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpt.parallel.local import is_sharded
 from mpt.run.tensor_file import NAMES, bytes_of
 
 EXACT_INTEGERS = 2**53
@@ -30,8 +31,15 @@ def pack(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
 
     Raises TypeError naming what has no place in it.
     """
+    structure, tensors, parts = pack_parts(state)
+    assert not parts, "a sharded state is written by all ranks together, see mpt.run.shards"
+    return structure, tensors
+
+
+def pack_parts(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
+    """Split a state as `pack` does, and keep its sharded tensors by name apart from the others."""
     packer = Packer()
-    return packer.encode(state, ()), packer.tensors
+    return packer.encode(state, ()), packer.tensors, packer.parts
 
 
 def unpack(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -57,6 +65,8 @@ class Packer:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.parts: dict[str, Tensor] = {}
+        """Sharded tensors. They are named as if they were whole, and never twice: an empty part has no address."""
         self.seen: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -87,6 +97,10 @@ class Packer:
 
     def encode_tensor(self, tensor: Tensor, path: tuple[str, ...]) -> dict[str, Any]:
         """Return a tensor's reference and keep the tensor, once for all its aliases."""
+        if is_sharded(tensor):
+            name = self.name_of(path)
+            self.parts[name] = tensor
+            return {"tensor": name}
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             raise TypeError(f"state[{'.'.join(path)}] is a {tensor.layout} {tensor.dtype} tensor on {tensor.device}")
         node: dict[str, Any] = {}
@@ -116,7 +130,7 @@ class Packer:
         """Return a name in the tensor file that is not taken; paths may collide once joined by dots."""
         name = wanted = ".".join(path) or "tensor"
         number = 1
-        while name in self.tensors or name == "__metadata__":
+        while name in self.tensors or name in self.parts or name == "__metadata__":
             number += 1
             name = f"{wanted}#{number}"
         return name

@@ -13,24 +13,36 @@ import torch
 from torch import Tensor
 
 from mpt.errors import CheckpointError
+from mpt.parallel.local import is_sharded, local
+from mpt.parallel.world import World
 
 SHOWN_KEYS = 5
 
 
-def first_non_finite(state: Any) -> str | None:
+def first_non_finite(state: Any, only_sharded: bool = False) -> str | None:
     """Return the path of the first tensor in a nested state that holds NaN or infinity, joined by dots; None if none
     does.
 
     Works where the tensors are and copies one flag per device to the host; only a state that fails is looked at
-    further.
+    further. Of a sharded tensor this rank's part is looked at; `only_sharded` leaves out all others.
     """
-    named = [(name, tensor) for name, tensor in walk_tensors(state) if is_checkable(tensor)]
+    found = ((name, local(one)) for name, one in walk_tensors(state) if is_sharded(one) or not only_sharded)
+    named = [(name, tensor) for name, tensor in found if is_checkable(tensor)]
     flags: dict[torch.device, list[Tensor]] = {}
     for _, tensor in named:
         flags.setdefault(tensor.device, []).append(finite_flag(tensor))
     if all(bool(torch.stack(group).all()) for group in flags.values()):
         return None
     return next(name for name, tensor in named if not bool(finite_flag(tensor)))
+
+
+def first_non_finite_on_ranks(state: Any, world: World) -> str | None:
+    """Return what `first_non_finite` finds in what all ranks together would save; call on all.
+
+    What is not sharded may differ between ranks (BatchNorm's statistics), and the first one's is saved.
+    """
+    own = first_non_finite(state, only_sharded=not world.is_first)
+    return next((name for name in world.collect(own) if name is not None), None)
 
 
 def is_checkable(tensor: Tensor) -> bool:
