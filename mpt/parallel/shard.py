@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-# DTensor imports it at its first use, and torch.fx.wrap, called meanwhile, keeps its own frame and so its callers', with
-# the whole weight that is sharded first, until the cyclic collector comes.
+# DTensor imports it at its first use, and torch.fx.wrap, called meanwhile, keeps its own frame and so its callers: they
+# hold the whole weight that is sharded first until the cyclic collector comes.
 import torch._dynamo
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # DTensor needs it, and every fork would import it again
 
 from mpt.errors import MptError
 
