@@ -2,17 +2,20 @@
 
 Usage:
     python scripts/yolofuse_table.py                   # CPU: eight short trainings and a comparison, half an hour
+    python scripts/yolofuse_table.py --seeds 3         # each of them three times
     python scripts/yolofuse_table.py --only mid early  # these rows again, the others as they are
     python scripts/yolofuse_table.py --read            # lay out what is below --work already
 
-Each row is one `mpt train configs/yolofuse_demo.yaml` with another fusion, and the comparison one `mpt compare fp32
-bf16`; nothing is computed here. The picture docs/pictures/yolofuse_detections.png is made of the run of mid.
+Each row is `mpt train configs/yolofuse_demo.yaml` with another fusion, once per seed, and the comparison one `mpt
+compare fp32 bf16` with five; beside the runs' figures stand the operations of a pair at 640 pixels, counted by torch.
+The picture docs/pictures/yolofuse_detections.png is made of the run of mid with seed 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -24,12 +27,22 @@ PICTURE = ROOT / "docs" / "pictures" / "yolofuse_detections.png"
 CONFIG = ROOT / "configs" / "yolofuse_demo.yaml"
 COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 FUSIONS = ("rgb", "ir", "early", "mid", "decision", "easy", "deyolo", "defa")
-PUBLISHED = {"rgb": ".891/.500", "mid": ".947/.601", "early": ".955/.623", "decision": ".955/.612", "easy": ".939/.620",
-             "deyolo": ".952/.615"}  # fmt: skip
+PUBLISHED = {
+    "rgb": ("8.1", ".891/.500"),
+    "mid": ("3.2", ".947/.601"),
+    "early": ("6.7", ".955/.623"),
+    "decision": ("10.7", ".955/.612"),
+    "easy": ("8.5", ".939/.620"),
+    "deyolo": ("16.6", ".952/.615"),
+}
+"""GFLOPs at 640 pixels, and mAP50 / mAP50-95 on LLVIP."""
+ARTICLES_WAY = ("map50_article", "map50_95_article")
 SHOWN_PAIRS = 6
+COMPARED_SEEDS = 5
+SIDE = 640
 HEAD = (
-    "| Fusion (n) | Parameters | mAP50 | mAP50-95 | the article's way | ms per step | article, LLVIP |",
-    "|---|---:|---:|---:|---:|---:|---:|",
+    "| Fusion (n) | Parameters | GFLOPs | mAP50 | mAP50-95 | the article's way | seeds | its GFLOPs | its LLVIP |",
+    "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
 )
 
 
@@ -39,31 +52,34 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs") / "yolofuse")
     parser.add_argument("--only", nargs="*", default=[*FUSIONS, "compare"])
     parser.add_argument("--read", action="store_true")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=1)
     arguments = parser.parse_args()
     for name in () if arguments.read else arguments.only:
-        print(name, flush=True)
-        run(words_of(name, arguments.work, arguments.seeds))
+        for words in commands_of(name, arguments.work, arguments.seeds):
+            print(*words, flush=True)
+            run(words)
     rows = {line.split("|")[1].strip(): line for line in between("table:fusions")[1].strip().splitlines()[2:]}
     for name in FUSIONS:
-        if (arguments.work / name / "report.json").is_file():
-            rows[name] = row(name, arguments.work / name)
+        finished = sorted(path.parent for path in arguments.work.glob(f"{name}-seed*/summary.json"))
+        if finished:
+            rows[name] = row(name, finished)
     write_between("table:fusions", [*HEAD, *(rows[name] for name in FUSIONS if name in rows)])
     found = sorted(arguments.work.glob("**/comparison.json"))
     if found:
         write_between("table:half", comparison(json.loads(found[-1].read_text("utf-8"))))
-    if (arguments.work / "mid" / "config.yaml").is_file():
-        draw(arguments.work / "mid")
+    if (arguments.work / "mid-seed0" / "config.yaml").is_file():
+        draw(arguments.work / "mid-seed0")
 
 
-def words_of(name: str, work: Path, seeds: int) -> list[str]:
-    """Return the command of one row."""
+def commands_of(name: str, work: Path, seeds: int) -> list[list[str]]:
+    """Return the commands of one row."""
+    where = ["--runs", str(work), "--quiet"]
     if name == "compare":
-        words = ["compare", "fp32", "bf16", "--config", str(CONFIG), "--seeds", str(seeds), "--name", "compare"]
-        return [*words, "--runs", str(work), "--quiet"]
+        compared = ["compare", "fp32", "bf16", "--config", str(CONFIG), "--seeds", str(COMPARED_SEEDS)]
+        return [[*compared, "--name", "compare", *where]]
     cameras = [f"dataset.cameras={name}"] if name in ("rgb", "ir") else []
-    words = ["train", str(CONFIG), f"model.fusion={name}", *cameras, "--name", name, "--runs", str(work), "--quiet"]
-    return words
+    words = ["train", str(CONFIG), f"model.fusion={name}", *cameras]
+    return [[*words, "--seed", str(seed), "--name", f"{name}-seed{seed}", *where] for seed in range(seeds)]
 
 
 def run(words: list[str]) -> None:
@@ -73,25 +89,39 @@ def run(words: list[str]) -> None:
         print(f"exit {finished.returncode}: {finished.stderr.strip()[-400:]}", flush=True)
 
 
-def row(name: str, folder: Path) -> str:
-    """Return a fusion's row."""
+def row(name: str, folders: list[Path]) -> str:
+    """Return a fusion's row: means over its runs, and their deviation where there are several."""
     from mpt.report.read_run import read_run
+
+    figures = [read_run(folder).figures for folder in folders]
+
+    def mean(key: str) -> str:
+        values = [one[key] for one in figures]
+        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        return f"{statistics.fmean(values):.3f}{spread}"
+
+    ways = "/".join(f"{statistics.fmean(one[key] for one in figures):.3f}" for key in ARTICLES_WAY)
+    parameters, operations = size_of(name)
+    published = PUBLISHED.get(name, ("", ""))
+    sizes = (f"{parameters:,}", f"{operations / 1e9:.1f}")
+    cells = [name, *sizes, mean("map50"), mean("map50_95"), ways, str(len(folders)), *published]
+    return f"| {' | '.join(cells)} |"
+
+
+def size_of(name: str) -> tuple[int, int]:
+    """Return a fusion's parameters and the operations of one pair at 640 pixels, two per multiply-add."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
     from mpt.systems.yolofuse.nn.yolofuse import Settings, YoloFuse
 
-    record = read_run(folder)
-    figures = record.figures
-    parameters = sum(p.numel() for p in YoloFuse(Settings(fusion=name), 1).parameters())
-    seconds = json.loads((folder / "report.json").read_text("utf-8"))["median_step_seconds"]
-    cells = [
-        name,
-        f"{parameters:,}",
-        f"{figures['map50']:.3f}",
-        f"{figures['map50_95']:.3f}",
-        f"{figures['map50_article']:.3f}/{figures['map50_95_article']:.3f}",
-        f"{seconds * 1e3:.0f}",
-        PUBLISHED.get(name, ""),
-    ]
-    return f"| {' | '.join(cells)} |"
+    with torch.device("meta"):
+        net = YoloFuse(Settings(fusion=name), 1).eval()
+        shapes = {"rgb": (1, 3, SIDE, SIDE), "ir": (1, 1, SIDE, SIDE)}
+        pictures = [torch.empty(shapes[camera]) for camera in net.cameras]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(*pictures)
+    return sum(p.numel() for p in net.parameters()), counter.get_total_flops()
 
 
 def comparison(content: dict[str, Any]) -> list[str]:

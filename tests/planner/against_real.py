@@ -71,6 +71,9 @@ DEEP: list[Settings] = [
     (VIT, "amp", {"recompute": "sqrt"}),
     ("saehd_demo.yaml", "fp32", {}),
     ("saehd_demo.yaml", "amp", {"recompute": "all"}),
+    ("yolofuse_demo.yaml", "fp32", {}),
+    ("yolofuse_demo.yaml", "amp", {"micro_batch": 4}),
+    ("yolofuse_demo.yaml", "fp32", {"recompute": "sqrt"}),
 ]
 
 

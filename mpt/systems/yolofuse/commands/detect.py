@@ -36,6 +36,8 @@ class Command:
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
     """A run or a checkpoint."""
+    overrides: Annotated[tuple[str, ...], typer.Argument(metavar="KEY=VALUE", show_default=False)] = ()
+    """Changes, such as task.agnostic=true."""
     input: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]PATH")] = ()
     """A picture, a folder or a video; once for each camera, rgb=PATH ir=PATH."""
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR")] = None
@@ -66,7 +68,7 @@ def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> d
 def run(command: Command) -> None:
     """Detect in all inputs and write what was found. Raises ConfigError and DataError for inputs that are none."""
     wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
-    overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
+    overrides = (*command.overrides, *(f"{key}={value}" for key, value in wishes.items() if value is not None))
     trained = open_trained(command.run, Path(command.runs), command.device or "auto", overrides)
     task = detector(trained.run)
     inputs = find_inputs(command.input)

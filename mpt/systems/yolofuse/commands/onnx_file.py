@@ -31,6 +31,10 @@ from mpt.systems.yolofuse.tasks.detect import Detect
 
 OPSET = 18
 TOLERANCE_PIXELS, TOLERANCE_SCORE = 0.5, 5e-3
+CHECKED_PLACES = 400
+"""Places that the check of suppression starts from."""
+UNEQUAL_SHARE = 0.02
+"""Of boxes that may be kept by one and not by the other: an overlap at the limit to the last bit."""
 TEST_BATCH = 8
 
 
@@ -75,12 +79,14 @@ def write_plain(path: Path, network: nn.Module, cameras: tuple[str, ...], pictur
             raise ConfigError(f"this network cannot be exported to ONNX: {str(error).splitlines()[0]}") from error
 
 
-def session(path: Path) -> Any:
-    """Open a file in ONNX Runtime, on the CPU."""
+def session(file: Path | bytes) -> Any:
+    """Open a file or its content in ONNX Runtime, on the CPU."""
     runtime = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
-    return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return runtime.InferenceSession(
+        str(file) if isinstance(file, Path) else file, options, providers=["CPUExecutionProvider"]
+    )
 
 
 def call(opened: Any, cameras: tuple[str, ...], pictures: list[Tensor]) -> list[np.ndarray[Any, Any]]:
@@ -145,20 +151,41 @@ def add_suppression(path: Path, task: Detect) -> None:
 
 
 def check_suppression(path: Path, task: Detect, pictures: list[Tensor]) -> str:
-    """Compare the detections with this program's. Raises CheckpointError where one is missing."""
+    """Compare the file's detections with this program's. Raises CheckpointError where they are others.
+
+    Random pictures show no objects: the file is run with a score so low that some hundred places reach it.
+    """
+    import onnx
+
     settings = task.settings
-    how = Suppression(settings.confidence, settings.iou, False, True, settings.most_detections)
     with torch.no_grad():
         boxes, scores = Decoded(task.inference_net).eval()(*pictures)
+    ordered = scores.flatten().sort(descending=True).values
+    place = min(CHECKED_PLACES, len(ordered) - 1)
+    least = float(ordered[place - 1 : place + 1].mean())
+    how = Suppression(least, settings.iou, False, True, settings.most_detections)
     expected = suppress_batch(boxes, scores.transpose(1, 2), how)
-    made = torch.from_numpy(call(session(path), task.cameras, pictures)[0])
+    model = onnx.load(str(path))
+    limit = next(one for one in model.graph.initializer if one.name == "nms_least")
+    limit.CopyFrom(onnx.numpy_helper.from_array(np.array([least], np.float32), "nms_least"))
+    made = torch.from_numpy(call(session(model.SerializeToString()), task.cameras, pictures)[0])
+    total = lost = 0
     for sample, rows in enumerate(expected):
-        rows, own = rows[rows[:, 4] > 0], made[made[:, 0] == sample]
-        if len(rows) != len(own):
-            raise CheckpointError(
-                f"ONNX Runtime keeps {len(own)} boxes of sample {sample}, PyTorch {len(rows)}; not kept"
-            )
-    return f"ONNX Runtime keeps the same {len(made)} boxes of {len(expected)} random samples"
+        rows, own = rows[rows[:, 4] > 0], made[made[:, 0] == sample][:, 1:]
+        total += len(rows)
+        lost += without_partner(rows, own) + without_partner(own, rows)
+    if lost > UNEQUAL_SHARE * total:
+        raise CheckpointError(f"ONNX Runtime keeps other boxes: {lost} of {total} have no partner; not kept")
+    return f"ONNX Runtime keeps the same boxes: {total - lost} of {total} in {len(expected)} random samples"
+
+
+def without_partner(rows: Tensor, others: Tensor) -> int:
+    """Return how many of (n, 6) corners, score, class are not among the others, but for rounding."""
+    if not len(rows) or not len(others):
+        return len(rows)
+    apart = (rows[:, None] - others[None]).abs()
+    limits = apart.new_tensor([TOLERANCE_PIXELS] * 4 + [TOLERANCE_SCORE, 0.5])
+    return int((~(apart < limits).all(2).any(1)).sum())
 
 
 def quantise(path: Path, trained: Trained, run: Run, task: Detect, count: int) -> None:

@@ -6,6 +6,7 @@ Layouts that are found by themselves below `root`, with `train` and one of `val`
     visible/train/a.jpg  infrared/train/a.jpg   Annotations/a.xml       LLVIP as published
     train/images/a.jpg   train/imagesIR/a.jpg   train/labels/a.txt      YOLO as Roboflow exports it
 
+A YOLO data file (`data.yaml`) as `root` says where the splits are and how the classes are called (`yolo_data_file`).
 Others are named with `images`, `infrared` and `labels`, where `{split}` stands for the split's folder; labels that end
 in .json are COCO's. Labels belong to the visible picture; the infrared one has the same name in its own folder.
 
@@ -16,6 +17,7 @@ stops the run by name, or with `on_bad: skip` the sample is left out, and `bad_f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -26,16 +28,18 @@ from mpt.seams import DataSpec
 from mpt.systems.yolofuse.data.pair_files import Folders, Pair, Search, find_folders, list_pairs, read_scene
 from mpt.systems.yolofuse.data.scene_augmentation import Scene
 from mpt.systems.yolofuse.data.scene_dataset import SIDES, Layout, SceneDataset, changes_of, check_common, most_boxes
+from mpt.systems.yolofuse.data.yolo_data_file import SUFFIXES, beside, read_data_file
 
 ASSUMED_COUNT, ASSUMED_BOXES = 10_000, 16
+LLVIP_CLASSES = ("person",)
 
 
 class Settings(DatasetOptions):
     root: str = Field("data/LLVIP", min_length=1)
-    """The folder that holds the pictures and the labels; `~` is your home."""
+    """The folder that holds the pictures and the labels, or YOLO's data.yaml about them; `~` is your home."""
     cameras: Literal["pair", "rgb", "ir"] = "pair"
     """Both cameras, or one."""
-    classes: list[str] = Field(default_factory=lambda: ["person"])
+    classes: list[str] = Field(default_factory=lambda: list(LLVIP_CLASSES))
     """Names of the classes, in the order of their numbers. Of COCO labels the file's own names are taken."""
     images: str | None = None
     """Folder of the visible pictures below `root`, such as `images/{split}`; null finds it."""
@@ -124,6 +128,7 @@ def _layout(settings: Settings, largest: int, classes: Sequence[str], split: str
 def build(settings: Settings, split: str, seed: int) -> DetectionFiles:
     """Return one split. Raises DataError for what is missing, and for what is bad unless it is skipped."""
     check_common(settings.image_size, settings.height, settings.channels, settings.augment)
+    settings = told_by_data_file(settings, split)
     wanted = Search(**{name: getattr(settings, name) for name in Search.__dataclass_fields__})
     folders: Folders = find_folders(wanted, split)
     listed = list_pairs(folders, wanted)
@@ -137,8 +142,33 @@ def build(settings: Settings, split: str, seed: int) -> DetectionFiles:
     return dataset
 
 
+def told_by_data_file(settings: Settings, split: str) -> Settings:
+    """Return the settings with what a data file says that `root` names; those that are set as well win.
+
+    Raises DataError for a file that does not say it, ConfigError for classes that differ from the file's.
+    """
+    path = Path(settings.root).expanduser()
+    if path.suffix not in SUFFIXES or path.is_dir():
+        return settings
+    file = read_data_file(path)
+    if settings.classes not in (list(LLVIP_CLASSES), list(file.classes)):
+        raise ConfigError(
+            f"dataset.classes are {', '.join(settings.classes)}, and {path} names {', '.join(file.classes)}; leave "
+            "dataset.classes out"
+        )
+    images = settings.images or file.images(split)
+    found = {"root": str(file.root), "classes": list(file.classes), "images": images}
+    if settings.labels is None:
+        found["labels"] = beside(images, "labels")
+    if settings.infrared is None and settings.cameras != "rgb":
+        found["infrared"] = beside(images, "imagesIR")
+    return settings.model_copy(update=found)
+
+
 def assume(settings: Settings) -> DataSpec | None:
     """Return the layout of pictures that are not on this machine, so that a plan needs no data."""
+    if Path(settings.root).expanduser().is_file():
+        settings = told_by_data_file(settings, "train")
     if settings.image_size is None or (settings.labels is not None and settings.labels.endswith(".json")):
         return None
     if not settings.classes:

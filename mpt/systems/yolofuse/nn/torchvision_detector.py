@@ -5,21 +5,24 @@ The pictures keep the data set's size (torchvision would enlarge them to 800 pix
 anchors are made for 300. Class 0 is the background, as in torchvision's programs, so that their weights fit.
 
 The input is one picture tensor, (b, 3 or 1, h, w) in [0, 1]. Which boxes answer for which object depends on values:
-such a network waits for the device in its forward, and its step cannot be planned on fake tensors.
+such a network waits for the device in its forward, and is planned with bounds (`bounded_shapes`).
 """
 
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.seams import DataSpec
+from mpt.systems.yolofuse.nn.bounded_shapes import bounded, place_anchors
 
 TASK = "detect"
 NAMES: dict[str, dict[str, object]] = {
@@ -81,11 +84,12 @@ class TorchvisionDetector(nn.Module):
         assert valid_bm is not None
         # torchvision raises on a box without area
         valid_bm = valid_bm & (boxes_bm4[..., 2:] > boxes_bm4[..., :2]).all(-1)
-        targets = [
-            {"boxes": boxes[valid].float(), "labels": kinds[valid] + 1}
-            for boxes, kinds, valid in zip(boxes_bm4, classes_bm, valid_bm, strict=True)
-        ]
-        losses: dict[str, Tensor] = self.net(pictures, targets)
+        with bounded(self.net) if isinstance(pictures_bchw, FakeTensor) else nullcontext():
+            targets = [
+                {"boxes": boxes[valid].float(), "labels": kinds[valid] + 1}
+                for boxes, kinds, valid in zip(boxes_bm4, classes_bm, valid_bm, strict=True)
+            ]
+            losses: dict[str, Tensor] = self.net(pictures, targets)
         return losses
 
     def padded(self, found: list[dict[str, Tensor]], like: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,6 +113,8 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
         raise ConfigError(f"model {name}: '{settings.camera}' has {channels} channels; 1 and 3 are understood")
     net = make(name.partition(":")[2], len(data.classes) + 1, dict(settings.options))
     resize_to(net, name, height, width)
+    if next(net.parameters()).is_meta:
+        place_anchors(net)
     judge: Any = getattr(net, "roi_heads", net)
     judge.score_thresh, judge.detections_per_img = LEAST_SCORE, settings.most_detections
     return {"net": TorchvisionDetector(net, settings.camera, len(data.classes), settings.most_detections)}

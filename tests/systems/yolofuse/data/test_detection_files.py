@@ -256,3 +256,61 @@ def test_a_plan_needs_no_files() -> None:
     assert spec is not None
     assert spec.fields["ir"].shape == (1, 640, 640)
     assert spec.classes == ("person",)
+
+
+DATA_FILES = {
+    "beside the folders": ("path: .\ntrain: images/train\nval: images/val\nnames: {0: cat, 1: dog}", "sub"),
+    "in a folder of its own": ("path: ../set\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]", "set"),
+}
+
+
+@pytest.mark.parametrize(("text", "where"), DATA_FILES.values(), ids=DATA_FILES)
+def test_a_data_file_of_yolo_names_folders_and_classes(tmp_path: Path, text: str, where: str) -> None:
+    make_pairs(tmp_path / where)
+    (tmp_path / "sub").mkdir(exist_ok=True)
+    (tmp_path / "sub" / "data.yaml").write_text(text)
+    for split in ("train", "test"):
+        data = opened(tmp_path / "sub" / "data.yaml", split)
+        assert len(data) == 4
+        assert data.spec.classes == ("cat", "dog")
+        assert [path.parts[-3] for path in data.pairs[0].paths] == ["images", "imagesIR"]
+    planned = assume(Settings(root=str(tmp_path / "sub" / "data.yaml"), image_size=96))
+    assert planned is not None
+    assert planned.classes == ("cat", "dog")
+
+
+def test_a_data_file_as_roboflow_writes_it_is_understood(tmp_path: Path) -> None:
+    """Its folders begin with ../, though they are beside it."""
+    make_pairs(tmp_path, splits=("a", "b"))
+    for own, split in (("a", "train"), ("b", "valid")):
+        (tmp_path / split).mkdir()
+        for folder in ("images", "imagesIR", "labels"):
+            (tmp_path / folder / own).rename(tmp_path / split / folder)
+    (tmp_path / "data.yaml").write_text("train: ../train/images\nval: ../valid/images\nnames: [cat]")
+    data = opened(tmp_path / "data.yaml", "test", cameras="rgb")
+    assert data.pairs[0].paths == (tmp_path / "valid/images/0.png",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: images/train\nnames: [cat]", "it has no val"),
+        ("train: images/train\nval: images/val\nnc: 3\nnames: [cat]", "nc is 3, and there are 1 names"),
+        ("train: images/train\nval: images/val\nnames: {0: cat, 2: dog}", "0 to 1 are needed"),
+        ("train: [images/train]\nval: images/val\nnames: [cat]", "one folder is understood"),
+        ("train: photos/train\nval: photos/val\nnames: [cat]", "no part of it is called images"),
+        ("- train", "it is no mapping"),
+    ],
+)
+def test_what_a_data_file_lacks_is_said(tmp_path: Path, text: str, said: str) -> None:
+    make_pairs(tmp_path)
+    (tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(DataError, match=said):
+        opened(tmp_path / "data.yaml", "test")
+
+
+def test_classes_that_differ_from_the_data_files_are_refused(tmp_path: Path) -> None:
+    make_pairs(tmp_path)
+    (tmp_path / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat, dog]")
+    with pytest.raises(ConfigError, match=r"leave dataset\.classes out"):
+        opened(tmp_path / "data.yaml", classes=["cat", "cow"])

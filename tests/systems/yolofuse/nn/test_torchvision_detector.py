@@ -119,13 +119,3 @@ def test_it_trains_resumes_and_infers_from_the_command_line(tmp_path: Path, caps
         capsys.readouterr()
         assert shell("yolofuse", *refused) == 2
         assert "knows model yolofuse only" in capsys.readouterr().err
-
-
-def test_a_plan_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "config.yaml"
-    sections = {"model": {"name": SMALL, "image_size": 64}, "dataset": DATA, "optimizer": {"name": "adam"}}
-    path.write_text(config("bf16", **sections).to_yaml())
-    assert shell("plan", path, "--vram", "8GiB", "--gpu", "rtx3070") == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: cannot plan a torchvision detector")
-    assert len(said.splitlines()) == 1
