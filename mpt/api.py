@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt.commands.arguments import CompareArguments, InferArguments, PlanArguments, TrainArguments
 from mpt.config.load import load_config
 from mpt.config.part_packages import use_parts
 from mpt.config.schema import Config
 
 if TYPE_CHECKING:
-    from mpt.commands.plan import Planned
     from mpt.engine.step import Update
+    from mpt.planner.planned import Planned
     from mpt.report.comparison import Comparison
     from mpt.report.read_run import RunRecord
     from mpt.seams import Batch, Dataset, Inference, Run
@@ -143,17 +142,20 @@ def train(
     `resume` is "auto" or a run or a checkpoint to go on from; with `exact`, a resume that would not be bit-exact is
     refused. Raises what ends the command: Interrupted after a saved SIGINT, NonFiniteError, MemoryBudgetError, ...
     """
-    from mpt.commands.train import train as train_run
     from mpt.report.read_run import read_run
     from mpt.run.launch import refuse_several_processes
+    from mpt.workflows import train as workflow
+    from mpt.workflows.retry import IN_PYTHON
 
     refuse_several_processes("mpt.train(), unlike `mpt train`,")
-    wanted = str(resume) if resume is not None else None
-    allow = granted(config)
-    arguments = TrainArguments(
-        config=Path("config.yaml"), resume=wanted, exact=exact, quiet=quiet, runs=str(runs), allow=allow
+    path = workflow.train(
+        config,
+        runs=Path(runs),
+        resume_from=None if resume is None else str(resume),
+        exact=exact,
+        style="quiet" if quiet else "auto",
+        retry=IN_PYTHON,
     )
-    path = train_run(config, arguments)
     assert path is not None
     return read_run(path)
 
@@ -164,9 +166,9 @@ def plan(config: Config, vram: str | None = None, gpu: str | None = None, deskto
     With `vram` ("6GiB") recipes are searched: `.best` is the fastest that fits, None where none does. Raises
     ConfigError for an unknown GPU or budget, MemoryBudgetError for a budget that not even the weights fit.
     """
-    from mpt.commands.plan import make_plan
+    from mpt.planner.planned import make_plan
 
-    return make_plan(config, PlanArguments(vram=vram, gpu=gpu, desktop=desktop, allow=granted(config)))
+    return make_plan(config, vram=vram, gpu=gpu, desktop=desktop)
 
 
 def compare(
@@ -182,12 +184,11 @@ def compare(
 
     The same call goes on with a comparison that was interrupted.
     """
-    from mpt.commands.compare import compare as compare_modes
+    from mpt.workflows import compare as workflow
+    from mpt.workflows.compare_sides import read_sides
 
-    arguments = CompareArguments(
-        what=modes, seeds=seeds, margin=margin, name=name, runs=str(runs), quiet=quiet, allow=granted(config)
-    )
-    return compare_modes(arguments, config)[0]
+    sides = read_sides(modes, config, allow=config.granted)
+    return workflow.compare(sides, seeds=seeds, margin=margin, name=name, runs=Path(runs), quiet=quiet)[0]
 
 
 def infer(
@@ -209,33 +210,23 @@ def infer(
     `run` is a run or a checkpoint, the newest run by default; `inputs` are files, folders or `FIELD=PATH`. Without
     inputs, test samples stand in for a task that needs some. `half` stores the weights in half precision.
     """
-    from mpt.commands.infer import in_dtype, open_with_inputs
-    from mpt.commands.infer import infer as infer_batches
+    from mpt.inference import opening
     from mpt.inference.half import choose_half, rebuild_half
 
     use_parts(parts)
-    arguments = InferArguments(
-        run=None if run is None else str(run),
-        half=half,
-        dtype=dtype,
-        input=tuple(map(str, inputs)),
-        batch_size=batch_size,
+    trained, samples = opening.open_with_inputs(
+        None if run is None else str(run),
+        [str(one) for one in inputs],
+        as_trained=not (half or dtype),
         truncation=truncation,
         seed=seed,
         device=device,
-        runs=str(runs),
-        allow=tuple(allow),
+        runs=Path(runs),
+        allow=allow,
     )
-    trained, samples = open_with_inputs(arguments)
     if half:
         choice = choose_half(dtype, trained.run.device)
         trained = dataclasses.replace(trained, run=rebuild_half(trained, choice.dtype))
     else:
-        trained = in_dtype(trained, dtype)
-    return list(infer_batches(trained, samples, batch_size or trained.config.train.batch_size))
-
-
-def granted(config: Config) -> tuple[str, ...]:
-    """Return the package that a checked configuration's model comes from, which `load` was allowed to use."""
-    name = config.model.name
-    return (name.split(":")[0],) if ":" in name else ()
+        trained = opening.in_dtype(trained, dtype)
+    return list(opening.infer(trained, samples, batch_size or trained.config.train.batch_size))

@@ -21,17 +21,16 @@ END = object()
 
 
 def losses_of(run: Run, phase: Phase, part: Batch) -> Iterator[Loss]:
-    """Yield a phase's losses on a micro-batch, each computed when it is asked for: the only place where they are.
+    """Yield a phase's losses on a micro-batch: the only place where they are computed.
 
-    Drop a loss before asking for the next, or its graph stays in memory beside the next one's. Raises ConfigError where
-    a phase yields something else.
+    What a phase yields is computed when it is asked for. Drop a loss before asking for the next, or its graph stays in
+    memory beside the next one's. Raises ConfigError where a phase yields something else.
     """
-    pending = phase.losses(part)
-    while True:
-        with run.precision.forward(), memory_forward(run.tricks):
-            loss: Any = next(pending, END)
-        if loss is END:
-            return
+    with forward_of(run):
+        made = phase.losses(part)
+        pending: Iterator[Any] = iter(made)
+        loss: Any = next(pending, END)
+    while loss is not END:
         if not isinstance(loss, Loss):
             raise ConfigError(
                 f"phase {phase.name}: its losses yielded {type(loss).__name__}, not a Loss(name, value). "
@@ -39,11 +38,22 @@ def losses_of(run: Run, phase: Phase, part: Batch) -> Iterator[Loss]:
             )
         yield loss
         del loss
+        if isinstance(made, tuple):  # all computed by now: the contexts need not be entered again
+            loss = next(pending, END)
+            continue
+        with forward_of(run):
+            loss = next(pending, END)
+
+
+def forward_of(run: Run) -> AbstractContextManager[Any]:
+    """Return what one forward is computed in, the precision mode's context and the tricks', as one."""
+    own = run.precision.forward()
+    return entered([own, *(trick.forward() for trick in run.tricks)]) if run.tricks else own
 
 
 def memory_forward(tricks: Sequence[MemoryTrick]) -> AbstractContextManager[Any]:
     """Return the tricks' contexts of one forward as one."""
-    return entered([trick.forward() for trick in tricks]) if tricks else NOTHING
+    return entered([trick.forward() for trick in tricks])
 
 
 def entered(contexts: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:

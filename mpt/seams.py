@@ -9,7 +9,7 @@ The data's side is in `mpt.samples`, and is named here too, so that a part needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -70,7 +70,8 @@ class Phase:
     name: str
     module: nn.Module
     optimizer: Optimizer
-    losses: Callable[[Batch], Iterator[Loss]]
+    losses: Callable[[Batch], Iterable[Loss]]
+    """Yields the losses of a batch one after the other; returns a tuple where all are computed at once."""
     every: int = 1
     scaled: bool = True
     since: int = 0

@@ -88,8 +88,8 @@ def work(path: Path, seconds: float, skip: int, rehearsal: str, limit: int | Non
 
 def card(device: Any) -> Any:
     """Return the GPU to plan for: the installed one, or in a rehearsal a common one."""
-    from mpt.commands.out_of_memory_report import find_budget
     from mpt.planner.gpus import find_gpu
+    from mpt.workflows.out_of_memory_report import find_budget
 
     return find_budget(device, "").gpu if device.type == "cuda" else find_gpu("rtx3060")
 
@@ -227,9 +227,9 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
     """Allow the process a part of what a workload would reserve; find a recipe for that and train it there."""
     import torch
 
-    from mpt.commands.out_of_memory_report import find_budget
     from mpt.planner.recipe import describe_patch
     from mpt.planner.search import search
+    from mpt.workflows.out_of_memory_report import find_budget
 
     config, data = prepare(workload, rehearsal)
     on_cuda, context = device.type == "cuda", session.calibration.context_bytes

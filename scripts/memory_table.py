@@ -131,7 +131,7 @@ def saved_bytes(run: Run, batch: Batch) -> int:
         return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
 
     part = {name: value[: run.micro_batch_size] for name, value in run.task.draw(batch, phase).items()}
-    pending = phase.losses(part)
+    pending = iter(phase.losses(part))
     while True:
         kept.clear()
         with run.precision.forward(), saved_tensors_hooks(pack, lambda tensor: tensor), memory_forward(run.tricks):

@@ -132,7 +132,7 @@ FAULTS = (
     Fault(
         "share of the memory",
         "the report of a run without memory asked for the process's share by a device without a number",
-        "mpt/commands/out_of_memory_report.py",
+        "mpt/workflows/out_of_memory_report.py",
         "torch.cuda.get_per_process_memory_fraction(index)",
         "torch.cuda.get_per_process_memory_fraction(device)",
         f"{REPORT_FILE}::test_the_budget_is_what_others_leave_and_the_process_may_have",

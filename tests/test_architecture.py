@@ -86,6 +86,19 @@ def test_packages_import_downwards_only() -> None:
     assert not wrong
 
 
+def test_the_python_api_and_the_work_below_it_know_no_commands() -> None:
+    """The command line is a layer over what Python callers use, not the other way round."""
+    files = [PACKAGE / "api.py", *sorted((PACKAGE / "workflows").rglob("*.py"))]
+    assert len(files) > 5
+    wrong = {
+        f"{path.name}:{line} imports {name}"
+        for path in files
+        for line, name in imports_of(path.read_text("utf-8"))
+        if name.startswith(("mpt.commands", "mpt.cli", "mpt.systems"))
+    }
+    assert not wrong
+
+
 def import_graph() -> dict[str, set[str]]:
     """Return which files of the package each imports, inside functions and for types alone too.
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from mpt.commands.arguments import ConvertArguments
-from mpt.commands.infer_inputs import Inputs, infer_one, needs_inputs, read_inputs
 from mpt.data.loader import to_device
 from mpt.errors import ConfigError
 from mpt.inference.export import write_onnx, write_weights
 from mpt.inference.exported import description
 from mpt.inference.half import networks, rebuild, rebuild_half, watch_calls
+from mpt.inference.inputs import Inputs, infer_one, needs_inputs, read_inputs
 from mpt.inference.measurement import stored_bytes
 from mpt.inference.trained import Trained, open_trained
 from mpt.precision.choice import DTYPES

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt.commands.arguments import DiffArguments
-from mpt.commands.sides import Side, read_side, resolve_mode, vary
 from mpt.config.differences import ABSENT, Difference, find_differences
 from mpt.config.layers import write_override
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, GateError
 from mpt.report.read_run import read_run
+from mpt.workflows.sides import Side, read_side, resolve_mode, vary
 
 if TYPE_CHECKING:
     from mpt.doctor.parting import Comparison

@@ -7,7 +7,6 @@ Without `--half` and `--dtype` a run infers as it was trained. `--dtype float32`
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,16 +16,6 @@ import torch
 from mpt.commands.arguments import InferArguments
 from mpt.commands.infer_half import infer_half
 from mpt.commands.infer_handover import hand_over
-from mpt.commands.infer_inputs import (
-    SAMPLES,
-    Sample,
-    find_files,
-    infer_one,
-    match_files,
-    needs_inputs,
-    read_inputs,
-    without_bad,
-)
 from mpt.commands.infer_outputs import (
     MOST_PICTURES,
     choose_output,
@@ -38,10 +27,15 @@ from mpt.commands.infer_outputs import (
 )
 from mpt.engine.evaluation import inferring
 from mpt.errors import ConfigError, DataError, InputOutputError
-from mpt.inference.exported import is_export, open_exported
-from mpt.inference.half import rebuild
-from mpt.inference.trained import Trained, open_trained
-from mpt.precision.choice import DTYPES
+from mpt.inference.inputs import (
+    SAMPLES,
+    Sample,
+    needs_inputs,
+    read_inputs,
+    without_bad,
+)
+from mpt.inference.opening import in_dtype, infer, open_with_inputs
+from mpt.inference.trained import Trained
 from mpt.seams import Inference
 
 
@@ -55,7 +49,16 @@ def run(arguments: InferArguments) -> None:
     if hand_over(arguments):
         return
     seeds = walk_seeds(arguments.walk)
-    trained, samples = open_with_inputs(arguments)
+    trained, samples = open_with_inputs(
+        arguments.run,
+        arguments.input,
+        as_trained=not (arguments.half or arguments.dtype),
+        truncation=arguments.truncation,
+        seed=arguments.seed,
+        device=arguments.device,
+        runs=Path(arguments.runs),
+        allow=arguments.allow,
+    )
     output = choose_output(arguments, Path(trained.directory.path))
     make_folder(output.folder)
     samples, bad = readable(trained, samples, arguments.skip_bad)
@@ -140,39 +143,6 @@ def walk_seeds(text: str | None) -> list[int]:
     if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(f"--walk: found {text!r}; write seeds with colons between, 3:17 or 3:17:5.")
     return [int(part) for part in parts]
-
-
-def open_with_inputs(arguments: InferArguments) -> tuple[Trained, list[Sample]]:
-    """Return the run that the arguments name, built again, and the inputs that they name."""
-    given = find_files(arguments.input)
-    wishes = {"task.truncation": arguments.truncation, "seed": arguments.seed}
-    overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
-    if is_export(arguments.run):
-        assert arguments.run is not None
-        if arguments.half or arguments.dtype:
-            raise ConfigError("--half, --dtype: an exported file is taken as it is, in float32; name a run.")
-        opened = open_exported(Path(arguments.run), arguments.device or "auto", overrides, arguments.allow)
-        return opened, match_files(opened.run.task, opened.config.model.name, given)
-    trained = open_trained(
-        arguments.run, Path(arguments.runs), arguments.device or "auto", overrides, allow=arguments.allow
-    )
-    return trained, match_files(trained.run.task, trained.config.model.name, given)
-
-
-def in_dtype(trained: Trained, dtype: str | None) -> Trained:
-    """Return a trained run that infers in a dtype, with float32 weights. None leaves it as it was trained."""
-    if dtype is None:
-        return trained
-    if dtype not in ("float32", *DTYPES):
-        raise ConfigError(f"--dtype: found {dtype!r}; allowed are float32, {', '.join(DTYPES)}.")
-    other = rebuild(trained, "fp32") if dtype == "float32" else rebuild(trained, "amp", dtype)
-    return dataclasses.replace(trained, run=other)
-
-
-def infer(trained: Trained, samples: Sequence[Sample], batch_size: int, count: int = SAMPLES) -> Iterator[Inference]:
-    """Yield the task's inference for each batch of inputs."""
-    for inputs in read_inputs(trained, samples, batch_size, count):
-        yield infer_one(trained, inputs)
 
 
 def make_folder(output: Path) -> None:

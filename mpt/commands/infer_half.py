@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from mpt.commands.infer_inputs import Decoded, Sample, infer_one, needs_inputs, read_inputs
 from mpt.data.absent import AbsentDataset
 from mpt.engine.evaluation import evaluate
 from mpt.inference.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls
+from mpt.inference.inputs import Decoded, Sample, infer_one, needs_inputs, read_inputs
 from mpt.inference.measurement import (
     Distance,
     Latency,

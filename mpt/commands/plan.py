@@ -12,8 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,47 +36,20 @@ from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner import scaling
 from mpt.planner.budget import describe_bytes
-from mpt.planner.calibration import Calibration, learn, load_calibration, read_measurement, save_calibration
-from mpt.planner.capacity import Capacity, find_capacity
-from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
+from mpt.planner.calibration import load_calibration, read_measurement, save_calibration
+from mpt.planner.capacity import find_capacity
+from mpt.planner.gpus import Gpu
 from mpt.planner.placement import Placement, check_placement
-from mpt.planner.recipe import Recipe, describe_cost, describe_patch, has_margin, total_bytes, without_conflicts
-from mpt.planner.search import Search, search
+from mpt.planner.planned import choose_gpu, count_workers, find_placement, make_plan, plan_measured
+from mpt.planner.recipe import Recipe, describe_cost, describe_patch, without_conflicts
 from mpt.planner.session import Session
 from mpt.planner.timeline import write_timeline
 from mpt.planner.verdict import judge
 from mpt.report.units import show_seconds
 from mpt.run.layout import find_run
-from mpt.run.operating_system import usable_cores
 from mpt.run.used_parts import missing_parts_explained
 
-MOST_WORKERS = 8
-"""Each holds a torch of its own, some 400 MiB."""
 PICTURED = 3
-
-
-def count_workers() -> int:
-    """Return how many processes plan a search's recipes: one per core that this process may use."""
-    cores = usable_cores()
-    return max(1, min(cores, MOST_WORKERS))
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A configuration's plan on a GPU, and the recipes that were searched where there is a budget."""
-
-    config: Config
-    gpu: Gpu
-    calibration: Calibration
-    capacity: Capacity
-    plan: dict[str, Any]
-    """The configuration's own plan (see `mpt.planner.plan.Plan`)."""
-    found: Search
-
-    @property
-    def best(self) -> Recipe | None:
-        """The fastest recipe that fits; None where none does, and without a budget."""
-        return next((recipe for recipe in self.found.recipes if recipe.fits), None)
 
 
 def run(arguments: PlanArguments) -> None:
@@ -101,7 +73,18 @@ def run(arguments: PlanArguments) -> None:
     if arguments.scaling is not None:
         show_scaling(config, arguments)
         return
-    planned = make_plan(config, arguments)
+    placement = find_placement(config, arguments.nproc, arguments.strategy, arguments.network, arguments.per_machine)
+    with progress() as told:
+        planned = make_plan(
+            config,
+            vram=arguments.vram,
+            gpu=arguments.gpu,
+            desktop=arguments.desktop,
+            placement=placement,
+            largest=arguments.largest,
+            allow_lossy=arguments.allow_lossy,
+            on_answer=told,
+        )
     gpu, calibration, capacity = planned.gpu, planned.calibration, planned.capacity
     budget = capacity.budget_bytes if arguments.vram else None
     plan, found, best = planned.plan, planned.found, planned.best
@@ -147,45 +130,6 @@ def pass_gate(plan: dict[str, Any]) -> None:
         raise MayFitError(f"may fit in {budget}: {found.chance:.0%} likely{', by emptying the cache' * plan['tight']}")
 
 
-def make_plan(config: Config, arguments: PlanArguments) -> Planned:
-    """Plan a configuration, and search recipes where a budget is given. What fits, or whether, is left to the caller.
-
-    Raises ConfigError for an unknown GPU or budget, and MemoryBudgetError for a budget that the weights exceed.
-    """
-    gpu = choose_gpu(arguments.gpu)
-    calibration = load_calibration(gpu.name)
-    capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
-    limit = capacity.budget_bytes
-    budget = limit if arguments.vram else None
-    if arguments.largest and limit is None:
-        raise ConfigError("--largest: a batch is the largest within a budget; add --gpu or --vram")
-    if arguments.largest and arguments.nproc is not None:
-        raise ConfigError("--largest: it is looked for on one card only; leave out --nproc")
-    placement = find_placement(arguments, config)
-    workers = count_workers() if budget else 1
-    with Session(gpu, calibration, arguments.allow, workers, placement) as session, progress() as told:
-        if budget is None:
-            plan = session.plan([config], budget_bytes=limit, largest_batch=arguments.largest, whole_run=True)[0].get()
-            found = Search([], [], [])
-        else:
-            found = search(
-                session,
-                config,
-                gpu,
-                budget,
-                largest_batch=arguments.largest,
-                allow_lossy=arguments.allow_lossy,
-                goes_on=partial(needs_search, budget),
-                on_answer=told,
-            )
-            plan = next(one.plan for one in found.recipes if not one.patch)
-        if placement is not None and config.train.batch_size % placement.nproc:
-            of_last = replace(placement, rank=placement.nproc - 1)
-            last = session.plan([config], budget_bytes=limit, placement=asdict(of_last))[0].get()
-            plan["ranks"] |= {"last_samples": last["ranks"]["samples"], "last_total": total_bytes(last)}
-    return Planned(config, gpu, calibration, capacity, plan, found)
-
-
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[int, int], None]]:
     """Show on the terminal, while a search runs, how many recipes are planned and how many of them fit."""
@@ -205,7 +149,7 @@ def show_scaling(config: Config, arguments: PlanArguments) -> None:
     check_placement(replace(base, strategy=arguments.strategy or base.strategy))
     cluster = base.cluster(gpu)
     picture = free_name("scaling", ".png")
-    with Session(gpu, load_calibration(gpu.name), arguments.allow, count_workers()) as session:
+    with Session(gpu, load_calibration(gpu.name), config.granted, count_workers()) as session:
         found = scaling.plan_scaling(
             session, config, str(arguments.scaling), base, arguments.strategy, capacity.budget_bytes
         )
@@ -219,29 +163,6 @@ def show_scaling(config: Config, arguments: PlanArguments) -> None:
         console.print(statement, markup=False)
     print_scaling(console, found, title)
     console.print(f"wrote {picture}", markup=False)
-
-
-def find_placement(arguments: PlanArguments, config: Config) -> Placement | None:
-    """Return the world to plan for, or None for a process alone. Raises ConfigError for one that cannot be."""
-    if arguments.nproc is None:
-        for name in ("strategy", "network"):
-            if getattr(arguments, name) is not None:
-                raise ConfigError(f"--{name}: it is about several processes; add --nproc N")
-        return None
-    placement = Placement(
-        arguments.nproc,
-        arguments.strategy or config.parallel.strategy,
-        network=arguments.network,
-        per_machine=arguments.per_machine,
-    )
-    check_placement(placement)
-    placement.cluster(find_gpu(DEFAULT))  # refuses a network that is not known, before anything is planned
-    if config.train.batch_size < placement.nproc:
-        raise ConfigError(
-            f"--nproc: train.batch_size is the batch of all processes together, and {config.train.batch_size} samples "
-            f"are too few for {placement.nproc}"
-        )
-    return placement
 
 
 def choose_output(arguments: PlanArguments) -> Path:
@@ -267,35 +188,6 @@ def free_name(stem: str, suffix: str) -> Path:
     """Return a name in this folder that is not there yet."""
     numbered = (Path(f"{stem}-{number}{suffix}") for number in itertools.count(2))
     return next(name for name in itertools.chain([Path(f"{stem}{suffix}")], numbered) if not os.path.lexists(name))
-
-
-def choose_gpu(name: str | None) -> Gpu:
-    """Return the GPU to plan for: by name, the installed one for `auto`, a common one for None."""
-    if name is None:
-        return find_gpu(DEFAULT)
-    if name != "auto":
-        return find_gpu(name)
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ConfigError("--gpu auto: torch sees no CUDA device here; name a card such as rtx2060")
-    properties = torch.cuda.get_device_properties(0)
-    return installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
-
-
-def needs_search(budget: int, plan: dict[str, Any]) -> bool:
-    """Return whether a configuration needs a recipe: not where it fits with room to spare.
-
-    Raises MemoryBudgetError where half of the weights alone are too much: no recipe makes them smaller than that.
-    """
-    weights = plan["by_category"].get("parameters", 0) // 2
-    if plan["context_bytes"] + weights > budget:
-        raise MemoryBudgetError(
-            f"--vram: {describe_bytes(budget)} is less than the CUDA context "
-            f"({describe_bytes(plan['context_bytes'])}) and the weights in half precision "
-            f"({describe_bytes(weights)}) need; use a smaller model or a larger card"
-        )
-    return not (plan["fits"] and not plan["tight"] and has_margin(plan))
 
 
 def nothing_fits(recipes: list[Recipe], budget: int) -> str:
@@ -370,15 +262,11 @@ def calibrate(arguments: PlanArguments, wanted: str) -> None:
     measured = read_measurement(directory.path)
     with missing_parts_explained(directory.path):
         config = load_config(directory.config_path, allow=arguments.allow)
+    plan, found = plan_measured(config, measured, str(directory.path))
     gpu = measured.gpu
-    with Session(gpu, Calibration(), arguments.allow) as session:
-        without = session.plan([config])[0].get()
-        session.calibration = Calibration(cudnn_share=1.0)
-        scratch = session.plan([config])[0].get()
-    found = learn(measured, without["allocated"], scratch["allocated"], without["step_seconds"], str(directory.path))
     path = save_calibration(gpu.name, found)
-    error = without["allocated"] / measured.allocated - 1
-    planned, seen = describe_bytes(without["allocated"]), describe_bytes(measured.allocated)
+    error = plan["allocated"] / measured.allocated - 1
+    planned, seen = describe_bytes(plan["allocated"]), describe_bytes(measured.allocated)
     print(f"{gpu.name}: planned {planned}, measured {seen} ({error:+.1%})")
     print(f"context {describe_bytes(found.context_bytes)}, cuDNN share {found.cudnn_share}, time x{found.time_factor}")
     print(path)

@@ -1,18 +1,13 @@
-"""`mpt train`: from a configuration to a finished run directory.
+"""`mpt train`: what is asked for on the command line, in how many processes, and what to type where memory runs out.
 
-Everything a user can get wrong is met before the first step: the configuration, the device, the data, the checkpoint
-to go on from. After that the loop saves before it stops, whatever stops it.
+The training itself is `mpt.workflows.train`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
+import shlex
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,17 +17,15 @@ from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
 from mpt.engine.torch_settings import prepare_torch
-from mpt.errors import MemoryBudgetError, MptError
 from mpt.parallel.place import read_place
-from mpt.run.collector import collect_as_usual
-from mpt.run.ending import has_report_of, has_summary_of
-from mpt.run.layout import THROWN_AWAY, RunDirectory
+from mpt.run.console import Style
 from mpt.run.used_parts import missing_parts_explained
+from mpt.workflows import train as workflow
+from mpt.workflows.retry import Retry
 
 if TYPE_CHECKING:
-    from mpt.engine.training import Training
     from mpt.parallel.world import World
-    from mpt.run.console import Console, Style
+    from mpt.run.console import Style
 
 
 def run(arguments: TrainArguments) -> None:
@@ -115,219 +108,36 @@ def read_config(arguments: TrainArguments) -> Config:
         return load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
 
 
-def train(
-    config: Config, arguments: TrainArguments, stop_after: int | None = None, world: World | None = None
-) -> Path | None:
-    """Build, restore where asked, train, report. Return the run's folder, or None after a dry run.
-
-    Of several processes all train, and the first one writes and speaks.
-    """
-    prepare_torch(config)
-    import torch
-
-    from mpt.commands.start_summary import summarize
-    from mpt.engine.alike import check_alike
-    from mpt.engine.assembly import build_explained, open_training, supply
-    from mpt.engine.resume import begin, find_run_to_resume, make_directory
-    from mpt.parallel.world import ALONE
-    from mpt.run.recorder import Recorder
-    from mpt.run.retention import clean_temporaries
-
-    world = world or ALONE
-    supplied = supply(config, world)
-    device, data = supplied.device, supplied.train_data
-    with open_console(arguments, supplied.total_steps, world) as console:
-        found, source = world.ask(lambda: find_run_to_resume(config, arguments.resume, Path(arguments.runs), console))
-        built = build_explained(config, device, data.spec, restores=source is not None, world=world)
-        check_alike(built, len(data), len(supplied.test_data))
-        for line in summarize(built, supplied):
-            console.message(line)
-        for message in built.messages:
-            console.message(message)
-        for note in built.notes:
-            console.warning(note)
-        if arguments.dry_run:
-            console.message("dry run: everything builds; nothing was written")
-            return None
-        directory = found or world.ask(lambda: make_directory(config, Path(arguments.runs), console))
-        with written_by(world, directory) as (taken_over, records), Recorder(records) as recorder:
-            for note in ([taken_over] if taken_over else []) + (clean_temporaries(directory) if world.is_first else []):
-                console.message(note)
-            training = open_training(built, supplied, directory, recorder, console)
-            if source is not None:
-                if not go_on_from(training, source, arguments.exact):
-                    world.ask(lambda: finish_again(training, arguments.no_report))
-                    return Path(directory.path)
-                if directory.report_path("json").exists():
-                    world.ask(lambda: renew_report(training))
-            else:
-                world.ask(lambda: begin(training))
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-            if not world.is_first:
-                go(training, arguments, stop_after)
-                return Path(directory.path)
-            from mpt.planner.beside import plan_beside
-
-            with plan_beside(config, data.spec, device, directory.plan_path, arguments.allow) as plan:
-                go(training, arguments, stop_after)
-                tell_skipped_files(training)
-                if training.is_over:
-                    plan.wait()
-                finish(training, arguments.no_report)
-    return Path(directory.path)
-
-
-def go_on_from(training: Training, source: RunDirectory | Path, exact: bool) -> bool:
-    """Load a checkpoint into the training of every rank; return False where it is of a run that is complete."""
-    from mpt.engine.resume import resume
-    from mpt.run import checkpoint
-
-    world = training.run.world
-    loaded = checkpoint.load(source, world)
-    goes_on = world.ask(lambda: resume(training, loaded, exact))
-    if not world.is_first:
-        training.load(loaded)
-    return goes_on
-
-
-@contextlib.contextmanager
-def open_console(arguments: TrainArguments, total_steps: int, world: World) -> Iterator[Console]:
-    """Give the console; that of a process that is not the first says nothing."""
-    from mpt.run.console import Console
-
-    if world.is_first:
-        with Console(style(arguments), total_steps) as console:
-            yield console
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, Console("quiet", total_steps, nowhere) as console:
-        yield console
-
-
-@contextlib.contextmanager
-def written_by(world: World, directory: RunDirectory) -> Iterator[tuple[str | None, RunDirectory]]:
-    """Hold the run's folder on the first process; on the others give a folder for records that nobody reads."""
-    if world.is_first:
-        with directory.hold() as taken_over:
-            yield taken_over, directory
-        return
-    with tempfile.TemporaryDirectory(prefix="mpt-rank-") as folder:
-        yield None, RunDirectory(Path(folder))
-
-
-def go(training: Training, arguments: TrainArguments, stop_after: int | None) -> None:
-    """Train until the end. Raises MemoryBudgetError with a report when memory runs out for good."""
-    from mpt.engine.faults import is_out_of_memory, out_of_memory_reason
-    from mpt.engine.loop import fit
-    from mpt.run.signals import StopRequest
-
-    collect_as_usual()
-    world = training.run.world
-    world.watch_over(lambda text: record_lost(training, text))
-    try:
-        with StopRequest() as stop:
-            try:
-                fit(training, stop, stop_after)
-            except BaseException as error:
-                world.ending(error)
-                raise
-        return
-    except MemoryBudgetError as error:
-        message = str(error)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        message = (
-            f"out of memory at step {training.progress.step}, outside the update: while loading, evaluating or saving "
-            f"({out_of_memory_reason(error)})"
-        )
-    if not world.is_first:
-        raise MemoryBudgetError(message)
-    # Past the except blocks: a traceback would go on holding what filled the memory.
-    from mpt.commands.out_of_memory_report import add_report
-
-    raise MemoryBudgetError(add_report(message, training, arguments))
-
-
-def record_lost(training: Training, text: str) -> None:
-    """Note in the run's events that another process was lost. The recorder may be closed by now, or in use."""
-    from mpt.run.recorder import LineFile
-
-    line = {"kind": "rank_lost", "step": training.progress.step, "time": time.time(), "message": text}
-    with contextlib.suppress(MptError, OSError):
-        file = LineFile(training.journal.recorder.run.events_path)
-        file.append(line)
-        file.close()
-
-
 def style(arguments: TrainArguments) -> Style:
     """Return how the console should speak."""
     return "json" if arguments.json else "quiet" if arguments.quiet else "auto"
 
 
-def tell_skipped_files(training: Training) -> None:
-    """Say how many files could not be read and were passed over, where a data set was allowed to."""
-    count = training.skipped_files
-    if count:
-        many = "file was" if count == 1 else "files were"
-        training.journal.warn(f"{count} bad {many} skipped, see {training.directory.skipped_files_path}")
+def train(
+    config: Config, arguments: TrainArguments, stop_after: int | None = None, world: World | None = None
+) -> Path | None:
+    """Train as the arguments say. Return the run's folder, or None after a dry run."""
+    return workflow.train(
+        config,
+        runs=Path(arguments.runs),
+        resume_from=arguments.resume,
+        exact=arguments.exact,
+        style=style(arguments),
+        reports=not arguments.no_report,
+        dry_run=arguments.dry_run,
+        stop_after=stop_after,
+        retry=Retry(lambda run, config, patch, resumes: repeat(arguments, patch, resumes), arguments.patches),
+        world=world,
+    )
 
 
-def finish(training: Training, no_report: bool = False) -> None:
-    """Write the report; a report that fails is a warning, never a lost run."""
-    directory, console, progress = training.directory, training.journal.console, training.progress
-    if not training.is_over:  # a smoke run's first half
-        console.message(f"stopped after step {progress.step}, to be resumed")
-        return
-    tested = len(training.test_data)
-    if no_report:
-        console.message(closing_line(progress.last_metrics, progress.seconds, None, tested))
-        return
-    from mpt.report.page import write_report
-    from mpt.report.read_run import read_run
-    from mpt.report.units import show_bytes
-
-    try:
-        write_report(Path(directory.path))
-    except (MptError, OSError, ValueError) as error:
-        console.warning(f"the report could not be written: {error}")
-    else:
-        for row in read_run(Path(directory.path)).planned:
-            planned, measured = show_bytes(row.planned), show_bytes(row.measured)
-            console.message(f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})")
-    console.message(closing_line(progress.last_metrics, progress.seconds, page_to_tell(directory), tested))
-
-
-def page_to_tell(directory: RunDirectory) -> Path | None:
-    """Return the report's page, None where the run's folder is thrown away (`mpt.commands.smoke`)."""
-    return None if directory.path.parent.name.startswith(THROWN_AWAY) else directory.path / "report.html"
-
-
-def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None, tested: int) -> str:
-    """Return the last line of a training, whose figures are of so many test samples.
-
-    A run that was stopped before its first evaluation has no metrics.
-    """
-    figures = "".join(f" {name} {value:.4g} " for name, value in metrics.items()) or " not evaluated yet "
-    on = f" on {tested} test samples" if metrics else ""
-    return f"done:{figures}{on} ({seconds:.0f} s)" + (f"  report {page}" if page else "")
-
-
-def renew_report(training: Training) -> None:
-    """Write an earlier end's report anew, so that it says that the run goes on; what fails is a warning."""
-    from mpt.report.page import write_report
-
-    try:
-        write_report(training.directory.path)
-    except (MptError, OSError, ValueError) as error:
-        training.journal.console.warning(f"the report of the earlier end is still there: {error}")
-
-
-def finish_again(training: Training, no_report: bool = False) -> None:
-    """Write what a run that was killed between its last checkpoint and its end still lacks."""
-    directory, step = training.directory, training.progress.step
-    whole = has_summary_of(directory, step)
-    if not whole:
-        training.write_summary()
-    if not whole or not (no_report or has_report_of(directory, step)):
-        finish(training, no_report)
+def repeat(arguments: TrainArguments, patch: Path, resumes: bool) -> str:
+    """Return the command that was given, with a patch; it may be the file of one that was given, rewritten."""
+    words = ["mpt", "train", str(arguments.config), *arguments.overrides]
+    for option, value in (("--name", arguments.name), ("--device", arguments.device), ("--seed", arguments.seed)):
+        words += [] if value is None else [option, str(value)]
+    words += [] if arguments.runs == "runs" else ["--runs", arguments.runs]
+    words += [word for package in arguments.allow for word in ("--allow", package)]
+    others = [given for given in arguments.patches if given.resolve() != patch.resolve()]
+    words += [word for given in [*others, patch] for word in ("--with", str(given))]
+    return shlex.join([*words, *(["--resume"] if resumes else [])])

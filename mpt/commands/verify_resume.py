@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt.commands.arguments import TrainArguments, VerifyResumeArguments
-from mpt.commands.compare_progress import last_step
-from mpt.commands.sides import read_side
-from mpt.commands.training_process import last_words
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.part_packages import use_parts
 from mpt.config.schema import Config
 from mpt.errors import GateError, MptError
 from mpt.report.read_run import read_run
+from mpt.workflows.compare_progress import last_step
+from mpt.workflows.sides import read_side
+from mpt.workflows.training_process import last_words
 
 if TYPE_CHECKING:
     from mpt.doctor.run_difference import RunDifference
@@ -96,8 +96,7 @@ def prepare(arguments: VerifyResumeArguments) -> Config:
         "plan_memory": False,
         "tensorboard": False,
     }
-    granted = [config.model.name.split(":")[0]] if ":" in config.model.name else []
-    return load_config(data, allow=[*arguments.allow, *granted])
+    return load_config(data, allow=config.granted)
 
 
 def tell(arguments: VerifyResumeArguments, text: str) -> None:

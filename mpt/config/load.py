@@ -55,8 +55,7 @@ def change_precision(config: Config, mode: str, registry: Registry = INSTALLED) 
     known = registry.find("precision", resolve_precision_name(mode, registry.names("precision"))[0])
     fields = known.settings_class.model_fields if known else {}
     data["precision"] = {"mode": mode, **{key: value for key, value in kept.items() if key in fields}}
-    model = config.model.name
-    return load_config(data, allow=[model.split(":")[0]] if ":" in model else [], registry=registry)
+    return load_config(data, allow=config.granted, registry=registry)
 
 
 def _error(problems: Sequence[Problem]) -> ConfigError:

@@ -215,6 +215,11 @@ class Config:
         return self.name or re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.model.name}-{self.precision.mode}")[:100]
 
     @property
+    def granted(self) -> tuple[str, ...]:
+        """The package that the model comes from, where loading this configuration was allowed to use one."""
+        return (self.model.name.split(":")[0],) if ":" in self.model.name else ()
+
+    @property
     def sized_dataset(self) -> Choice:
         """The data set with the image size and channels that its settings leave open taken from the model's."""
         settings = self.dataset.settings

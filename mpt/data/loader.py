@@ -91,8 +91,10 @@ class Loader:
         """
         epoch, place = self.position(step)
         batch = self.order(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-        start, stop = (0, len(batch)) if self.place is None else self.place(len(batch))
-        return batch[start:stop], epoch if self.labels is None else step
+        if self.place is not None:
+            start, stop = self.place(len(batch))
+            batch = batch[start:stop]
+        return batch, epoch if self.labels is None else step
 
     def batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield the batch of step `start_step`, then of each step after it, without end. On the CPU, pinned if
@@ -157,8 +159,8 @@ def prefetch(batches: Iterable[Batch], device: torch.device, spec: DataSpec) -> 
     On a GPU each is copied and converted on a stream of its own while the one before it is used.
     """
     if device.type != "cuda":
-        for batch in batches:
-            yield to_device(batch, device, spec)
+        for batch in batches:  # on the CPU already
+            yield spec.as_floats(batch) if device.type == "cpu" else to_device(batch, device, spec)
         return
     copying: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: tuple[Batch, torch.cuda.Event] | None = None

@@ -60,7 +60,8 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
             window_started, window_steps = time.perf_counter(), 0
             continue
         progress.step += 1
-        training.keep_recent()
+        if training.recent.is_due(progress.step):
+            training.keep_recent()
         window_steps += 1
         training.step_seconds.append(time.perf_counter() - step_started)
         stop.expect(training.step_seconds[-1])
@@ -70,23 +71,26 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
         else:
             training.journal.console.advance(progress.step)
         side_jobs_started = time.perf_counter()
-        with contextlib.suppress(Hurried):  # the step is whole and can be saved
-            if progress.step == training.total_steps or due(progress.step, settings.evaluate_every):
-                training.evaluate()
-            if training.is_over or due(progress.step, settings.sample_every):
-                training.write_preview()
-        if return_from_collapse(training):
+        evaluates = progress.step == training.total_steps or due(progress.step, settings.evaluate_every)
+        samples = due(progress.step, settings.sample_every)
+        if evaluates or samples:
+            with contextlib.suppress(Hurried):  # the step is whole and can be saved
+                if evaluates:
+                    training.evaluate()
+                if samples or training.is_over:
+                    training.write_preview()
+        if training.collapse is not None and return_from_collapse(training):
             stream = training.stream()
             window_started, window_steps = time.perf_counter(), 0
             continue
         signal_number = world.agreed_stop(stop)
         ends = progress.step == end or training.stops_early
-        wanted = due(progress.step, settings.checkpoint_every) or ends or signal_number is not None
-        with stop.undisturbed():
-            saved = not wanted or save(training)
-        if not saved:
-            stream = training.stream()  # the state was poisoned and the run rolled back
-            continue
+        if due(progress.step, settings.checkpoint_every) or ends or signal_number is not None:
+            with stop.undisturbed():
+                saved = save(training)
+            if not saved:
+                stream = training.stream()  # the state was poisoned and the run rolled back
+                continue
         if signal_number is not None and not ends:
             training.list_skipped_files()
             training.write_summary()
@@ -126,8 +130,8 @@ def advance(training: Training, batch: Batch) -> bool:
         training.journal.event("skipped_batch", f"the batch of step {progress.step} was passed over")
         return True
     phases = [phase for phase in training.run.phases if phase.is_due(progress.step)]
-    unmeasured = not progress.unmeasured.isdisjoint(phase.name for phase in phases)
-    if training.whole_steps >= TRACKED_STEP and unmeasured:
+    measures = training.whole_steps >= TRACKED_STEP and bool(progress.unmeasured)
+    if measures and not progress.unmeasured.isdisjoint(phase.name for phase in phases):
         with MemoryMeter(lambda: known_tensors(training.run), training.run.device) as meter:
             updates = perform(training, phases, batch)
         split = meter.split
@@ -135,9 +139,10 @@ def advance(training: Training, batch: Batch) -> bool:
         updates, split = perform(training, phases, batch), None
     if updates is None:
         return False
-    if all(done.finite for done in updates.values()):
+    skipped = [done for done in updates.values() if done.stats.skipped]
+    if not skipped or all(done.finite for done in skipped):
         training.non_finite_in_a_row = 0
-    if not any(done.stats.skipped for done in updates.values()):
+    if not skipped:
         training.whole_steps += 1
         if split is not None:
             progress.unmeasured.difference_update(phase.name for phase in phases)
@@ -145,7 +150,8 @@ def advance(training: Training, batch: Batch) -> bool:
                 progress.memory = {"kind": "tracked", **split.to_record()}
     for name, done in updates.items():
         training.count(name, done)
-    check_floor(training, updates)
+    if training.run.precision.scalers:
+        check_floor(training, updates)
     return True
 
 
@@ -167,18 +173,24 @@ def perform(training: Training, phases: list[Phase], batch: Batch) -> dict[str, 
                 return None
             if decision.action == "stop":
                 recovery.stop(training.run, training.journal, phase, done, decision.why)
-    task = training.run.task
-    agree_on_notes(training.run)  # what a rank noted of its own samples, before and after it is acted on
-    task.after_step(progress.step, progress.step * training.train.batch_size)
-    agree_on_notes(training.run)
+    follow_step(training.run, progress.step, progress.step * training.train.batch_size)
     return updates
+
+
+def follow_step(run: Run, step: int, samples_seen: int) -> None:
+    """Let the task follow a finished step; ranks agree on what it counts before and after it acts on it."""
+    if run.world.size == 1:
+        run.task.after_step(step, samples_seen)
+        return
+    agree_on_notes(run)
+    run.task.after_step(step, samples_seen)
+    agree_on_notes(run)
 
 
 def agree_on_notes(run: Run) -> None:
     """Give all ranks the mean of what the task counts of the samples it sees: running means, controllers."""
-    if run.world.size > 1:
-        state = run.task.state_dict().values()
-        run.world.average([value for value in state if isinstance(value, Tensor) and value.is_floating_point()])
+    state = run.task.state_dict().values()
+    run.world.average([value for value in state if isinstance(value, Tensor) and value.is_floating_point()])
 
 
 def check_floor(training: Training, updates: dict[str, Update]) -> None:

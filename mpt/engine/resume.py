@@ -169,8 +169,7 @@ def changed_settings(config: Config, file: Path) -> tuple[Config, list[Differenc
     if not file.is_file():  # a pipe in its place would be waited on for ever
         return config, []
     try:
-        model = config.model.name
-        before = load_config(file, allow=[model.split(":")[0]] if ":" in model else []).to_data()
+        before = load_config(file, allow=config.granted).to_data()
     except ConfigError:
         node, _ = read_text(file.read_text("utf-8", errors="replace") if file.is_file() else "", file.name)
         plain = node.plain()

@@ -40,13 +40,13 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     """Perform one phase's update on a whole batch."""
     drop_gradients(run, phase)
     remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.out_of_memory
-    watch = LossWatch(run.device) if phase.name not in run.scaled_phases else None
+    watch = LossWatch() if run.device.type == "cuda" and phase.name not in run.scaled_phases else None
     if run.world.size > 1:
         batch, losses, is_finite = back_propagate_on_ranks(run, phase, batch, watch)
     else:
         batch = draw_batch(run, phase, batch)
         losses = back_propagate(run, phase, batch, watch)
-        is_finite = watch is None or watch.all_finite(losses)
+        is_finite = phase.name in run.scaled_phases or all_finite(losses, watch)
     if not is_finite:
         drop_gradients(run, phase)
         restore_buffers(run)
@@ -71,7 +71,6 @@ def back_propagate(
 
     Where the batch is one rank's part, of `whole` samples, `exchange` sums over the ranks.
     """
-    count = whole or len(next(iter(batch.values())))
     losses: dict[str, Tensor] = {}
     normaliser = Normaliser(phase.least_weight) if phase.normalised else None
     others = run.frozen[phase.name]
@@ -92,7 +91,7 @@ def back_propagate(
                     run.precision.backward(value, phase)
                 detached = value.detach()
                 if normaliser is None and loss.reduction == "sum":
-                    detached = detached / count  # what is told of a sum is its mean over the samples
+                    detached = detached / (whole or size_of(batch))  # the mean over samples is what is told
                 losses[loss.name] = losses[loss.name] + detached if loss.name in losses else detached
                 del loss, value  # and the graph, before the next loss is computed
     if normaliser is not None and (normaliser.parts > 1 or exchange is not None):
@@ -120,7 +119,7 @@ def back_propagate_on_ranks(
     error: Exception | None = None
     try:
         batch = draw_batch(run, phase, batch)
-        count = len(next(iter(batch.values())))
+        count = size_of(batch)
         start, stop = world.place(count)
         random = RankRandom(run.device, world.rank)
         if stop > start:  # a lazy phase may draw fewer samples than there are ranks
@@ -128,7 +127,8 @@ def back_propagate_on_ranks(
             part = {name: value[start:stop] for name, value in batch.items()}
             losses = back_propagate(run, phase, part, watch, count, exchange)
         exchange.refuse_sparse()
-        outcome = Outcome(finite=watch is None or watch.all_finite(losses), is_random=random.were_used())
+        is_finite = phase.name in run.scaled_phases or all_finite(losses, watch)
+        outcome = Outcome(finite=is_finite, is_random=random.were_used())
     except Exception as failure:
         if not world.can_fail_alone:
             raise
@@ -188,7 +188,7 @@ def drop_gradients(run: Run, phase: Phase) -> None:
         phase.optimizer.zero_grad()
         phase.module.zero_grad()
         return
-    for parameter in trained_weights(run, phase):
+    for parameter in run.trained.get(phase.name) or trained_weights(run, phase):
         parameter.grad = None
 
 
@@ -241,7 +241,10 @@ def split(batch: Batch, micro_batch_size: int | None, whole: int | None = None) 
 
     `whole` is the number of samples that shares are of, where this batch is a rank's part of them.
     """
-    count = len(next(iter(batch.values())))
+    if micro_batch_size is None and whole is None:
+        yield batch, 1.0
+        return
+    count = size_of(batch)
     if micro_batch_size is None or micro_batch_size >= count:
         yield batch, count / whole if whole else 1.0
         return
@@ -250,24 +253,39 @@ def split(batch: Batch, micro_batch_size: int | None, whole: int | None = None) 
         yield part, min(micro_batch_size, count - start) / (whole or count)
 
 
-class LossWatch:
-    """Finds out whether all losses of an update are finite before its optimizer steps, without stopping a GPU.
+def size_of(batch: Batch) -> int:
+    """Return the number of samples."""
+    return next(iter(batch.values())).shape[0]
 
-    On CUDA the sum of the losses so far is copied to the host as soon as each forward is done, beside its backward.
-    What is waited for before the optimizer's step is thus the last forward alone: meanwhile the GPU has the last
-    backward to do, and never stands still. A step that must not be is still not taken, so that there is nothing to
-    undo. Elsewhere the losses are read when all are done. Fake losses have no values and count as finite.
+
+def all_finite(losses: dict[str, Tensor], watch: LossWatch | None) -> bool:
+    """Return whether every loss of an update, summed by name, was finite."""
+    if watch is not None and watch.copied is not None:
+        return watch.saw_finite()
+    return all(map(is_finite, losses.values()))
+
+
+def is_finite(loss: Tensor) -> bool:
+    """Wait for a loss and return whether it is finite; a fake one has no value and counts as such."""
+    return isinstance(loss, FakeTensor) or math.isfinite(loss)
+
+
+class LossWatch:
+    """Finds out on CUDA whether all losses of an update are finite before its optimizer steps, without stopping it.
+
+    The sum of the losses so far is copied to the host as soon as each forward is done, beside its backward. What is
+    waited for before the optimizer's step is thus the last forward alone: meanwhile the GPU has the last backward to
+    do, and never stands still. A step that must not be is still not taken, so that there is nothing to undo.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.on_cuda = device.type == "cuda"
+    def __init__(self) -> None:
         self.total: Tensor | None = None
         self.host: Tensor | None = None
         self.copied: torch.cuda.Event | None = None
 
     def look(self, loss: Tensor) -> None:
         """Take a loss into account; call between its forward and its backward."""
-        if not self.on_cuda or isinstance(loss, FakeTensor):
+        if isinstance(loss, FakeTensor):
             return
         value = loss.detach().float()
         self.total = value if self.total is None else self.total + value
@@ -276,10 +294,9 @@ class LossWatch:
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.copied.record()
 
-    def all_finite(self, losses: dict[str, Tensor]) -> bool:
-        """Return whether every loss was finite; `losses`: their sums by name, for where nothing was copied."""
-        if self.copied is not None:
-            self.copied.synchronize()
-            assert self.host is not None
-            return math.isfinite(float(self.host))
-        return all(isinstance(loss, FakeTensor) or math.isfinite(float(loss)) for loss in losses.values())
+    def saw_finite(self) -> bool:
+        """Wait for the last copy, and return whether all losses were finite."""
+        assert self.copied is not None
+        assert self.host is not None
+        self.copied.synchronize()
+        return math.isfinite(self.host)

@@ -116,7 +116,9 @@ class Training:
     def set_learning_rates(self) -> None:
         """Set this step's rate in every parameter group."""
         run = self.run
-        factor = run.task.rate_factor * self.remedies.rate_at(self.progress.step)
+        factor = run.task.rate_factor
+        if self.remedies.rate != 1.0:
+            factor *= self.remedies.rate_at(self.progress.step)
         set_learning_rates(run.optimizers, run.optimizer_settings, self.progress.step, self.total_steps, factor)
 
     def count(self, phase: str, done: Update) -> None:
@@ -264,9 +266,8 @@ class Training:
         return {**self.progress.to_record(), "adapted": adapted, "remedies": self.remedies.to_record()}
 
     def keep_recent(self) -> None:
-        """Keep a copy of the state to roll back to, where it is due and finite."""
-        if self.recent.is_due(self.progress.step):
-            self.recent.keep(self.progress.step, self.state_in_memory())
+        """Keep a copy of the state to roll back to, where it is finite."""
+        self.recent.keep(self.progress.step, self.state_in_memory())
 
     def state_in_memory(self) -> dict[str, Any]:
         """Return this process's own state; tensors are not copied."""

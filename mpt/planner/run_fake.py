@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpt.config.schema import Config
 from mpt.engine.build import build_run
-from mpt.engine.loop import agree_on_notes
+from mpt.engine.loop import follow_step
 from mpt.engine.step import update
 from mpt.errors import MptError
 from mpt.parallel.world import ALONE, World
@@ -181,9 +181,7 @@ def perform_steps(
                 # The loop keeps the last losses until the next are there.
                 updates[phase.name] = update(run, phase, batch)
             recorder.enter_moment(step, "", "after the step")
-            agree_on_notes(run)
-            run.task.after_step(step, step * batch_size)
-            agree_on_notes(run)
+            follow_step(run, step, step * batch_size)
 
 
 @contextmanager

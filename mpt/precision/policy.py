@@ -92,9 +92,7 @@ class Policy(Precision):
         Raises ConfigError when no parameter received a gradient: nothing would train, and the scale would grow.
         """
         self.collect_gradients(phase)
-        if not self.steps_in_backward and all(
-            p.grad is None for group in phase.optimizer.param_groups for p in group["params"]
-        ):
+        if not self.steps_in_backward and not has_gradient(phase):
             raise ConfigError(
                 f"phase {phase.name}: no parameter received a gradient. Its losses do not depend on what it trains "
                 f"({type(phase.module).__name__}): is something detached, or is another network's output used?"
@@ -165,3 +163,12 @@ class Policy(Precision):
         for name, scaler in self.scalers.items():
             if name in state["scalers"]:
                 scaler.load_state_dict(state["scalers"][name])
+
+
+def has_gradient(phase: Phase) -> bool:
+    """Return whether a weight of the phase's optimizer has a gradient. Each step asks, and the first weight tells."""
+    for group in phase.optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                return True
+    return False

@@ -6,7 +6,7 @@ ImageNet's own figures are given in `configs/resnet50_imagefolder.yaml`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -84,15 +84,14 @@ class Classify(Task):
             return batch
         return mix(batch, settings.mixup, settings.cutmix)
 
-    def losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the loss, cross-entropy by default; with class weights, as a sum beside its total weight."""
+    def losses(self, batch: Batch) -> tuple[Loss, ...]:
+        """Return the loss, cross-entropy by default; with class weights, as a sum beside its total weight."""
         logits = self.checked(self.net(self.standardize(batch["image"])))
         value = of_mixture(batch, lambda label: self.loss(logits, label))
         weights = self.class_weights
         if weights is None:
-            yield Loss("loss", value)
-        else:
-            yield Loss("loss", value, "sum", of_mixture(batch, lambda label: weights[label].sum()))
+            return (Loss("loss", value),)
+        return (Loss("loss", value, "sum", of_mixture(batch, lambda label: weights[label].sum())),)
 
     def standardize(self, image_bchw: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation, per channel."""

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mpt.commands import compare, compare_progress
+from mpt.commands import compare
 from mpt.commands.arguments import CompareArguments
 from mpt.errors import CheckpointError, ConfigError, GateError, InputOutputError, Interrupted, MptError
+from mpt.workflows import compare_progress
 
 FINALS = {"fp32": 0.950, "amp": 0.951, "O2": 0.90}
 

@@ -15,13 +15,14 @@ import torch
 from PIL import Image
 
 from mpt.commands.arguments import TrainArguments
-from mpt.commands.train import closing_line, run
+from mpt.commands.train import run
 from mpt.config.load import load_config
 from mpt.engine.training import Training
 from mpt.errors import CheckpointError, ConfigError, Interrupted
 from mpt.report.read_run import read_run
 from mpt.run import checkpoint
 from mpt.run.layout import create_run, open_run
+from mpt.workflows.train import closing_line
 
 CONFIG = """
 model: {name: small_cnn, features: 4, image_size: 8}

@@ -88,7 +88,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, size: int, unless_recomputed: bool =
     original = Classify.losses
 
     def losses(self: Classify, batch: dict[str, Tensor]) -> Iterator[Loss]:
-        loss = next(original(self, batch))  # random numbers are drawn and statistics counted before memory runs out
+        (loss,) = original(self, batch)  # random numbers are drawn and statistics counted before memory runs out
         real = not isinstance(batch["image"], FakeTensor)
         if real and (len(batch["image"]) > size or (unless_recomputed and not recomputes(self.net))):
             raise torch.OutOfMemoryError(f"Tried to allocate {len(batch['image'])} MiB")

@@ -145,7 +145,7 @@ def test_offloading_leaves_only_small_tensors_and_weights_behind() -> None:
 
     trick.pack = spy  # type: ignore[attr-defined]
     with memory_forward(run.tricks):
-        loss = next(phase.losses(batch))
+        loss = next(iter(phase.losses(batch)))
     weights = {p.untyped_storage()._cdata for p in run.task.net.parameters()}
     assert sum(t.nbytes for t in left if t.untyped_storage()._cdata not in weights) == 0
     assert len(trick.saved) > 5  # type: ignore[attr-defined]
@@ -169,7 +169,7 @@ def test_on_a_cpu_offloading_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.undo()
     run = parts.classifier(memory={"offload_activations": 0.0})
     with memory_forward(run.tricks):
-        next(run.phases[0].losses(parts.batch()))
+        next(iter(run.phases[0].losses(parts.batch())))
     assert run.tricks[0].saved == []  # type: ignore[attr-defined]
 
 
@@ -421,7 +421,7 @@ def test_a_forward_that_is_given_up_is_freed(memory: dict[str, Any]) -> None:
     for stage in run.task.net.stages:
         stage.register_forward_hook(lambda _m, _a, out: alive.append(weakref.ref(out)))
     with memory_forward(run.tricks):
-        loss = next(run.phases[0].losses(parts.batch()))
+        loss = next(iter(run.phases[0].losses(parts.batch())))
     assert len(alive) == 3
     del loss
     gc.collect()

@@ -1,7 +1,7 @@
 import pytest
 
-import mpt.commands.out_of_memory_report
 import mpt.report.page
+import mpt.workflows.out_of_memory_report
 
 
 @pytest.fixture(autouse=True)
@@ -13,4 +13,4 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the planner out: the report has tests of its own."""
-    monkeypatch.setattr(mpt.commands.out_of_memory_report, "add_report", lambda message, training, arguments: message)
+    monkeypatch.setattr(mpt.workflows.out_of_memory_report, "add_report", lambda message, training, arguments: message)

@@ -10,7 +10,7 @@ import torch
 from mpt.config.load import load_config
 from mpt.data.loader import Loader
 from mpt.engine.build import build_run
-from mpt.engine.loop import agree_on_notes
+from mpt.engine.loop import follow_step
 from mpt.engine.step import update
 from mpt.parallel.local import full
 from mpt.parallel.start import joined
@@ -70,9 +70,7 @@ def steps(world: World, config: Any) -> dict[str, Any]:
             losses.append({name: float(value) for name, value in world.add(done.losses).items()})
             if world.size > 1:
                 in_backward += world.exchange(phase.name, []).sent_in_backward
-        agree_on_notes(run)
-        run.task.after_step(step, step * count)
-        agree_on_notes(run)
+        follow_step(run, step, step * count)
     weights = [full(p).detach().float().flatten() for m in run.task.modules.values() for p in m.parameters()]
     return {
         "weights": torch.cat(weights).tolist(),

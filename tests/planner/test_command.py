@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import yaml
@@ -15,9 +16,7 @@ from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import Gpu
-from mpt.planner.placement import Placement
+from mpt.planner import planned
 from mpt.planner.search import Combinations
 from mpt.planner.session import Session
 
@@ -38,16 +37,12 @@ class Shared:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def __call__(
-        self,
-        gpu: Gpu,
-        calibration: Calibration,
-        allow: Sequence[str] = (),
-        workers: int = 1,
-        placement: Placement | None = None,
-    ) -> Self:
-        self.session.placement = {} if placement is None else asdict(placement)
-        self.session.gpu, self.session.calibration, self.session.allow = gpu, calibration, list(allow)
+    def __call__(self, *given: Any, **named: Any) -> Self:
+        asked = inspect.signature(Session).bind(*given, **named)
+        asked.apply_defaults()
+        wanted, session = asked.arguments, self.session
+        session.placement = {} if wanted["placement"] is None else asdict(wanted["placement"])
+        session.gpu, session.calibration, session.allow = wanted["gpu"], wanted["calibration"], list(wanted["allow"])
         return self
 
     def __enter__(self) -> Session:
@@ -61,7 +56,8 @@ class Shared:
 def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanArguments]:
     before = session.gpu, session.calibration, session.allow
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(plan, "Session", Shared(session))
+    for module in (plan, planned):
+        monkeypatch.setattr(module, "Session", Shared(session))
     few = Combinations(single=FEW_TRICKS, pairs=(), split=({},))
     monkeypatch.setattr("mpt.planner.search.combinations", lambda allow_lossy: few)
     path = tmp_path / "unet.yaml"

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
 from mpt.errors import ConfigError
+from mpt.planner import planned
 from mpt.planner.gpus import find_gpu
 from mpt.planner.links import BASE_SECONDS, LINK_SHARE, find_cluster
 from mpt.planner.overlap import OrderedWork, Sent, step_time
@@ -54,7 +55,8 @@ def test_plans_agree_with_real_ranks() -> None:
 @pytest.fixture
 def command(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Run the command as a user does; return its JSON."""
-    monkeypatch.setattr(plan, "Session", Shared(session))
+    for module in (plan, planned):
+        monkeypatch.setattr(module, "Session", Shared(session))
     monkeypatch.setattr(session, "placement", {})
 
     def call(**options: Any) -> dict[str, Any]:

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mpt.commands.infer_inputs import Given, Sample, match_files
 from mpt.data.decoding import EXTENSIONS, BadImageError, decode_bytes
 from mpt.data.loader import to_device
 from mpt.data.video import is_video, read_frames
 from mpt.engine.evaluation import inferring
 from mpt.errors import ConfigError, DataError
+from mpt.inference.inputs import Given, Sample, match_files
 from mpt.inference.measurement import synchronize
 from mpt.inference.trained import Trained
 from mpt.run.files import failures_explained

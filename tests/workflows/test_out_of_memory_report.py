@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import mpt.commands.out_of_memory_report as report
+import mpt
+import mpt.workflows.out_of_memory_report as report
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
@@ -94,6 +95,18 @@ def test_the_report_says_what_held_the_memory_and_the_patch_it_writes_is_taken(
     ]
     train(config, "optimizer.lr=0.01", patches=(plan,), resume="auto")
     assert (plan.parent / "summary.json").is_file()
+
+
+def test_python_is_told_what_to_call(config: Path, refuse_above: Callable[[int], None]) -> None:
+    refuse_above(16)
+    runs = config.parent / "runs"
+    with pytest.raises(MemoryBudgetError) as caught:
+        mpt.train(mpt.load(config), runs=runs)
+    call = str(caught.value).split("\n")[-1].strip()
+    assert call.startswith(f"mpt.train(mpt.load('{runs / 'run' / 'config.yaml'}', patches=[")
+    again = eval(call, {"mpt": mpt})
+    assert again.path == runs / "run"
+    assert again.is_finished
 
 
 @pytest.mark.parametrize(("program", "reason"), [("/bin/false", "ended"), ("/no/python", "No such file")])

@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpt.commands.arguments import CompareArguments
-from mpt.commands.compare_progress import Pace
-from mpt.commands.sides import is_config, resolve_mode, suggest, vary
 from mpt.config.load import change_precision, load_config
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError
+from mpt.workflows.compare_progress import Pace
+from mpt.workflows.sides import is_config, resolve_mode, suggest, vary
 
 DEMO: dict[str, Any] = {
     "model": {"name": "small_cnn", "image_size": 16, "features": 16},
@@ -62,6 +61,11 @@ class Sides:
         return f"{own}{number}-seed-{seed}"
 
     @property
+    def granted(self) -> tuple[str, ...]:
+        """The packages that the sides' models come from."""
+        return tuple({package for config in self.configs.values() for package in config.granted})
+
+    @property
     def models_differ(self) -> bool:
         """Return whether the sides train different models."""
         return len({config.model.name for config in self.configs.values()}) > 1
@@ -78,34 +82,44 @@ def slug(label: str) -> str:
 
 
 def read_sides(
-    arguments: CompareArguments, base: Config | None, words: Sequence[str], overrides: Sequence[str]
+    words: Sequence[str],
+    source: Config | Path | None = None,
+    *,
+    variants: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    allow: Sequence[str] = (),
 ) -> Sides:
-    """Return what the words and `--variant` name. Raises ConfigError for what makes no comparison."""
+    """Return the sides that the words, configurations or modes, and the variants of `source` name.
+
+    `source` is what is trained, by default a small classifier. Raises ConfigError for what makes no comparison.
+    """
     files = [word for word in words if is_config(word)]
     modes = check_modes([word for word in words if not is_config(word)])
-    if files and (base is not None or arguments.config is not None):
+    if files and source is not None:
         raise ConfigError(f"mpt compare: {files[0]} and --config name configurations both; give one of the two.")
-    count = len(files) + len(modes) + len(arguments.variant)
-    if len(files) > 1 and (modes or arguments.variant):
+    count = len(files) + len(modes) + len(variants)
+    if len(files) > 1 and (modes or variants):
         raise ConfigError("mpt compare: modes and variants are of one configuration; name one file with them.")
-    if count < 2 and not (arguments.variant and not modes):
+    if count < 2 and not (variants and not modes):
         raise ConfigError(
             "mpt compare: name two precision modes at least, such as `mpt compare fp32 amp`, two configurations, two "
             "runs, or what is changed by --variant KEY=VALUE."
         )
-    options = [f"train.device={arguments.device}"] if arguments.device else []
+    options = [f"train.device={device}"] if device else []
     options.append("train.plan_memory=false")  # a plan beside would take time from what is timed
 
     def load(source: Any, more: Sequence[str] = ()) -> Config:
-        return load_config(source, [*overrides, *options, *more], allow=arguments.allow)
+        return load_config(source, [*overrides, *options, *more], allow=allow)
 
     if len(files) > 1:
         configs = {label: load(Path(file)) for label, file in zip(label_files(files), files, strict=True)}
         return Sides(configs, next(iter(configs.values())), by_mode=False)
-    source = Path(files[0]) if files else base.to_data() if base is not None else arguments.config or DEMO
-    base = load(source)
-    chosen = {mode: in_mode(base, mode, word, overrides, arguments.allow) for mode, word in modes.items()}
-    by_mode = not arguments.variant and len(modes) > 1
+    named = Path(files[0]) if files else source
+    trained = named.to_data() if isinstance(named, Config) else named or DEMO
+    base = load(trained)
+    chosen = {mode: in_mode(base, mode, word, overrides, allow) for mode, word in modes.items()}
+    by_mode = not variants and len(modes) > 1
     if not by_mode and len(modes) < 2:
         label = base.precision.mode if modes else "as it is"
         if label in chosen:
@@ -113,11 +127,11 @@ def read_sides(
                 f"mpt compare: the configuration is in {label} already; name two precision modes at least."
             )
         chosen = {label: base, **chosen}
-    for variant in arguments.variant:
+    for variant in variants:
         if variant in chosen:
             raise ConfigError(f"--variant: {variant!r} was given twice.")
-        chosen[variant] = vary(base, variant, arguments.allow, partial(load, source))
-    return Sides(chosen, base, by_mode=by_mode, is_demo=source is DEMO)
+        chosen[variant] = vary(base, variant, allow, partial(load, trained))
+    return Sides(chosen, base, by_mode=by_mode, is_demo=named is None)
 
 
 def label_files(files: Sequence[str]) -> list[str]:

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from mpt.commands.start_summary import count, summarize
 from mpt.config.load import load_config
 from mpt.engine.assembly import build_explained, supply
 from mpt.engine.told_plan import ToldPlan
+from mpt.workflows.start_summary import count, summarize
 
 
 def lines(*overrides: str) -> list[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mpt.commands.training_process import last_words, train_in_process
-from mpt.commands.warm_process import WarmProcess
+from mpt.workflows.training_process import last_words, train_in_process
+from mpt.workflows.warm_process import WarmProcess
 
 CONFIG = {
     "model": {"name": "small_cnn", "image_size": 8, "features": 4},
@@ -21,13 +21,13 @@ CONFIG = {
 }
 COMPARE = """
 from pathlib import Path
-from mpt.commands.training_process import run_train
+from mpt.workflows.training_process import run_train
 run_train(Path("config.yaml"), ["--name", "run"], [])
 """
 COMPARE_WARM = """
 from pathlib import Path
-from mpt.commands.training_process import run_train
-from mpt.commands.warm_process import WarmProcess
+from mpt.workflows.training_process import run_train
+from mpt.workflows.warm_process import WarmProcess
 with WarmProcess() as warm:
     run_train(Path("config.yaml"), ["--name", "run"], [], warm)
 """

@@ -142,12 +142,11 @@ def import_everything() -> bool:
         return False
     import torch._dynamo  # the first optimizer step would
 
-    import mpt.commands.command_line
-    import mpt.commands.train
     import mpt.engine.assembly
     import mpt.engine.loop
     import mpt.engine.resume
-    import mpt.planner.beside  # noqa: F401
+    import mpt.planner.beside
+    import mpt.workflows.train  # noqa: F401
 
     gc.freeze()
     gc.enable()

@@ -1,4 +1,4 @@
-"""What `mpt train` says when memory has run out for good: who held it, how much there is, and what would fit.
+"""What a training says when memory has run out for good: who held it, how much there is, and what would fit.
 
 The configuration as it stood, adaptations included, is planned by `mpt.planner` in processes of its own, under a time
 limit; what was at the peak is counted there and not guessed here. On a GPU the planner also searches a recipe that fits
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 
-from mpt.commands.arguments import TrainArguments
 from mpt.config.schema import Config
 from mpt.config.yaml_text import read_file, write_text
 from mpt.engine import ladder
@@ -32,6 +30,7 @@ from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
 from mpt.planner.recipe import Recipe, describe_cost, describe_patch
 from mpt.planner.search import patched, search
 from mpt.planner.session import Session
+from mpt.workflows.retry import Retry
 
 SECONDS = 90.0
 """After so long the report is printed with what is known by then."""
@@ -59,17 +58,17 @@ class Findings:
     problem: str = ""
 
 
-def add_report(message: str, training: Training, arguments: TrainArguments) -> str:
+def add_report(message: str, training: Training, retry: Retry) -> str:
     """Return the message with the report below it, and write the patch that the report names."""
     config = ladder.adapted_config(training.run)
     try:
         budget = find_budget(training.run.device, message, training.peaks.allocated)
         training.journal.say("out of memory; planning what held it ...")
-        findings = plan(config, budget, arguments.allow, training.run.device)
+        findings = plan(config, budget, training.run.device)
         lines = [*describe_budget(budget), *describe_plan(findings, budget)]
         if findings.patch:
             adapted = {"memory": dict(training.run.adapted)} if training.run.adapted else {}
-            lines += propose(merge(adapted, findings.patch), findings.verdict, training, arguments)
+            lines += propose(merge(adapted, findings.patch), findings.verdict, training, retry)
     except (MptError, OSError) as error:  # the planner's reasons, or no memory or disk for it either
         lines = [f"what held the memory could not be planned: {error}"]
     return "\n".join([message, *(f"  {line}" for line in lines)])
@@ -100,13 +99,15 @@ def find_budget(device: torch.device, message: str, earlier_peak: int = 0) -> Bu
     return Budget(f"{text}; measured peak {peak}", gpu, limit)
 
 
-def plan(config: Config, budget: Budget, allow: tuple[str, ...], device: torch.device) -> Findings:
+def plan(config: Config, budget: Budget, device: torch.device) -> Findings:
     """Plan a configuration that ran out of memory, and find one that would not."""
     findings = Findings()
     calibration = load_calibration(budget.gpu.name)
     workers = min(2, os.cpu_count() or 1) if budget.limit_bytes else 1
-    granted = (*allow, *([config.model.name.split(":")[0]] if ":" in config.model.name else []))
-    with Session(budget.gpu, calibration, granted, workers) as session, limited(session.kill, SECONDS) as out_of_time:
+    with (
+        Session(budget.gpu, calibration, config.granted, workers) as session,
+        limited(session.kill, SECONDS) as out_of_time,
+    ):
         answer = session.plan([config], budget_bytes=budget.limit_bytes)[0]
         findings.plan, findings.problem = answer.plan, answer.error
         if findings.plan and budget.limit_bytes:
@@ -209,23 +210,14 @@ def describe_small(amount: int) -> str:
     return describe_bytes(amount) if amount >= 10 * 2**20 else f"{amount / 2**20:.2f} MiB"
 
 
-def propose(patch: dict[str, Any], verdict: str, training: Training, arguments: TrainArguments) -> list[str]:
-    """Write the patch into the run's folder; return what it does and the command that goes on with it."""
+def propose(patch: dict[str, Any], verdict: str, training: Training, retry: Retry) -> list[str]:
+    """Write the patch into the run's folder; return what it does and how to go on with it."""
     path = Path(training.directory.path) / "plan.yaml"
-    repeated = [given for given in arguments.patches if given.resolve() == path.resolve()]
-    if repeated:  # an earlier proposal is in force: the file keeps it
+    if path.resolve() in [given.resolve() for given in retry.patches]:  # an earlier proposal: the file keeps it
         patch = merge(read_file(path)[0].plain(), patch)
     path.write_text(f"# {verdict}\n{write_text(patch)}", "utf-8")
-    words = ["mpt", "train", str(arguments.config), *arguments.overrides]
-    for option, value in (("--name", arguments.name), ("--device", arguments.device), ("--seed", arguments.seed)):
-        words += [] if value is None else [option, str(value)]
-    words += [] if arguments.runs == "runs" else ["--runs", arguments.runs]
-    words += [word for package in arguments.allow for word in ("--allow", package)]
-    words += [word for given in arguments.patches if given not in repeated for word in ("--with", str(given))]
-    words += ["--with", str(path)]
-    if any(training.directory.checkpoints.glob("step-*")):
-        words.append("--resume")
-    return [f"try {verdict}", shlex.join(words)]
+    resumes = any(training.directory.checkpoints.glob("step-*"))
+    return [f"try {verdict}", retry.write(path.parent, training.run.config, path, resumes)]
 
 
 def merge(base: Any, over: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from mpt.commands.warm_process import WarmProcess, stop_at_end_of_input
 from mpt.run.signals import StopRequest
+from mpt.workflows.warm_process import WarmProcess, stop_at_end_of_input
 
 Train = Callable[[Path, Path, str, bool], tuple[int, str]]
 """Train a config file below a folder under a name, resuming or not: exit code and last words."""

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.commands.infer_inputs import find_files, match_files, needs_inputs, read_inputs
 from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError, DataError
+from mpt.inference.inputs import find_files, match_files, needs_inputs, read_inputs
 from mpt.seams import DataSpec, FieldSpec
 
 TWO_CAMERAS = DataSpec(

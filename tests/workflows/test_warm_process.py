@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mpt.commands.warm_process import WarmProcess
+from mpt.workflows.warm_process import WarmProcess
 
 
 def test_a_run_that_ends_before_its_start_is_read_is_not_waited_for_without_end(

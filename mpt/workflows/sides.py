@@ -86,5 +86,4 @@ def vary(base: Config, variant: str, allow: Sequence[str], again: Callable[[Sequ
     config = again(others) if others else base
     if mode is not None:
         config = change_precision(config, mode)
-    granted = [*allow, *([config.model.name.split(":")[0]] if ":" in config.model.name else [])]
-    return load_config(config.to_data(), precise, allow=granted) if precise else config
+    return load_config(config.to_data(), precise, allow=[*allow, *config.granted]) if precise else config

@@ -1,0 +1,158 @@
+"""A configuration's plan on a GPU that need not be here, and the recipes that fit a budget: what `mpt plan` prints.
+
+Torch is not imported here but for `auto`, the GPU that is: plans are made in processes of their own
+(`mpt.planner.session`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from mpt.config.schema import Config
+from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.planner.budget import describe_bytes
+from mpt.planner.calibration import Calibration, Measurement, learn, load_calibration
+from mpt.planner.capacity import Capacity, find_capacity
+from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
+from mpt.planner.placement import Placement, check_placement
+from mpt.planner.recipe import Recipe, has_margin, total_bytes
+from mpt.planner.search import Search, search
+from mpt.planner.session import Session
+from mpt.run.operating_system import usable_cores
+
+MOST_WORKERS = 8
+"""Each holds a torch of its own, some 400 MiB."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A configuration's plan on a GPU, and the recipes that were searched where there is a budget."""
+
+    config: Config
+    gpu: Gpu
+    calibration: Calibration
+    capacity: Capacity
+    plan: dict[str, Any]
+    """The configuration's own plan (see `mpt.planner.plan.Plan`)."""
+    found: Search
+
+    @property
+    def best(self) -> Recipe | None:
+        """The fastest recipe that fits; None where none does, and without a budget."""
+        return next((recipe for recipe in self.found.recipes if recipe.fits), None)
+
+
+def make_plan(
+    config: Config,
+    *,
+    vram: str | None = None,
+    gpu: str | None = None,
+    desktop: str | None = None,
+    placement: Placement | None = None,
+    largest: bool = False,
+    allow_lossy: bool = False,
+    on_answer: Callable[[int, int], None] = lambda planned, fitting: None,
+) -> Planned:
+    """Plan a configuration, and search recipes where a budget is given. What fits, or whether, is left to the caller.
+
+    `largest` looks for the largest batch too; `on_answer` is told how many recipes are planned and how many fit. Raises
+    ConfigError for an unknown GPU or budget, and MemoryBudgetError for a budget that the weights exceed.
+    """
+    card = choose_gpu(gpu)
+    calibration = load_calibration(card.name)
+    capacity = find_capacity(card, gpu is not None, vram, desktop)
+    limit = capacity.budget_bytes
+    budget = limit if vram else None
+    if largest and limit is None:
+        raise ConfigError("--largest: a batch is the largest within a budget; add --gpu or --vram")
+    if largest and placement is not None:
+        raise ConfigError("--largest: it is looked for on one card only; leave out --nproc")
+    workers = count_workers() if budget else 1
+    with Session(card, calibration, config.granted, workers, placement) as session:
+        if budget is None:
+            plan = session.plan([config], budget_bytes=limit, largest_batch=largest, whole_run=True)[0].get()
+            found = Search([], [], [])
+        else:
+            found = search(
+                session,
+                config,
+                card,
+                budget,
+                largest_batch=largest,
+                allow_lossy=allow_lossy,
+                goes_on=partial(needs_search, budget),
+                on_answer=on_answer,
+            )
+            plan = next(one.plan for one in found.recipes if not one.patch)
+        if placement is not None and config.train.batch_size % placement.nproc:
+            of_last = replace(placement, rank=placement.nproc - 1)
+            last = session.plan([config], budget_bytes=limit, placement=asdict(of_last))[0].get()
+            plan["ranks"] |= {"last_samples": last["ranks"]["samples"], "last_total": total_bytes(last)}
+    return Planned(config, card, calibration, capacity, plan, found)
+
+
+def plan_measured(config: Config, measured: Measurement, source: str) -> tuple[dict[str, Any], Calibration]:
+    """Plan what was measured on a GPU; return the plan, and the calibration that would have made it right."""
+    with Session(measured.gpu, Calibration(), config.granted) as session:
+        without = session.plan([config])[0].get()
+        session.calibration = Calibration(cudnn_share=1.0)
+        scratch = session.plan([config])[0].get()
+    found = learn(measured, without["allocated"], scratch["allocated"], without["step_seconds"], source)
+    return without, found
+
+
+def find_placement(
+    config: Config, nproc: int | None, strategy: str | None, network: str | None, per_machine: int
+) -> Placement | None:
+    """Return the world to plan for, or None for a process alone. Raises ConfigError for one that cannot be."""
+    if nproc is None:
+        for name, value in (("strategy", strategy), ("network", network)):
+            if value is not None:
+                raise ConfigError(f"--{name}: it is about several processes; add --nproc N")
+        return None
+    placement = Placement(nproc, strategy or config.parallel.strategy, network=network, per_machine=per_machine)
+    check_placement(placement)
+    placement.cluster(find_gpu(DEFAULT))  # refuses a network that is not known, before anything is planned
+    if config.train.batch_size < placement.nproc:
+        raise ConfigError(
+            f"--nproc: train.batch_size is the batch of all processes together, and {config.train.batch_size} samples "
+            f"are too few for {placement.nproc}"
+        )
+    return placement
+
+
+def choose_gpu(name: str | None) -> Gpu:
+    """Return the GPU to plan for: by name, the installed one for `auto`, a common one for None."""
+    if name is None:
+        return find_gpu(DEFAULT)
+    if name != "auto":
+        return find_gpu(name)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("--gpu auto: torch sees no CUDA device here; name a card such as rtx2060")
+    properties = torch.cuda.get_device_properties(0)
+    return installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
+
+
+def needs_search(budget: int, plan: dict[str, Any]) -> bool:
+    """Return whether a configuration needs a recipe: not where it fits with room to spare.
+
+    Raises MemoryBudgetError where half of the weights alone are too much: no recipe makes them smaller than that.
+    """
+    weights = plan["by_category"].get("parameters", 0) // 2
+    if plan["context_bytes"] + weights > budget:
+        raise MemoryBudgetError(
+            f"--vram: {describe_bytes(budget)} is less than the CUDA context "
+            f"({describe_bytes(plan['context_bytes'])}) and the weights in half precision "
+            f"({describe_bytes(weights)}) need; use a smaller model or a larger card"
+        )
+    return not (plan["fits"] and not plan["tight"] and has_margin(plan))
+
+
+def count_workers() -> int:
+    """Return how many processes plan a search's recipes: one per core that this process may use."""
+    return max(1, min(usable_cores(), MOST_WORKERS))

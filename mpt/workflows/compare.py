@@ -1,0 +1,221 @@
+"""A comparison: configurations with the same seeds and data order, and a verdict.
+
+Every run is a process of its own, started as a user would start it. Modes change global state (TF32, deterministic
+kernels, cuDNN's chosen algorithms) and the allocator's reserve only grows, so within one process the second mode
+would be measured in the first one's remains. Seeds are the outer loop and what is compared the inner one, turned round
+for every other seed, so that a machine that grows warm or busy meets all alike.
+
+Going on after an interruption needs no state: a run that is finished is there, one that was interrupted is resumed
+from its checkpoint, and one that diverged left a note. The folder is found again by its config, which must be the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpt.config.schema import Config
+from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError
+from mpt.report.comparison import Comparison, Group, compare_groups, group_runs
+from mpt.report.comparison_page import write_comparison
+from mpt.report.read_run import RunRecord, read_run
+from mpt.report.sequential import FEWEST, looks
+from mpt.report.statistics import Margin
+from mpt.report.units import show_bytes, show_figure, show_seconds
+from mpt.run.files import write_atomically
+from mpt.run.layout import check_name
+from mpt.workflows.compare_progress import announce, probe, shown
+from mpt.workflows.compare_sides import Sides
+from mpt.workflows.training_process import Check, Train, check_in_process, train_in_process
+from mpt.workflows.warm_process import WarmProcess
+
+BASE_CONFIG = "base.yaml"
+NOT_FINITE, NO_MEMORY = 6, 7
+"""Exit codes that are a result of the mode, not a mistake of the user: such a run counts as diverged."""
+
+
+def compare(
+    sides: Sides,
+    *,
+    margin: str = "1%",
+    seeds: int | None = None,
+    until_decided: bool = False,
+    max_seeds: int = 16,
+    name: str | None = None,
+    output: Path | None = None,
+    runs: Path = Path("runs"),
+    quiet: bool = False,
+    train: Train | None = None,
+    check: Check | None = None,
+) -> tuple[Comparison, Path]:
+    """Train each side with the same seeds, write the comparison, and return it with its folder.
+
+    `train` and `check` are what tests replace: by default each is a process of its own. Raises ConfigError for numbers
+    that make no comparison.
+    """
+    wanted = Margin.parse(margin)
+    counts, most = rounds(seeds, max_seeds, until_decided=until_decided or (sides.is_demo and seeds is None))
+    folder = open_folder(sides, output, name, runs)
+    told: set[str] = set()
+    if train is None and not quiet:
+        print(describe_start(sides, folder, counts), flush=True)
+    with WarmProcess() as warm:
+        train = train or train_in_process(sides.granted, warm)
+        check = check or check_in_process(sides.granted, warm)
+        for count in counts:
+            groups = run_sides(sides, folder, count, train, check, told, quiet=quiet)
+            comparison = compare_groups(groups, wanted, most, models_differ=sides.models_differ)
+            if comparison.is_decided:
+                break
+    write_comparison(folder, comparison)
+    return comparison, folder
+
+
+def compare_finished(records: Sequence[RunRecord], margin: str, output: Path | None) -> tuple[Comparison, Path]:
+    """Compare runs that are there, write the comparison, and return it with its folder."""
+    comparison = compare_groups(group_runs(records), Margin.parse(margin))
+    folder = output or records[0].path.parent / f"compare-{records[0].name}"
+    write_comparison(folder, comparison)
+    return comparison, folder
+
+
+def rounds(seeds: int | None, max_seeds: int, *, until_decided: bool) -> tuple[Sequence[int], int | None]:
+    """Return the numbers of seeds after which is looked, and the most of a sequential test; None for a single look."""
+    if seeds is not None and seeds < 1:
+        raise ConfigError(f"--seeds: found {seeds}; allowed is 1 or more, 3 or more for a verdict.")
+    if not until_decided:
+        return [seeds or FEWEST], None
+    if max_seeds < FEWEST:
+        raise ConfigError(f"--max-seeds: found {max_seeds}; allowed is {FEWEST} or more.")
+    if (seeds or 0) > max_seeds:
+        raise ConfigError(f"--seeds: found {seeds}, more than the {max_seeds} of --max-seeds.")
+    return [look for look in looks(max_seeds) if look >= (seeds or 0)], max_seeds
+
+
+def describe_start(sides: Sides, folder: Path, counts: Sequence[int]) -> str:
+    """Say what is about to be trained and about how long it takes, from a few steps of the first side."""
+    config = next(iter(sides.configs.values()))
+    file = folder / "configs" / "pace.yaml"
+    write_atomically(file, dataclasses.replace(config, name=None).to_yaml())
+    sides.pace = probe(file, sides.granted)
+    file.unlink(missing_ok=True)
+    return f"{', '.join(sides.configs)}: " + announce(
+        counts[0] * len(sides.configs), counts[-1] * len(sides.configs), sides.pace
+    )
+
+
+def run_sides(
+    sides: Sides, folder: Path, count: int, train: Train, check: Check, told: set[str], *, quiet: bool
+) -> list[Group]:
+    """Train every side with `count` seeds where it was not done yet; return the groups. `told` are the runs whose
+    result was printed.
+    """
+    labels = list(sides.configs)
+    seeds = [sides.base.seed + index for index in range(count)]
+    order = [
+        (seed, label) for index, seed in enumerate(seeds) for label in (labels if index % 2 == 0 else reversed(labels))
+    ]
+    check_later_sides(folder, sides, seeds[0], check)
+    runs: dict[str, dict[int, RunRecord]] = {label: {} for label in labels}
+    failed: dict[str, dict[int, str]] = {label: {} for label in labels}
+    steps = {folder / sides.run_name(label, seed): sides.steps(label) for seed, label in order}
+    with shown(steps, quiet=quiet):
+        for number, (seed, label) in enumerate(order, 1):
+            name = sides.run_name(label, seed)
+            failure = perform(folder, name, dataclasses.replace(sides.configs[label], seed=seed, name=name), train)
+            record = read_run(folder / name)
+            runs[label][seed] = record
+            if failure is not None:
+                failed[label][seed] = failure
+            if not quiet and name not in told:
+                print(f"[{number}/{len(order)}] {label}, seed {seed}: {failure or describe_run(record)}", flush=True)
+            told.add(name)
+    return [Group(label, runs[label], failed[label]) for label in labels]
+
+
+def check_later_sides(folder: Path, sides: Sides, seed: int, check: Check) -> None:
+    """Build every side but the first, which is about to be trained: one that this model or device refuses should say
+    so now and not after the others' hours.
+    """
+    for label in list(sides.configs)[1:]:
+        name = sides.run_name(label, seed)
+        if (folder / name).exists() or (folder / f"{name}.failed.json").exists():
+            continue
+        file = folder / "configs" / f"{name}.yaml"
+        write_atomically(file, dataclasses.replace(sides.configs[label], seed=seed, name=name).to_yaml())
+        code, words = check(file)
+        if code not in (NOT_FINITE, NO_MEMORY):  # these are results, and counted as such
+            raise_failure(name, code, words)
+
+
+def raise_failure(name: str, code: int, words: str) -> None:
+    """Raise what an exit code stands for, unless it is 0."""
+    if code > 128:
+        raise Interrupted(f"interrupted during {name}; the same command goes on from here", code - 128)
+    if code:
+        failure = MptError(f"{name} failed: {words}")
+        failure.exit_code = code
+        raise failure
+
+
+def describe_run(record: RunRecord) -> str:
+    """Say a run's result in one line."""
+    return (
+        f"{record.metric} {show_figure(record.final)}, {show_seconds(record.step_seconds)} per step, "
+        f"peak {show_bytes(record.step_peak_bytes)}"
+    )
+
+
+def open_folder(sides: Sides, output: Path | None, name: str | None, runs: Path) -> Path:
+    """Return the folder of this comparison: the one that holds the same config, else a new one."""
+    text = sides.identity
+    if output is not None:
+        folder = output
+        if (folder / BASE_CONFIG).is_file() and (folder / BASE_CONFIG).read_text("utf-8") != text:
+            raise ConfigError(
+                f"--output: {folder} holds a comparison of another config; name another folder or remove that one."
+            )
+    else:
+        name = name or sides.name
+        check_name(name)
+        number = 1
+        while True:
+            folder = runs / (name if number == 1 else f"{name}-{number}")
+            if not folder.exists():
+                break
+            if (folder / BASE_CONFIG).is_file() and (folder / BASE_CONFIG).read_text("utf-8") == text:
+                break
+            number += 1
+    try:
+        (folder / "configs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputOutputError(
+            f"{folder} could not be made: {error.strerror}. Name another one by --output."
+        ) from error
+    write_atomically(folder / BASE_CONFIG, text)
+    return folder
+
+
+def perform(folder: Path, name: str, config: Config, train: Train) -> str | None:
+    """Train one run unless it is done. Return why it diverged, None if it did not."""
+    note = folder / f"{name}.failed.json"
+    path = folder / name
+    if note.is_file():
+        return str(json.loads(note.read_text("utf-8"))["message"])
+    if path.is_dir():
+        if (path / "config.yaml").is_file() and read_run(path).is_finished:
+            return None
+        if not any((path / "checkpoints").glob("step-*")):
+            shutil.rmtree(path)  # stopped before its first checkpoint: there is nothing to go on from
+    file = folder / "configs" / f"{name}.yaml"
+    write_atomically(file, config.to_yaml())
+    code, words = train(file, folder, name, path.is_dir())
+    if code in (NOT_FINITE, NO_MEMORY):
+        message = words or ("not finite" if code == NOT_FINITE else "out of memory")
+        write_atomically(note, json.dumps({"exit_code": code, "message": message}))
+        return message
+    raise_failure(name, code, words)
+    return None

@@ -1,0 +1,250 @@
+"""A training from a configuration to a finished run directory: what `mpt train` and `mpt.train` do.
+
+Everything a user can get wrong is met before the first step: the configuration, the device, the data, the checkpoint
+to go on from. After that the loop saves before it stops, whatever stops it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpt.config.schema import Config
+from mpt.engine.torch_settings import prepare_torch
+from mpt.errors import MemoryBudgetError, MptError
+from mpt.run.collector import collect_as_usual
+from mpt.run.console import Console, Style
+from mpt.run.ending import has_report_of, has_summary_of
+from mpt.run.layout import THROWN_AWAY, RunDirectory
+from mpt.workflows.retry import BY_COMMAND, Retry
+
+if TYPE_CHECKING:
+    from mpt.engine.training import Training
+    from mpt.parallel.world import World
+
+
+def train(
+    config: Config,
+    *,
+    runs: Path = Path("runs"),
+    resume_from: str | None = None,
+    exact: bool = False,
+    style: Style = "quiet",
+    reports: bool = True,
+    dry_run: bool = False,
+    stop_after: int | None = None,
+    retry: Retry = BY_COMMAND,
+    world: World | None = None,
+) -> Path | None:
+    """Build, restore where asked, train, report. Return the run's folder, or None after a dry run.
+
+    `resume_from` is "auto", a run or a checkpoint; `retry` says what to propose where memory runs out. Of several
+    processes all train, and the first one writes and speaks.
+    """
+    prepare_torch(config)
+    import torch
+
+    from mpt.engine.alike import check_alike
+    from mpt.engine.assembly import build_explained, open_training, supply
+    from mpt.engine.resume import begin, find_run_to_resume, make_directory
+    from mpt.parallel.world import ALONE
+    from mpt.run.recorder import Recorder
+    from mpt.run.retention import clean_temporaries
+    from mpt.workflows.start_summary import summarize
+
+    world = world or ALONE
+    supplied = supply(config, world)
+    device, data = supplied.device, supplied.train_data
+    with open_console(style, supplied.total_steps, world) as console:
+        found, source = world.ask(lambda: find_run_to_resume(config, resume_from, runs, console))
+        built = build_explained(config, device, data.spec, restores=source is not None, world=world)
+        check_alike(built, len(data), len(supplied.test_data))
+        for line in summarize(built, supplied):
+            console.message(line)
+        for message in built.messages:
+            console.message(message)
+        for note in built.notes:
+            console.warning(note)
+        if dry_run:
+            console.message("dry run: everything builds; nothing was written")
+            return None
+        directory = found or world.ask(lambda: make_directory(config, runs, console))
+        with written_by(world, directory) as (taken_over, records), Recorder(records) as recorder:
+            for note in ([taken_over] if taken_over else []) + (clean_temporaries(directory) if world.is_first else []):
+                console.message(note)
+            training = open_training(built, supplied, directory, recorder, console)
+            if source is not None:
+                if not go_on_from(training, source, exact):
+                    world.ask(lambda: finish_again(training, reports))
+                    return Path(directory.path)
+                if directory.report_path("json").exists():
+                    world.ask(lambda: renew_report(training))
+            else:
+                world.ask(lambda: begin(training))
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            if not world.is_first:
+                go(training, retry, stop_after)
+                return Path(directory.path)
+            from mpt.planner.beside import plan_beside
+
+            with plan_beside(config, data.spec, device, directory.plan_path, config.granted) as plan:
+                go(training, retry, stop_after)
+                tell_skipped_files(training)
+                if training.is_over:
+                    plan.wait()
+                finish(training, reports)
+    return Path(directory.path)
+
+
+def go_on_from(training: Training, source: RunDirectory | Path, exact: bool) -> bool:
+    """Load a checkpoint into the training of every rank; return False where it is of a run that is complete."""
+    from mpt.engine.resume import resume
+    from mpt.run import checkpoint
+
+    world = training.run.world
+    loaded = checkpoint.load(source, world)
+    goes_on = world.ask(lambda: resume(training, loaded, exact))
+    if not world.is_first:
+        training.load(loaded)
+    return goes_on
+
+
+@contextlib.contextmanager
+def open_console(style: Style, total_steps: int, world: World) -> Iterator[Console]:
+    """Give the console; that of a process that is not the first says nothing."""
+    if world.is_first:
+        with Console(style, total_steps) as console:
+            yield console
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, Console("quiet", total_steps, nowhere) as console:
+        yield console
+
+
+@contextlib.contextmanager
+def written_by(world: World, directory: RunDirectory) -> Iterator[tuple[str | None, RunDirectory]]:
+    """Hold the run's folder on the first process; on the others give a folder for records that nobody reads."""
+    if world.is_first:
+        with directory.hold() as taken_over:
+            yield taken_over, directory
+        return
+    with tempfile.TemporaryDirectory(prefix="mpt-rank-") as folder:
+        yield None, RunDirectory(Path(folder))
+
+
+def go(training: Training, retry: Retry, stop_after: int | None) -> None:
+    """Train until the end. Raises MemoryBudgetError with a report when memory runs out for good."""
+    from mpt.engine.faults import is_out_of_memory, out_of_memory_reason
+    from mpt.engine.loop import fit
+    from mpt.run.signals import StopRequest
+
+    collect_as_usual()
+    world = training.run.world
+    world.watch_over(lambda text: record_lost(training, text))
+    try:
+        with StopRequest() as stop:
+            try:
+                fit(training, stop, stop_after)
+            except BaseException as error:
+                world.ending(error)
+                raise
+        return
+    except MemoryBudgetError as error:
+        message = str(error)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        message = (
+            f"out of memory at step {training.progress.step}, outside the update: while loading, evaluating or saving "
+            f"({out_of_memory_reason(error)})"
+        )
+    if not world.is_first:
+        raise MemoryBudgetError(message)
+    # Past the except blocks: a traceback would go on holding what filled the memory.
+    from mpt.workflows.out_of_memory_report import add_report
+
+    raise MemoryBudgetError(add_report(message, training, retry))
+
+
+def record_lost(training: Training, text: str) -> None:
+    """Note in the run's events that another process was lost. The recorder may be closed by now, or in use."""
+    from mpt.run.recorder import LineFile
+
+    line = {"kind": "rank_lost", "step": training.progress.step, "time": time.time(), "message": text}
+    with contextlib.suppress(MptError, OSError):
+        file = LineFile(training.journal.recorder.run.events_path)
+        file.append(line)
+        file.close()
+
+
+def tell_skipped_files(training: Training) -> None:
+    """Say how many files could not be read and were passed over, where a data set was allowed to."""
+    count = training.skipped_files
+    if count:
+        many = "file was" if count == 1 else "files were"
+        training.journal.warn(f"{count} bad {many} skipped, see {training.directory.skipped_files_path}")
+
+
+def finish(training: Training, reports: bool) -> None:
+    """Write the report; a report that fails is a warning, never a lost run."""
+    directory, console, progress = training.directory, training.journal.console, training.progress
+    if not training.is_over:  # a smoke run's first half
+        console.message(f"stopped after step {progress.step}, to be resumed")
+        return
+    tested = len(training.test_data)
+    if not reports:
+        console.message(closing_line(progress.last_metrics, progress.seconds, None, tested))
+        return
+    from mpt.report.page import write_report
+    from mpt.report.read_run import read_run
+    from mpt.report.units import show_bytes
+
+    try:
+        write_report(Path(directory.path))
+    except (MptError, OSError, ValueError) as error:
+        console.warning(f"the report could not be written: {error}")
+    else:
+        for row in read_run(Path(directory.path)).planned:
+            planned, measured = show_bytes(row.planned), show_bytes(row.measured)
+            console.message(f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})")
+    console.message(closing_line(progress.last_metrics, progress.seconds, page_to_tell(directory), tested))
+
+
+def page_to_tell(directory: RunDirectory) -> Path | None:
+    """Return the report's page, None where the run's folder is thrown away (`mpt.commands.smoke`)."""
+    return None if directory.path.parent.name.startswith(THROWN_AWAY) else directory.path / "report.html"
+
+
+def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None, tested: int) -> str:
+    """Return the last line of a training, whose figures are of so many test samples.
+
+    A run that was stopped before its first evaluation has no metrics.
+    """
+    figures = "".join(f" {name} {value:.4g} " for name, value in metrics.items()) or " not evaluated yet "
+    on = f" on {tested} test samples" if metrics else ""
+    return f"done:{figures}{on} ({seconds:.0f} s)" + (f"  report {page}" if page else "")
+
+
+def renew_report(training: Training) -> None:
+    """Write an earlier end's report anew, so that it says that the run goes on; what fails is a warning."""
+    from mpt.report.page import write_report
+
+    try:
+        write_report(training.directory.path)
+    except (MptError, OSError, ValueError) as error:
+        training.journal.console.warning(f"the report of the earlier end is still there: {error}")
+
+
+def finish_again(training: Training, reports: bool) -> None:
+    """Write what a run that was killed between its last checkpoint and its end still lacks."""
+    directory, step = training.directory, training.progress.step
+    whole = has_summary_of(directory, step)
+    if not whole:
+        training.write_summary()
+    if not whole or (reports and not has_report_of(directory, step)):
+        finish(training, reports)
