@@ -117,7 +117,7 @@ def replay(
     """Train both for some steps side by side."""
     from mpt.doctor.lockstep import Training
     from mpt.doctor.numerics import as_on_a_gpu
-    from mpt.doctor.parting import Lockstep
+    from mpt.doctor.side_by_side import Lockstep
     from mpt.engine.build import build_datasets, choose_device
     from mpt.run import checkpoint
 

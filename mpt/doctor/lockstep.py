@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mpt.config.schema import Config
 from mpt.data.loader import Loader, to_device
-from mpt.doctor.numerics import HALVINGS, Step, half_as_on_a_gpu, moved_weights, repeat_backward
+from mpt.doctor.measured_step import HALVINGS, Step, half_as_on_a_gpu, moved_weights, repeat_backward
 from mpt.engine.build import build_run
 from mpt.engine.state import capture, capture_random, restore, restore_random
 from mpt.engine.step import back_propagate, drop_gradients, remember_buffers, restore_buffers, update

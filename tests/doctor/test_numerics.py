@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from mpt.config.load import load_config
+from mpt.doctor import measured_step
 from mpt.doctor.cure import find_cure
 from mpt.doctor.half_arithmetic import RoundedHalf
 from mpt.doctor.instrument import observed, sample_of
@@ -54,6 +57,22 @@ def test_an_examination_leaves_weights_buffers_and_gradients_as_they_were() -> N
     after = verdict.reference.task.modules["net"].state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert all(parameter.grad is None for parameter in verdict.reference.task.modules["net"].parameters())
+
+
+def test_a_step_whose_scale_is_right_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, with moved weights and in the mode: watching takes several times as long as a step."""
+    taken: list[bool] = []
+    original = measured_step.repeat_backward
+
+    def repeat_backward(*args: Any, **kwargs: Any) -> measured_step.Step:
+        taken.append(kwargs.get("watched", False))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(measured_step, "repeat_backward", repeat_backward)
+    config = load_config({"model": {"name": "small_cnn", "image_size": 16}, **DIGITS})
+    (found,) = examine(subject_of(config))
+    assert found.scale == 65536.0
+    assert taken == [True, False, True]
 
 
 def test_a_fault_of_float32_itself_is_not_blamed_on_half() -> None:

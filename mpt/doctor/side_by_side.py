@@ -1,0 +1,278 @@
+"""Where two trainings part: the first step, operator or parameter, what rounding explains of it, and why.
+
+Both are taken in lockstep. While they are the same to the bit nothing else is needed. At the first difference a third
+training sets out from the same state: the first one in float32, its weights and inputs moved by half a unit in the last
+place of the coarser dtype whenever gradients are computed. How far that one gets from the first is what rounding alone
+would do, chaos included. A difference is beyond rounding where it is more than eight times that.
+
+The place is found by taking the step again under instruments: the first operator whose result differs although its
+inputs do not (or do by rounding only).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpt.config.differences import Difference
+from mpt.config.load import change_precision
+from mpt.doctor.difference import FLOOR_UNITS, Move, differing, same, total
+from mpt.doctor.instrument import error_of
+from mpt.doctor.lockstep import Training
+from mpt.doctor.measured_step import Step
+from mpt.doctor.numerics import BEYOND_ROUNDING
+from mpt.doctor.parting import Comparison, Parting, exceeds
+from mpt.doctor.reasons import Reasons
+from mpt.errors import CheckpointError
+from mpt.seams import Batch, Phase
+
+
+class Lockstep:
+    """Two trainings side by side. `differences` are the settings in which they differ."""
+
+    def __init__(self, first: Training, second: Training, differences: Sequence[Difference]) -> None:
+        self.first, self.second = first, second
+        self.reasons = Reasons(first, second, differences)
+        self.unit = self.reasons.unit
+        self.third: Training | None = None
+        self.begun: dict[str, Tensor] = {}
+
+    def compare(self, start: int, steps: int) -> Comparison:
+        """Take steps until the trainings are further apart than rounding explains."""
+        found = Comparison(start, 0)
+        found.bits = self.compare_start(start)
+        if found.bits is not None and (found.bits.error is None or found.bits.error > FLOOR_UNITS * self.unit):
+            found.beyond = found.bits
+            return found
+        self.begun = {name: value.detach().clone() for name, value in self.first.weights().items()}
+        for step in range(start, start + steps):
+            self.step(step, found)
+            found.steps += 1
+            if found.beyond is not None:
+                break
+        for letter, side in (("A", self.first), ("B", self.second)):
+            for phase, scale in side.settled.items():
+                found.notes.append(
+                    f"{letter}: gradients of {phase} overflowed until the loss scale was {scale:g}; these steps were "
+                    "repeated, where a training skips them"
+                )
+        return found
+
+    def compare_start(self, start: int) -> Parting | None:
+        """Compare networks and weights before the first step."""
+        one, other = self.first.weights(), self.second.weights()
+        for name in [*one, *(name for name in other if name not in one)]:
+            shapes = [tuple(side[name].shape) if name in side else None for side in (one, other)]
+            if shapes[0] != shapes[1]:
+                said = [f"shape {shape}" if shape is not None else "absent" for shape in shapes]
+                reason = f"other networks: {self.reasons.settings('model', 'task', 'dataset') or 'built otherwise'}"
+                return Parting(start, "", "network", name, said[0], said[1], reason)
+        names = [[phase.name for phase in side.run.phases] for side in (self.first, self.second)]
+        if names[0] != names[1]:
+            reason = f"other tasks: {self.reasons.settings('task', 'model') or 'built otherwise'}"
+            return Parting(start, "", "network", "phases", ", ".join(names[0]), ", ".join(names[1]), reason)
+        for name, value in one.items():
+            if not same(value, other[name]):
+                error = error_of(other[name].float().cpu(), value.float().cpu())
+                return Parting(start, "", "weights", name, "", "", self.reasons.of_weights(error), error, self.unit / 2)
+        return None
+
+    def step(self, step: int, found: Comparison) -> None:
+        """Take one step of all, and note what differs."""
+        sides = [self.first, self.second]
+        before = [side.snapshot() for side in sides]
+        batches = [side.batch(step) for side in sides]
+        if found.bits is None:
+            found.bits = self.reasons.compare_batches(step, *batches)
+            if found.bits is not None:
+                found.beyond = found.bits  # other data are no rounding
+                return
+        told = [take(side, step, batch) for side, batch in zip(sides, batches, strict=True)]
+        equal = told[0] == told[1] and not differing(self.first.weights(), self.second.weights())
+        if not equal and self.third is None:
+            self.third = self.set_out(before[0], step, found)
+        if not equal or self.third is not None:
+            before_third = self.third.snapshot() if self.third is not None else None
+            third = take(self.third, step, batches[0], self.unit / 2) if self.third is not None else None
+            beyond = self.is_beyond(told[0], told[1], third)
+            if found.bits is None or beyond:
+                after = [side.snapshot() for side in sides]
+                after_third = self.third.snapshot() if self.third is not None else None
+                self.rewind(before, before_third)
+                place = self.place(step, batches, exact=found.bits is None)
+                if found.bits is None:
+                    found.bits = place or self.reasons.unplaced(step, [side.losses for side in told])
+                if beyond:
+                    if place is not None and not exceeds(place, self.unit):
+                        self.rewind(before, before_third)
+                        place = self.place(step, batches, exact=False)
+                    found.beyond = place or self.reasons.unplaced(step, [side.losses for side in told])
+                self.rewind(after, after_third)
+        found.rows.append(self.row(step, told))
+
+    def rewind(self, states: Sequence[dict[str, Any]], third: dict[str, Any] | None) -> None:
+        """Put the states of all back."""
+        self.first.restore(states[0])
+        self.second.restore(states[1])
+        if self.third is not None and third is not None:
+            self.third.restore(third)
+
+    def set_out(self, state: dict[str, Any], step: int, found: Comparison) -> Training | None:
+        """Build the training that shows what rounding does, in the state of the first."""
+        try:
+            third = Training(change_precision(self.first.config, "fp32"), self.first.run.device, self.first.data)
+            third.restore(state)
+        except CheckpointError as error:
+            found.notes.append(f"rounding is judged by the dtype alone, as a float32 twin cannot set out here: {error}")
+            return None
+        return third
+
+    def is_beyond(self, one: Told, other: Told, third: Told | None) -> bool:
+        """Return whether losses, skips or weights are further apart than rounding explains."""
+        floor = FLOOR_UNITS * self.unit
+        if one.skipped != other.skipped and (third is None or third.skipped == one.skipped):
+            return True
+        for name, value in one.losses.items():
+            now = other.losses.get(name, math.nan)
+            if not math.isfinite(now) and not math.isfinite(value):
+                continue
+            scale = abs(value) or 1.0
+            error, rounding = abs(now - value) / scale, 0.0
+            if third is not None:
+                rounding = abs(third.losses.get(name, value) - value) / scale
+            if not error <= max(floor, BEYOND_ROUNDING * rounding):
+                return True
+        return bool(self.weights_beyond())
+
+    def weights_beyond(self) -> dict[str, tuple[float, float]]:
+        """Return the weights that are further apart than rounding explains, each with its error and rounding's.
+
+        All together are judged by their norm, and each by the median of its elements: where Adam divides by a gradient
+        that is all but zero, rounding turns a few elements round, in one training and not in another.
+        """
+        floor = FLOOR_UNITS * self.unit
+        weights = self.first.weights()
+        moves = self.moves_apart(weights, self.second.weights())
+        near = self.moves_apart(weights, self.third.weights()) if self.third is not None else {}
+        found = {
+            name: (move.typical, near[name].typical if name in near else 0.0)
+            for name, move in moves.items()
+            if not move.typical <= max(floor, BEYOND_ROUNDING * (near[name].typical if name in near else 0.0))
+        }
+        rounding = total(near)
+        if not found and not total(moves) <= max(floor, BEYOND_ROUNDING * rounding):
+            worst = max(moves, key=lambda name: moves[name].apart)
+            found[worst] = (moves[worst].share, near[worst].share if worst in near else 0.0)
+        return found
+
+    def moves_apart(self, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Move]:
+        """Return how far each weight was moved from its start, and how far apart two trainings moved it."""
+        found = {}
+        for name, value in one.items():
+            if not value.is_floating_point():
+                continue
+            moved = (value - self.begun[name]).float()
+            apart = (other[name].float() - value.float()).abs()
+            last_places = 4 * torch.finfo(value.dtype).eps * value.float().abs()
+            apart = torch.where(apart <= last_places, 0.0, apart)
+            there = (moved != 0) | (apart != 0)
+            shares = apart[there] / moved[there].abs()
+            found[name] = Move(
+                typical=float(shares.median()) if shares.numel() else 0.0,
+                apart=float(apart.norm()),
+                moved=float(moved.norm()),
+            )
+        return found
+
+    def place(self, step: int, batches: Sequence[Batch], *, exact: bool) -> Parting | None:
+        """Take a step again under instruments and return the first place that differs, at all or beyond rounding."""
+        sides = [self.first, self.second, *([self.third] if self.third is not None else [])]
+        given = [*batches, batches[0]]
+        phases = [side.due(step) for side in sides]
+        for index, phase in enumerate(phases[0]):
+            looks = []
+            for side, batch, own in zip(sides, given, phases, strict=False):
+                with side.in_turn(step):
+                    looks.append(side.look(own[index], batch, self.unit / 2 if side is self.third else None))
+            found = self.reasons.place_in(step, phase.name, looks, exact=exact)
+            if found is not None:
+                return found
+            skipped = []
+            for side, batch, own in zip(sides, given, phases, strict=False):
+                with side.in_turn(step):
+                    if side is self.third:
+                        _, skip = side.moved_update(own[index], batch, self.unit / 2)
+                    else:
+                        _, skip = side.update(own[index], batch)
+                skipped.append(skip)
+            found = self.place_after(step, phase, looks, skipped, exact=exact)
+            if found is not None:
+                return found
+        return None
+
+    def place_after(
+        self, step: int, phase: Phase, looks: Sequence[Step], skipped: Sequence[bool], *, exact: bool
+    ) -> Parting | None:
+        """Return the first weight that differs after an update whose gradients were the same."""
+        if skipped[0] != skipped[1]:
+            said = ["skipped" if skip else "taken" for skip in skipped[:2]]
+            reason = f"loss scale: {looks[0].scale} against {looks[1].scale}; gradients overflowed in one"
+            return Parting(step, phase.name, "skip", f"the step of {phase.name}", said[0], said[1], reason)
+        one, other = self.first.weights(), self.second.weights()
+        names = differing(one, other) if exact else list(self.weights_beyond())
+        if not names:
+            return None
+        name = names[0]
+        move = self.moves_apart({name: one[name]}, other).get(name)
+        near = self.moves_apart({name: one[name]}, self.third.weights()).get(name) if self.third is not None else None
+        settings = self.reasons.settings("optimizer", "train", "precision", "memory", "task")
+        reason = f"the update: {settings}" if settings else "the update, or a buffer's"
+        error, rounding = move.share if move is not None else None, near.share if near is not None else None
+        return Parting(step, phase.name, "update", name, "", "", reason, error, rounding)
+
+    def row(self, step: int, told: Sequence[Told]) -> dict[str, Any]:
+        """Return a step's figures."""
+        weights = self.first.weights()
+        third = total(self.moves_apart(weights, self.third.weights())) if self.third is not None else None
+        return {
+            "step": step,
+            "losses": [told[0].losses, told[1].losses],
+            "skipped": [sorted(told[0].skipped), sorted(told[1].skipped)],
+            "weights_apart": total(self.moves_apart(weights, self.second.weights())),
+            "rounding": third,
+        }
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a training said of a step."""
+
+    losses: Mapping[str, float]
+    skipped: frozenset[str]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Told) and repr(self) == repr(other)  # NaN equals itself here
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def take(side: Training, step: int, batch: Batch, amount: float | None = None) -> Told:
+    """Take a step; with an amount, of weights and inputs that are moved."""
+    losses: dict[str, float] = {}
+    skipped = set()
+    with side.in_turn(step):
+        for phase in side.due(step):
+            if amount is None:
+                found, skip = side.update(phase, batch)
+            else:
+                found, skip = side.moved_update(phase, batch, amount)
+            losses.update(found)
+            if skip:
+                skipped.add(phase.name)
+        side.after_step(step)
+    return Told(losses, frozenset(skipped))
