@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the fast tests with the oldest and the newest torch of the supported range, on Python 3.11 to 3.13, and with
 # torch's CUDA wheel on a machine without a GPU. Each row in a virtual environment of its own under build/matrix, kept
-# between runs. Prints a table; exits with 1 if a row failed. A Python that is not installed is a skipped row.
+# between runs. Prints a table; exits with 1 if a row failed. Pythons are looked for on the path, among pyenv's and uv's;
+# one that is not there is a skipped row.
 #
 #   bash scripts/test_matrix.sh              # all rows
 #   bash scripts/test_matrix.sh slice        # the oldest torch alone, on the tests that depend on torch's insides
@@ -20,15 +21,24 @@ case ${1:-all} in
     slice) rows=(3.11:2.11:cpu) tests=("${INSIDES[@]}") ;;
     rows) shift; rows=("$@") ;;
     all) rows=("${ALL[@]}") ;;
-    *) sed -n 2,12p "$0"; exit 2 ;;
+    *) sed -n 2,13p "$0"; exit 2 ;;
 esac
 [ -n "${MATRIX_TESTS:-}" ] && read -ra tests <<<"$MATRIX_TESTS"
+find_python() {
+    local candidate
+    for candidate in "python$1" "$HOME"/.pyenv/versions/"$1".*/bin/"python$1" \
+        "$(uv python find --no-python-downloads "$1" 2>/dev/null)"; do
+        # pyenv puts a name on the path for each version that it has, chosen or not: only running it tells.
+        "$candidate" -c pass 2>/dev/null && command -v "$candidate" && return
+    done
+    return 1
+}
 export OMP_NUM_THREADS=1
 failed=0 table=""
 for row in "${rows[@]}"; do
     IFS=: read -r python torch wheel <<<"$row"
     [ "$torch" = newest ] && torch=2.13
-    if ! command -v "python$python" >/dev/null; then
+    if ! interpreter=$(find_python "$python"); then
         table+="| $python | $torch | $wheel | skipped: python$python is not installed |"$'\n'
         continue
     fi
@@ -36,7 +46,7 @@ for row in "${rows[@]}"; do
     mkdir -p build/matrix
     index=()
     [ "$wheel" = pypi ] || index=(--extra-index-url "https://download.pytorch.org/whl/$wheel")
-    if { [ -x "$env/bin/python" ] || "python$python" -m venv "$env"; } &&
+    if { [ -x "$env/bin/python" ] || "$interpreter" -m venv "$env"; } &&
         "$env/bin/python" -m pip install --quiet "torch==$torch.*" "torchvision==${VISION[$torch]}.*" "${index[@]}" &&
         "$env/bin/python" -m pip install --quiet -e '.[dev]' "torch==$torch.*" "torchvision==${VISION[$torch]}.*" &&
         CUDA_VISIBLE_DEVICES="" "$env/bin/python" -m pytest -q -n auto -p no:cacheprovider "${tests[@]}"; then
