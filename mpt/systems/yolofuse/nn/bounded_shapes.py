@@ -3,13 +3,13 @@
 Which boxes answer for an object is decided by values, which fake tensors do not have. Inside `bounded` the sizes are
 
 - of a selection by a mask: everything that there is to select from. Of a mask in two dimensions (each object's best
-  anchors) one per row, ties left out;
+  anchors, the hard negatives of each picture) one per row, which is no bound but small either way;
 - of suppression: all boxes. torchvision cuts off after it (2000 proposals per picture), so what follows is exact;
 - of the regions that are sampled per picture: as many as are asked for (512), which is exact for full pictures;
 - of the regions of one level of the pyramid: an even share; all levels together have what there is;
 
 and conditions on values (a box without area) do not hold. RoI align is the compiled one, as on a GPU: it keeps its
-boxes and gives its result, whatever runs here. `padded` boxes count as objects.
+boxes and gives its result, whatever runs here. Padding of the boxes counts as objects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.overrides import TorchFunctionMode
 
-VALUES = {Tensor.__bool__: False, Tensor.item: 0, Tensor.__int__: 0, Tensor.__float__: 0.0, Tensor.tolist: []}
+VALUES = {Tensor.__bool__: False, Tensor.item: 0, Tensor.__int__: 0, Tensor.__float__: 0.0}
 """What a value that is not there counts as."""
 
 

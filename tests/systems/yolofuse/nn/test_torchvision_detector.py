@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpt import vision_ops
 from mpt.cli import main
@@ -18,6 +19,7 @@ from mpt.engine.step import back_propagate
 from mpt.errors import ConfigError
 from mpt.phase_losses import draw_batch
 from mpt.seams import Batch, Run
+from mpt.systems.yolofuse.nn.bounded_shapes import BoundedShapes, align_levels
 from mpt.systems.yolofuse.nn.torchvision_detector import NAMES, TorchvisionDetector
 from tests.systems.yolofuse.tasks.small import build, config
 
@@ -119,3 +121,19 @@ def test_it_trains_resumes_and_infers_from_the_command_line(tmp_path: Path, caps
         capsys.readouterr()
         assert shell("yolofuse", *refused) == 2
         assert "knows model yolofuse only" in capsys.readouterr().err
+
+
+def test_sizes_that_depend_on_values_are_bounded() -> None:
+    """All of a mask, no condition on values, and every region pooled once, whichever level it belongs to."""
+    with FakeTensorMode(), BoundedShapes():
+        rows = torch.empty(6, 4)
+        mask = rows[:, 0] > 0
+        assert rows[mask].shape == (6, 4)
+        assert rows[mask, 1:].shape == (6, 3)
+        assert torch.where(mask)[0].shape == (6,)
+        assert not (rows < 0).any()
+        features = [torch.empty(2, 8, side, side, requires_grad=True) for side in (16, 8, 4)]
+        pooled = align_levels(features, [torch.empty(5, 4), torch.empty(3, 4)], (7, 7), 2, None, lambda boxes: None)
+        assert pooled.shape == (8, 8, 7, 7)
+        pooled.sum().backward()
+        assert all(level.grad is not None and level.grad.shape == level.shape for level in features)
