@@ -36,7 +36,8 @@ from mpt.config.load import load_config
 from mpt.data.loader import Loader
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.evaluation import evaluate
-from mpt.run.checkpoint import load, save
+from mpt.run.background_save import BackgroundSave
+from mpt.run.checkpoint import encode, load, save, write
 from mpt.run.layout import create_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,6 +77,8 @@ class Row:
     ours: Work
     usual: Work
     usual_name: str
+    afterwards: Work = lambda: None
+    """What mpt still has to do before the next turn, beside something else; not counted."""
 
 
 def main() -> None:
@@ -118,6 +121,7 @@ def measure(row: Row, rounds: int) -> str:
             before, started = processor_seconds(), time.perf_counter()
             (row.ours if ours else row.usual)()
             times[ours].append((time.perf_counter() - started, processor_seconds() - before))
+            row.afterwards()
     walls = [own[0] / other[0] for own, other in zip(times[True], times[False], strict=True)]
     processors = [own[1] / max(other[1], 1e-9) for own, other in zip(times[True], times[False], strict=True)]
     ours, usual = (statistics.median(wall for wall, _ in times[side]) for side in (True, False))
@@ -187,7 +191,14 @@ def checkpoint_rows(place: Path, options: argparse.Namespace) -> list[Row]:
     def ours() -> None:
         save(directory, 1, state, keep_last=1)
 
+    saver = BackgroundSave(True)
+
+    def ours_beside() -> None:
+        saver.start(1, encode(state), lambda copied: write(directory, 1, copied, keep_last=1))
+
     return [
+        Row(f"a step waits for saving {size}", ours_beside, ours, "mpt's save between steps", saver.finish),
+        Row(f"a step waits for saving {size}", ours_beside, plainly, "torch.save and fsync, no hash", saver.finish),
         Row(f"saving {size}", ours, hashed_by_hand, "torch.save, fsync, then sha256 of the file"),
         Row(f"saving {size}", ours, plainly, "torch.save and fsync, no hash"),
         Row(f"loading {size}", lambda: load(directory), load_hashed, "sha256 of the file, then torch.load"),

@@ -44,8 +44,8 @@ static int meets(int descriptor, const char *path) {
     int before = errno;
     if (!armed || !below(descriptor, path)) { errno = before; return 0; }
     errno = before;
-    count++;
-    if (count != at && !(action == FAIL_ON && at > 0 && count > at)) return 0;
+    long number = __atomic_add_fetch(&count, 1, __ATOMIC_SEQ_CST); /* a thread writes checkpoints */
+    if (number != at && !(action == FAIL_ON && at > 0 && number > at)) return 0;
     if (action == KILL || action == TEAR) kill(getpid(), SIGKILL);
     if (action == SIGNAL) kill(getpid(), value);
     if (action == FAIL || action == FAIL_ON) { errno = value; return 1; }

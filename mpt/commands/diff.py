@@ -31,7 +31,8 @@ SILENT: tuple[str, ...] = (
     "train.sample_every",
     "train.evaluate_every",
 )
-SILENT += ("train.early_stopping", "train.keep_last", "train.tensorboard", "train.plan_memory", "dataset.workers")
+SILENT += ("train.early_stopping", "train.keep_last", "train.asynchronous_save", "train.tensorboard")
+SILENT += ("train.plan_memory", "dataset.workers")
 """Settings that change nothing of what is learnt."""
 
 

@@ -57,6 +57,9 @@ class Train(Options):
     """End before the last step when `evaluate_every` finds nothing better any more: `{patience: 5}`."""
     keep_last: int = Field(3, gt=0)
     """How many of the newest checkpoints stay on disk, beside the best one."""
+    asynchronous_save: bool | None = None
+    """Copy the state into host memory and write it beside the training; null does so where half of the memory that is
+    available holds the copy. Several processes save between steps."""
     sample_every: int = Field(0, ge=0)
     """Steps between sample grids, the first before training; 0 writes one at the end only."""
     freeze: list[str] = Field(default_factory=list)

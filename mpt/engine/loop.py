@@ -37,8 +37,19 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
     """Train until `total_steps`, until evaluations get no better (`train.early_stopping`), or until `stop_after` or a
     signal, saving before each.
 
-    Raises Interrupted after saving when a signal arrived, NonFiniteError and MemoryBudgetError when recovery failed.
+    Raises Interrupted after saving when a signal arrived, NonFiniteError and MemoryBudgetError when recovery failed. A
+    checkpoint that is being written is there, whole, when this returns or raises.
     """
+    try:
+        take_steps(training, stop, stop_after)
+    except BaseException:
+        with stop.undisturbed():
+            training.settle()
+        raise
+
+
+def take_steps(training: Training, stop: StopRequest, stop_after: int | None) -> None:
+    """Do what `fit` promises, but for a checkpoint that is being written when something is raised."""
     progress, settings = training.progress, training.train
     end = min(training.total_steps, stop_after or training.total_steps)
     world = training.run.world
@@ -51,6 +62,7 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
     while progress.step < end and not training.stops_early:
         step_started = time.perf_counter()
         world.note_step(progress.step)
+        training.note_saved()
         try:
             went_on = advance(training, next(stream))
         except Hurried:
@@ -88,6 +100,8 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
         if due(progress.step, settings.checkpoint_every) or ends or signal_number is not None:
             with stop.undisturbed():
                 saved = save(training)
+                if ends or signal_number is not None:
+                    training.saver.finish()
             if not saved:
                 stream = training.stream()  # the state was poisoned and the run rolled back
                 continue
@@ -205,6 +219,7 @@ def check_floor(training: Training, updates: dict[str, Update]) -> None:
         training.journal.warn(f"{decision.why}; going on in bfloat16 without scaling", "fall_back")
         return
     save(training)
+    training.saver.finish()
     recovery.stop(run, training.journal, decision.phase, updates[decision.phase.name], decision.why)
 
 
@@ -282,6 +297,7 @@ def return_from_collapse(training: Training) -> bool:
     if why is None or training.rollbacks >= training.train.max_rollbacks:
         return False
     world, directory, step = training.run.world, training.directory, training.progress.step
+    training.saver.finish()
     sound, training.recent.sound = training.recent.sound, None  # where it collapses again, an older one is the next
     limit = world.tell(sound[0] if sound is not None else training.sound_step or 0)
     kept = world.ask(lambda: [one for one in list_steps(directory) if one <= limit])
@@ -289,7 +305,7 @@ def return_from_collapse(training: Training) -> bool:
         training.journal.event("collapse", f"{why}; no state of step {limit} or before is kept to return to")
         return False
     world.ask(lambda: set_aside_after(directory, limit))  # a resume is not to go on from what has collapsed
-    training.saved = kept[-1] if kept else None
+    training.saver.newest = kept[-1] if kept else None
     go_back(training, why, sound[1] if sound is not None else None)
     training.journal.warn(training.remedies.halve_rates(training.train, step), "remedy")
     return True
@@ -297,7 +313,9 @@ def return_from_collapse(training: Training) -> bool:
 
 def roll_back(training: Training, why: str) -> None:
     """Return to the newest state in memory, else to the newest whole checkpoint."""
-    recent = training.recent.take(since=training.saved if training.saved is not None else -1)
+    training.saver.finish()
+    newest = training.saver.newest
+    recent = training.recent.take(since=newest if newest is not None else -1)
     go_back(training, why, recent[1] if recent is not None else None)
 
 

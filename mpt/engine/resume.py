@@ -38,6 +38,7 @@ WITHOUT_EFFECT = (
     "train.early_stopping.patience",
     "train.early_stopping.min_delta",
     "train.early_stopping.mode",
+    "train.asynchronous_save",
     "train.sample_every",
     "train.on_non_finite",
     "train.max_rollbacks",

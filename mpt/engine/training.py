@@ -30,9 +30,11 @@ from mpt.engine.scale_watch import ScaleWatch
 from mpt.engine.state import capture, restore
 from mpt.engine.step import Update
 from mpt.engine.told_plan import ToldPlan
+from mpt.errors import MptError
 from mpt.optim.schedules import set_learning_rates
 from mpt.parallel.world import ALONE, World
 from mpt.run import checkpoint
+from mpt.run.background_save import BackgroundSave
 from mpt.run.console import Console
 from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory
@@ -82,8 +84,8 @@ class Training:
         self.skipped_files = 0
         """Bad files of the data set that were skipped."""
         self.non_finite_in_a_row = 0
-        self.saved: int | None = None
-        """The step of the newest checkpoint that this process has written or loaded."""
+        # Of several processes all wait for the first one's failures, so that it must know them at once.
+        self.saver = BackgroundSave(self.train.asynchronous_save if run.world.size == 1 else False)
         self.whole_steps = 0
         """Steps in this process in which no phase was skipped."""
         self.grad_norms: dict[str, Tensor] = {}
@@ -108,6 +110,8 @@ class Training:
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
         run, batches = self.run, self.loader.batches(self.progress.step)
+        if run.config.dataset.settings.workers:
+            self.saver.finish()  # the workers are forked at the first batch
         if run.world.size == 1:
             return prefetch(batches, run.device, run.data)
         parts = prefetch(batches, run.device, DataSpec({}, 0))  # as they are stored, a quarter of the bytes to send
@@ -230,7 +234,10 @@ class Training:
             write_preview(self.run, self.test_data, self.directory, self.progress.step)
 
     def save(self) -> str | None:
-        """Write a checkpoint. Where something in it is not finite, write nothing and return its name."""
+        """Write a checkpoint, or begin to where that happens beside the training (`saver.finish` waits for it).
+
+        Where something in it is not finite, write nothing and return its name.
+        """
         world = self.run.world
         self.progress.add_over_ranks(world)
         with self.peaks.beside_steps(self.run.device):
@@ -244,21 +251,35 @@ class Training:
 
     def write_checkpoint(self, state: dict[str, Any], shards: Shards | None) -> None:
         """Write a checkpoint of a captured state, or what is left of it where all ranks have written their shards."""
+        self.saver.finish()
         self.tell_removed_files()
         state["loop"] = self.loop_record()
-        task = self.run.task
-        checkpoint.save(
-            self.directory,
-            self.progress.step,
-            state,
-            keep_last=self.train.keep_last,
-            metric=self.progress.last_metrics.get(task.metric),
-            higher_is_better=task.higher_is_better,
-            extra_manifest={"conditions": conditions(self.run)},
-            shards=shards,
-        )
-        self.saved = self.progress.step
-        self.journal.recorder.sync()
+        task, step = self.run.task, self.progress.step
+        options: dict[str, Any] = {
+            "keep_last": self.train.keep_last,
+            "metric": self.progress.last_metrics.get(task.metric),
+            "higher_is_better": task.higher_is_better,
+            "extra_manifest": {"conditions": conditions(self.run)},
+            "shards": shards,
+        }
+
+        def write(encoded: checkpoint.EncodedState) -> None:
+            checkpoint.write(self.directory, step, encoded, **options)
+            self.journal.recorder.sync()
+
+        self.saver.start(step, checkpoint.encode(state, is_sharded=shards is not None), write)
+
+    def note_saved(self) -> None:
+        """Notice the end of a save beside the training. Raises InputOutputError where it failed."""
+        if self.saver.is_written:
+            self.saver.finish()
+
+    def settle(self) -> None:
+        """Let a save beside the training end before a failure ends the program; what fails too is a warning."""
+        try:
+            self.saver.finish()
+        except (MptError, OSError) as error:
+            self.journal.console.warning(str(error))
 
     def loop_record(self) -> dict[str, Any]:
         """Return what a state keeps beside the run's."""
@@ -276,14 +297,15 @@ class Training:
     def tell_removed_files(self) -> None:
         """Warn of files that somebody removed since the last save: the run goes on without what they held."""
         removed = self.journal.recorder.reopen_removed()
-        if self.saved is not None and not self.directory.checkpoint_path(self.saved).is_dir():
-            removed.append(f"the checkpoint of step {self.saved}")
+        newest = self.saver.newest
+        if newest is not None and not self.directory.checkpoint_path(newest).is_dir():
+            removed.append(f"the checkpoint of step {newest}")
         if removed:
             self.journal.warn(f"removed while the run goes on: {', '.join(removed)}; what was in it is lost")
 
     def load(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         """Put a loaded checkpoint into the run and the counters."""
-        self.saved = loaded.step
+        self.saver.newest = loaded.step
         self.put_back(loaded.state, self.run.world)
 
     def put_back(self, state: Mapping[str, Any], world: World = ALONE) -> None:

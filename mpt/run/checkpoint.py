@@ -65,6 +65,19 @@ class LoadedCheckpoint:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class EncodedState:
+    """A state as it goes into files: the text of its structure, and its tensors by name."""
+
+    structure: bytes
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The size of all tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
 def save(
     run: RunDirectory,
     step: int,
@@ -82,11 +95,39 @@ def save(
     of it already. Raises InputOutputError, leaving the earlier checkpoints as they were; TypeError for a state that is
     not plain (see `mpt.run.state`).
     """
+    return write(
+        run,
+        step,
+        encode(state, is_sharded=shards is not None),
+        keep_last=keep_last,
+        metric=metric,
+        higher_is_better=higher_is_better,
+        extra_manifest=extra_manifest,
+        shards=shards,
+    )
+
+
+def encode(state: Mapping[str, Any], *, is_sharded: bool = False) -> EncodedState:
+    """Return a state as it goes into files; its tensors are those of the state, not copies. Raises as `save` does."""
+    structure, tensors, parts = pack_parts(state)
+    assert is_sharded or not parts, "a sharded state is written by all ranks together"
+    return EncodedState(json.dumps(structure, allow_nan=False, separators=(",", ":")).encode(), tensors)
+
+
+def write(
+    run: RunDirectory,
+    step: int,
+    state: EncodedState,
+    *,
+    keep_last: int,
+    metric: float | None = None,
+    higher_is_better: bool = True,
+    extra_manifest: Mapping[str, Any] | None = None,
+    shards: Shards | None = None,
+) -> Path:
+    """Write an encoded state as `save` does. May run in a thread beside the training if nothing changes the tensors."""
     assert keep_last >= 1, "a run keeps at least one checkpoint"
     assert step >= 0, "steps are counted from zero"
-    structure, tensors, parts = pack_parts(state)
-    assert (shards is not None) or not parts, "a sharded state is written by all ranks together"
-    text = json.dumps(structure, allow_nan=False, separators=(",", ":")).encode()
     manifest = {
         "format": FORMAT if shards is None else SHARDED_FORMAT,
         "step": step,
@@ -96,12 +137,13 @@ def save(
         "higher_is_better": higher_is_better,
         "extra": dict(extra_manifest or {}),
     }
-    needed = sum(t.numel() * t.element_size() for t in tensors.values()) + len(build_header(tensors)[0]) + len(text)
+    needed = state.tensor_bytes + len(build_header(state.tensors)[0]) + len(state.structure)
     path = run.checkpoint_path(step)
     with failures_explained(path, needed):
         temporary = begin_folder(run) if shards is None else shards.folder
         try:
-            write_files(run, temporary.name, tensors, text, manifest, {} if shards is None else shards.files)
+            others = {} if shards is None else shards.files
+            write_files(run, temporary.name, state.tensors, state.structure, manifest, others)
             put_in_place(run, temporary, path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -23,4 +23,5 @@ def test_sides_take_turns_and_a_ratio_is_that_of_a_round() -> None:
 def test_both_sides_of_a_row_run(tmp_path, key: str) -> None:
     for row in bench_around.ROWS[key](tmp_path, argparse.Namespace(megabytes=1)):
         row.ours()
+        row.afterwards()
         row.usual()
