@@ -6,6 +6,11 @@ nobody reads, several commands at once.
     python scripts/fault_battery.py                        # all of it, on all cores
     python scripts/fault_battery.py --scale 0.01           # an even sample
     python scripts/fault_battery.py --only kills errors    # some kinds
+    python scripts/fault_battery.py --log battery.jsonl --minutes 5    # a part; the same again goes on with the rest
+
+With `--log` each case's outcome is a line of a file, and cases that have one are not tried again, whatever kinds the
+next command names: the table is of all outcomes in the file. It belongs to one state of the source, and another is
+refused.
 
 Each case is a command of `mpt` in a process of its own, compared with a run that was never disturbed: *lost* means that
 something which had been there is gone, or that a resumed run differs from one never stopped by a bit; *silent* that a
@@ -20,7 +25,8 @@ import argparse
 import contextlib
 import functools
 import gc
-import itertools
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -30,13 +36,16 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from mpt.run.recorder import drop_half_line, read_lines
 from scripts import fault_battery_inputs as inputs
+from scripts import fault_battery_ranks as ranks
 from scripts import fault_battery_runs as runs
 from scripts.fault_battery_process import LIBRARY, build_library, start
 
@@ -54,16 +63,20 @@ KINDS: dict[str, tuple[str, int, Callable[[runs.Battery], list[Case]]]] = {
     "smokes": ("such a configuration that was taken, trained for two steps", 1, inputs.smoke_cases),
     "outputs": ("output closed, full or unread", 1, runs.output_cases),
     "together": ("two starts, two resumes; infer, report, convert while training", 1, runs.together_cases),
+    "ranks": ("one of two processes that train together is killed or told to stop", 1, ranks.rank_cases),
 }
 """Kind -> what is broken, how many faults a case holds, and the cases."""
 
 
 @dataclass
 class Row:
-    """A kind's outcome."""
+    """A kind's outcome so far."""
 
     cases: int = 0
+    """Faults that were tried."""
+    all_cases: int = 0
     seconds: float = 0.0
+    """Of all workers together."""
     bad: Counter[str] = field(default_factory=Counter)
     shown: list[str] = field(default_factory=list)
 
@@ -74,17 +87,41 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the cases, evenly chosen")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that try cases")
     parser.add_argument("--seed", type=int, default=0, help="which cases a share holds")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after so many")
+    parser.add_argument("--log", type=Path, help="file of outcomes to go on with")
     parser.add_argument("--output", type=Path, help="file for the table")
     options = parser.parse_args()
+    until = time.monotonic() + 60 * options.minutes
     if LIBRARY not in os.environ:
         begin_with_library()
+    if options.log:
+        begin_log(options.log)
     with prepared() as battery:
-        rows = try_kinds(battery, options.only or list(KINDS), options.scale, options.workers, options.seed)
-    text = describe(rows, options.scale)
+        rows = try_kinds(
+            battery, options.only or list(KINDS), options.scale, options.workers, options.seed, options.log, until
+        )
+    text = describe(rows)
     print(text)
     if options.output:
         options.output.write_text(text + "\n", "utf-8")
     sys.exit(any(row.bad for row in rows.values()))
+
+
+def begin_log(log: Path) -> None:
+    """Note the source in a new log, or end where a log is of another one: its outcomes would be mixed with others."""
+    drop_half_line(log)
+    root = Path(__file__).resolve().parent.parent
+    files = sorted(path for folder in ("mpt", "scripts") for path in (root / folder).rglob("*.py"))
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    if not log.exists():
+        log.write_text(json.dumps({"source": source}) + "\n", "utf-8")
+    elif next(iter(read_log(log)), {}).get("source") != source:
+        sys.exit(f"{log} is of another state of the source; name a new file")
+
+
+def read_log(log: Path) -> list[dict[str, Any]]:
+    """Return a log's lines."""
+    return list(read_lines(log))
 
 
 def begin_with_library() -> None:
@@ -115,6 +152,8 @@ def import_everything() -> None:
     import mpt.memory.dry_run
     import mpt.nn.small_cnn
     import mpt.optim.adam
+    import mpt.parallel.ranks
+    import mpt.parallel.start
     import mpt.planner.beside
     import mpt.report.page
     from mpt.config.load import load_config
@@ -146,20 +185,47 @@ def prepared() -> Iterator[runs.Battery]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def try_kinds(battery: runs.Battery, kinds: Sequence[str], scale: float, workers: int, seed: int = 0) -> dict[str, Row]:
-    """Try a share of the cases of each kind; return what came out."""
-    rows = {}
+def try_kinds(
+    battery: runs.Battery,
+    kinds: Sequence[str],
+    scale: float,
+    workers: int,
+    seed: int = 0,
+    log: Path | None = None,
+    until: float = float("inf"),
+) -> dict[str, Row]:
+    """Try a share of the cases of each kind until a moment; return what came out, earlier outcomes in the log too."""
+    log = log or battery.folder / "log.jsonl"
+    sizes = {}
     for kind in kinds:
+        if time.monotonic() > until:
+            break
         cases = sample(KINDS[kind][2](battery), scale, seed)
-        started = time.monotonic()
-        rows[kind] = row = spread(battery, kind, cases, workers)
-        row.seconds = time.monotonic() - started
-        row.cases = len(cases) * KINDS[kind][1]
+        sizes[kind] = len(cases)
+        spread(battery, kind, cases, workers, log, until)
+        row = make_rows(read_log(log), sizes)[kind]
         outcome = dict(row.bad) or "all well"
         print(f"{kind}: {row.cases} in {row.seconds:.0f} s, {outcome}", file=sys.stderr, flush=True)
         for shown in row.shown:
             print(f"  {shown}", file=sys.stderr, flush=True)
-    return rows
+    return make_rows(read_log(log), sizes)
+
+
+def make_rows(outcomes: Iterable[dict[str, Any]], sizes: dict[str, int]) -> dict[str, Row]:
+    """Return the outcomes by kind, in the order of `KINDS`. `sizes` has the cases of a kind, where they are known."""
+    rows: dict[str, Row] = {}
+    for outcome in outcomes:
+        kind = outcome.get("kind")
+        if kind not in KINDS:
+            continue
+        row, faults = rows.setdefault(kind, Row()), KINDS[kind][1]
+        row.cases += faults * ("case" in outcome)
+        row.all_cases = faults * max(sizes.get(kind, 0), outcome.get("of", 0))
+        row.seconds += outcome["seconds"]
+        if outcome["bad"]:
+            row.bad[outcome["bad"]] += 1
+            row.shown.append(f"{outcome['bad']}: {outcome.get('case', 'a worker')}: {outcome['seen']!r}")
+    return {kind: rows[kind] for kind in KINDS if kind in rows}
 
 
 def sample(cases: list[Case], scale: float, seed: int) -> list[Case]:
@@ -171,59 +237,78 @@ def sample(cases: list[Case], scale: float, seed: int) -> list[Case]:
     return [cases[int((index + offset) * len(cases) / wanted)] for index in range(wanted)]
 
 
-def spread(battery: runs.Battery, kind: str, cases: list[Case], workers: int) -> Row:
-    """Try cases in several processes."""
-    row = Row()
-    shares = [list(itertools.islice(enumerate(cases), number, None, workers)) for number in range(workers)]
-    logs = [battery.folder / f"{kind}-{number}.log" for number in range(workers)]
+def spread(battery: runs.Battery, kind: str, cases: list[Case], workers: int, log: Path, until: float) -> None:
+    """Try in several processes the cases whose outcome is not in the log, and add it."""
+    known = {outcome.get("case") for outcome in read_log(log) if outcome.get("kind") == kind}
+    left = [(number, case) for number, case in enumerate(cases) if name_of(case) not in known]
+    shares = [left[number::workers] for number in range(workers)]
     running = [
-        start(lambda share=share, log=log: try_cases(battery, kind, share, log), battery.folder / "workers.log")
-        for share, log in zip(shares, logs, strict=True)
+        start(
+            lambda share=share: try_cases(battery, kind, share, log, until, len(cases)), battery.folder / "workers.log"
+        )
+        for share in shares
     ]
-    for one, log in zip(running, logs, strict=True):
+    for one in running:
         ended = one.wait(seconds=86400)
-        for line in log.read_text("utf-8").splitlines() if log.is_file() else ():
-            bad, _, what = line.partition(" ")
-            row.bad[bad] += 1
-            row.shown.append(what)
         if ended.code:
-            row.bad["traceback"] += 1
-            row.shown.append(f"a worker of the battery ended with {ended.code}: {ended.text[-1000:]}")
-    return row
+            seen = f"a worker of the battery ended with {ended.code}: {ended.text[-1000:]}"
+            append(log, {"kind": kind, "bad": "traceback", "seen": seen, "seconds": 0.0})
 
 
-def try_cases(battery: runs.Battery, kind: str, share: list[tuple[int, Case]], log: Path) -> None:
-    """Try some cases and write the failed ones, a line each."""
-    with log.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for number, (function, *arguments) in share:
-            place = battery.folder / "cases" / f"{kind}-{number}"
-            place.mkdir(parents=True)
-            assert callable(function)
-            try:
-                verdict = function(battery, place, *arguments)
-            except Exception:
-                verdict = ("traceback", f"in the battery: {traceback.format_exc()}")
-            if verdict is not None:
-                bad, seen = verdict
-                file.write(f"{bad} {bad}: {function.__name__}{tuple(arguments)}: {seen!r}\n")
-                file.flush()
-            shutil.rmtree(place, ignore_errors=True)
+def name_of(case: Case) -> str:
+    """Return what tells a case from the others of its kind."""
+    function, *arguments = case
+    assert callable(function)
+    return f"{function.__name__}{tuple(arguments)}"
 
 
-def describe(rows: dict[str, Row], scale: float) -> str:
-    """Return the table."""
+def append(log: Path, line: dict[str, Any]) -> None:
+    """Add a line to a log that several processes write."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, json.dumps(line).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def try_cases(
+    battery: runs.Battery, kind: str, share: list[tuple[int, Case]], log: Path, until: float, count: int
+) -> None:
+    """Try some of `count` cases until a moment, and write the outcome of each."""
+    for number, case in share:
+        if time.monotonic() > until:
+            return
+        function, *arguments = case
+        place = battery.folder / "cases" / f"{kind}-{number}"
+        place.mkdir(parents=True)
+        assert callable(function)
+        started = time.monotonic()
+        try:
+            verdict = function(battery, place, *arguments)
+        except Exception:
+            verdict = ("traceback", f"in the battery: {traceback.format_exc()}")
+        bad, seen = verdict or ("", "")
+        seconds = round(time.monotonic() - started, 2)
+        append(log, {"kind": kind, "case": name_of(case), "of": count, "bad": bad, "seen": seen, "seconds": seconds})
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def describe(rows: dict[str, Row]) -> str:
+    """Return the table. Seconds are those of all workers together."""
+    words = [word for word in sys.argv[1:] if word]
     lines = [
-        f"`python scripts/fault_battery.py{'' if scale >= 1 else f' --scale {scale:g}'}`",
+        " ".join(["`python scripts/fault_battery.py", *words]) + "`",
         "",
-        f"| faults | what is broken | {' | '.join(BAD)} | seconds |",
-        "|---:|---|" + "---:|" * (len(BAD) + 1),
+        f"| faults | of | what is broken | {' | '.join(BAD)} | seconds |",
+        "|---:|---:|---|" + "---:|" * (len(BAD) + 1),
     ]
     for kind, row in rows.items():
         counts = " | ".join(str(row.bad[bad]) for bad in BAD)
-        lines.append(f"| {row.cases:,} | {KINDS[kind][0]} | {counts} | {row.seconds:.0f} |")
+        lines.append(f"| {row.cases:,} | {row.all_cases:,} | {KINDS[kind][0]} | {counts} | {row.seconds:.0f} |")
     totals = " | ".join(str(sum(row.bad[bad] for row in rows.values())) for bad in BAD)
-    faults = sum(row.cases for row in rows.values())
-    lines.append(f"| {faults:,} | **all** | {totals} | {sum(row.seconds for row in rows.values()):.0f} |")
+    faults, every = sum(row.cases for row in rows.values()), sum(row.all_cases for row in rows.values())
+    seconds = sum(row.seconds for row in rows.values())
+    lines.append(f"| {faults:,} | {every:,} | **all** | {totals} | {seconds:.0f} |")
     return "\n".join(lines)
 
 

@@ -58,6 +58,7 @@ class Battery:
     operations: dict[str, int] = field(default_factory=dict)
     lines: dict[str, list[str]] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)
+    weights_of_ranks: str = ""
     inferred: str = ""
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import fault_battery
+from scripts import fault_battery, fault_battery_runs
 from scripts.fault_battery_process import Ended
 from scripts.fault_battery_runs import TOLD_CODES, failure_of
 
@@ -19,7 +19,7 @@ SLICE = """
 import json, sys
 sys.path.insert(0, {root!r})
 import os
-from scripts import fault_battery
+from scripts import fault_battery, fault_battery_runs
 from scripts import fault_battery_runs as runs
 from scripts.fault_battery_process import KILL, LIBRARY
 if LIBRARY not in os.environ:
@@ -61,6 +61,44 @@ def test_endings_are_judged() -> None:
     assert (failure_of(crash, TOLD_CODES) or "")[0] == "traceback"
     assert (failure_of(Ended(-9, "", hung=True), TOLD_CODES) or "")[0] == "hang"
     assert (failure_of(Ended(-11, ""), TOLD_CODES) or "")[0] == "silent"
+
+
+def test_a_log_is_gone_on_with_and_its_table_is_of_all_outcomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    battery, log, tried = fault_battery_runs.Battery(tmp_path), tmp_path / "log.jsonl", tmp_path / "tried"
+
+    def case(battery: object, place: Path, number: int) -> tuple[str, str] | None:
+        with tried.open("a") as file:
+            file.write(f"{number} ")
+        return ("lost", "something") if number == 2 else None
+
+    for kind, count in (("kills", 3), ("files", 2)):
+        numbered = [(case, number) for number in range(count)]
+        monkeypatch.setitem(fault_battery.KINDS, kind, ("words", 10, lambda battery, numbered=numbered: numbered))
+    fault_battery.begin_log(log)
+    fault_battery.try_kinds(battery, ["kills"], 1, 1, log=log)
+    with log.open("ab") as file:
+        file.write(b'{"kind": "kills", "ca')  # cut off by a kill
+    fault_battery.begin_log(log)
+    rows = fault_battery.try_kinds(battery, ["files", "kills"], 1, 2, log=log)
+    assert sorted(tried.read_text().split()) == ["0", "0", "1", "1", "2"]
+    assert {kind: (row.cases, row.all_cases, dict(row.bad)) for kind, row in rows.items()} == {
+        "kills": (30, 30, {"lost": 1}),
+        "files": (20, 20, {}),
+    }
+    assert "| 50 | 50 | **all** | 1 | 0 | 0 | 0 |" in fault_battery.describe(rows)
+    ended = fault_battery.try_kinds(battery, ["planted"], 1, 1, log=log, until=0.0)
+    assert list(ended) == ["kills", "files"]
+
+
+def test_a_log_of_another_source_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    fault_battery.begin_log(log)
+    fault_battery.begin_log(log)
+    log.write_text('{"source": "another"}\n')
+    with pytest.raises(SystemExit, match="another state of the source"):
+        fault_battery.begin_log(log)
 
 
 @pytest.mark.parametrize("scale", [0.001, 0.1, 0.5, 1.0])
