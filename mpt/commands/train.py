@@ -54,6 +54,10 @@ def run(arguments: TrainArguments) -> None:
 
 def train_or_try(config: Config, arguments: TrainArguments, world: World | None) -> None:
     """Train, or run a few steps of everything."""
+    prepare_torch(config)
+    from mpt.engine.without_compiler import leave_out_compiler
+
+    leave_out_compiler(config)
     if arguments.smoke and not arguments.dry_run:
         from mpt.commands.smoke import smoke
 

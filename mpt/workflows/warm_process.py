@@ -140,11 +140,10 @@ def import_everything() -> bool:
 
     if torch.version.cuda or torch.version.hip or torch.backends.mps.is_built():
         return False
-    import torch._dynamo  # the first optimizer step would
-
     import mpt.engine.assembly
     import mpt.engine.loop
     import mpt.engine.resume
+    import mpt.engine.without_compiler
     import mpt.planner.beside
     import mpt.workflows.train  # noqa: F401
 

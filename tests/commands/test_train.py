@@ -289,6 +289,7 @@ def test_what_is_removed_while_a_run_goes_on_is_said(config: Path, monkeypatch: 
 
     def removing(self: Training) -> str | None:
         if self.progress.step == 4:
+            self.saver.finish()
             shutil.rmtree(self.directory.checkpoints)
             self.directory.metrics_path.unlink()
         return save(self)
