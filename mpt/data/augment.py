@@ -55,10 +55,15 @@ class Augmentation:
                     ) from error
 
     def apply(self, image_chw: Tensor, epoch: int, index: int) -> Tensor:
-        """Return one image changed as (seed, epoch, index) say. Call inside `preserved_generator()`."""
+        """Return one image changed as (seed, epoch, index) say. Call inside `preserved_generator()`.
+
+        The first transform, a crop, works on the bytes of an image that is uint8.
+        """
         torch.default_generator.manual_seed(mix(self.seed, epoch, index))
         for transform in self.transforms:
             image_chw = transform(image_chw)
+            if image_chw.dtype == torch.uint8:
+                image_chw = image_chw.float().div_(255)
         return fit_images(image_chw[None], self.image_size, self.channels)[0]
 
     def apply_all(self, image_bchw: Tensor, epoch: int, indices: Sequence[int]) -> Tensor:

@@ -7,6 +7,7 @@ orientation tags are ignored, as torchvision ignores them.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import struct
@@ -29,6 +30,8 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 """As torchvision's ImageFolder."""
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+REDUCING_GAP = 2
+"""How much larger than wanted, in width and height, a picture is at least decoded: what is left is resized well."""
 DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, struct.error, zlib.error)
 """What Pillow's decoders raise on damaged files, beside Image.DecompressionBombError."""
 
@@ -46,11 +49,19 @@ class BadImageError(DataError):
         return type(self), (self.path, self.reason)
 
 
-def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pixels: int, fit: Fit = "crop") -> Tensor:
+def decode_bytes(
+    path: Path,
+    channels: int,
+    size: tuple[int, int] | None,
+    max_pixels: int,
+    fit: Fit = "crop",
+    *,
+    reduces: bool = False,
+) -> Tensor:
     """Return an image file as uint8 (channels, h, w). Raises BadImageError.
 
     With a `size` (height, width) it is brought to these proportions as `fit` says and resized (bilinear, antialiased);
-    without, it is left as stored.
+    without, it is left as stored. If it `reduces`, a JPEG that is more than twice as large is decoded smaller first.
     """
     try:
         with warnings.catch_warnings():
@@ -62,6 +73,8 @@ def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pi
                     raise BadImageError(
                         path, f"{width} x {height} pixels are more than dataset.max_pixels={max_pixels}"
                     )
+                if reduces and size is not None:
+                    reduce_while_decoding(image, size[::-1], fit)
                 picture = convert_mode(path, image, MODES[channels])
                 if size is not None and picture.size != size[::-1]:
                     picture = fitted(picture, size[::-1], fit)
@@ -78,6 +91,17 @@ def decode_bytes(path: Path, channels: int, size: tuple[int, int] | None, max_pi
         raise BadImageError(path, f"cannot be decoded ({error})") from error
     tensor = torch.from_numpy(pixels)
     return tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
+
+
+def reduce_while_decoding(image: Image.Image, size: tuple[int, int], fit: Fit) -> None:
+    """Let a JPEG be decoded at a half, a quarter or an eighth of its size, as small as leaves `REDUCING_GAP` times the
+    pixels that are wanted. Other formats stay as they are.
+    """
+    width, height = size
+    if fit == "letterbox":
+        scale = min(width / image.width, height / image.height)
+        width, height = math.ceil(image.width * scale), math.ceil(image.height * scale)
+    image.draft(image.mode, (REDUCING_GAP * width, REDUCING_GAP * height))
 
 
 def fitted(picture: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:

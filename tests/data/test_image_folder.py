@@ -293,3 +293,36 @@ def test_integers_in_16_bits_keep_their_range_in_any_width(tmp_path):
 def test_pixels_of_an_unclear_range_are_refused_by_name(tmp_path, pixels, message):
     with pytest.raises(decoding.BadImageError, match=message):
         tiff(tmp_path / "a.tif", pixels)
+
+
+def photograph(path, size=(200, 150)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    smooth = torch.nn.functional.interpolate(torch.rand(1, 3, 6, 8), size=size[::-1], mode="bicubic")[0].clamp(0, 1)
+    Image.fromarray((smooth * 255).byte().permute(1, 2, 0).numpy()).save(path, quality=95)
+
+
+@pytest.mark.parametrize("fit", ["crop", "letterbox", "stretch"])
+def test_fast_decoding_reduces_large_jpegs_and_changes_pixels_by_little(tmp_path, monkeypatch, fit):
+    path = tmp_path / "a.jpg"
+    photograph(path)
+    sizes = []
+    whole = decoding.fitted
+    monkeypatch.setattr(decoding, "fitted", lambda picture, *rest: sizes.append(picture.size) or whole(picture, *rest))
+    exact, fast = (decoding.decode_bytes(path, 3, (32, 32), 10**6, fit, reduces=one) for one in (False, True))
+    assert sizes == [(200, 150), (100, 75)]
+    difference = (exact.float() - fast.float()).abs()
+    assert 0 < float(difference.mean()) < 1
+    assert float(difference.max()) <= 16
+    decoding.decode_bytes(path, 3, (48, 48), 10**6, fit, reduces=True)  # a letterbox wants fewer rows
+    assert sizes[2:] == [(100, 75) if fit == "letterbox" else (200, 150)]
+
+
+def test_fast_decoding_cuts_bytes_at_the_same_places(tmp_path):
+    photograph(tmp_path / "train" / "x" / "a.jpg")
+    write_image(tmp_path / "test" / "x" / "a.png")
+    augment = ["RandomResizedCrop", "RandomHorizontalFlip"]
+    exact, fast = (build(tmp_path, image_size=16, augment=augment, decoding=one) for one in ("exact", "fast"))
+    for epoch in range(4):
+        pair = [data.fetch([0], epoch)["image"] for data in (exact, fast)]
+        assert pair[1].dtype == torch.float32
+        assert 0 < float((pair[0] - pair[1]).abs().max()) <= 1.01 / 255
