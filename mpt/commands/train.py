@@ -57,7 +57,7 @@ def train_or_try(config: Config, arguments: TrainArguments, world: World | None)
     prepare_torch(config)
     from mpt.engine.without_compiler import leave_out_compiler
 
-    leave_out_compiler(config)
+    leave_out_compiler()
     if arguments.smoke and not arguments.dry_run:
         from mpt.commands.smoke import smoke
 

@@ -2,9 +2,9 @@
 
 torch.optim imports `torch._dynamo` when the first optimizer is made, and at each step, to tell the compiler what to
 leave out of its graphs; a dispatch mode does at its first operation. A process that compiles nothing has no use for
-that: here the same methods are called without the wrappers, so the numbers are the same. Found in torch 2.13
-(`torch/_compile.py`, and `_use_grad_for_differentiable` in `torch/optim/optimizer.py`); where another torch does it in
-another way, nothing is changed but the time that a start takes.
+that: here the same methods are called without the wrappers, so the numbers are the same. Once something has imported
+the compiler, all is as torch has it. Found in torch 2.13 (`torch/_compile.py`, and `_use_grad_for_differentiable` in
+`torch/optim/optimizer.py`); where another torch does it in another way, nothing is changed but the time of a start.
 """
 
 from __future__ import annotations
@@ -17,34 +17,51 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mpt.config.schema import Config
 from mpt.run.memory_meter import DispatchWatch
 
+COMPILER = "torch._dynamo"
 STEP_WRAPPER, METHOD_WRAPPER_FILE = "_use_grad", "_compile.py"
 CACHE = "__dynamo_disable"
 """Where torch's wrapper of a method keeps what it calls, once it has asked the compiler for it."""
 
 
-def leave_out_compiler(config: Config) -> None:
-    """Let this process train without importing torch's compiler, unless the configuration compiles."""
-    if "compile" in config.memory.tricks or "torch._dynamo" in sys.modules:
+def leave_out_compiler() -> None:
+    """Let this process train without importing torch's compiler until something else does."""
+    if COMPILER in sys.modules:
         return
     for method in (*vars(Optimizer).values(), DispatchWatch.__torch_dispatch__):
         code, inner = getattr(method, "__code__", None), getattr(method, "__wrapped__", None)
         if code is not None and inner is not None and code.co_filename.endswith(METHOD_WRAPPER_FILE):
-            setattr(inner, CACHE, inner)
+            setattr(inner, CACHE, until_compiled(inner))
     for kind in vars(torch.optim).values():
         step = vars(kind).get("step") if isinstance(kind, type) and issubclass(kind, Optimizer) else None
         code, inner = getattr(step, "__code__", None), getattr(step, "__wrapped__", None)
-        if code is not None and inner is not None and code.co_name == STEP_WRAPPER:
-            kind.step = uncompiled(inner)
+        if step is not None and code is not None and inner is not None and code.co_name == STEP_WRAPPER:
+            kind.step = stepping(inner, step)
 
 
-def uncompiled(step: Callable[..., Any]) -> Callable[..., Any]:
+def until_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls a method, and gives its place back to torch's wrapper where the compiler is there."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if COMPILER not in sys.modules:
+            return method(*arguments, **options)
+        import torch._dynamo
+
+        kept_out = torch._dynamo.disable(method, True, wrapping=False)
+        setattr(method, CACHE, kept_out)
+        return kept_out(*arguments, **options)
+
+    return call
+
+
+def stepping(step: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
     """Return an optimizer's step within the gradient mode that torch's wrapper enters."""
 
     @functools.wraps(step)
     def stepped(optimizer: Optimizer, *arguments: Any, **options: Any) -> Any:
+        if COMPILER in sys.modules:
+            return wrapper(optimizer, *arguments, **options)
         with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
             return step(optimizer, *arguments, **options)
 

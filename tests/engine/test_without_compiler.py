@@ -9,11 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import sys
 import torch
-from mpt.config.load import load_config
-from mpt.engine.without_compiler import leave_out_compiler
 
-data = {"model": {"name": "small_cnn", "features": 4, "image_size": 8}, "dataset": "digits", "precision": "fp32"}
-leave_out_compiler(load_config({**data, "memory": {"compile": True}}))
 usual = {name: getattr(torch.optim, name).step for name in ("Adam", "AdamW", "SGD", "RMSprop", "Adamax")}
 assert all(step.__code__.co_name == "_use_grad" for step in usual.values()), "torch has changed"
 
@@ -37,12 +33,18 @@ def trained(kind, step):
         assert all(p.requires_grad and p.grad_fn is None for p in net.parameters())
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
-for name, step in usual.items():
-    kind = getattr(torch.optim, name)
-    ours = trained(kind, kind.step)
-    assert "torch._dynamo" not in sys.modules or name != "Adam"
-    assert torch.equal(ours, trained(kind, step)), name
-assert "torch._dynamo" in sys.modules
+kinds = {name: (getattr(torch.optim, name), getattr(torch.optim, name).step) for name in usual}
+ours = {name: trained(*pair) for name, pair in kinds.items()}
+assert "torch._dynamo" not in sys.modules
+for name, (kind, step) in kinds.items():
+    assert torch.equal(ours[name], trained(kind, usual[name])), name
+    assert torch.equal(ours[name], trained(kind, step)), name
+inner = torch.optim.Optimizer.zero_grad.__wrapped__
+assert "dynamo" in getattr(inner, "__dynamo_disable").__module__
+compiled = torch.compile(torch.nn.Linear(5, 3), backend="eager")
+optimizer = torch.optim.Adam(compiled.parameters())
+compiled(torch.ones(2, 5)).sum().backward()
+optimizer.step()
 """
 CONFIG = "{model: {name: small_cnn, features: 4, image_size: 8}, dataset: digits, precision: fp32, name: run}"
 
