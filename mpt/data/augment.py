@@ -63,7 +63,7 @@ class Augmentation:
         for transform in self.transforms:
             image_chw = transform(image_chw)
             if image_chw.dtype == torch.uint8:
-                image_chw = image_chw.float().div_(255)
+                image_chw = image_chw.contiguous().float().div_(255)
         return fit_images(image_chw[None], self.image_size, self.channels)[0]
 
     def apply_all(self, image_bchw: Tensor, epoch: int, indices: Sequence[int]) -> Tensor:

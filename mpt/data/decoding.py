@@ -61,7 +61,8 @@ def decode_bytes(
     """Return an image file as uint8 (channels, h, w). Raises BadImageError.
 
     With a `size` (height, width) it is brought to these proportions as `fit` says and resized (bilinear, antialiased);
-    without, it is left as stored. If it `reduces`, a JPEG that is more than twice as large is decoded smaller first.
+    without, it is left as stored. If it `reduces`, a JPEG of more than twice the size is decoded smaller first, and an
+    image that is left as stored keeps its channels last in memory, where a crop reads less.
     """
     try:
         with warnings.catch_warnings():
@@ -90,7 +91,10 @@ def decode_bytes(
     except DECODER_ERRORS as error:
         raise BadImageError(path, f"cannot be decoded ({error})") from error
     tensor = torch.from_numpy(pixels)
-    return tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
+    if tensor.dim() == 2:
+        return tensor[None]
+    planes = tensor.permute(2, 0, 1)
+    return planes if reduces and size is None else planes.contiguous()
 
 
 def reduce_while_decoding(image: Image.Image, size: tuple[int, int], fit: Fit) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -30,14 +31,19 @@ def leave_out_compiler() -> None:
     if COMPILER in sys.modules:
         return
     for method in (*vars(Optimizer).values(), DispatchWatch.__torch_dispatch__):
-        code, inner = getattr(method, "__code__", None), getattr(method, "__wrapped__", None)
-        if code is not None and inner is not None and code.co_filename.endswith(METHOD_WRAPPER_FILE):
+        inner = wrapped(method)
+        if inner is not None and method.__code__.co_filename.endswith(METHOD_WRAPPER_FILE):
             setattr(inner, CACHE, until_compiled(inner))
     for kind in vars(torch.optim).values():
         step = vars(kind).get("step") if isinstance(kind, type) and issubclass(kind, Optimizer) else None
-        code, inner = getattr(step, "__code__", None), getattr(step, "__wrapped__", None)
-        if step is not None and code is not None and inner is not None and code.co_name == STEP_WRAPPER:
+        inner = wrapped(step)
+        if step is not None and inner is not None and step.__code__.co_name == STEP_WRAPPER:
             kind.step = stepping(inner, step)
+
+
+def wrapped(function: Any) -> Callable[..., Any] | None:
+    """Return what a function was made from by `functools.wraps`."""
+    return vars(function).get("__wrapped__") if isinstance(function, FunctionType) else None
 
 
 def until_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +54,8 @@ def until_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(*arguments, **options)
         import torch._dynamo
 
-        kept_out = torch._dynamo.disable(method, True, wrapping=False)
+        disable: Any = torch._dynamo.disable
+        kept_out: Callable[..., Any] = disable(method, True, wrapping=False)
         setattr(method, CACHE, kept_out)
         return kept_out(*arguments, **options)
 
