@@ -1,4 +1,4 @@
-"""The same training, side by side: written by hand, by hand and compiled, in mpt, in Accelerate, in Lightning.
+"""The same training, side by side: by hand, plain and compiled; mpt, plain and with CUDA graphs; Accelerate; Lightning.
 
 Part of `gpu_check.py`. ResNet-18 on drawn 64-pixel images under autocast, float16 with a loss scale on a GPU. Each
 contestant trains in a process of its own; the seconds per step are the median of windows that end with a
@@ -20,7 +20,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-CONTESTANTS = ("by hand", "by hand, compiled", "mpt", "accelerate", "lightning")
+GRAPHS = "mpt, CUDA graphs"
+"""mpt with `memory.compile: {mode: reduce-overhead}`, torch's own way to record kernels once."""
+CONTESTANTS = ("by hand", "by hand, compiled", "mpt", GRAPHS, "accelerate", "lightning")
 WINDOWS, WINDOW_STEPS, BATCH = 8, 20, 128
 SMALL = (2, 2, 2)
 
@@ -108,8 +110,8 @@ def make_step(name: str, device: Any, images: Any, labels: Any) -> Any:
 
     from mpt.vision_ops import import_torchvision
 
-    if name == "mpt":
-        return mpt_step(device, images, labels)
+    if name in ("mpt", GRAPHS):
+        return mpt_step(device, images, labels, {"compile": {"mode": "reduce-overhead"}} if name == GRAPHS else {})
     net = import_torchvision("models").resnet18(num_classes=10).to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     if name == "accelerate":
@@ -132,8 +134,8 @@ def make_step(name: str, device: Any, images: Any, labels: Any) -> Any:
     return step
 
 
-def mpt_step(device: Any, images: Any, labels: Any) -> Any:
-    """Return mpt's own step on a built run."""
+def mpt_step(device: Any, images: Any, labels: Any, memory: dict[str, Any]) -> Any:
+    """Return mpt's own step on a run built with these settings of memory."""
     import torch
 
     from mpt.config.load import load_config
@@ -144,7 +146,9 @@ def mpt_step(device: Any, images: Any, labels: Any) -> Any:
     fields = {"image": FieldSpec((3, 64, 64), torch.float32), "label": FieldSpec((), torch.int64)}
     data = DataSpec(fields, len(images), tuple(map(str, range(10))))
     sections = {"model": "torchvision:resnet18", "dataset": "digits", "precision": "amp", "optimizer": "adam"}
-    run = build_run(load_config({**sections, "train": {"batch_size": len(images), "steps": 1}}), device, data)
+    run = build_run(
+        load_config({**sections, "memory": memory, "train": {"batch_size": len(images), "steps": 1}}), device, data
+    )
     batch = {"image": images, "label": labels}
 
     def step() -> None:
