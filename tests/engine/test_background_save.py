@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mpt.engine.step import Update
 from mpt.engine.training import Training
 from mpt.errors import InputOutputError, Interrupted, NonFiniteError
 from mpt.run import checkpoint
@@ -84,15 +85,15 @@ def test_a_roll_back_returns_to_the_state_that_was_being_written(
 
 def test_a_signal_while_a_state_is_written_loses_neither_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
-    advance = Training.keep_recent
+    count = Training.count
 
-    def interrupted(training: Training) -> None:
-        if training.progress.step == 3:
+    def interrupted(training: Training, phase: str, done: Update) -> None:
+        if training.progress.step == 2:  # the third step, while the state after the second is written
             assert training.saver.writing is not None
             os.kill(os.getpid(), signal.SIGTERM)
-        advance(training)
+        count(training, phase, done)
 
-    monkeypatch.setattr(Training, "keep_recent", interrupted)
+    monkeypatch.setattr(Training, "count", interrupted)
     with pytest.raises(Interrupted, match="Step 3 is saved"):
         start(tmp_path)
     assert list_steps(open_run(tmp_path / "run"))[-2:] == [2, 3]
