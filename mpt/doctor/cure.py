@@ -1,15 +1,19 @@
 """The smallest change that makes a mode healthy: modules to keep in float32, or another dtype.
 
-Tried in this order, and everything that is offered was tried: the fewest modules (`mpt.engine.smallest_list`);
-bfloat16, which has float32's range.
+Tried in this order, and everything that is offered was tried: one setting that the configuration has otherwise than the
+default (a loss scale that cannot move or begins low, losses that are not computed in float32); the fewest modules
+(`mpt.engine.smallest_list`); bfloat16, which has float32's range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpt.config.options import PrecisionOptions
+from mpt.config.schema import Config
 from mpt.doctor.numerics import Examination, Subject, Verdict, as_on_a_gpu, with_float32
 from mpt.engine.module_places import LOSS
 from mpt.engine.smallest_list import SmallestList, smallest_list
@@ -21,14 +25,20 @@ class Cure:
 
     patch: dict[str, Any]
     kept: SmallestList | None
-    """What it keeps in float32; None where it chooses another dtype."""
+    """What it keeps in float32; None where it changes something else."""
     trials: int
 
     def describe(self) -> str:
         """Return the cure in words."""
-        if self.kept is None:
+        if self.kept is not None:
+            return f"keep {', '.join(self.kept.modules)} in float32 ({self.kept.describe()})"
+        if "dtype" in self.patch.get("precision", {}):
             return "use bfloat16: float16's range is too small here, and no list of modules helps"
-        return f"keep {', '.join(self.kept.modules)} in float32 ({self.kept.describe()})"
+        changes = [f"{section}.{name}={value}" for section, own in self.patch.items() for name, value in own.items()]
+        return f"set {', '.join(changes)}"
+
+
+DEFAULT_SCALE: float = PrecisionOptions.model_fields["init_scale"].default
 
 
 def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
@@ -39,6 +49,9 @@ def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
     def helps(modules: Sequence[str]) -> bool:
         return verdict.is_healthy(with_float32(subject.config, modules))
 
+    for patch in single_settings(subject.config):
+        if verdict.is_healthy(patched(subject.config, patch)):
+            return Cure(patch, None, verdict.tried)
     blamed = list(dict.fromkeys(one.culprit.module for one in found if one.culprit is not None))
     kept = smallest_list(verdict.reference.task.modules, [name for name in blamed if name != LOSS], helps)
     if kept is not None:
@@ -47,3 +60,23 @@ def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
     if lower.to_data() != subject.config.to_data() and verdict.is_healthy(lower):
         return Cure({"precision": {"dtype": "bfloat16"}}, None, verdict.tried)
     return None
+
+
+def single_settings(config: Config) -> Iterator[dict[str, Any]]:
+    """Yield the patches of one setting that are worth a trial before any module is kept in float32."""
+    settings = config.precision.settings
+    if isinstance(settings.loss_scale, float):
+        yield {"precision": {"loss_scale": "dynamic"}}
+    elif settings.init_scale < DEFAULT_SCALE:
+        yield {"precision": {"init_scale": DEFAULT_SCALE}}
+    if settings.losses == "inherit":
+        yield {"precision": {"losses": "float32"}}
+
+
+def patched(config: Config, patch: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Return a configuration with the settings of a cure."""
+    for name, changes in patch.items():
+        choice = getattr(config, name)
+        settings = choice.settings.model_copy(update=dict(changes))
+        config = dataclasses.replace(config, **{name: dataclasses.replace(choice, settings=settings)})
+    return config

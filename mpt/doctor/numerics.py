@@ -24,6 +24,7 @@ from mpt.config.load import change_precision
 from mpt.config.schema import Config
 from mpt.doctor.instrument import Result, error_of, input_error
 from mpt.doctor.measured_step import Step, rounded_step, take_step
+from mpt.doctor.weight_updates import Effect, effects, moves
 from mpt.engine.build import build_run
 from mpt.engine.state import restore_modules
 from mpt.seams import Batch, DataSpec, Run
@@ -67,6 +68,8 @@ class Examination:
     culprit: Result | None = None
     results: list[Result] = field(default_factory=list)
     """The float32 step's operators: what float16 would do to them."""
+    updates: dict[str, Effect] = field(default_factory=dict)
+    """Parameter -> what the mode makes of its update; empty where the gradients are at fault already."""
 
     @property
     def is_healthy(self) -> bool:
@@ -126,7 +129,20 @@ def examine(subject: Subject) -> list[Examination]:
         moved = rounded_step(reference, true_phase, subject.batch, chosen.precision.dtype)
         step = take_step(chosen, phase, subject.batch, watched=True)
         found.append(judge(phase.name, chosen, true, moved, step))
+    # Last: updates change the runs.
+    for one, true_phase, phase in zip(found, reference.phases, chosen.phases, strict=True):
+        if one.is_healthy:
+            seen = moves(chosen, phase, subject.batch, one.scale)
+            one.updates = effects(moves(reference, true_phase, subject.batch, None), seen)
+            one.faults += faults_of(one.updates, one.dtype)
     return found
+
+
+def faults_of(updates: Mapping[str, Effect], dtype: str) -> list[str]:
+    """Return what is wrong with updates whose gradients are right."""
+    bad = [name for name, effect in updates.items() if not effect.finite]
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return [f"the optimizer's update of {bad[0]}{more} is not finite in {dtype}"] if bad else []
 
 
 class Verdict:
@@ -149,9 +165,16 @@ class Verdict:
             self.moved[dtype] = [
                 rounded_step(self.reference, phase, self.subject.batch, dtype) for phase in self.reference.phases
             ]
+        scales = []
+        for phase, true, moved in zip(run.phases, self.true, self.moved[dtype], strict=True):
+            step = take_step(run, phase, self.subject.batch)
+            if not judge(phase.name, run, true, moved, step).is_healthy:
+                return False
+            scales.append(step.scale)
         return all(
-            judge(phase.name, run, true, moved, take_step(run, phase, self.subject.batch)).is_healthy
-            for phase, true, moved in zip(run.phases, self.true, self.moved[dtype], strict=True)
+            bool(torch.isfinite(value).all())
+            for phase, scale in zip(run.phases, scales, strict=True)
+            for value in moves(run, phase, self.subject.batch, scale).values()
         )
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from mpt.config.schema import Config
-from mpt.doctor.cure import find_cure
+from mpt.doctor.cure import find_cure, patched
 from mpt.doctor.findings import Section
 from mpt.doctor.instrument import Result
 from mpt.doctor.numerics import Examination, Subject, examine
@@ -21,6 +20,10 @@ LITTLE_HEADROOM = 3.0
 """Bits to overflow below which a module is named."""
 MUCH_UNDERFLOW = 0.25
 """Share of a gradient that float16 would lose, with the loss scale, above which a module is named."""
+ROUNDED_WEIGHTS = ("bf16-pure", "fp16-pure", "O3")
+"""Modes that add updates to weights in half; others round at random, or keep what rounding takes."""
+STILL, ARRIVED = 0.5, 0.5
+"""More weights that do not move, and less of the update, than this is a warning."""
 MOST_FAULTS = 3
 
 
@@ -45,13 +48,14 @@ def describe_numerics(*points: Subject) -> Section:
             _describe(section, one, subject.step, many=len(points) > 1, is_last=subject is last)
         if all(one.is_healthy for one in found):
             continue
-        changed = dataclasses.replace(subject, config=load_patched(subject.config, patch)) if patch else subject
+        changed = dataclasses.replace(subject, config=patched(subject.config, patch)) if patch else subject
         if patch:
             found = examine(changed)
         faulty = [one for one in found if not one.is_healthy]
         cure = find_cure(changed, faulty) if faulty else None
         if cure is not None:
-            patch, trials = cure.patch, trials + cure.trials
+            patch = {key: {**patch.get(key, {}), **cure.patch.get(key, {})} for key in (*patch, *cure.patch)}
+            trials += cure.trials
             said.append(cure.describe())
         elif faulty:
             section.add("warning", "cure", "none was found that helps", "use precision=bf16 or fp32")
@@ -61,12 +65,6 @@ def describe_numerics(*points: Subject) -> Section:
         section.add("note", "cure", f"{text}; {trials} steps were tried")
         section.tables["cure"] = [{"cure": text, "patch": patch}]
     return section
-
-
-def load_patched(config: Config, patch: dict[str, Any]) -> Config:
-    """Return a configuration with a cure of an earlier point, which the next one may find too little."""
-    settings = config.precision.settings.model_copy(update=patch["precision"])
-    return dataclasses.replace(config, precision=dataclasses.replace(config.precision, settings=settings))
 
 
 def _describe(section: Section, found: Examination, step: int, *, many: bool, is_last: bool) -> None:
@@ -81,6 +79,8 @@ def _describe(section: Section, found: Examination, step: int, *, many: bool, is
         lowest = min((one.cosine for one in found.parameters if one.share > 1e-3), default=1.0)
         text = f"{found.mode} in {found.dtype}{scale}: gradients are off by {worst:.1%} at most, cosine {lowest:.4f}"
         section.add("ok", about, text)
+        describe_updates(section, about, found)
+    section.tables.setdefault("parameters", []).extend(parameter_rows(found, step))
     for row in ranges_of(found.phase, found.results, found.scale or 1.0):
         section.tables.setdefault("ranges", []).append({"step": step, **row})
         if not is_last:  # the table has all of it
@@ -95,6 +95,49 @@ def _describe(section: Section, found: Examination, step: int, *, many: bool, is
         if row["gradient_underflow"] > MUCH_UNDERFLOW:
             text = f"{row['gradient_underflow']:.0%} of the gradients in {row['module']} are too small for float16"
             section.add("note", about, text, "a larger precision.init_scale, where it does not overflow")
+
+
+def describe_updates(section: Section, about: str, found: Examination) -> None:
+    """Warn of weights that the mode's updates leave as they are: too short to reach the next number."""
+    still = [name for name, one in found.updates.items() if one.still > STILL and one.arrived < ARRIVED]
+    if not still or found.mode not in ROUNDED_WEIGHTS:
+        return
+    worst = min(still, key=lambda name: found.updates[name].arrived)
+    effect = found.updates[worst]
+    more = f", and {len(still) - 1} more parameters are like it" if len(still) > 1 else ""
+    section.add(
+        "warning",
+        about,
+        f"{effect.still:.0%} of {worst} stay as they are in {found.dtype}, as the update is rounded away: "
+        f"{effect.arrived:.0%} of it arrives{more}",
+        "a mode that keeps float32 weights (amp, bf16, O2), or bf16-sr or bf16-kahan; or a larger optimizer.lr",
+    )
+
+
+def parameter_rows(found: Examination, step: int) -> list[dict[str, Any]]:
+    """Return a row per parameter: its gradient's error and cosine, and what became of its update."""
+    rows = []
+    for one in found.parameters:
+        effect = found.updates.get(one.name)
+        rows.append(
+            {
+                "step": step,
+                "phase": found.phase,
+                "parameter": one.name,
+                "gradient_error": rounded(one.error),
+                "from_rounding": rounded(one.from_rounding),
+                "cosine": rounded(one.cosine, 6),
+                "share_of_gradient": rounded(one.share),
+                "still_after_update": rounded(effect.still) if effect is not None else None,
+                "update_that_arrives": rounded(effect.arrived) if effect is not None else None,
+            }
+        )
+    return rows
+
+
+def rounded(value: float, places: int = 4) -> float | None:
+    """Return a number for a table; None for one that is not finite."""
+    return round(value, places) if math.isfinite(value) else None
 
 
 def ranges_of(phase: str, results: Sequence[Result], scale: float) -> list[dict[str, Any]]:

@@ -10,6 +10,9 @@ from mpt.report.numerics_map import map_numerics
 from mpt.report.page import environment
 from mpt.run.files import write_atomically
 
+PARAMETERS, MOST_PARAMETERS = "numerics: parameters", 40
+"""Those whose gradients are most wrong; all are in the JSON."""
+
 
 def write_page(path: Path, subject: str, sections: Sequence[Section]) -> None:
     """Write one self-contained HTML page. Raises InputOutputError."""
@@ -22,6 +25,9 @@ def write_page(path: Path, subject: str, sections: Sequence[Section]) -> None:
         for name, rows in section.tables.items()
         if name not in ("ranges", "exponents", "cure") and rows
     }
+    if (rows := tables.get(PARAMETERS)) is not None:
+        worst = sorted(rows, key=lambda row: -(row["gradient_error"] or 0.0))
+        tables[PARAMETERS] = worst[:MOST_PARAMETERS]
     template = environment().get_template("doctor.html.j2")
     numerics = map_numerics(ranges, exponents)
     text = template.render(subject=subject, sections=sections, numerics=numerics, tables=tables)

@@ -13,6 +13,7 @@ from mpt.doctor.cure import find_cure
 from mpt.doctor.half_arithmetic import RoundedHalf
 from mpt.doctor.instrument import observed, sample_of
 from mpt.doctor.numerics import Verdict, examine, with_float32
+from mpt.doctor.numerics_section import describe_numerics
 from mpt.engine.smallest_list import fewest
 from scripts.doctor_table import DIGITS, diagnose, planted, subject_of
 
@@ -73,6 +74,34 @@ def test_a_step_whose_scale_is_right_is_taken_once(monkeypatch: pytest.MonkeyPat
     (found,) = examine(subject_of(config))
     assert found.scale == 65536.0
     assert taken == [True, False, True]
+
+
+def test_updates_that_rounding_takes_away_are_said_and_those_that_arrive_on_average_are_not() -> None:
+    said = {}
+    for mode in ("bf16-pure", "bf16-sr"):
+        data = {"model": {"name": "small_cnn", "image_size": 16}, **DIGITS, "precision": mode}
+        section = describe_numerics(subject_of(load_config({**data, "optimizer": {"name": "adam", "lr": 1e-5}})))
+        assert section.worst != "fault"
+        said[mode] = [one.text for one in section.findings if one.level == "warning"]
+        rows = section.tables["parameters"]
+        assert all(row["cosine"] > 0.9 for row in rows if row["share_of_gradient"] > 0.1)
+    assert "as the update is rounded away" in said["bf16-pure"][0]
+    assert said["bf16-sr"] == []
+
+
+def test_an_epsilon_that_float16_does_not_hold_is_told_with_its_cure() -> None:
+    data = {"model": {"name": "small_cnn", "image_size": 16}, **DIGITS, "precision": {"mode": "O3", "dtype": "float16"}}
+    section = describe_numerics(subject_of(load_config({**data, "optimizer": {"name": "adam", "lr": 1e-4}})))
+    assert section.worst == "fault"
+    assert "1e-08 is zero in float16" in section.findings[0].text
+    assert "set optimizer.eps=1e-4" in section.findings[0].text
+
+
+def test_a_loss_scale_that_cannot_move_is_cured_before_any_module_is_kept_in_float32() -> None:
+    data = {"model": {"name": "small_cnn", "image_size": 16}, **DIGITS}
+    precision = {"mode": "amp", "dtype": "float16", "loss_scale": 2.0**24}
+    section = describe_numerics(subject_of(load_config({**data, "precision": precision})))
+    assert section.tables["cure"][0]["patch"] == {"precision": {"loss_scale": "dynamic"}}
 
 
 def test_a_fault_of_float32_itself_is_not_blamed_on_half() -> None:
