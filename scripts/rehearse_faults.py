@@ -117,7 +117,7 @@ FAULTS = (
     ),
     Fault(
         "compared memory",
-        "modes were compared by the evaluation's peak, which is the same in all",
+        "modes were compared by the evaluation's peak, which is the same in every mode",
         "mpt/report/read_run.py",
         '        return number(self.memory.get("steps_peak_bytes"), 0.0) or self.peak_bytes\n',
         "        return self.peak_bytes\n",

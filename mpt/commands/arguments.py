@@ -246,7 +246,7 @@ class VerifyResumeArguments:
     """A YAML file, or a run whose configuration is taken."""
     overrides: Overrides = ()
     steps: Annotated[int, typer.Option(min=2)] = 20
-    """Steps in all; the stop is half way."""
+    """Total number of steps; the run is stopped halfway."""
     kill: bool = False
     """Kill the process three times without warning, at moments that are not chosen, instead of stopping it."""
     output: Output = None

@@ -5,9 +5,10 @@ file declares `class Settings(Options)`. So that `mpt validate` answers at once,
 source without running the rest of the file: a `Settings` class may therefore use only what is imported from `typing`,
 `pydantic` and `mpt.config`.
 
-Two more optional top-level literals are read the same way: `NAMES`, a dict of further YAML names each with the defaults
+Further optional top-level literals are read the same way: `NAMES`, a dict of further YAML names each with the defaults
 it changes (`NAMES = {"O2": {}, "O3": {"loss_scale": 1.0}}`: the file's own name is then not a YAML name unless listed),
-and in model files `TASK = "gan"`, the task a model is trained by.
+and in model files `TASK = "gan"`, the task a model is trained by. `SHARDED = True` says of a precision mode, a memory
+trick or an optimizer that it works where weights are sharded over processes (`parallel.strategy: fsdp`).
 """
 
 from __future__ import annotations

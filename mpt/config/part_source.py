@@ -32,7 +32,7 @@ ALLOWED_IMPORTS = (
     "typing",
 )
 LITERALS = (  # the second line: see mpt.config.relief
-    *("NAMES", "TASK", "CONFLICTS"),
+    *("NAMES", "TASK", "CONFLICTS", "SHARDED"),
     *("RELIEVES", "PROPOSALS", "DIALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),
 )
 SETTINGS, COMMAND = "Settings", "Command"

@@ -14,6 +14,8 @@ from pydantic import Field
 from mpt.config.options import Options
 from mpt.seams import MemoryTrick, Run
 
+SHARDED = True
+
 
 class Settings(Options):
     """How often: `empty_cache_every: 100`."""

@@ -16,6 +16,7 @@ from mpt.config.options import Options
 from mpt.seams import MemoryTrick, Run
 
 RELIEVES = "batch"
+SHARDED = True
 
 
 class Settings(Options):

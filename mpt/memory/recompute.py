@@ -35,6 +35,7 @@ PROPOSALS = ("sqrt", "selective", "all")
 DIALS = ({"budget": (0.0, 1.0), "per": "tensor"}, {"budget": (0.0, 1.0)}, {"every": (2, 8)})
 LADDER = "sqrt"
 RANK = 1
+SHARDED = True
 
 
 class Settings(Options):

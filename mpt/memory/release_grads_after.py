@@ -18,6 +18,8 @@ from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.seams import MemoryTrick, Run
 
+SHARDED = True
+
 
 class Settings(Options):
     """Which networks: `release_grads_after: [disc]`, or `true` for all that are trained."""

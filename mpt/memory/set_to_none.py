@@ -16,6 +16,8 @@ from mpt.config.options import Options
 from mpt.nn.mixin import Mixin, mix_in
 from mpt.seams import MemoryTrick, Run
 
+SHARDED = True
+
 
 class Settings(Options):
     """`set_to_none: true` or `false`."""

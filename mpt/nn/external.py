@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -70,6 +71,10 @@ def _call(name: str, constructor: Any, options: dict[str, Any], is_own: bool = F
     return net
 
 
+def _nearest(names: Sequence[str]) -> str:
+    return f"; nearest: {', '.join(names)}" if names else ""
+
+
 def _torchvision(attribute: str, image_size: int, options: dict[str, Any]) -> nn.Module:
     from mpt import vision_ops
 
@@ -78,7 +83,7 @@ def _torchvision(attribute: str, image_size: int, options: dict[str, Any]) -> nn
 
     if attribute not in torchvision.models.list_models(module=torchvision.models):
         near = get_close_matches(attribute, torchvision.models.list_models(module=torchvision.models), 3)
-        raise ConfigError(f"model.name: torchvision has no classifier {attribute!r}; nearest: {', '.join(near) or '-'}")
+        raise ConfigError(f"model.name: torchvision has no classifier {attribute!r}{_nearest(near)}")
     if attribute.startswith("vit_") and image_size != 224:  # the others take any size, or a size by another name
         options = {"image_size": image_size, **options}
     return _call(f"torchvision:{attribute}", torchvision.models.get_model_builder(attribute), options)
@@ -95,7 +100,7 @@ def _timm(attribute: str, image_size: int, options: dict[str, Any]) -> nn.Module
     if not timm.is_model(attribute):
         names = timm.list_models()
         near = [name for name in names if attribute in name][:3] or get_close_matches(attribute, names, 3, cutoff=0.5)
-        raise ConfigError(f"model.name: timm has no model {attribute!r}; nearest: {', '.join(near) or '-'}")
+        raise ConfigError(f"model.name: timm has no model {attribute!r}{_nearest(near)}")
     published = timm.models.get_pretrained_cfg(attribute)
     if published is not None and published.fixed_input_size and published.input_size[-1] != image_size:
         options = {"img_size": image_size, **options}  # position embeddings and windows are made for one size

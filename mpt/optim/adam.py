@@ -16,6 +16,7 @@ from mpt.config.options import OptimizerOptions
 from mpt.optim.groups import Parameters
 
 NAMES = {"adam": {}, "adamw": {"decoupled": True, "weight_decay": 0.01}}
+SHARDED = True
 
 
 class Settings(OptimizerOptions):

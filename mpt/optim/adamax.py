@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from mpt.config.options import OptimizerOptions
 from mpt.optim.groups import Parameters
 
+SHARDED = True
+
 
 class Settings(OptimizerOptions):
     lr: float = Field(2e-3, gt=0)

@@ -9,6 +9,8 @@ from torch.optim import Optimizer
 from mpt.config.options import OptimizerOptions
 from mpt.optim.groups import Parameters
 
+SHARDED = True
+
 
 class Settings(OptimizerOptions):
     alpha: float = Field(0.99, ge=0, lt=1)

@@ -9,6 +9,8 @@ from torch.optim import Optimizer
 from mpt.config.options import OptimizerOptions
 from mpt.optim.groups import Parameters
 
+SHARDED = True
+
 
 class Settings(OptimizerOptions):
     lr: float = Field(0.1, gt=0)

@@ -26,13 +26,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
+from mpt.config.registry import INSTALLED, Plugin
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
 
-MODES = ("fp32", "tf32", "O0", "amp", "bf16", "O1")
-"""Precision modes whose weights are float32 and are cast at each use: what is gathered is what is trained."""
-TRICKS = ("micro_batch", "recompute", "set_to_none", "release_grads_after", "empty_cache_every")
-OPTIMIZERS = ("adam", "adamw", "adamax", "sgd", "rmsprop")
 SECOND_ORDER = ("gradient_penalty", "r1_gamma", "path_weight")
 """Settings of penalties whose gradient is differentiated again, which FSDP2 cannot: it has let go of the weights."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -40,8 +37,8 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 def refuse(config: Config, size: int) -> None:
     """Raise ConfigError, with the way out, for what is not trained sharded."""
-    mode, optimizer = config.precision.mode, config.optimizer.name
-    tricks = [name for name in config.memory.tricks if name not in TRICKS]
+    mode, optimizer = config.precision, config.optimizer
+    tricks = [name for name in config.memory.tricks if not is_sharded(config.memory.plugins[name])]
     penalties = [
         f"{section}.{name}"
         for section in ("model", "task")
@@ -49,10 +46,12 @@ def refuse(config: Config, size: int) -> None:
         if getattr(getattr(config, section).settings, name, 0)
     ]
     reasons = []
-    if mode not in MODES:
-        reasons.append(f"precision {mode} keeps its weights in half itself; use one of {', '.join(MODES)}")
-    if optimizer not in OPTIMIZERS:
-        reasons.append(f"optimizer {optimizer} was not tried on shards; use one of {', '.join(OPTIMIZERS)}")
+    if not is_sharded(mode.plugin):
+        known = ", ".join(sharded_names("precision"))
+        reasons.append(f"precision {mode.name} is not for sharded weights; use one of {known}")
+    if not is_sharded(optimizer.plugin):
+        known = ", ".join(sharded_names("optim"))
+        reasons.append(f"optimizer {optimizer.name} was not tried on shards; use one of {known}")
     if tricks:
         reasons.append(f"memory.{tricks[0]} does not go with it; leave it out")
     if penalties:
@@ -67,6 +66,16 @@ def refuse(config: Config, size: int) -> None:
         )
     if reasons:
         raise ConfigError(f"parallel.strategy: fsdp cannot train this: {'; '.join(reasons)}. Or use ddp")
+
+
+def is_sharded(plugin: Plugin) -> bool:
+    """Return whether a mode, a trick or an optimizer says of itself that it works on shards."""
+    return bool(plugin.literals.get("SHARDED"))
+
+
+def sharded_names(kind: str) -> list[str]:
+    """Return the names of a kind that work on shards."""
+    return [name for name in INSTALLED.names(kind) if (found := INSTALLED.find(kind, name)) and is_sharded(found)]
 
 
 def shard(networks: Iterable[nn.Module], device_type: str, size: int, reduce_dtype: torch.dtype | None) -> None:

@@ -17,6 +17,7 @@ from mpt.precision.choice import choose_dtype
 from mpt.precision.policy import Policy
 
 NAMES = {"amp": {}, "bf16": {"dtype": "bfloat16"}}
+SHARDED = True
 
 
 class Settings(PrecisionOptions):

@@ -17,6 +17,7 @@ from mpt.precision.choice import choose_dtype
 from mpt.precision.policy import Policy
 
 NAMES: dict[str, dict[str, object]] = {"O1": {}}
+SHARDED = True
 
 
 class Settings(PrecisionOptions):

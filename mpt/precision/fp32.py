@@ -17,6 +17,7 @@ from mpt.precision.choice import require_ampere
 from mpt.precision.policy import F, Policy
 
 NAMES: dict[str, dict[str, object]] = {"fp32": {}, "tf32": {}, "O0": {}}
+SHARDED = True
 
 
 class Settings(PrecisionOptions):

@@ -22,7 +22,7 @@ PROBE_SECONDS = 120
 
 @dataclass(frozen=True)
 class Expected:
-    """The runs of a comparison: folder -> steps it has in all."""
+    """The runs of a comparison: folder -> its total number of steps."""
 
     steps: Mapping[Path, int]
 

@@ -21,7 +21,7 @@ def summarize(run: Run, supplied: Supply) -> Iterator[str]:
     several = f", {world.size} processes of up to {world.place(batch)[1]}" if world.size > 1 else ""
     parts = f" in micro-batches of {run.micro_batch_size}" if (run.micro_batch_size or batch) < batch else ""
     epochs = steps / supplied.loader.steps_per_epoch
-    length = f"{steps} steps of {batch}{parts} ({epochs:.3g} epochs)"
+    length = f"{counted(steps, 'step')} of {batch}{parts} ({counted(epochs, 'epoch')})"
     yield f"{config.model.name} on {config.dataset.name}, {length}, {run.device.type}{several}"
     classes = f", {len(run.data.classes)} classes" if run.data.classes else ""
     yield f"data: {len(supplied.train_data)} training and {len(supplied.test_data)} test samples{classes}"
@@ -29,6 +29,12 @@ def summarize(run: Run, supplied: Supply) -> Iterator[str]:
     for names, text in alike({name: describe_optimizer(run, name) for name in run.optimizers}).items():
         yield f"optimizer{names}: {text}"
     yield f"precision {config.precision.mode}: {run.precision.reason}"
+
+
+def counted(number: float, what: str) -> str:
+    """Return a number of things, in the plural unless it is one."""
+    written = str(number) if isinstance(number, int) else f"{number:.3g}"
+    return f"{written} {what}" if written == "1" else f"{written} {what}s"
 
 
 def count(module: nn.Module) -> str:

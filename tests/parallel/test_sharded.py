@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,13 @@ def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"precision": "O2"}, "precision O2 keeps its weights in half itself; use one of fp32"),
+        ({"precision": "O2"}, "precision O2 is not for sharded weights; use one of O0, O1, amp, bf16, fp32, tf32"),
         ({"model": {"name": "wgan_gp"}}, "model.gradient_penalty differentiates a gradient"),
         ({"memory": {"offload_activations": True}}, "memory.offload_activations does not go with it"),
         ({"memory": {"on_oom": "adapt"}}, "use stop"),
         ({"train": {"batch_size": 8, "recent_states": 2}}, "train.recent_states keeps whole states"),
         ({"train": {"batch_size": 9}}, "cannot be shared out evenly"),
-        ({"optimizer": "muon"}, "use one of adam"),
+        ({"optimizer": "muon"}, "muon was not tried on shards; use one of adam, adamax, adamw, rmsprop, sgd"),
     ],
 )
 def test_what_is_not_trained_sharded_is_refused_with_the_way_out(change: dict[str, Any], words: str) -> None:
@@ -102,3 +103,12 @@ def test_what_is_not_trained_sharded_is_refused_with_the_way_out(change: dict[st
     with pytest.raises(ConfigError, match="Or use ddp") as refused:
         refuse(load_config(data), 2)
     assert words in str(refused.value)
+
+
+def test_a_trick_says_of_itself_that_it_works_on_shards() -> None:
+    """So that one from outside the package is trained sharded without being named anywhere."""
+    data = {"model": "lsgan", "train": {"batch_size": 8}, "precision": "fp32", "memory": {"offload_activations": True}}
+    config = load_config(data)
+    name, plugin = next(iter(config.memory.plugins.items()))
+    willing = dataclasses.replace(plugin, literals={**plugin.literals, "SHARDED": True})
+    refuse(dataclasses.replace(config, memory=dataclasses.replace(config.memory, plugins={name: willing})), 2)

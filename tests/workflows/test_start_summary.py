@@ -34,6 +34,11 @@ def test_data_networks_and_rates_are_said_as_they_were_built() -> None:
     assert precision.startswith("precision amp: ")
 
 
+def test_one_is_not_said_in_the_plural() -> None:
+    assert lines("train.steps=1", "train.device=cpu")[0] == "dcgan on digits, 1 step of 64 (0.0455 epochs), cpu"
+    assert lines("train.epochs=1", "train.device=cpu")[0] == "dcgan on digits, 22 steps of 64 (1 epoch), cpu"
+
+
 def test_frozen_weights_and_rates_by_part_are_told_apart() -> None:
     config = load_config(
         {

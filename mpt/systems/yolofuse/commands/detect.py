@@ -66,7 +66,7 @@ def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> d
 
 
 def run(command: Command) -> None:
-    """Detect in all inputs and write what was found. Raises ConfigError and DataError for inputs that are none."""
+    """Detect in every input and write what was found. Raises ConfigError and DataError for inputs that are none."""
     wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
     overrides = (*command.overrides, *(f"{key}={value}" for key, value in wishes.items() if value is not None))
     trained = open_trained(command.run, Path(command.runs), command.device or "auto", overrides)
