@@ -20,7 +20,7 @@ def run_with(losses: Any, **changes: Any) -> tuple[Run, Phase]:
     """Return a classifier's run in float64 whose one phase has these losses of (network, batch)."""
     run = classifier("fp32")
     net = run.task.trainable["net"].double().eval()
-    phase = replace(run.phases[0], losses=lambda part: losses(net, part), **changes)
+    phase = replace(run.phases[0], losses=lambda part: losses(net, part), **{"least_weight": 1.0, **changes})
     run.phases = [phase]
     return run, phase
 
