@@ -27,6 +27,8 @@ SMOKE = {
     "sample_every": 0,
     "checkpoint_every": 0,
     "plan_memory": False,
+    "tensorboard": False,
+    "boards": [],
 }
 """What a smoke run changes in the settings of `train`, beside the number of steps."""
 

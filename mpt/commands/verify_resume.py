@@ -95,6 +95,7 @@ def prepare(arguments: VerifyResumeArguments) -> Config:
         "keep_last": 2,
         "plan_memory": False,
         "tensorboard": False,
+        "boards": [],
     }
     return load_config(data, allow=config.granted)
 

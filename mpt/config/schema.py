@@ -90,7 +90,10 @@ class Train(Options):
     threads: int | None = Field(None, gt=0)
     """CPU threads; null leaves torch's choice. Results are bit-equal only at a fixed count."""
     tensorboard: bool = False
-    """Write the log lines to `tensorboard/` in the run too; needs the package `tensorboard`."""
+    """The same as `boards: [tensorboard]`."""
+    boards: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
+    """Where log lines and previews go too: TensorBoard, Weights & Biases, MLflow; each needs its package
+    (docs/boards.md)."""
     plan_memory: bool | None = None
     """Plan the peak memory in a process beside the training, for the report; null does so on a CUDA device only."""
     device: str = "auto"

@@ -17,10 +17,10 @@ from mpt.engine.faults import is_out_of_memory, out_of_memory_reason
 from mpt.engine.training import Training
 from mpt.errors import MemoryBudgetError
 from mpt.parallel.world import ALONE, World
+from mpt.run.boards import Boards, check_installed
 from mpt.run.console import Console
 from mpt.run.layout import RunDirectory
 from mpt.run.recorder import Recorder
-from mpt.run.tensorboard import TensorBoardWriter, check_installed
 from mpt.seams import Dataset, DataSpec, Run
 
 
@@ -37,8 +37,7 @@ class Supply:
 
 def supply(config: Config, world: World = ALONE) -> Supply:
     """Choose the device and open the data. Raises what is the user's to mend."""
-    if config.train.tensorboard:
-        check_installed()
+    check_installed(board_names(config))
     device = choose_device(world.choose_device(config.train.device))
     train_data, test_data = build_datasets(config)
     loader = Loader(
@@ -80,5 +79,14 @@ def open_training(
     run: Run, supplied: Supply, directory: RunDirectory, recorder: Recorder, console: Console
 ) -> Training:
     """Return the training of a built run in its folder, at step 0."""
-    board = TensorBoardWriter(directory) if run.config.train.tensorboard else None
-    return Training(run, directory, recorder, console, supplied.loader, supplied.test_data, supplied.total_steps, board)
+    names = board_names(run.config) if run.world.is_first else []
+    boards = Boards(names, directory, run.config.to_data())
+    return Training(
+        run, directory, recorder, console, supplied.loader, supplied.test_data, supplied.total_steps, boards
+    )
+
+
+def board_names(config: Config) -> list[str]:
+    """Return the boards that a run writes to, each once."""
+    tensorboard = ["tensorboard"] if config.train.tensorboard else []
+    return list(dict.fromkeys([*tensorboard, *config.train.boards]))

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 
@@ -140,10 +141,13 @@ def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[
         yield (1, first), {name: value.cpu() for name, value in evidence.items()}
 
 
-def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -> None:
-    """Write the task's preview grid for this step as a PNG, where the task has one."""
+def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -> Path | None:
+    """Write the task's preview grid for this step as a PNG, where the task has one; return the file."""
     count = min(len(data), run.config.train.batch_size)
     tiles = preview(run, to_device(data.fetch(list(range(count)), 0), run.device, run.data))
-    if tiles is not None and run.world.is_first:
-        # The folder was there at the start; a link planted in its place since then is not followed.
-        write_grid(tiles, directory.samples / f"step-{step:08d}.png", run.task.preview_columns, follow_folder=False)
+    if tiles is None or not run.world.is_first:
+        return None
+    path = directory.samples / f"step-{step:08d}.png"
+    # The folder was there at the start; a link planted in its place since then is not followed.
+    write_grid(tiles, path, run.task.preview_columns, follow_folder=False)
+    return path

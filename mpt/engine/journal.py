@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mpt.engine.progress import Progress
+from mpt.run.boards import Boards
 from mpt.run.console import Console
 from mpt.run.recorder import Recorder, read_lines
-from mpt.run.tensorboard import TensorBoardWriter
 
 
 @dataclass
@@ -20,18 +21,23 @@ class Journal:
     recorder: Recorder
     console: Console
     progress: Progress
-    board: TensorBoardWriter | None = None
+    boards: Boards
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Write and show one line of training."""
         self.console.row(self.recorder.write_metrics(self.progress.step, values))
-        self._board(values)
+        self._to_boards(values)
 
     def evaluation(self, figures: Mapping[str, float], test_samples: int) -> None:
         """Write and show the figures of an evaluation on so many test samples."""
         step, values = self.progress.step, {"seconds": self.progress.seconds, "test_samples": test_samples}
         self.console.row(self.recorder.write_evaluation(step, figures, values))
-        self._board({"evaluate": figures})
+        self._to_boards({"evaluate": figures})
+
+    def picture(self, path: Path) -> None:
+        """Show a preview, a PNG file of the run, where pictures are looked at beside it."""
+        self.boards.picture(self.progress.step, path)
+        self._tell_problems()
 
     def event(self, kind: str, message: str, **details: Any) -> None:
         """Record something that happened."""
@@ -62,10 +68,14 @@ class Journal:
         return dict(Counter(str(line.get("kind")) for line in read_lines(self.recorder.run.events_path)))
 
     def close(self) -> None:
-        """Close the board; the recorder belongs to whoever opened it."""
-        if self.board:
-            self.board.close()
+        """Close the boards; the recorder belongs to whoever opened it."""
+        self.boards.close()
+        self._tell_problems()
 
-    def _board(self, values: Mapping[str, Any]) -> None:
-        if self.board:
-            self.board.write(self.progress.step, values)
+    def _to_boards(self, values: Mapping[str, Any]) -> None:
+        self.boards.write(self.progress.step, values)
+        self._tell_problems()
+
+    def _tell_problems(self) -> None:
+        for problem in self.boards.take_problems():
+            self.warn(problem, "board")

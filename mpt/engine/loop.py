@@ -115,7 +115,6 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
     training.list_skipped_files()
     if training.step_seconds:
         training.write_summary()
-    training.journal.close()
 
 
 def raise_unsaved(training: Training, stop: StopRequest) -> NoReturn:

@@ -26,6 +26,7 @@ from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory, create_run, find_run, list_runs, open_run
 from mpt.run.retention import set_aside_after
 from mpt.run.settings_history import replace_settings, settings_at
+from mpt.run.skipped_files import write_skipped_files
 from mpt.run.used_parts import changed_parts, write_used_parts
 
 WITHOUT_EFFECT = (
@@ -43,6 +44,7 @@ WITHOUT_EFFECT = (
     "train.on_non_finite",
     "train.max_rollbacks",
     "train.tensorboard",
+    "train.boards",
     "train.plan_memory",
     "train.device",  # the device that it chose is compared as a condition
     "memory.on_oom",
@@ -128,6 +130,7 @@ def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) ->
         refuse_changes(changed, [change for change in settings if has_effect(change, config)])
     training.load(loaded)
     step, journal = training.progress.step, training.journal
+    training.skipped_files = write_skipped_files(directory, {})
     if training.is_over and step < training.total_steps:
         console.message(
             f"{directory.path}: the run was complete already: it stopped early at step {step}; raise "

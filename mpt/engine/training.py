@@ -35,6 +35,7 @@ from mpt.optim.schedules import set_learning_rates
 from mpt.parallel.world import ALONE, World
 from mpt.run import checkpoint
 from mpt.run.background_save import BackgroundSave
+from mpt.run.boards import Boards
 from mpt.run.console import Console
 from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory
@@ -42,7 +43,6 @@ from mpt.run.recorder import Recorder, tidy
 from mpt.run.shards import Shards, write_shards
 from mpt.run.skipped_files import write_skipped_files
 from mpt.run.state_checks import first_non_finite_on_ranks
-from mpt.run.tensorboard import TensorBoardWriter
 from mpt.seams import Batch, Dataset, DataSpec, Run
 
 STRAGGLER, SETTLED_STEPS = 1.5, 10
@@ -61,7 +61,7 @@ class Training:
         loader: Loader,
         test_data: Dataset,
         total_steps: int,
-        board: TensorBoardWriter | None = None,
+        boards: Boards,
     ) -> None:
         self.run, self.directory, self.loader, self.test_data = run, directory, loader, test_data
         self.total_steps, self.train = total_steps, run.config.train
@@ -70,7 +70,7 @@ class Training:
             self.progress.unmeasured.update(phase.name for phase in run.phases)
         self.early_stopping = Rule(self.train.early_stopping, run.task) if self.train.early_stopping else None
         self.told_plan = ToldPlan(run.config, run.device.type, directory.plan_path)
-        self.journal = Journal(recorder, console, self.progress, board)
+        self.journal = Journal(recorder, console, self.progress, boards)
         self.ladder = MemoryLadder(run, self.journal)
         self.watches = {phase.name: ScaleWatch(phase.name) for phase in run.phases}
         self.peaks = CudaPeaks()
@@ -231,7 +231,9 @@ class Training:
         if not self.run.world.is_first and not self.run.world.is_sharded:
             return
         with self.peaks.beside_steps(self.run.device):
-            write_preview(self.run, self.test_data, self.directory, self.progress.step)
+            picture = write_preview(self.run, self.test_data, self.directory, self.progress.step)
+        if picture is not None:
+            self.journal.picture(picture)
 
     def save(self) -> str | None:
         """Write a checkpoint, or begin to where that happens beside the training (`saver.finish` waits for it).

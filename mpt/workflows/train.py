@@ -153,6 +153,8 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
             except BaseException as error:
                 world.ending(error)
                 raise
+            finally:
+                training.journal.close()
         return
     except MemoryBudgetError as error:
         message = str(error)

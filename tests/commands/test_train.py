@@ -385,8 +385,8 @@ def test_a_run_whose_checkpoints_were_removed_is_not_begun_anew(config: Path) ->
 def test_tensorboard_that_is_not_installed_is_missed_before_a_folder_is_made(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpt.run.tensorboard.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"train\.tensorboard: TensorBoard is not installed"):
+    monkeypatch.setattr("mpt.run.boards.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"train\.boards: TensorBoard is not installed: `pip install tensorboard`"):
         train(config, "train.tensorboard=true")
     assert not (config.parent / "runs").exists()
 
