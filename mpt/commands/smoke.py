@@ -9,7 +9,7 @@ import dataclasses
 import io
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpt.commands.arguments import InferArguments, TrainArguments
 from mpt.config.schema import Config
@@ -19,7 +19,7 @@ from mpt.run.layout import THROWN_AWAY
 if TYPE_CHECKING:
     from mpt.parallel.world import World
 
-SMOKE = {
+SMOKE: dict[str, Any] = {
     "epochs": None,
     "log_every": 1,
     "evaluate_every": 0,

@@ -79,7 +79,10 @@ class Checker:
         if self.problems or not (precision and memory and train and parallel and general):
             return None
         return Config(
-            **choices,
+            model=choices["model"],
+            task=choices["task"],
+            dataset=choices["dataset"],
+            optimizer=choices["optimizer"],
             precision=precision,
             memory=memory,
             train=train,

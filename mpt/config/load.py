@@ -7,6 +7,7 @@ here imports torch or a plugin's module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,21 @@ def load_config(
     problems += [problem for problem in checker.problems if problem.path not in known]
     if problems or config is None:
         raise _error(problems)
-    return config
+    return beside_file(config, source) if isinstance(source, Path) else config
+
+
+def beside_file(config: Config, file: Path) -> Config:
+    """Return the configuration with a data folder that is not in the working directory taken from beside its file."""
+    settings = config.dataset.settings
+    root = getattr(settings, "root", None)
+    if not isinstance(root, str) or root.startswith("~") or Path(root).exists():
+        return config
+    beside = file.absolute().parent / root
+    if Path(root).is_absolute() or not beside.is_dir():
+        return config
+    dataset = replace(config.dataset, settings=settings.model_copy(update={"root": str(beside)}))
+    note = f"dataset.root: there is no {root} in the working directory; {beside}, beside the configuration, is taken"
+    return replace(config, dataset=dataset, notes=(*config.notes, note))
 
 
 def change_precision(config: Config, mode: str, registry: Registry = INSTALLED) -> Config:

@@ -214,6 +214,8 @@ class Config:
     seed: int
     name: str | None
     parallel: Parallel = field(default_factory=lambda: Parallel.model_validate({}))
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What a user should know of how the file was read."""
 
     @property
     def run_name(self) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from mpt.doctor.findings import Section
+from mpt.doctor.shadows import find_shadows
 from mpt.planner.budget import describe_bytes
 from mpt.precision.choice import cpu_has_fast_bfloat16
 from mpt.run.environment import package_version, processor_name
@@ -30,6 +31,8 @@ def examine_environment(device: torch.device, batch_size: int, runs: Path) -> Se
     section = Section("environment")
     versions = ", ".join(f"{name} {package_version(name) or 'not installed'}" for name in ("torch", "torchvision"))
     section.add("ok", "versions", f"{versions}, built for {_build()}")
+    for text, advice in find_shadows():
+        section.add("warning", "command", text, advice)
     _examine_processor(section)
     if torch.version.cuda and not torch.cuda.is_available():
         advice = "install the wheel that fits your driver; README, 'On your GPU', has a table"

@@ -32,8 +32,8 @@ class Settings(ModelOptions):
     channels: int = Field(3, ge=1)
     small_stem: bool = False
     """For torchvision's ResNets on small images: a 3x3 stem of stride 1 and no max-pooling."""
-    options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
-    """Keyword arguments of the model's constructor."""
+    options: dict[str, str | int | float | bool | list[str | int | float | bool] | None] = Field(default_factory=dict)
+    """Keyword arguments of the model's constructor: numbers, names, or lists of them."""
 
 
 def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]:

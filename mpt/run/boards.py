@@ -8,6 +8,7 @@ training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +19,6 @@ from mpt.run.layout import RunDirectory
 
 BoardName = Literal["tensorboard", "wandb", "mlflow"]
 TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
-PACKAGES = {"mlflow": "mlflow-skinny sqlalchemy alembic"}
-"""What pip installs, where it is not called as the board is."""
 
 
 class Board:
@@ -40,8 +39,7 @@ def check_installed(names: Sequence[str]) -> None:
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(
-                f"train.boards: {TITLES[name]} is not installed: `pip install {PACKAGES.get(name, name)}`, or leave "
-                f"{name} out"
+                f"train.boards: {TITLES[name]} is not installed: `pip install {name}`, or leave {name} out"
             )
 
 
@@ -60,7 +58,11 @@ class Boards:
         """What failed since the last look."""
         self.open: dict[str, Board] = {}
         for name in names:
-            self.attempt(name, lambda name=name: self.open.update({name: open_board(name, run, settings)}))
+            self.attempt(name, partial(self.add, name, run, settings))
+
+    def add(self, name: str, run: RunDirectory, settings: Mapping[str, Any]) -> None:
+        """Open one more board."""
+        self.open[name] = open_board(name, run, settings)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Give the numbers of a mapping, nested or not, to all boards; what is no number is left out."""
@@ -80,7 +82,7 @@ class Boards:
     def all(self, work: Callable[[Board], None]) -> None:
         """Do something with each board."""
         for name, board in list(self.open.items()):
-            self.attempt(name, lambda board=board: work(board))
+            self.attempt(name, partial(work, board))
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
         """Do something of a board's; whatever it raises ends that board alone."""

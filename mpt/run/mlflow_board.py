@@ -26,14 +26,17 @@ class Mlflow(Board):
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.path.absolute() / 'mlflow.db'}"
-        self.client: Any = MlflowClient(tracking_uri=place)
+        server, folder = os.environ.get("MLFLOW_TRACKING_URI"), run.path.absolute()
+        self.client: Any = MlflowClient(tracking_uri=server or f"sqlite:///{folder / 'mlflow.db'}")
+        pictures = None if server else (folder / "mlruns").as_uri()  # by default below the working directory
         self.metric: Any = Metric
         known = run.path / "mlflow-id.txt"
         if not known.is_file():
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mpt")
             experiment = self.client.get_experiment_by_name(name)
-            number = experiment.experiment_id if experiment is not None else self.client.create_experiment(name)
+            number = (
+                experiment.experiment_id if experiment is not None else self.client.create_experiment(name, pictures)
+            )
             made = self.client.create_run(number, run_name=run.name).info.run_id
             parameters = [Param(key, value[:MOST_LETTERS]) for key, value in flat_settings(settings)]
             for start in range(0, len(parameters), 100):  # as many as a call may have

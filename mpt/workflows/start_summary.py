@@ -22,6 +22,7 @@ def summarize(run: Run, supplied: Supply) -> Iterator[str]:
     parts = f" in micro-batches of {run.micro_batch_size}" if (run.micro_batch_size or batch) < batch else ""
     epochs = steps / supplied.loader.steps_per_epoch
     length = f"{counted(steps, 'step')} of {batch}{parts} ({counted(epochs, 'epoch')})"
+    yield from config.notes
     yield f"{config.model.name} on {config.dataset.name}, {length}, {run.device.type}{several}"
     classes = f", {len(run.data.classes)} classes" if run.data.classes else ""
     yield f"data: {len(supplied.train_data)} training and {len(supplied.test_data)} test samples{classes}"

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -441,3 +442,24 @@ def test_an_override_of_one_length_stands_for_the_file_s_other_one(registry):
     assert (config.train.steps, config.train.epochs) == (5, None)
     with pytest.raises(ConfigError, match="steps and epochs are both given"):
         load(registry, "model: net\n", "train.steps=5", "train.epochs=1")
+
+
+def test_a_data_folder_that_lies_beside_the_file_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project" / "pictures").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    file = tmp_path / "project" / "c.yaml"
+    file.write_text("model: small_cnn\ndataset: {name: image_folder, root: pictures}\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load_config(file)
+    assert config.dataset.settings.root == str(tmp_path / "project" / "pictures")
+    assert "beside the configuration, is taken" in config.notes[0]
+    assert load_config(config.to_yaml()) == config
+    (tmp_path / "elsewhere" / "pictures").mkdir()  # as before: the working directory comes first
+    assert load_config(file).dataset.settings.root == "pictures"
+
+
+def test_options_of_a_model_may_be_lists() -> None:
+    config = load_config({"model": {"name": "timm:resnet10t", "options": {"layers": [1, 1, 1, 1]}}})
+    assert config.model.settings.options == {"layers": [1, 1, 1, 1]}

@@ -1,11 +1,14 @@
 """A metric is found by its file's name, and every file that offers one keeps the contract."""
 
+import sys
+
 import pytest
 import torch
 
 from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError
 from mpt.metrics.choice import find_metrics
+from mpt.metrics.torchmetrics_call import of_torchmetrics
 
 
 def test_a_name_without_a_file_is_refused_with_those_there_are():
@@ -31,3 +34,21 @@ def test_every_metric_makes_one_finite_number_of_logits_and_labels(name):
 def test_top_five_counts_what_top_one_misses():
     logits = torch.arange(10.0).repeat(4, 1)
     assert find_metrics(["top_five"])["top_five"](logits, torch.tensor([9, 5, 4, 0])) == 0.5
+
+
+def test_figures_of_torchmetrics_are_means_over_the_classes_that_are_there():
+    pytest.importorskip("torchmetrics", reason="the extra metrics is not installed")
+    logits = torch.tensor([[3.0, 0, 0], [2, 1, 0], [0, 1, 0], [1, 0, 0]])
+    labels = torch.tensor([0, 0, 1, 1])  # class 2 has no image
+    names = ["f1", "precision", "recall", "roc_auc"]
+    figures = {name: measure(logits, labels) for name, measure in find_metrics(names).items()}
+    assert figures["recall"] == pytest.approx((1 + 0.5) / 2)
+    assert figures["precision"] == pytest.approx((2 / 3 + 1) / 2)
+    assert figures["f1"] == pytest.approx((0.8 + 2 / 3) / 2)
+    assert figures["roc_auc"] == pytest.approx((1 + 0.75) / 2)
+
+
+def test_a_missing_torchmetrics_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchmetrics.functional.classification", None)
+    with pytest.raises(ConfigError, match="need torchmetrics: `pip install torchmetrics`"):
+        of_torchmetrics("multiclass_f1_score")
