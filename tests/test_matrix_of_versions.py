@@ -1,0 +1,31 @@
+"""scripts/test_matrix.sh tries the ends of the ranges that pyproject.toml allows."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = (ROOT / "scripts" / "test_matrix.sh").read_text("utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def allowed(package: str) -> tuple[str, str]:
+    """Return the oldest and the newest minor version that are allowed."""
+    (found,) = [one for one in PROJECT["dependencies"] if re.match(rf"{package}\b", one)]
+    oldest, beyond = re.fullmatch(rf"{package}>=0?\.?(\d+(?:\.\d+)?),<0?\.?(\d+(?:\.\d+)?)", found).groups()  # type: ignore[union-attr]
+    major, _, minor = beyond.rpartition(".")
+    return oldest, ".".join(filter(None, (major, str(int(minor) - 1))))
+
+
+def test_the_matrix_has_the_oldest_and_the_newest_torch_and_torchvision_and_each_python() -> None:
+    listed = re.search(r"^ALL=\((.*)\)$", SCRIPT, re.M)
+    assert listed
+    rows = [row.split(":") for row in listed[1].split()]
+    tried = sorted({torch for _, torch, _ in rows}, key=lambda version: [int(part) for part in version.split(".")])
+    assert (tried[0], tried[-1]) == allowed("torch")
+    vision = dict(re.findall(r"\[([\d.]+)\]=0\.(\d+)", SCRIPT))
+    assert (vision[tried[0]], vision[tried[-1]]) == allowed("torchvision")
+    assert f"newest ] && torch={tried[-1]}" in SCRIPT
+    named = {one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)}
+    assert named <= {python for python, _, _ in rows}
+    assert PROJECT["requires-python"] == f">={rows[0][0]}"
