@@ -7,6 +7,6 @@ setup(
     package_dir={"mpt.configs": "configs"},
     package_data={
         "mpt": ["py.typed", "**/*.npz", "**/*.json", "**/*.html", "**/*.j2", "**/*.md", "**/*.txt"],
-        "mpt.configs": ["*.yaml"],
+        "mpt.configs": ["*.yaml", "presets/*.yaml"],
     },
 )

@@ -9,7 +9,7 @@ The data's side is in `mpt.samples`, and is named here too, so that a part needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -199,6 +199,10 @@ class Task:
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return what is made of inputs, or without them `count` samples."""
         raise NotImplementedError(f"{type(self).__name__} does not infer")
+
+    def tiles_of(self, height: int, width: int) -> Iterator[tuple[int, int]]:
+        """Yield the heights and widths of the tiles that a frame can be cut into for inference, largest first."""
+        raise ConfigError("this task does not infer in tiles: leave out --frame")
 
     def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
         """Return samples `first` to `first + count` of the `total` that a seed gives, in [0, 1], NCHW."""

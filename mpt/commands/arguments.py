@@ -100,6 +100,8 @@ class InferArguments:
     """Pictures from seed to seed of a walk."""
     batch_size: Annotated[int | None, typer.Option(min=1)] = None
     """Samples at once."""
+    vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """Memory that may be used, such as 4GiB: the batch, or the tiles of a video's frames, are chosen to fit."""
     truncation: Annotated[float | None, typer.Option(min=0, max=1)] = None
     """How far truncated samples go from the mean; 1 is all the way."""
     seed: Annotated[int | None, typer.Option(min=0)] = None
@@ -161,6 +163,22 @@ class PlanArguments:
     """Learn from a run's measured peak; then CONFIG is left out."""
     desktop: Annotated[str | None, typer.Option(metavar="SIZE")] = None
     """What the desktop takes of the card, such as 600MiB."""
+    lock: Annotated[str | None, typer.Option(metavar="FILE")] = None
+    """Keep the plan of CONFIG as it stands in a file for --check."""
+    check: Annotated[str | None, typer.Option(metavar="FILE")] = None
+    """Exit with 8 where the plan that a lock keeps has grown since; CONFIG is the lock's where none is named."""
+    tolerance: Annotated[str, typer.Option(metavar="SHARE")] = "1%"
+    """With --check: by how much the peak may rise and the step slow down."""
+    presets: bool = False
+    """Write a patch for each usual size of card, 6 to 24 GB, and a table, into the folder --output."""
+    infer: bool = False
+    """Plan inference instead of training, and with --gpu or --vram find the largest batch that fits."""
+    half: bool = False
+    """With --infer: weights in half, as mpt infer --half stores them."""
+    dtype: str | None = None
+    """With --infer: float32, float16 or bfloat16, as for mpt infer."""
+    frame: Annotated[str | None, typer.Option(metavar="WxH")] = None
+    """With --infer: the size of frames that are cut into tiles, such as 1920x1080; the tile is chosen to fit."""
     allow_lossy: bool = False
     """Propose what changes the learnt result too: bfloat16 weights without masters, 8-bit optimizer states."""
     gate: bool = False

@@ -26,7 +26,8 @@ from mpt.commands.infer_outputs import (
     write_walk,
 )
 from mpt.engine.evaluation import inferring
-from mpt.errors import ConfigError, DataError, InputOutputError
+from mpt.errors import ConfigError, DataError, InputOutputError, MemoryBudgetError
+from mpt.inference.exported import is_export
 from mpt.inference.inputs import (
     SAMPLES,
     Sample,
@@ -36,6 +37,10 @@ from mpt.inference.inputs import (
 )
 from mpt.inference.opening import in_dtype, infer, open_with_inputs
 from mpt.inference.trained import Trained
+from mpt.planner.budget import parse_budget
+from mpt.planner.calibration import load_calibration
+from mpt.planner.gpus import DEFAULT, find_gpu, installed_gpu
+from mpt.planner.session import Session
 from mpt.seams import Inference
 
 
@@ -46,6 +51,10 @@ def run(arguments: InferArguments) -> None:
     """
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
+    if arguments.batch_size is not None and arguments.vram is not None:
+        raise ConfigError("--vram chooses the batch; leave out --batch-size")
+    if arguments.vram is not None and is_export(arguments.run):
+        raise ConfigError("--vram: a batch is chosen for a run's networks; name a run.")
     if hand_over(arguments):
         return
     seeds = walk_seeds(arguments.walk)
@@ -62,15 +71,17 @@ def run(arguments: InferArguments) -> None:
     output = choose_output(arguments, Path(trained.directory.path))
     make_folder(output.folder)
     samples, bad = readable(trained, samples, arguments.skip_bad)
-    batch_size = arguments.batch_size or trained.config.train.batch_size
     count = arguments.count or SAMPLES
+    batch_size = arguments.batch_size or trained.config.train.batch_size
+    if arguments.vram is not None:
+        batch_size = choose_batch(trained, arguments, len(samples) or count)
     from_noise = not samples and not needs_inputs(trained.run.task)
     begun = time.perf_counter()
     if arguments.half:
         results = infer_half(trained, samples, batch_size, arguments.dtype, output.folder)
     else:
         trained = in_dtype(trained, arguments.dtype)
-        if from_noise and (arguments.count or arguments.single):
+        if from_noise and (arguments.count or arguments.single or arguments.vram):
             results = list(numbered(trained, count, batch_size, arguments.truncation))
         else:
             results = list(infer(trained, samples, batch_size, count))
@@ -143,6 +154,40 @@ def walk_seeds(text: str | None) -> list[int]:
     if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(f"--walk: found {text!r}; write seeds with colons between, 3:17 or 3:17:5.")
     return [int(part) for part in parts]
+
+
+def choose_batch(trained: Trained, arguments: InferArguments, count: int) -> int:
+    """Return the largest batch, `count` at most, that is planned to fit --vram on the run's GPU, and say it.
+
+    With --half float32 comes first, beside the networks as they were opened, so that is what has to fit. Raises
+    MemoryBudgetError where one sample is too much.
+    """
+    assert arguments.vram is not None
+    budget, device = parse_budget(arguments.vram), trained.run.device
+    gpu, where = find_gpu(DEFAULT), f", as on an {find_gpu(DEFAULT).name}: no GPU is used here"
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        gpu, where = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor)), ""
+    held = sum(tensor.nbytes for tensor in weights_of(trained)) if arguments.half else 0
+    with Session(gpu, load_calibration(gpu.name), trained.config.granted) as session:
+        plan = session.infer(
+            trained.config,
+            trained.train_data.spec.to_record(),
+            batch_size=min(count, trained.config.train.batch_size),
+            dtype="float32" if arguments.half else arguments.dtype,
+            budget_bytes=budget,
+            held_bytes=held,
+        ).get()
+    largest: int = plan["largest_batch"]
+    if not largest:
+        raise MemoryBudgetError(f"--vram: not even one sample fits in {arguments.vram}; use --dtype float16, or more")
+    print(f"at most {largest} samples at once fit in {arguments.vram}{where}")
+    return min(largest, count)
+
+
+def weights_of(trained: Trained) -> set[torch.Tensor]:
+    """Return all parameters and buffers of a run's networks."""
+    return {one for module in trained.run.task.modules.values() for one in (*module.parameters(), *module.buffers())}
 
 
 def make_folder(output: Path) -> None:

@@ -33,6 +33,7 @@ from mpt.inference.measurement import (
     stored_bytes,
     synchronize,
 )
+from mpt.inference.results import on_host
 from mpt.inference.trained import Trained
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds
 from mpt.run.files import write_atomically
@@ -95,7 +96,7 @@ def measure(
     inputs = read_inputs(trained, samples, batch_size, decoded=decoded)
     first = next(inputs)  # of the others only what was made is kept
     with watch_calls(run.task.modules) as called:
-        results = [infer_one(trained, one) for one in itertools.chain([first], inputs)]
+        results = [on_host(infer_one(trained, one)) for one in itertools.chain([first], inputs)]
     used = {key: module for key, (module, _, _) in called.items()}
     peak = measure_peak(lambda: infer_one(trained, first), run)
     latency = measure_latency(lambda: infer_one(trained, first), run.device)

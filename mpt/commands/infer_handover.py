@@ -22,7 +22,7 @@ from mpt.inference.exported import is_export
 from mpt.run.ending import newest_finished_run
 from mpt.run.layout import find_run
 
-ALIKE = ("half", "dtype", "batch_size", "overwrite", "device", "runs")
+ALIKE = ("half", "dtype", "batch_size", "vram", "overwrite", "device", "runs")
 """Options that mean the same in `mpt infer` and in a system's command that has them."""
 
 

@@ -5,13 +5,12 @@ Torch is not imported here: plans are made in processes of their own (`mpt.plann
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,10 @@ from typing import Any
 from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
+from mpt.commands.plan_inference import refuse_inference_options, show_inference
+from mpt.commands.plan_lock import check_plan, keep_plan
+from mpt.commands.plan_presets import show_presets
+from mpt.commands.plan_progress import progress
 from mpt.commands.plan_tables import (
     as_data,
     describe_largest,
@@ -60,16 +63,30 @@ def run(arguments: PlanArguments) -> None:
     if arguments.calibrate is not None:
         calibrate(arguments, arguments.calibrate)
         return
+    if arguments.check is not None:
+        check_plan(arguments, Path(arguments.check))
+        return
     if arguments.config is None:
         raise ConfigError("mpt plan: CONFIG is missing; name a YAML file, or --calibrate RUN")
+    if arguments.lock is not None:
+        keep_plan(arguments, Path(arguments.lock))
+        return
+    if arguments.presets:
+        show_presets(load_planned(arguments), arguments)
+        return
     if arguments.output is not None and arguments.vram is None:
         raise ConfigError("--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB")
     if arguments.gate and not (arguments.vram or arguments.gpu):
         raise ConfigError("--gate: there is nothing to fit into; add --gpu or --vram")
     path = choose_output(arguments)
-    config = load_config(arguments.config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
-    for warning in find_strange_patches(arguments.patches, config):
-        print(f"warning: {warning}", file=sys.stderr)
+    config = load_planned(arguments)
+    if arguments.infer:
+        gpu = choose_gpu(arguments.gpu)
+        show_inference(
+            config, arguments, gpu, find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
+        )
+        return
+    refuse_inference_options(arguments)
     if arguments.scaling is not None:
         show_scaling(config, arguments)
         return
@@ -120,6 +137,15 @@ def run(arguments: PlanArguments) -> None:
         pass_gate(plan if best is None else best.plan)
 
 
+def load_planned(arguments: PlanArguments) -> Config:
+    """Return the configuration that is to be planned, with warnings about patches that were made for another."""
+    assert arguments.config is not None
+    config = load_config(arguments.config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
+    for warning in find_strange_patches(arguments.patches, config):
+        print(f"warning: {warning}", file=sys.stderr)
+    return config
+
+
 def pass_gate(plan: dict[str, Any]) -> None:
     """Raise MayFitError (exit 10) or MemoryBudgetError (exit 7) unless a plan fits its budget."""
     found, budget = judge(plan), describe_bytes(plan["budget_bytes"])
@@ -128,17 +154,6 @@ def pass_gate(plan: dict[str, Any]) -> None:
         raise MemoryBudgetError(f"does not fit in {budget}")
     if found.kind == "may fit":
         raise MayFitError(f"may fit in {budget}: {found.chance:.0%} likely{', by emptying the cache' * plan['tight']}")
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Callable[[int, int], None]]:
-    """Show on the terminal, while a search runs, how many recipes are planned and how many of them fit."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda planned, fitting: None
-        return
-    with console.status("planning") as status:
-        yield lambda planned, fitting: status.update(f"searching: {planned} recipes planned, {fitting} fit")
 
 
 def show_scaling(config: Config, arguments: PlanArguments) -> None:

@@ -21,6 +21,7 @@ from mpt.report.units import show_seconds
 
 SHOWN = 6
 REASONS = 3
+MODULES = 10
 NEAR = 1.06
 """Times and sizes that differ by less than this factor are shown once."""
 
@@ -66,9 +67,11 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
             table.add_row(name, "", f"not planned: {moment['problem']}")
         else:
             grown = f"{describe_bytes(moment['grown'])} more reserved than by the steps"
-            table.add_row(
-                name, describe_bytes(moment["allocated"]), grown if moment["grown"] else "in what is reserved"
-            )
+            said = grown if moment["grown"] else "in what is reserved"
+            said += "; values that it reads taken as 0" if moment.get("reads_values") else ""
+            table.add_row(name, describe_bytes(moment["allocated"]), said)
+    if plan["moments"]:
+        table.add_row("export", describe_bytes(0), "mpt convert builds the networks on the host")
     if plan["largest_batch"] is not None:
         table.add_row("largest batch", *describe_largest(plan))
     band = plan["step_seconds"] * plan["time_band"]
@@ -77,17 +80,22 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
         add_rank_rows(table, ranks)
     console.print(table)
     console.print()
+    console.print(held_tables(plan))
+    for note in plan["notes"]:
+        console.print(f"note: {note}", markup=False)
+
+
+def held_tables(plan: dict[str, Any]) -> Table:
+    """Return what is held at the peak, by kind and by module, side by side."""
     held = columns("held at the peak", ">MiB")
     for name, amount in plan["by_category"].items():
         held.add_row(name, f"{amount / 2**20:,.1f}")
     modules = columns("modules that hold most", ">MiB")
-    for name, amount in plan["by_module"]:
+    for name, amount in plan["by_module"][:MODULES]:
         modules.add_row(name, f"{amount / 2**20:,.1f}")
     sides = Table.grid(padding=(0, 4))
     sides.add_row(held, modules)
-    console.print(sides)
-    for note in plan["notes"]:
-        console.print(f"note: {note}", markup=False)
+    return sides
 
 
 def add_rank_rows(table: Table, ranks: dict[str, Any]) -> None:

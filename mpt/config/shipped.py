@@ -28,14 +28,22 @@ def shipped_configs() -> dict[str, Path]:
     return {path.stem: path for path in files if not path.stem.endswith(".plan")}
 
 
+def shipped_presets() -> dict[str, Path]:
+    """Return the patches for usual cards by name, such as `resnet50_imagefolder_8gb` (`mpt plan --presets`)."""
+    return {path.stem: path for path in sorted((folder() / "presets").glob("*.yaml"))}
+
+
 def find_shipped(name: str) -> Path:
-    """Return a configuration's file. Raises ConfigError for a name that there is not."""
-    known = shipped_configs()
+    """Return the file of a configuration, or of a preset. Raises ConfigError for a name that there is not."""
+    known = {**shipped_configs(), **shipped_presets()}
     name = name.removeprefix(MARK).removesuffix(".yaml")
     if name not in known:
         near = get_close_matches(name, known, 1)
         hint = f"; did you mean {MARK}{near[0]}?" if near else ""
-        raise ConfigError(f"{MARK}{name[:60]}: mpt comes with the configurations {', '.join(known)}{hint}")
+        presets = f" and the presets {', '.join(shipped_presets())}" if shipped_presets() else ""
+        raise ConfigError(
+            f"{MARK}{name[:60]}: mpt comes with the configurations {', '.join(shipped_configs())}{presets}{hint}"
+        )
     return known[name]
 
 

@@ -11,6 +11,7 @@ from mpt.errors import ConfigError
 from mpt.inference.exported import is_export, open_exported
 from mpt.inference.half import rebuild
 from mpt.inference.inputs import SAMPLES, Sample, find_files, match_files, read_inputs
+from mpt.inference.results import on_host
 from mpt.inference.trained import Trained, open_trained
 from mpt.precision.choice import DTYPES
 from mpt.seams import Inference
@@ -57,4 +58,4 @@ def in_dtype(trained: Trained, dtype: str | None) -> Trained:
 def infer(trained: Trained, samples: Sequence[Sample], batch_size: int, count: int = SAMPLES) -> Iterator[Inference]:
     """Yield the task's inference for each batch of inputs."""
     for batch, size in read_inputs(trained, samples, batch_size, count):
-        yield infer_batch(trained.run, batch, size)
+        yield on_host(infer_batch(trained.run, batch, size))

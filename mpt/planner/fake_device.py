@@ -89,6 +89,12 @@ def register() -> int:
     return count + len(APPEND_DTYPE) + 1
 
 
+def fake_gpu() -> torch.device:
+    """Return the device, which is registered from now on."""
+    register()
+    return torch.device(DEVICE, 0)
+
+
 @contextlib.contextmanager
 def listen_to_casts(listener: Callable[[Tensor], None]) -> Iterator[None]:
     """Call `listener` with every weight cast that enters the cache, inside the block."""

@@ -2,9 +2,10 @@
 
 Training that fits may still run out of memory after an epoch, when it evaluates: other layers' kernels, larger maps,
 all of a batch at once where the steps took micro-batches. Each of these is run once after the traced steps, where the
-optimizer's state and what the allocator kept of the steps are there as well. Saving copies weights to the host and
-takes nothing on the device. What looks at values, as some metrics do, cannot be run on fake tensors: it is named, with
-why. The training's own batch, which stays on the device meanwhile, is not counted.
+optimizer's state and what the allocator kept of the steps are there as well. Saving is the checkpoint's own code, up
+to the host's copies; an export (`mpt convert`) builds the networks on the host and takes nothing of the device. Values
+that are read meanwhile, as some metrics do, are taken to be zero, and that is said (`mpt.planner.zero_values`). The
+training's own batch, which stays on the device meanwhile, is not counted.
 """
 
 from __future__ import annotations
@@ -14,9 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpt.engine.evaluation import apart_from_training, preview
+from mpt.engine.state import capture
 from mpt.planner.replay import peak_live, replay
 from mpt.planner.trace import Recorder, Trace
+from mpt.planner.zero_values import values_as_zeros
+from mpt.run.state_checks import first_non_finite
+from mpt.run.storage_trace import tensors_in
 from mpt.seams import Batch, Run
+
+SAVING = "saving"
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class Moment:
     start: int
     stop: int
     problem: str = ""
+    reads_values: bool = False
 
 
 def trace_moments(
@@ -37,18 +45,20 @@ def trace_moments(
         "evaluation": lambda: evaluate(run, load(run, batch_size)),
         "samples for the evaluation": lambda: make_samples(run, batch_size),
         "preview": lambda: preview(run, load(run, batch_size)) is not None,
+        SAVING: lambda: save(run),
     }
     if not run.task.evaluation_samples:
         del works["samples for the evaluation"]
     for name, work in works.items():
         start, problem = len(recorder.trace.events), ""
         recorder.enter_moment(recorder.trace.spans[-1].step, "", name)
-        try:
-            is_done = work()
-        except Exception as error:
-            problem, is_done = explain(error), True
+        with values_as_zeros() as values:
+            try:
+                is_done = work()
+            except Exception as error:
+                problem, is_done = explain(error), True
         if is_done:
-            yield Moment(name, start, len(recorder.trace.events), problem)
+            yield Moment(name, start, len(recorder.trace.events), problem, values.reads > 0)
 
 
 def load(run: Run, batch_size: int) -> Batch:
@@ -74,23 +84,48 @@ def make_samples(run: Run, batch_size: int) -> bool:
     return True
 
 
+def save(run: Run) -> bool:
+    """Check that all weights are finite and take the state to the host, one tensor after the other."""
+    state = capture(run)
+    first_non_finite({"modules": state["modules"]})
+    for value in tensors_in(state):
+        value.detach().cpu()
+    return True
+
+
 def describe_moments(
     whole: Trace, moments: list[Moment], capacity: int | None, expandable: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return for each moment its own peak, what the allocator holds by its end, and whether that fits; or why not."""
+    """Return for each moment its own peak, what the allocator holds by its end, and whether that fits; or why not.
+
+    Each is judged right after the steps, so that one that does not fit is not held against the next.
+    """
     found: dict[str, dict[str, Any]] = {}
+    if not moments:
+        return found
+    steps = moments[0].start
+    reserved = replay(Trace(whole.storages, whole.events[:steps], whole.spans), expandable=expandable).reserved
     for moment in moments:
         if moment.problem:
             found[moment.name] = {"problem": moment.problem}
             continue
-        until = Trace(whole.storages, whole.events[: moment.stop], whole.spans)
-        before = Trace(whole.storages, whole.events[: moment.start], whole.spans)
-        played = replay(until, expandable=expandable)
-        fits = None if capacity is None else replay(until, capacity, expandable=expandable).fits
-        live = peak_from(until, moment.start)
-        grown = played.reserved - replay(before, expandable=expandable).reserved
+        alone = after_steps(whole, steps, moment)
+        played = replay(alone, expandable=expandable)
+        fits = None if capacity is None else replay(alone, capacity, expandable=expandable).fits
+        grown = played.reserved - reserved
+        live = peak_from(alone, steps)
         found[moment.name] = {"allocated": live, "reserved": played.reserved, "grown": grown, "fits": fits}
+        if moment.reads_values and moment.name != SAVING:  # whose check reads flags, which change nothing
+            found[moment.name]["reads_values"] = True
     return found
+
+
+def after_steps(whole: Trace, steps: int, moment: Moment) -> Trace:
+    """Return the trace of the steps, which end at event `steps`, and one moment, without the moments before it."""
+    own = whole.events[moment.start : moment.stop]
+    between = {entry for entry in whole.events[steps : moment.start] if entry >= 0}
+    kept = [entry for entry in own if (entry if entry >= 0 else ~entry) not in between]
+    return Trace(whole.storages, [*whole.events[:steps], *kept], whole.spans)
 
 
 def peak_from(trace: Trace, start: int) -> int:

@@ -32,6 +32,8 @@ RETRACE_LIMIT = 4
 """Without a fit, the largest batch is looked for up to this multiple of the configured one, a trace at a time."""
 RETRACED_EVENTS = 40_000
 """... and while the traces made for it come to no more than this together: two or three seconds."""
+MODULES = 200
+"""So many modules are told what they hold at the peak."""
 HELD_THROUGHOUT = frozenset({"parameters", "gradients", "optimizer state", "buffers"})
 """Categories that no smaller batch, and nothing that is done to activations, makes smaller."""
 
@@ -74,6 +76,9 @@ class Plan:
     """With several processes: which of them this is, what its communicators take (in `context_bytes`), and the parts of
     the step's time."""
 
+    at_budgets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What else is in `Wish.budgets`, in bytes as text -> the fields of this plan that depend on the budget."""
+
     @property
     def total(self) -> int:
         """Bytes taken from the card."""
@@ -91,6 +96,8 @@ class Wish:
     """The fields of `mpt.planner.placement.Placement`; empty for a process alone."""
     whole_run: bool = False
     """Evaluation, samples and preview too, of a process alone."""
+    budgets: Sequence[int] = ()
+    """Budgets that the same trace is judged by too."""
 
 
 def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish) -> Plan:
@@ -111,18 +118,9 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
         return trace_config(config, data, batch, gpu, unseen, whole_run=whole_run)
 
     fake = trace(batch_size, wish.whole_run)
-    free, within = _replays(fake, capacity, expandable)
-    growing: dict[str, int | bool] = {}
-    if within is not None and not expandable and (within.retries or not within.fits):
-        grown, grown_within = _replays(fake, capacity, True)
-        assert grown_within is not None
-        growing = {
-            "reserved": grown.reserved,
-            "reserved_in_budget": grown_within.reserved,
-            "fits": grown_within.fits,
-            "tight": grown_within.fits and grown_within.retries > 0,
-        }
-    split = split_at(fake.trace, free.peak_event)
+    free = replay(fake.trace, expandable=expandable)
+    held_back = within(fake, free, wish.budget_bytes, context_bytes, expandable)
+    split = split_at(fake.trace, free.peak_event, modules=MODULES)
     largest, is_bound = None, False
     if wish.largest_batch and capacity is not None and placement.nproc == 1:
         largest, is_bound = _largest_batch(fake, batch_size, trace, capacity, expandable)
@@ -147,12 +145,8 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
         allocated=free.allocated,
         reserved=free.reserved,
         context_bytes=context_bytes,
-        budget_bytes=wish.budget_bytes,
-        fits=None if within is None else within.fits,
-        tight=within is not None and within.fits and within.retries > 0,
-        reserved_in_budget=free.reserved if within is None else within.reserved,
+        **held_back,
         held_throughout=peak_live(fake.trace, categories=HELD_THROUGHOUT),
-        growing=growing,
         by_category=split.by_category,
         by_module=split.by_module,
         moment=split.moment,
@@ -166,15 +160,35 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
         moments=describe_moments(fake.whole, fake.moments, capacity, expandable),
         planning_seconds=time.perf_counter() - started,
         ranks=ranks,
+        at_budgets={str(one): within(fake, free, one, context_bytes, expandable) for one in wish.budgets},
     )
 
 
-def _replays(fake: FakeRun, capacity: int | None, expandable: bool) -> tuple[Replay, Replay | None]:
-    """Return the replay without a limit and the one at the capacity, which is the same where there is room."""
-    free = replay(fake.trace, expandable=expandable)
-    if capacity is None or free.reserved <= capacity:
-        return free, None if capacity is None else free
-    return free, replay(fake.trace, capacity, expandable=expandable)
+def within(
+    fake: FakeRun, free: Replay, budget_bytes: int | None, context_bytes: int, expandable: bool
+) -> dict[str, Any]:
+    """Return what a plan says about a budget: `budget_bytes fits tight reserved_in_budget growing`.
+
+    `free` is the replay without a limit, which is the one within the budget too where there is room.
+    """
+    found: dict[str, Any] = {
+        "budget_bytes": budget_bytes, "fits": None, "tight": False, "reserved_in_budget": free.reserved, "growing": {}
+    }  # fmt: skip
+    if budget_bytes is None:
+        return found
+    capacity = max(0, budget_bytes - context_bytes)
+
+    def held_back(unlimited: Replay, grows: bool) -> dict[str, int | bool]:
+        has_room = unlimited.reserved <= capacity
+        played = unlimited if has_room else replay(fake.trace, capacity, expandable=grows)
+        tight = played.fits and played.retries > 0
+        return {"reserved_in_budget": played.reserved, "fits": played.fits, "tight": tight}
+
+    found |= held_back(free, expandable)
+    if not expandable and (found["tight"] or not found["fits"]):
+        grown = replay(fake.trace, expandable=True)
+        found["growing"] = {"reserved": grown.reserved, **held_back(grown, True)}
+    return found
 
 
 def _largest_batch(

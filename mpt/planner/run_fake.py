@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -43,7 +43,7 @@ from mpt.planner.shard_trace import watch_shards
 from mpt.planner.time_model import Work
 from mpt.planner.trace import Recorder, Trace
 from mpt.planner.unseen import Unseen
-from mpt.seams import Batch, DataSpec, MemoryTrick, Phase, Run
+from mpt.seams import NOTHING, Batch, DataSpec, MemoryTrick, Phase, Run
 
 STEPS = 2
 DEVICES_MEET = ("found at least two devices", "found two different devices")
@@ -93,10 +93,7 @@ def trace_config(
 
     Raises CannotPlan with module and line; the config's own errors pass.
     """
-    fake_device.register()
-    routes.register()
-    routes.target.capability = gpu.capability
-    device = device or torch.device(fake_device.DEVICE, 0)
+    device = device or fake_device.fake_gpu()
     work = Work() if work is None else work
     work.uses_tf32 = config.precision.mode == "tf32" and gpu.tf32 > 0
     watching = {"work": False}
@@ -114,19 +111,11 @@ def trace_config(
     if isinstance(world, PlannedRank):
         world.mark = recorder.mark
         on_step(0)
-    torch.compiler.set_stance("force_eager")  # a compiled step is planned as the eager one
-    fake_device.clear_weight_casts()
     sharded = isinstance(world, PlannedRank) and world.is_sharded
-    with (
-        _explained(recorder),
-        watch_shards(recorder, work, device.type == "cpu")
-        if sharded and isinstance(work, OrderedWork)
-        else nullcontext(),
-        LeanFakeMode(allow_non_fake_inputs=True),  # such as a constant that the model's file makes on import
-        torch.autograd.set_multithreading_enabled(False),
-        recorder.recording(),
-        fake_device.listen_to_casts(lambda cast: recorder.mark([cast], "cast cache")),
-    ):
+    shards: AbstractContextManager[Any] = NOTHING
+    if sharded and isinstance(work, OrderedWork):
+        shards = watch_shards(recorder, work, device.type == "cpu")
+    with on_fake_gpu(recorder, gpu, shards):
         run = build_run(config, device, data, fake=True, world=world)
         perform_steps(run, recorder, batch_size, on_step, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
@@ -137,6 +126,28 @@ def trace_config(
     notes = [note for note in run.notes if fake_device.DEVICE not in note]  # "has no such thing" is about the fake
     inexact = [trick.name for trick in run.tricks if not trick.exact]
     return FakeRun(Trace(whole.storages[:born], whole.events[:steps], spans), work, notes, inexact, whole, moments)
+
+
+@contextmanager
+def on_fake_gpu(recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[Any] = NOTHING) -> Iterator[None]:
+    """Make tensors fake and record them, along the routes of a GPU; `outside` is entered before tensors are fake.
+
+    Raises CannotPlan with module and line for what cannot be answered.
+    """
+    fake_device.register()
+    routes.register()
+    routes.target.capability = gpu.capability
+    torch.compiler.set_stance("force_eager")  # a compiled step is planned as the eager one
+    fake_device.clear_weight_casts()
+    with (
+        _explained(recorder),
+        outside,
+        LeanFakeMode(allow_non_fake_inputs=True),  # such as a constant that the model's file makes on import
+        torch.autograd.set_multithreading_enabled(False),
+        recorder.recording(),
+        fake_device.listen_to_casts(lambda cast: recorder.mark([cast], "cast cache")),
+    ):
+        yield
 
 
 def perform_steps(

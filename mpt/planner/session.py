@@ -11,10 +11,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -35,7 +35,7 @@ class PlanError(MptError):
 
 @dataclass(frozen=True)
 class Answer:
-    """A plan (the fields of `mpt.planner.plan.Plan`), or the error instead of it."""
+    """A plan (the fields of `mpt.planner.plan.Plan`, or of `InferencePlan`), or the error instead of it."""
 
     plan: dict[str, Any] = field(default_factory=dict)
     error: str = ""
@@ -93,7 +93,10 @@ class _Worker:
 
 
 class Session:
-    """Plans on up to `workers` processes; a context manager."""
+    """Plans on up to `workers` processes; a context manager.
+
+    With `budgets`, each configuration is traced once and judged by all of them; a plan for another of them is at hand.
+    """
 
     def __init__(
         self,
@@ -102,12 +105,14 @@ class Session:
         allow: Sequence[str] = (),
         workers: int = 1,
         placement: Placement | None = None,
+        budgets: Sequence[int] = (),
     ) -> None:
         self.placement = asdict(placement) if placement is not None else {}
         self.gpu, self.calibration, self.allow, self.workers = gpu, calibration, list(allow), workers
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         self._started: list[_Worker] = []
         self._is_killed = False
+        self.judge_by(budgets)
         self._pool = ThreadPoolExecutor(workers)
 
     def __enter__(self) -> Self:
@@ -121,6 +126,10 @@ class Session:
         self._pool.shutdown(cancel_futures=True)
         for worker in self._started:
             worker.stop()
+
+    def judge_by(self, budgets: Sequence[int]) -> None:
+        """Judge plans by these budgets too from now on, and keep each for when it is asked for at another of them."""
+        self.budgets, self._judged = list(budgets), dict[str, Answer]()
 
     def kill(self) -> None:
         """End the workers at once, from another thread: plans under way and all later ones come back as errors."""
@@ -136,13 +145,31 @@ class Session:
         """Have one configuration planned as soon as a worker is free."""
         return self._pool.submit(self._plan_one, config, wish)
 
+    def infer(self, config: Config, data: Mapping[str, Any] | None = None, **wish: Any) -> Answer:
+        """Plan a configuration's inference; `wish` holds the fields of `mpt.planner.inference.InferenceWish`.
+
+        `data` is the layout of the data (`DataSpec.to_record`) where the data set itself need not be asked.
+        """
+        return self._pool.submit(self._ask, config, {"inference": wish, "data": data}).result()
+
     def _plan_one(self, config: Config, wish: dict[str, Any]) -> Answer:
+        budget = str(wish.get("budget_bytes"))
+        key, found = config.to_yaml(), None
+        if not wish.get("largest_batch"):
+            found = self._judged.get(key)
+        if found is None:
+            found = self._ask(config, {"wish": {"placement": self.placement, "budgets": self.budgets, **wish}})
+            if self.budgets:
+                self._judged[key] = found
+        return replace(found, plan={**found.plan, **found.plan["at_budgets"].get(budget, {})}) if found.plan else found
+
+    def _ask(self, config: Config, wanted: dict[str, Any]) -> Answer:
         request = {
             "config": config.to_yaml(),
             "allow": self.allow,
             "gpu": asdict(self.gpu),
             "calibration": asdict(self.calibration),
-            "wish": {"placement": self.placement, **wish},
+            **wanted,
         }
         worker = self._idle.get()
         if self._is_killed:

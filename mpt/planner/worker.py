@@ -41,16 +41,26 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
     from mpt.errors import MptError
     from mpt.planner.calibration import Calibration
     from mpt.planner.gpus import Gpu
-    from mpt.planner.plan import Wish, plan_config
+    from mpt.planner.inference import InferencePlan, InferenceWish, plan_inference
+    from mpt.planner.plan import Plan, Wish, plan_config
+    from mpt.seams import DataSpec
 
     try:
         config = load_config(request["config"], allow=request["allow"])
         key = json.dumps([config.to_data()["dataset"], config.to_data()["model"], config.to_data()["task"]])
-        if key not in specs:
-            specs[key] = find_data_spec(config)
-        spec, notes = specs[key]
+        if request.get("data") is not None:
+            spec, notes = DataSpec.from_record(request["data"]), []
+        else:
+            if key not in specs:
+                specs[key] = find_data_spec(config)
+            spec, notes = specs[key]
         gpu = Gpu(**{**request["gpu"], "capability": tuple(request["gpu"]["capability"])})
-        plan = plan_config(config, spec, gpu, Calibration(**request["calibration"]), Wish(**request["wish"]))
+        calibration = Calibration(**request["calibration"])
+        plan: Plan | InferencePlan
+        if "inference" in request:
+            plan = plan_inference(config, spec, gpu, calibration, InferenceWish(**request["inference"]))
+        else:
+            plan = plan_config(config, spec, gpu, calibration, Wish(**request["wish"]))
         return {"plan": {**asdict(plan), "notes": [*plan.notes, *notes]}}
     except MptError as error:
         return {"error": str(error), "exit_code": error.exit_code}

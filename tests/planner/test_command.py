@@ -43,6 +43,7 @@ class Shared:
         wanted, session = asked.arguments, self.session
         session.placement = {} if wanted["placement"] is None else asdict(wanted["placement"])
         session.gpu, session.calibration, session.allow = wanted["gpu"], wanted["calibration"], list(wanted["allow"])
+        session.judge_by(wanted["budgets"])
         return self
 
     def __enter__(self) -> Session:

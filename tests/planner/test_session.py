@@ -19,7 +19,7 @@ def test_a_plan_says_where_memory_goes_and_when_it_peaks(session: Session) -> No
     assert sum(parts.values()) <= plan["allocated"] <= plan["reserved"]
     assert parts["optimizer state"] == pytest.approx(2 * parts["parameters"], rel=0.3)
     assert plan["moment"].startswith("phase ")
-    assert len(plan["by_module"]) == 10
+    assert len(plan["by_module"]) > 10
     assert plan["by_module"][0][0].split(".")[0] in ("gen", "disc")
     assert plan["fits"] is True
     assert plan["step_seconds"] > 0

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mpt.errors import MemoryBudgetError
 from mpt.planner.budget import describe_bytes
 from mpt.run.memory_meter import MemoryMeter
-from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles
+from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, tiles_of
 from mpt.systems.dain.nn.interpolation import Interpolator
 
 SPARE_SHARE = 0.2
@@ -55,27 +55,12 @@ def pass_memory(net: Interpolator, dtype: torch.dtype | None = None) -> PassMemo
 
 def choose_tiles(net: Interpolator, height: int, width: int, memory: PassMemory, budget_bytes: int) -> TileGrid:
     """Return the fewest tiles that fit a budget. Raises MemoryBudgetError where not even small ones do."""
-    overlap, multiple = 2 * net.margin, net.multiple
-    room = budget_bytes * (1 - SPARE_SHARE)
-    rows = columns = 1
-    while True:
-        tile = tile_size(height, rows, overlap, multiple), tile_size(width, columns, overlap, multiple)
+    overlap, room = 2 * net.margin, budget_bytes * (1 - SPARE_SHARE)
+    for tile in tiles_of(height, width, overlap, net.multiple):
         needed = memory.peak_bytes(*tile)
         if needed <= room:
             return grid_of_tiles(height, width, tile, overlap)
-        smallest = overlap + multiple
-        if tile[0] <= smallest and tile[1] <= smallest:
-            raise MemoryBudgetError(
-                f"--vram: a tile of {tile[1]} x {tile[0]} takes {describe_bytes(needed)}, more than "
-                f"{describe_bytes(room)} ({1 - SPARE_SHARE:.0%} of the budget); use --half or a smaller network"
-            )
-        if (tile[0] >= tile[1] and tile[0] > smallest) or tile[1] <= smallest:
-            rows += 1
-        else:
-            columns += 1
-
-
-def tile_size(size: int, count: int, overlap: int, multiple: int) -> int:
-    """Return the side of each of `count` tiles with this overlap, a multiple of the network's."""
-    side = -(-(size + (count - 1) * overlap) // count)
-    return -(-side // multiple) * multiple
+    raise MemoryBudgetError(
+        f"--vram: a tile of {tile[1]} x {tile[0]} takes {describe_bytes(needed)}, more than "
+        f"{describe_bytes(room)} ({1 - SPARE_SHARE:.0%} of the budget); use --half or a smaller network"
+    )

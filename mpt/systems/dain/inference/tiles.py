@@ -7,6 +7,7 @@ costs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +67,27 @@ def pad_both_sides(image_bchw: Tensor, multiple: int) -> tuple[Tensor, int, int]
     top, left = rows // 2, columns // 2
     amount = (left, columns - left, top, rows - top)
     return F.pad(image_bchw, amount, mode="replicate"), top, left
+
+
+def tiles_of(height: int, width: int, overlap: int, multiple: int) -> Iterator[tuple[int, int]]:
+    """Yield heights and widths of ever smaller tiles, the longer side cut first, down to overlap and one multiple."""
+    smallest = overlap + multiple
+    rows = columns = 1
+    while True:
+        tile = tile_size(height, rows, overlap, multiple), tile_size(width, columns, overlap, multiple)
+        yield tile
+        if tile[0] <= smallest and tile[1] <= smallest:
+            return
+        if (tile[0] >= tile[1] and tile[0] > smallest) or tile[1] <= smallest:
+            rows += 1
+        else:
+            columns += 1
+
+
+def tile_size(size: int, count: int, overlap: int, multiple: int) -> int:
+    """Return the side of each of `count` tiles with this overlap, a multiple of the network's."""
+    side = -(-(size + (count - 1) * overlap) // count)
+    return -(-side // multiple) * multiple
 
 
 def whole(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor) -> Tensor:

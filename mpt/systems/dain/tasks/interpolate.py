@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from mpt.config.options import Options
 from mpt.errors import ConfigError, DataError
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
+from mpt.systems.dain.inference.tiles import tiles_of
 from mpt.systems.dain.losses.charbonnier import charbonnier, end_point_error, photometric
 from mpt.systems.dain.metrics.image_quality import (
     interpolation_error,
@@ -200,6 +201,10 @@ class Interpolate(Task):
         pictures = {f"between-{index:04d}": ours[index : index + 1].clamp(0, 1) for index in range(len(ours))}
         tiles = self.tiles(batch, ours)
         return Inference(tiles=tiles, columns=len(tiles) // len(ours), outputs=ours, figures=pictures)
+
+    def tiles_of(self, height: int, width: int) -> Iterator[tuple[int, int]]:
+        """Yield the tiles that `mpt dain interpolate` may cut a frame into."""
+        return tiles_of(height, width, 2 * self.net.margin, self.net.multiple)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the plateau rule stands."""

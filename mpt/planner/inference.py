@@ -1,0 +1,252 @@
+"""Inference planned without a GPU: its peak at a batch, the largest batch that fits, or the tiles of a large frame.
+
+The networks are built as `mpt infer` builds them (no optimizers), in the run's own mode, in another dtype, or with
+their weights stored in half, on fake tensors of a GPU; two batches go through `Task.infer` (`Task.samples` for one that
+starts from noise), with the results taken to the host as the command does. Two traces at different batches give every
+storage's line (`mpt.planner.batch_fit`), and so the largest batch. Values that are read, such as a label's number, are
+zeros (`mpt.planner.zero_values`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from mpt.config.load import change_precision
+from mpt.config.schema import Config
+from mpt.engine.build import build_run
+from mpt.engine.evaluation import infer, inferring
+from mpt.errors import ConfigError
+from mpt.inference.half import halve, in_dtype
+from mpt.inference.results import on_host
+from mpt.planner import batch_fit, fake_device
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import Gpu
+from mpt.planner.replay import peak_live, replay, split_at
+from mpt.planner.run_fake import on_fake_gpu
+from mpt.planner.time_model import BAND, Work
+from mpt.planner.trace import Recorder, Trace
+from mpt.planner.unseen import Unseen
+from mpt.planner.zero_values import values_as_zeros
+from mpt.precision.choice import DTYPES
+from mpt.seams import Batch, DataSpec, Inference, Run
+
+BATCHES = 2
+FRAMES = 4
+"""Float32 frames beside a tile's pass: two inputs, the sum of tiles, their weights."""
+MOST_SAMPLES = 2**16
+"""A larger batch is not looked for..."""
+RETRACED = 8
+"""... and, where each has to be traced, none beyond so many times the first one."""
+
+
+@dataclass(frozen=True)
+class InferenceWish:
+    """What is to be planned."""
+
+    batch_size: int
+    half: bool = False
+    dtype: str | None = None
+    """As `--dtype`: float32, float16 or bfloat16; with `half`, the weights' dtype too."""
+    budget_bytes: int | None = None
+    held_bytes: int = 0
+    """What the process holds on the card beside this, such as the networks in another precision."""
+    frame: tuple[int, int] | None = None
+    """Height and width of a frame that is to be cut into tiles."""
+
+
+@dataclass(frozen=True)
+class InferencePlan:
+    """Bytes throughout; `reserved` is the allocator's, the card also holds `context_bytes`."""
+
+    batch_size: int
+    mode: str
+    allocated: int
+    reserved: int
+    context_bytes: int
+    budget_bytes: int | None
+    fits: bool | None
+    """None without a budget."""
+    weight_bytes: int
+    by_category: dict[str, int]
+    by_module: list[tuple[str, int]]
+    largest_batch: int | None
+    """0 where not even one sample fits; None without a budget."""
+    tile: tuple[int, int] | None
+    """Height and width of the largest tile of the wished frame that fits; None where there is none, or no wish."""
+    batch_seconds: float
+    time_band: float
+    notes: list[str] = field(default_factory=list)
+    planning_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """Two batches of inference."""
+
+    trace: Trace
+    work: Work
+    weight_bytes: int
+    reads_values: bool
+    run: Run
+
+
+def plan_inference(
+    config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: InferenceWish
+) -> InferencePlan:
+    """Plan a configuration's inference. Raises CannotPlan, or the configuration's own errors."""
+    started = time.perf_counter()
+    config, mode = in_mode(config, wish)
+    capacity = None
+    if wish.budget_bytes is not None:
+        capacity = max(0, wish.budget_bytes - calibration.context_bytes - wish.held_bytes)
+
+    def trace(batch_size: int, spec: DataSpec = data) -> _Traced:
+        unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
+        return trace_inference(config, spec, batch_size, gpu, unseen, wish)
+
+    traced = trace(wish.batch_size)
+    free = replay(traced.trace)
+    split = split_at(traced.trace, free.peak_event)
+    notes, tile, largest = [], None, None
+    if traced.reads_values:
+        notes.append("values that are read after the network are taken as 0")
+    if capacity is not None and wish.frame is not None:
+        tile = find_tile(traced.run, wish.frame, capacity, lambda spec: trace(wish.batch_size, spec).trace)
+    elif capacity is not None:
+        second = trace(2 * wish.batch_size).trace
+        line = batch_fit.fit(traced.trace, wish.batch_size, second, 2 * wish.batch_size)
+        largest = largest_batch(wish.batch_size, capacity, line, lambda batch_size: trace(batch_size).trace)
+    return InferencePlan(
+        batch_size=wish.batch_size,
+        mode=mode,
+        allocated=free.allocated,
+        reserved=free.reserved,
+        context_bytes=calibration.context_bytes + wish.held_bytes,
+        budget_bytes=wish.budget_bytes,
+        fits=None if capacity is None else fits_in(capacity, traced.trace),
+        weight_bytes=traced.weight_bytes,
+        by_category=split.by_category,
+        by_module=split.by_module,
+        largest_batch=largest,
+        tile=tile,
+        batch_seconds=traced.work.seconds(gpu) * calibration.time_factor,
+        time_band=BAND,
+        notes=notes,
+        planning_seconds=time.perf_counter() - started,
+    )
+
+
+def in_mode(config: Config, wish: InferenceWish) -> tuple[Config, str]:
+    """Return the configuration in the mode that is inferred in, and that mode in words. Raises ConfigError."""
+    allowed = DTYPES if wish.half else ("float32", *DTYPES)
+    if wish.dtype is not None and wish.dtype not in allowed:
+        raise ConfigError(f"--dtype: found {wish.dtype!r}; allowed here are {', '.join(allowed)}.")
+    if wish.half:
+        dtype = wish.dtype or "float16"
+        return in_dtype(change_precision(config, "amp"), dtype), f"weights in {dtype}"
+    if wish.dtype == "float32":
+        return change_precision(config, "fp32"), "float32"
+    if wish.dtype is not None:
+        return in_dtype(change_precision(config, "amp"), wish.dtype), f"{wish.dtype} with float32 weights"
+    return config, f"as trained, {config.precision.mode}"
+
+
+def fits_in(capacity: int, trace: Trace, sizes: Sequence[int] | None = None) -> bool:
+    """Return whether the allocator gets through a trace with so many bytes."""
+    return peak_live(trace, sizes) <= capacity and replay(trace, capacity, sizes=sizes).fits
+
+
+def largest_batch(
+    batch_size: int, capacity: int, line: batch_fit.BatchFit | None, trace: Callable[[int], Trace]
+) -> int:
+    """Return the largest batch that fits, 0 for none; without a line over batches each is traced, up to a limit."""
+
+    def fits(size: int) -> bool:
+        if line is not None:
+            return fits_in(capacity, line.trace, line.sizes(size))
+        return fits_in(capacity, trace(size))
+
+    return batch_fit.largest_batch(fits, batch_size, MOST_SAMPLES if line is not None else RETRACED * batch_size)
+
+
+def trace_inference(
+    config: Config, data: DataSpec, batch_size: int, gpu: Gpu, unseen: Unseen, wish: InferenceWish
+) -> _Traced:
+    """Build the networks and infer two batches on a fake GPU."""
+    device, work, watching = fake_device.fake_gpu(), Work(), [False]
+    work.uses_tf32 = config.precision.mode == "tf32" and gpu.tf32 > 0
+    recorder = Recorder(device.type, unseen, lambda *operator: work.observe(*operator) if watching[0] else None)
+    with on_fake_gpu(recorder, gpu), values_as_zeros() as values:
+        run = build_run(config, device, data, fake=True, trains=False)
+        if wish.half or wish.dtype is not None:
+            for trick in run.tricks:
+                trick.fold(run.task.modules)
+        if wish.half:
+            for module in run.task.modules.values():
+                halve(module, run.precision.dtype)
+        recorder.mark_modules(run.task.modules)
+        held = {tensor for module in run.task.modules.values() for tensor in (*module.parameters(), *module.buffers())}
+        results = []
+        whole = [torch.zeros(batch_size, 3, *wish.frame, device=device) for _ in range(FRAMES)] if wish.frame else []
+        recorder.mark(whole, "whole batch")
+        for number in range(BATCHES):
+            watching[0] = number == BATCHES - 1
+            results.append(infer_batch(run, recorder, batch_size, number))
+    weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held)
+    return _Traced(recorder.trace, work, weight_bytes, values.reads > 0, run)
+
+
+def infer_batch(run: Run, recorder: Recorder, batch_size: int, number: int) -> Inference:
+    """Infer one batch as `mpt infer` does; its results are on the host."""
+    recorder.enter_moment(number, "", "loading")
+    if not run.task.inputs or run.task.optional_inputs:
+        recorder.enter_moment(number, "", "inference")
+        with inferring(run):
+            made = run.task.samples(batch_size, 0, batch_size, run.config.seed)
+        return on_host(Inference(tiles=made, outputs=made))
+    fields = run.data.zeros(batch_size, run.device, stored=True)
+    batch: Batch = run.data.as_floats({name: fields.pop(name) for name in run.task.inputs})
+    fields.clear()
+    recorder.mark(batch.values(), "batch")
+    recorder.enter_moment(number, "", "inference")
+    return on_host(infer(run, batch, batch_size))
+
+
+def find_tile(
+    run: Run, frame: tuple[int, int], capacity: int, trace: Callable[[DataSpec], Trace]
+) -> tuple[int, int] | None:
+    """Return height and width of the largest tile of a frame that fits, None where not even the smallest does.
+
+    Bytes are lines over a tile's pixels, as they are over the samples of a batch. Raises ConfigError for a task that
+    does not cut frames into tiles.
+    """
+    tiles = list(run.task.tiles_of(*frame))
+    smallest = tiles[-1]
+    others = [tile for tile in tiles if tile != smallest] or [(2 * smallest[0], 2 * smallest[1])]
+    other = min(others, key=lambda tile: tile[0] * tile[1])
+    traces = [trace(with_size(run, tile)) for tile in (smallest, other)]
+    line = batch_fit.fit(traces[0], pixels_of(smallest), traces[1], pixels_of(other))
+
+    def fits(tile: tuple[int, int]) -> bool:
+        if line is None:
+            return fits_in(capacity, trace(with_size(run, tile)))
+        return fits_in(capacity, line.trace, line.sizes(pixels_of(tile)))
+
+    return next((tile for tile in tiles if fits(tile)), None)
+
+
+def pixels_of(size: tuple[int, int]) -> int:
+    """Return the number of pixels."""
+    return size[0] * size[1]
+
+
+def with_size(run: Run, size: tuple[int, int]) -> DataSpec:
+    """Return the layout of the run's data with inputs of another size."""
+    fields = dict(run.data.fields)
+    for name in run.task.inputs:
+        fields[name] = replace(fields[name], shape=(fields[name].shape[0], *size))
+    return replace(run.data, fields=fields)

@@ -1,0 +1,58 @@
+"""Answer questions about tensors' values where there are none: every value that is read is zero.
+
+A step never looks at values (`docs/architecture.md`), but what comes after a network may: labels are read off scores,
+boxes are drawn. Such work is small beside the network's, and follows it. So inference and evaluations are planned as if
+all values were zero, and it is said that they were read. Shapes that depend on values (`x[mask]`) stay unanswered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SCALAR = torch.ops.aten._local_scalar_dense.default
+
+
+class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers `.item()`, `if tensor:` and the like with zero; `reads` counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is SCALAR and isinstance(args[0], FakeTensor):
+            return self.array(args[0]).item()
+        return func(*args, **(kwargs or {}))
+
+    def array(self, tensor: Tensor) -> Any:
+        """Return zeros for a fake tensor's values."""
+        self.reads += 1
+        like = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+        return numpy.zeros(tuple(tensor.shape), str(like).removeprefix("torch."))
+
+
+@contextmanager
+def values_as_zeros() -> Iterator[ZeroValues]:
+    """Let every value of a fake tensor that is read inside the block be zero."""
+    answers = ZeroValues()
+    fake: Any = FakeTensor
+    before = {name: vars(fake)[name] for name in ("tolist", "numpy") if name in vars(fake)}
+    fake.tolist = lambda self: answers.array(self).tolist()
+    fake.numpy = lambda self, force=False: answers.array(self)
+    try:
+        with answers:
+            yield answers
+    finally:
+        for name in ("tolist", "numpy"):
+            if name in before:
+                setattr(fake, name, before[name])
+            else:
+                delattr(fake, name)

@@ -1,0 +1,82 @@
+"""`mpt plan --presets`: a patch for each usual size of card from one set of traces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mpt.commands import plan, plan_presets
+from mpt.commands.arguments import PlanArguments
+from mpt.config import shipped
+from mpt.config.load import load_config
+from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.planner.gpus import find_gpu
+from mpt.planner.search import search
+from mpt.planner.session import Session
+from tests.planner.test_command import Shared, arguments
+
+__all__ = ["arguments"]  # a fixture
+SHARES = {6: 0.0, 8: 0.7, 12: 0.85, 24: 2.0}
+"""Size -> budget for the tensors, as a share of what the configuration reserves as it stands."""
+
+
+def test_each_size_gets_the_recipe_that_a_search_of_its_own_finds(
+    arguments: PlanArguments,
+    session: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert arguments.config is not None
+    config = load_config(arguments.config, allow=["tests"])
+    whole = session.plan([config])[0].get()
+    budgets = {size: whole["context_bytes"] + int(share * whole["reserved"]) for size, share in SHARES.items()}
+    monkeypatch.setattr(plan_presets, "Session", Shared(session))
+    monkeypatch.setattr(plan_presets, "SIZES", tuple(SHARES))
+    monkeypatch.setattr(plan_presets, "usable_bytes", lambda gpu, size: budgets[size])
+    asked = replace(arguments, presets=True, gpu=None, output=str(tmp_path / "presets"), json=True)
+    plan.run(asked)
+    told: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["presets"]
+    session.judge_by(())
+    assert [one["size_gb"] for one in told] == list(SHARES)
+    assert told[0]["patch"] is None
+    assert told[-1]["patch"] == {}
+    alone = search(session, config, find_gpu(plan_presets.REFERENCE), budgets[12]).recipes[0]
+    assert (told[2]["patch"], told[2]["total_bytes"]) == (alone.patch, alone.total)
+    for preset in told[1:]:
+        path = Path(preset["path"])
+        assert path == tmp_path / "presets" / f"unet_{preset['size_gb']}gb.yaml"
+        assert preset["total_bytes"] <= budgets[preset["size_gb"]]
+        assert yaml.safe_load(path.read_text()) == preset["patch"]
+        assert load_config(arguments.config, patches=[path], allow=["tests"])
+    with pytest.raises(ConfigError, match="exists; remove it first"):
+        plan.run(asked)
+    with pytest.raises(ConfigError, match="--vram: --presets goes through the usual cards"):
+        plan.run(replace(asked, vram="6GiB"))
+    monkeypatch.setattr(plan_presets, "usable_bytes", lambda gpu, size: budgets[6])
+    with pytest.raises(MemoryBudgetError, match="nothing fits even 24 GB"):
+        plan.run(replace(asked, output=str(tmp_path / "none"), json=False))
+    assert capsys.readouterr().out.count("nothing fits") == len(SHARES)
+
+
+def test_presets_that_come_with_mpt_are_laid_over_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "large.yaml").write_text("{model: small_cnn, train: {batch_size: 64, steps: 1}}")
+    (tmp_path / "presets" / "large_8gb.yaml").write_text("memory: {micro_batch: 16}")
+    monkeypatch.setattr(shipped, "folder", lambda: tmp_path)
+    config = load_config("@large", patches=[Path("@large_8gb")])
+    assert "micro_batch" in config.memory.tricks
+    assert list(shipped.shipped_configs()) == ["large"]
+    with pytest.raises(ConfigError, match="and the presets large_8gb; did you mean @large_8gb"):
+        load_config("@large", patches=[Path("@large_8g")])
+
+
+def test_a_size_of_card_gives_programs_less_than_its_name() -> None:
+    reference = find_gpu(plan_presets.REFERENCE)
+    gib = [plan_presets.usable_bytes(reference, size) / 2**30 for size in plan_presets.SIZES]
+    assert gib == [pytest.approx(wanted, abs=0.15) for wanted in (5.8, 7.8, 9.8, 11.75, 15.7, 23.6)]
