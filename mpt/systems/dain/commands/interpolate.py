@@ -15,7 +15,7 @@ from torch import Tensor
 from mpt.data.video import is_video
 from mpt.engine.evaluation import inferring
 from mpt.errors import ConfigError, DataError, Interrupted
-from mpt.inference.half import choose_half, rebuild_half
+from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained, open_trained
 from mpt.planner.budget import describe_bytes, parse_budget
 from mpt.precision.choice import DTYPES
@@ -211,7 +211,7 @@ def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Ru
                 time = first.new_full((1, 1), 0.5)
                 return tiled(network_of(one), first, last, time, maker.grid, maker.overlap)[0].clamp(0, 1)
 
-        figure = float(peak_signal_to_noise(middle(run), middle(trained.run))[0])
+        figure = float(peak_signal_to_noise(middle(run), middle(rebuild(trained, "fp32")))[0])
         print(f"half against float32 on the first pair: PSNR {figure:.1f} dB")
     if command.check_seams and maker.grid.count > 1:
         with inferring(run):

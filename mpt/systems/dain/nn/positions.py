@@ -6,7 +6,8 @@ interpolation has 16).
 
 Backward: at the pixels the transposed sum, which is such a gather too once the taps are sorted by the pixel they read.
 So it adds up in a fixed order on a GPU, where `grid_sample`'s backward does not, and costs a third of `embedding_bag`'s
-own. At the weights the inner product of gradient and pixel over channels. Kept for it: image, pixel numbers, weights.
+own. At the weights the inner product of gradient and pixel over channels. Kept for it: pixel numbers and weights, and
+the image where the weights have a gradient.
 
 Shapes: b batch, c channels, h height, w width, k taps; n = b*h*w output pixels. Pixel numbers are int32: half the
 memory, and faster to sort.
@@ -48,7 +49,9 @@ class WeightedGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pixels: Tensor, index: Tensor, weight: Tensor) -> Tensor:
         """Return (n, c) for index and weight (n, k)."""
-        ctx.save_for_backward(pixels, index, weight)
+        at_weight = ctx.needs_input_grad[2]
+        ctx.save_for_backward(pixels if at_weight else None, index, weight)
+        ctx.count = len(pixels)
         return F.embedding_bag(index, pixels, mode="sum", per_sample_weights=weight)
 
     @staticmethod
@@ -58,7 +61,7 @@ class WeightedGather(torch.autograd.Function):
         pixels, index, weight = ctx.saved_tensors
         at_pixels, _, at_weight = ctx.needs_input_grad
         grad = grad.contiguous()
-        grad_pixels = scatter_weighted(grad, index, weight, len(pixels)) if at_pixels else None
+        grad_pixels = scatter_weighted(grad, index, weight, ctx.count) if at_pixels else None
         grad_weight = None
         if at_weight:
             taps = [(pixels.index_select(0, tap) * grad).sum(1) for tap in index.unbind(1)]

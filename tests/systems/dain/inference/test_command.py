@@ -1,5 +1,6 @@
 """`mpt dain interpolate` as a user types it."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,25 @@ from PIL import Image
 from mpt.cli import main
 from mpt.config.load import load_config
 from mpt.engine.build import build_datasets, build_run
+from mpt.engine.evaluation import inferring
 from mpt.engine.state import capture
 from mpt.run import checkpoint
 from mpt.run.layout import create_run
+from mpt.seams import Run
+from mpt.systems.dain.commands import interpolate as command
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A folder with a run whose network is not trained."""
+    return make_runs(tmp_path)
+
+
+def make_runs(tmp_path: Path, mode: str = "fp32") -> Path:
+    """Return a folder with a run whose network is not trained, and make three pictures beside it."""
     config = load_config({
         "model": {"name": "flow_warp", "pyramid": [4, 8, 8]},
         "dataset": {"name": "procedural_triplets", "count": 2, "test_count": 2},
-        "precision": {"mode": "fp32"},
+        "precision": {"mode": mode},
         "train": {"batch_size": 2, "steps": 1},
         "name": "smooth",
     })  # fmt: skip
@@ -49,6 +57,20 @@ def test_pictures_become_more_pictures_in_half_and_in_tiles(runs, tmp_path, caps
     assert "3 frames of 80 x 48 at 25 -> 6 at 50 frames per second" in said
     levels = [Image.open(file).getpixel((9, 9))[0] for file in sorted(out.iterdir())]
     assert levels == [0, 20, 40, 60, 80, 80]
+
+
+def test_half_is_compared_with_float32_where_the_run_was_trained_in_half(tmp_path, monkeypatch):
+    runs = make_runs(tmp_path, "bf16")
+    modes = []
+
+    def noting(run: Run) -> AbstractContextManager[None]:
+        modes.append(run.config.precision.mode)
+        return inferring(run)
+
+    monkeypatch.setattr(command, "inferring", noting)
+    words = ["smooth", *sorted(tmp_path.glob("?.png")), "--output", tmp_path / "out", "--runs", runs]
+    assert type_in("dain", "interpolate", *words, "--half") == 0
+    assert modes == ["amp", "fp32", "amp"]
 
 
 def test_mpt_infer_of_a_folder_of_frames_is_the_same_command(runs, tmp_path, capsys):

@@ -169,4 +169,4 @@ def test_filter_interpolation_holds_no_image_per_tap():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         interpolate_filtered(image, flow, kernel)
     saved = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
-    assert sum(saved.values()) < 3 * image.untyped_storage().nbytes()
+    assert sum(saved.values()) < image.untyped_storage().nbytes() / 2  # nor the image, where only it has a gradient
