@@ -26,8 +26,14 @@ from mpt.report.read_run import RunRecord, read_run
 CONFIG = Path(__file__).parent.parent / "configs" / "dain_demo.yaml"
 RUNS = Path("runs") / "dain_models"
 NETWORKS: dict[str, list[str]] = {
-    "flow_warp": ["model=null", "model={name: flow_warp}"],
-    "rife": ["model=null", "model={name: rife, size: small}", "task.flow_steps=0"],
+    "flow_warp": ["model=null", "model={name: flow_warp}", "optimizer.parts=null", "optimizer.parts={}"],
+    "rife": [
+        "model=null",
+        "model={name: rife, size: small}",
+        "task.flow_steps=0",
+        "optimizer.parts=null",
+        "optimizer.parts={}",
+    ],
     "dain": [],
 }
 TIMED_STEPS = 4
