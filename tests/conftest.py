@@ -24,7 +24,17 @@ FAST = (
     "test_cli.py",
     "test_seams.py",
 )
-"""Folders and files whose tests are the fast tier, `pytest -m fast -n 2`: under a minute on two quiet cores."""
+"""Folders and files whose tests are the fast tier, `pytest -m fast -n 2`: under a minute on two cores."""
+NOT_FAST = (
+    "data/test_absent.py",
+    "report/test_classification_page.py",
+    "report/test_comparison.py",
+    "report/test_page.py",
+    "report/test_plots.py",
+    "run/test_collector.py",
+    "run/test_other_systems.py",
+)
+"""Files among them that train runs or draw figures: half of the tier's processor time in a twentieth of its tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         path = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
         is_slow = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
-        if not is_slow and any(path == one or path.startswith(f"{one}/") for one in FAST):
+        if not is_slow and path not in NOT_FAST and any(path == one or path.startswith(f"{one}/") for one in FAST):
             item.add_marker("fast")
 
 
