@@ -138,7 +138,7 @@ def test_resume_may_be_given_without_a_value(called, words, resume):
             CompareArguments(("a",), Path("c"), seeds=5, margin="0.5", gate=True, name="n", json=True, quiet=True),
         ),
         ("report", "report", ReportArguments()),
-        ("report r --runs d", "report", ReportArguments("r", "d")),
+        ("report r --runs d", "report", ReportArguments("r", runs="d")),
         (
             "plan c a=1 --vram 6GiB --gpu rtx2060 --json --with p --output o",
             "plan",
