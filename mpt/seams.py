@@ -9,7 +9,7 @@ The data's side is in `mpt.samples`, and is named here too, so that a part needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -292,6 +292,11 @@ class Precision:
     """Phase name -> its scaler, for the phases that are scaled."""
     masters: Mapping[Tensor, nn.Parameter] = MappingProxyType({})
     """Half weight -> the float32 parameter that the optimizer updates in its place."""
+    is_sharded: bool = False
+    """Set before `prepare` where networks will be sharded: what has masters else stays float32 and is gathered in half.
+    """
+    gathered_in_half: Collection[Tensor] = ()
+    """The float32 parameters that are gathered in half, where networks are sharded."""
     steps_in_backward: bool = False
     """Set where parameters are updated, and their gradients released, before `step` is called."""
     replaces_step: bool = False

@@ -127,6 +127,11 @@ class Parallel(Options):
 
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """ddp: every process has the whole networks. fsdp: each has a part of each weight, gradient and optimizer state."""
+    shard: Literal["full", "grad", "hybrid"] = "full"
+    """For fsdp. full: gathered weights are let go of after a layer's forward. grad: after its backward, for more memory
+    and less traffic. hybrid: weights are sharded over `shard_ranks` processes, and every such group has all of them."""
+    shard_ranks: int | None = Field(None, gt=0)
+    """For hybrid: over how many neighbouring processes weights are sharded. null: those of one machine."""
     reduce_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What gradients are summed over processes in; auto is what they are stored in. bfloat16 halves the traffic."""
     overlap: bool = True
@@ -138,6 +143,15 @@ class Parallel(Options):
     """
     timeout: float = Field(600.0, gt=0)
     """Seconds after which a process that does not move while others wait for it ends the run."""
+
+    @model_validator(mode="after")
+    def shard_with_fsdp(self) -> Self:
+        """Refuse a way of sharding where nothing is sharded."""
+        if self.strategy == "ddp" and (self.shard != "full" or self.shard_ranks is not None):
+            raise ValueError("parallel.shard and shard_ranks are for strategy: fsdp, and it is ddp. Set strategy: fsdp")
+        if self.shard_ranks is not None and self.shard != "hybrid":
+            raise ValueError("parallel.shard_ranks is for shard: hybrid. Set that, or leave it out")
+        return self
 
 
 class GeneralOptions(Options):

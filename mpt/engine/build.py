@@ -133,12 +133,14 @@ def build_run(
         tricks.append(plugin.member("build")(plugin.native_settings(settings)))
     for trick in tricks:
         trick.apply(task, precision)
+    precision.is_sharded = world.is_sharded
     precision.prepare(task)
     if world.is_sharded:
         from mpt.parallel.shard import shard
 
-        dtype = config.parallel.reduce_dtype
-        shard(task.modules.values(), device.type, world.size, None if dtype == "auto" else getattr(torch, dtype))
+        world.units = shard(
+            task.modules.values(), device.type, world, config.parallel, precision.gathered_in_half, precision.dtype
+        )
     settings_by_module = {name: _optimizer_settings(config, name) for name in task.trainable}
     fake_gpu = fake and device.type != "cpu"
     optimizers = build_optimizers(config, settings_by_module, task, precision, fake_gpu) if trains else {}
@@ -179,7 +181,7 @@ def prepare_ranks(config: Config, task: Task, world: World) -> None:
     if world.is_sharded:
         from mpt.parallel.shard import refuse
 
-        refuse(config, world.size)
+        refuse(config, world)
     if not config.parallel.sync_batchnorm:
         return
     if config.train.batch_size % world.size:

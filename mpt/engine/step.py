@@ -114,6 +114,7 @@ def back_propagate_on_ranks(
     world = run.world
     exchange = world.exchange(phase.name, [weight for weight in phase.module.parameters() if weight.requires_grad])
     exchange.begin(phase.normalised)
+    world.settle()
     losses: dict[str, Tensor] = {}
     random: RankRandom | None = None
     error: Exception | None = None
@@ -142,6 +143,7 @@ def back_propagate_on_ranks(
     if error is not None:
         raise error
     assert random is not None
+    world.settle()
     random.go_on(agreed.is_random)
     exchange.finish(with_gradient)
     return batch, losses, agreed.finite

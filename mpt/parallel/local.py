@@ -28,8 +28,9 @@ def full(tensor: Any) -> Tensor:
 
 
 def group_of(tensors: Iterable[Any]) -> Any:
-    """Return the group of the ranks over which tensors are sharded, or None."""
-    return next((tensor.device_mesh.get_group() for tensor in tensors if is_sharded(tensor)), None)
+    """Return the group of the ranks over which tensors are sharded, or None; replicas of them hold the same."""
+    meshes = (tensor.device_mesh for tensor in tensors if is_sharded(tensor))
+    return next((mesh.get_group(mesh.ndim - 1) for mesh in meshes), None)
 
 
 def place_of(tensors: Iterable[Any]) -> tuple[int, int, bool]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mpt.errors import ConfigError
 
-NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")
+NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 
 
 @dataclass
@@ -23,6 +23,8 @@ class Place:
     port: int
     has_agent: bool = False
     """Whether torchrun's agent, rather than rank 0, keeps the store that ranks meet at."""
+    on_machine: int = 1
+    """How many ranks run on this machine."""
     restarts: int = 0
     host: str = field(default_factory=socket.gethostname)
     step: int = 0
@@ -54,5 +56,6 @@ def read_place(environment: Mapping[str, str] = os.environ) -> Place | None:
         address=address,
         port=int(words["MASTER_PORT"]),
         has_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True",
+        on_machine=int(words["LOCAL_WORLD_SIZE"]) if words["LOCAL_WORLD_SIZE"].isdecimal() else int(count),
         restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0") or 0),
     )

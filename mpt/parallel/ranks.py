@@ -38,7 +38,7 @@ class Ranks(World):
 
     def __init__(self, place: Place, settings: Parallel, device_type: str, store: Any, watch: Watch) -> None:
         self.rank, self.size, self.settings = place.rank, place.size, settings
-        self.host = place.host
+        self.host, self.on_machine = place.host, place.on_machine
         self.location, self.watch, self.store = place, watch, store
         self.is_sharded = settings.strategy == "fsdp"
         self.can_fail_alone = not self.is_sharded and not settings.sync_batchnorm

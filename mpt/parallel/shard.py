@@ -11,7 +11,7 @@ watch ends them (`mpt.parallel.watch`), and running out of memory is not adapted
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,23 +20,25 @@ import torch
 # hold the whole weight that is sharded first until the cyclic collector comes.
 import torch._dynamo
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from mpt.config.registry import INSTALLED, Plugin
-from mpt.config.schema import Config
+from mpt.config.schema import Config, Parallel
 from mpt.errors import ConfigError
+from mpt.parallel.world import World
 
 SECOND_ORDER = ("gradient_penalty", "r1_gamma", "path_weight")
 """Settings of penalties whose gradient is differentiated again, which FSDP2 cannot: it has let go of the weights."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def refuse(config: Config, size: int) -> None:
+def refuse(config: Config, world: World) -> None:
     """Raise ConfigError, with the way out, for what is not trained sharded."""
+    size = world.size
     mode, optimizer = config.precision, config.optimizer
     tricks = [name for name in config.memory.tricks if not is_sharded(config.memory.plugins[name])]
     penalties = [
@@ -64,6 +66,9 @@ def refuse(config: Config, size: int) -> None:
         reasons.append(
             f"train.batch_size={config.train.batch_size} cannot be shared out evenly over {size} processes; change it"
         )
+    together = config.parallel.shard_ranks or world.on_machine
+    if config.parallel.shard == "hybrid" and size % together:
+        reasons.append(f"parallel.shard: hybrid over {together} processes does not divide the {size} that there are")
     if reasons:
         raise ConfigError(f"parallel.strategy: fsdp cannot train this: {'; '.join(reasons)}. Or use ddp")
 
@@ -78,23 +83,102 @@ def sharded_names(kind: str) -> list[str]:
     return [name for name in INSTALLED.names(kind) if (found := INSTALLED.find(kind, name)) and is_sharded(found)]
 
 
-def shard(networks: Iterable[nn.Module], device_type: str, size: int, reduce_dtype: torch.dtype | None) -> None:
-    """Shard networks over all ranks, in place."""
-    mesh = init_device_mesh(device_type, (size,))
-    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+def shard(
+    networks: Iterable[nn.Module],
+    device_type: str,
+    world: World,
+    settings: Parallel,
+    in_half: Collection[Tensor],
+    half: torch.dtype,
+) -> list[FSDPModule]:
+    """Shard networks over all ranks, in place; return their parts. Parameters `in_half` are gathered in that dtype."""
+    mesh = make_mesh(device_type, world, settings)
+    found: list[FSDPModule] = []
     for network in networks:
-        if next(network.parameters(), None) is None:
-            continue
-        for unit in (*units(network), network):
-            if isinstance(unit, FSDPModule | nn.ModuleDict | nn.ModuleList):
-                continue
-            if next(unit.parameters(), None) is None:
-                continue
-            unit.register_forward_hook(own_results)
-            # Weights stay gathered for nobody: a frozen network's, left over from a forward, would miss its thawing.
-            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        for part in parts(network, in_half):
+            part.register_forward_hook(own_results)
+            sharded = fully_shard(
+                part,
+                mesh=mesh,
+                reshard_after_forward=settings.shard != "grad",
+                mp_policy=make_policy(part, settings, in_half, half),
+            )
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+            found.append(sharded)
+    return found
+
+
+def parts(network: nn.Module, in_half: Collection[Tensor]) -> Iterator[nn.Module]:
+    """Yield what of a network is sharded by itself, inner parts first: its units and itself.
+
+    What a part gathers is of one dtype; a unit with several is taken apart. Raises ConfigError where that cannot be.
+    """
+    for unit in (*units(network), network):
+        for part in (unit,) if is_uniform(unit, in_half) else (*leaves(unit), unit):
+            has_none = next(part.parameters(), None) is None
+            if has_none or isinstance(part, FSDPModule | nn.ModuleDict | nn.ModuleList):
+                continue
+            if not is_uniform(part, in_half):
+                raise ConfigError(
+                    f"parallel.strategy: fsdp: a {type(part).__name__} has weights of its own in several dtypes, which "
+                    "cannot be gathered together. Use ddp, or another precision mode"
+                )
+            yield part
+
+
+def make_policy(
+    part: nn.Module, settings: Parallel, in_half: Collection[Tensor], half: torch.dtype
+) -> MixedPrecisionPolicy:
+    """Return in which dtypes a part's weights are gathered and their gradients summed."""
+    is_half = any(weight in in_half for weight in own_weights(part))
+    reduced = torch.float32 if is_half else None
+    return MixedPrecisionPolicy(
+        param_dtype=half if is_half else None,
+        reduce_dtype=reduced if settings.reduce_dtype == "auto" else getattr(torch, settings.reduce_dtype),
+        cast_forward_inputs=False,
+    )
+
+
+def settle(units: Iterable[FSDPModule]) -> None:
+    """Bring units to the same state between updates, whatever was frozen or evaluated before; call when all are thawed.
+
+    Weights that a forward without a backward has left gathered are let go of, for they grow stale. A unit that was
+    frozen at its first forward has learned no dtype for its gradients (torch 2.13, `FSDPParamGroup._init_mp_dtypes`),
+    and would give those of half weights in half, and ignore `reduce_dtype`.
+    """
+    for unit in units:
+        unit.reshard()
+        state: Any = unit._get_fsdp_state()
+        groups = vars(state).get("_fsdp_param_groups")  # torch before 2.13 has one, or None
+        for group in [state._fsdp_param_group] if groups is None else groups:
+            if group is not None and vars(group).get("_orig_dtype", group) is None:
+                group._init_mp_dtypes()
+
+
+def make_mesh(device_type: str, world: World, settings: Parallel) -> DeviceMesh:
+    """Return the ranks in one row, or for hybrid one row for each group that has all weights."""
+    if settings.shard != "hybrid":
+        return init_device_mesh(device_type, (world.size,))
+    together = settings.shard_ranks or world.on_machine
+    return init_device_mesh(device_type, (world.size // together, together), mesh_dim_names=("replica", "shard"))
+
+
+def own_weights(module: nn.Module) -> list[nn.Parameter]:
+    """Return a module's parameters that no unit inside of it has."""
+    return [parameter for parameter in module.parameters() if not isinstance(parameter, DTensor)]
+
+
+def is_uniform(module: nn.Module, in_half: Collection[Tensor]) -> bool:
+    """Return whether what a module would gather is of one dtype."""
+    return len({(weight.dtype, weight in in_half) for weight in own_weights(module)}) <= 1
+
+
+def leaves(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules inside of one that have parameters of their own."""
+    for child in module.modules():
+        if child is not module and any(weight is not None for weight in child._parameters.values()):
+            yield child
 
 
 def own_results(module: nn.Module, inputs: Any, output: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -51,9 +51,13 @@ class World:
 
     rank = 0
     size = 1
+    on_machine = 1
+    """How many ranks run on this one's machine."""
     host = ""
     is_sharded = False
     """Whether each rank holds a part of the weights, so that forwards and saving need all of them."""
+    units: Sequence[Any] = ()
+    """The parts of sharded networks that are gathered together."""
     can_fail_alone = True
     """Whether a rank that fails in an update can still meet the others: none waits for it inside a layer."""
 
@@ -120,6 +124,13 @@ class World:
 
     def ending(self, error: BaseException) -> None:
         """Tell that this rank ends with a failure by itself."""
+
+    def settle(self) -> None:
+        """Leave nothing gathered of sharded networks."""
+        if self.units:
+            from mpt.parallel.shard import settle
+
+            settle(self.units)
 
     def take_waited_seconds(self) -> float:
         """Return the seconds spent waiting for others since the last call."""

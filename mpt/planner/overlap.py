@@ -90,6 +90,8 @@ class OrderedWork(Work):
     """Whether collectives are noted: the last traced step's are."""
     ranks: int = 1
     """How many ranks an all-reduce that a layer or torch starts is over."""
+    stride: int = 1
+    """How far apart those are."""
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Add one operator, or a collective that torch's own code starts."""
@@ -103,7 +105,8 @@ class OrderedWork(Work):
         sizes = [tensor.nbytes for tensor in tensors]
         whole, part = max(sizes), min(sizes)
         size = max(1, whole // part) if kind != "all_reduce" else self.ranks
-        self.send(Sent(kind, whole, size, stream=self.stream, is_waited_for=True))
+        stride = self.stride if kind == "all_reduce" else 1
+        self.send(Sent(kind, whole, size, stride, self.stream, is_waited_for=True))
 
     def add(self, flops: int, moved: int, half: bool) -> None:
         """Count an operator of the device, and keep its place."""

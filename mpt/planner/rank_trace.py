@@ -27,9 +27,12 @@ def trace_rank(
     batch_ahead: bool = True,
 ) -> FakeRun:
     """Trace one rank's build and two steps; `batch_size` is of all ranks together. Raises CannotPlan."""
-    work = OrderedWork(ranks=placement.nproc)
     settings = config.parallel.model_copy(update={"strategy": placement.strategy})
-    world = PlannedRank(placement.rank, placement.nproc, settings, work, is_nccl=device is None)
+    work = OrderedWork(ranks=placement.nproc)
+    world = PlannedRank(placement.rank, placement.nproc, settings, work, device is None, placement.per_machine)
+    if settings.strategy == "fsdp" and settings.shard == "hybrid":
+        together = settings.shard_ranks or world.on_machine
+        work.ranks, work.stride = placement.nproc // together, together
     with fake_world(placement.rank, placement.nproc):
         return trace_config(config, data, batch_size, gpu, unseen, device, batch_ahead, world, work)
 

@@ -41,9 +41,12 @@ class Noted:
 class PlannedRank(Ranks):
     """A rank of `size`, alone in its process. All others are thought to do what it does."""
 
-    def __init__(self, rank: int, size: int, settings: Parallel, work: OrderedWork, is_nccl: bool) -> None:
+    def __init__(
+        self, rank: int, size: int, settings: Parallel, work: OrderedWork, is_nccl: bool, per_machine: int = 8
+    ) -> None:
         self.rank, self.size, self.settings = rank, size, settings
         self.host, self.work, self.is_nccl = "", work, is_nccl
+        self.on_machine = min(size, per_machine)
         self.location = Place(rank, size, rank, "", 0, host="")
         self.waited = 0.0
         self.signal: int | None = None

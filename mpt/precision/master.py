@@ -36,6 +36,8 @@ NAMES: dict[str, dict[str, object]] = {
     "fp16-pure": {"dtype": "float16", "loss_scale": 1.0},
     "bf16-pure": {"dtype": "bfloat16", "loss_scale": 1.0},
 }
+SHARDED = True
+"""Under O2 a shard is its own float32 master and is gathered in half; in the pure modes shards are half."""
 
 
 class Settings(PrecisionOptions):
@@ -105,6 +107,7 @@ class HalfWeights(Policy):
         super().__init__(name, settings, device, dtype, reason)
         self.keeps_masters = name == "O2"
         self.masters: dict[Tensor, nn.Parameter] = {}
+        self.gathered_in_half: set[Tensor] = set()
         self._twins: dict[nn.Parameter, nn.Parameter] = {}
         self._originals: dict[nn.Module, dict[str, Tensor]] = {}
 
@@ -191,6 +194,9 @@ class HalfWeights(Policy):
             return
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.dtype == torch.float32:
+                if self.keeps_masters and self.is_sharded:
+                    self.gathered_in_half.add(parameter)  # each shard is its own master
+                    continue
                 half = self._half_of(parameter)
                 module._parameters[name] = half
         for name, buffer in module._buffers.items():

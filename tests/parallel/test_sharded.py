@@ -13,6 +13,7 @@ from mpt.config.load import load_config
 from mpt.engine.build import build_run
 from mpt.errors import ConfigError
 from mpt.parallel.shard import refuse
+from mpt.parallel.world import World
 
 from .forked import run_ranks
 from .test_equality import F16, compare, settings
@@ -29,6 +30,8 @@ FSDP = {"parallel": {"strategy": "fsdp"}}
         ("lsgan", F16, 2e-3),
         ("lsgan", {**F16, "mode": "O1"}, 2e-3),
         ("lsgan", "bf16", 1e-2),
+        ("lsgan", "bf16-pure", 1e-2),
+        ("lsgan", {**F16, "mode": "O2"}, 2e-3),
     ],
     ids=lambda value: value["mode"] if isinstance(value, dict) else None,
 )
@@ -38,6 +41,26 @@ def test_sharded_ranks_train_what_one_process_trains(task: str, precision: Any, 
     assert ranks[0]["skipped"] == ranks[1]["skipped"] == alone["skipped"]
     assert ranks[0]["scales"] == alone["scales"]
     assert difference < rounding
+
+
+@pytest.mark.parametrize(
+    ("shard", "size"),
+    [({"shard": "grad"}, 2), pytest.param({"shard": "hybrid", "shard_ranks": 2}, 4, marks=pytest.mark.slow)],
+    ids=["grad", "hybrid"],
+)
+def test_other_ways_of_sharding_train_the_same(shard: dict[str, Any], size: int) -> None:
+    """Two networks, each frozen while the other trains: weights that stay gathered would be old ones."""
+    parallel = {"parallel": {**FSDP["parallel"], **shard}}
+    alone, ranks, difference = compare(
+        settings("lsgan", "fp32", train={"steps": 5, "batch_size": 12}, **parallel), size
+    )
+    assert ranks[0]["skipped"] == alone["skipped"]
+    assert difference < 2e-6
+
+
+def test_a_way_of_sharding_without_shards_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Set strategy: fsdp"):
+        load_config({**settings("lsgan", "fp32"), "parallel": {"shard": "grad"}})
 
 
 def test_a_checkpoint_of_shards_is_one_process_s(tmp_path: Path) -> None:
@@ -89,7 +112,8 @@ def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"precision": "O2"}, "precision O2 is not for sharded weights; use one of O0, O1, amp, bf16, fp32, tf32"),
+        ({"precision": "bf16-sr"}, "precision bf16-sr is not for sharded weights; use one of O0"),
+        ({"parallel": {**FSDP["parallel"], "shard": "hybrid", "shard_ranks": 4}}, "over 4 processes does not divide"),
         ({"model": {"name": "wgan_gp"}}, "model.gradient_penalty differentiates a gradient"),
         ({"memory": {"offload_activations": True}}, "memory.offload_activations does not go with it"),
         ({"memory": {"on_oom": "adapt"}}, "use stop"),
@@ -101,7 +125,7 @@ def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
 def test_what_is_not_trained_sharded_is_refused_with_the_way_out(change: dict[str, Any], words: str) -> None:
     data = {"model": {"name": "lsgan"}, "dataset": "digits", "train": {"batch_size": 8}, "precision": "fp32", **change}
     with pytest.raises(ConfigError, match="Or use ddp") as refused:
-        refuse(load_config(data), 2)
+        refuse(load_config(data), two_ranks())
     assert words in str(refused.value)
 
 
@@ -111,4 +135,10 @@ def test_a_trick_says_of_itself_that_it_works_on_shards() -> None:
     config = load_config(data)
     name, plugin = next(iter(config.memory.plugins.items()))
     willing = dataclasses.replace(plugin, literals={**plugin.literals, "SHARDED": True})
-    refuse(dataclasses.replace(config, memory=dataclasses.replace(config.memory, plugins={name: willing})), 2)
+    refuse(dataclasses.replace(config, memory=dataclasses.replace(config.memory, plugins={name: willing})), two_ranks())
+
+
+def two_ranks() -> World:
+    world = World()
+    world.size = 2
+    return world

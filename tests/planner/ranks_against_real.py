@@ -59,6 +59,10 @@ ALL: list[Row] = [
     (UNET, "fp32", {}, FSDP, 16, 2),
     (VIT, "fp32", {}, FSDP, 16, 4),
     ("small_cnn", "amp", {}, FSDP, 16, 4),
+    (VIT, "fp32", {}, {**FSDP, "shard": "grad"}, 16, 2),
+    (VIT, "fp32", {}, {**FSDP, "shard": "hybrid", "shard_ranks": 2}, 16, 4),
+    (VIT, {"mode": "O2", "dtype": "bfloat16"}, {}, FSDP, 16, 2),
+    ("lsgan", "bf16-pure", {}, FSDP, 16, 2),
 ]
 
 
