@@ -254,6 +254,13 @@ class Ranks(World):
         """Count the time within a block as spent waiting for other ranks."""
         return Waiting(self)
 
+    def settle(self) -> None:
+        """Leave nothing gathered of sharded networks."""
+        if self.units:
+            from mpt.parallel.shard import settle
+
+            settle(self.units)
+
     def take_waited_seconds(self) -> float:
         """Return the seconds spent waiting for others since the last call."""
         waited, self.waited = self.waited, 0.0

@@ -127,10 +127,6 @@ class World:
 
     def settle(self) -> None:
         """Leave nothing gathered of sharded networks."""
-        if self.units:
-            from mpt.parallel.shard import settle
-
-            settle(self.units)
 
     def take_waited_seconds(self) -> float:
         """Return the seconds spent waiting for others since the last call."""

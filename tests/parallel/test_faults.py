@@ -177,8 +177,9 @@ def test_a_mistake_on_one_rank_ends_all_with_one_message(
 @EITHER
 def test_a_killed_rank_is_named_and_ends_all(tmp_path: Path, faulty: int, capfd: pytest.CaptureFixture[str]) -> None:
     started = time.monotonic()
-    ends, _ = injected(tmp_path, faulty, "kill")
+    ends, events = injected(tmp_path, faulty, "kill")
     assert ends[faulty] == -signal.SIGKILL
+    assert f"rank {faulty} " in events["rank_lost"]["message"]
     assert ends[1 - faulty] == 9
     assert time.monotonic() - started < 40
     said = capfd.readouterr().err
