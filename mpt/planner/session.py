@@ -153,15 +153,15 @@ class Session:
         return self._pool.submit(self._ask, config, {"inference": wish, "data": data}).result()
 
     def _plan_one(self, config: Config, wish: dict[str, Any]) -> Answer:
-        budget = str(wish.get("budget_bytes"))
-        key, found = config.to_yaml(), None
-        if not wish.get("largest_batch"):
-            found = self._judged.get(key)
-        if found is None:
-            found = self._ask(config, {"wish": {"placement": self.placement, "budgets": self.budgets, **wish}})
-            if self.budgets:
-                self._judged[key] = found
-        return replace(found, plan={**found.plan, **found.plan["at_budgets"].get(budget, {})}) if found.plan else found
+        asked = {"placement": self.placement, "budgets": self.budgets, **wish}
+        budget = wish.get("budget_bytes")
+        if budget not in self.budgets or wish.get("largest_batch"):
+            return self._ask(config, {"wish": asked})
+        key = json.dumps([config.to_yaml(), {**asked, "budget_bytes": None}], sort_keys=True)
+        if key not in self._judged:
+            self._judged[key] = self._ask(config, {"wish": asked})
+        found = self._judged[key]
+        return replace(found, plan={**found.plan, **found.plan["at_budgets"][str(budget)]}) if found.plan else found
 
     def _ask(self, config: Config, wanted: dict[str, Any]) -> Answer:
         request = {

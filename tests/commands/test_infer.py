@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.commands import infer, infer_half, infer_inputs, infer_outputs
+from mpt.commands import infer, infer_half, infer_outputs
 from mpt.commands.arguments import InferArguments
 from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
+from mpt.inference.inputs import SAMPLES
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_a_classifier_labels_the_files_below_a_folder(classifier, pictures, tmp_
 
 def test_the_newest_run_is_taken_where_none_is_named(classifier, tmp_path):
     infer.run(InferArguments(runs=str(tmp_path), output=str(tmp_path / "out"), device="cpu"))
-    assert len(read_rows(tmp_path / "out")) == infer_inputs.SAMPLES
+    assert len(read_rows(tmp_path / "out")) == SAMPLES
 
 
 def test_what_is_printed_of_a_table_is_short_and_named():
@@ -90,7 +91,7 @@ def test_half_states_size_latency_memory_distance_agreement_and_metric(classifie
     assert content["half"]["peak_bytes"] < content["full"]["peak_bytes"]
     assert content["half"]["latency"]["p95_seconds"] >= content["half"]["latency"]["median_seconds"] > 0
     assert 0 < content["distance"]["mean_error"] <= content["distance"]["max_error"] < 0.1
-    assert content["distance"]["decisions"] == infer_inputs.SAMPLES
+    assert content["distance"]["decisions"] == SAMPLES
     assert content["distance"]["agreement"] > 0.9
     assert content["metric_name"] == "accuracy"
     assert 0 <= content["full"]["metric"] <= 1
@@ -193,7 +194,7 @@ def test_inference_needs_neither_the_optimizer_nor_its_packages(make_classifier,
     config.write_text(config.read_text().replace("channels_last: true", "low_bit_optimizer: {backend: bitsandbytes}"))
     assert "low_bit_optimizer" in config.read_text()
     monkeypatch.setattr(torch.optim.Adam, "__init__", None)
-    assert len(read_rows(go(run, tmp_path))) == infer_inputs.SAMPLES
+    assert len(read_rows(go(run, tmp_path))) == SAMPLES
 
 
 def test_a_damaged_checkpoint_that_is_passed_over_is_named_with_the_one_used(classifier, tmp_path, capsys):

@@ -62,6 +62,7 @@ def test_each_size_gets_the_recipe_that_a_search_of_its_own_finds(
     with pytest.raises(MemoryBudgetError, match="nothing fits even 24 GB"):
         plan.run(replace(asked, output=str(tmp_path / "none"), json=False))
     assert capsys.readouterr().out.count("nothing fits") == len(SHARES)
+    session.judge_by(())
 
 
 def test_presets_that_come_with_mpt_are_laid_over_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
