@@ -46,6 +46,7 @@ from mpt.data.loader import Loader
 from mpt.engine.build import build_datasets, build_networks, build_run, seed_everything
 from mpt.engine.loop import fit
 from mpt.engine.training import Training
+from mpt.run.boards import Boards
 from mpt.run.console import Console
 from mpt.run.files import write_atomically
 from mpt.run.layout import create_run
@@ -190,7 +191,9 @@ def make_contestants(options: argparse.Namespace) -> dict[str, Contestant]:
             directory = create_run(Path(folder), "bench")
             loader = Loader(train_data, options.batch_size, 0)
             with Recorder(directory) as recorder:
-                training = Training(built, directory, recorder, console, loader, test_data, steps + 1)
+                training = Training(
+                    built, directory, recorder, console, loader, test_data, steps + 1, Boards((), directory, {})
+                )
                 stream = training.stream
 
                 def in_turn() -> Iterator[Batch]:

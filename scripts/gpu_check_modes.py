@@ -113,6 +113,7 @@ def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal
     from mpt.engine.loop import fit
     from mpt.engine.training import Training
     from mpt.errors import ConfigError
+    from mpt.run.boards import Boards
     from mpt.run.console import Console
     from mpt.run.layout import create_run
     from mpt.run.recorder import Recorder
@@ -137,7 +138,9 @@ def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal
         with tempfile.TemporaryDirectory() as folder, Console("quiet", count) as console:
             directory = create_run(Path(folder), "check")
             with Recorder(directory) as recorder:
-                training = Training(built, directory, recorder, console, loader, test_data, count)
+                training = Training(
+                    built, directory, recorder, console, loader, test_data, count, Boards((), directory, {})
+                )
                 training.save = lambda: None  # type: ignore[method-assign]
                 if not evaluates:
                     training.evaluate = lambda: None  # type: ignore[method-assign]
