@@ -42,7 +42,7 @@ UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 """Configs of data that is not shipped, with a batch and what makes them small enough for a CPU."""
 LARGE = {"saehd_512": 1}
-MAY_WAIT = ("all_finite", "LossScaler.unscale", "mpt/run/")
+MAY_WAIT = ("LossWatch.saw_finite", "LossScaler.unscale", "mpt/run/")
 """Once per update: whether a loss is finite, and whether gradients overflowed, decides what the host does next. And
 saving, which here happens at the end: there is more of it where more optimizers have stepped."""
 QUIET = ("train.log_every=1000", "train.checkpoint_every=0", "train.sample_every=0", "train.evaluate_every=0")
