@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -35,6 +36,14 @@ NOT_FAST = (
     "run/test_other_systems.py",
 )
 """Files among them that train runs or draw figures: half of the tier's processor time in a twentieth of its tests."""
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C as a terminal's programs do: a shell lets what it starts in the background ignore it, and tests send
+    it to their own programs, which inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
