@@ -167,8 +167,8 @@ FAULTS = (
         "warping's corners",
         "DAIN's warping made its corners from a list, for which the host waits",
         "mpt/systems/dain/nn/warping.py",
-        "    corners = torch.arange(2, device=flow_b2hw.device)",
-        "    corners = torch.tensor([0, 1], device=flow_b2hw.device)",
+        "    corners = torch.arange(2, device=flow_b2hw.device, dtype=torch.int32)",
+        "    corners = torch.tensor([0, 1], device=flow_b2hw.device, dtype=torch.int32)",
         f"{CONFIGS_FILE}::test_a_config_trains_as_planned_and_without_waiting[dain_demo]",
     ),
 )

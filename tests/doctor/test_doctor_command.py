@@ -48,7 +48,7 @@ def test_a_fault_ends_with_6_and_the_patch_that_is_written_cures_it(
     ]
     page = Path("page.html").read_text()
     assert "net.planted" in page
-    assert "<script" not in page
+    assert page.count("<script") == 1  # of our own
     doctor.run(DoctorArguments(str(bad), only=("numerics",), allow=("scripts",), patches=(Path("doctor.yaml"),)))
 
 
