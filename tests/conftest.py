@@ -38,14 +38,6 @@ NOT_FAST = (
 """Files among them that train runs or draw figures: half of the tier's processor time in a twentieth of its tests."""
 
 
-def pytest_configure() -> None:
-    """Take Ctrl-C as a terminal's programs do: a shell lets what it starts in the background ignore it, and tests send
-    it to their own programs, which inherit that.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the fast tier."""
     here = Path(__file__).parent
@@ -57,7 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide GPUs, from the processes that tests start too, unless tests are chosen for needing one: `pytest -m gpu`."""
+    """Hide GPUs, from the processes that tests start too, unless tests are chosen for needing one: `pytest -m gpu`.
+
+    And take Ctrl-C as a terminal's programs do. A shell lets what it starts in the background ignore it, which the
+    programs that tests send it to would inherit.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "gpu" not in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:  # set by coverage for the processes that tests start
