@@ -127,13 +127,8 @@ def test_a_config_trains_as_planned_and_without_waiting(config: str, tmp_path: P
     check(config, SMALL[config], *FURTHER.get(config, ()), *(["precision=fp32"] if config in SLOW_IN_HALF else []))
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet50_imagefolder", "stylegan2_256")),
-        *("yolofuse_mid", "dain_vimeo"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("config", UNSHIPPED_DATA)
 def test_a_config_of_others_data_needs_the_memory_that_is_planned(config: str, tmp_path: Path) -> None:
     from tests.test_configs import folder_of_images, folder_of_triplets
 

@@ -40,7 +40,7 @@ def test_a_run_trains_resumes_and_infers_without_posix_and_is_the_same_to_the_bi
 
         fcntl.lockf(file, fcntl.LOCK_EX, 1, operating_system.LOCKED_BYTE)
         said = go(
-            *("train", "c.yaml", "then", "train", "c.yaml", "--resume", "train.steps=6", "then"),
+            *("train", "c.yaml", "then", "train", "c.yaml", "--resume", "train.steps=6", "dataset.workers=0", "then"),
             *("infer", "größe", "-o", "out.csv", "then", "train", "c.yaml", "--resume", "held", "--runs", "."),
             cwd=tmp_path,
         )
