@@ -103,7 +103,7 @@ class Train(Options):
     def evaluates_to_stop(self) -> Self:
         """Refuse early stopping without the evaluations that it looks at."""
         if self.early_stopping is not None and self.evaluate_every == 0:
-            raise ValueError("train.early_stopping looks at evaluations: set train.evaluate_every too")
+            raise ValueError("train.early_stopping looks at evaluations; found train.evaluate_every 0: set it too")
         return self
 
     @field_validator("device")

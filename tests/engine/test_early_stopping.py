@@ -76,7 +76,7 @@ def test_settings_that_cannot_stop_anything_are_refused() -> None:
         Rule(EarlyStopping(metric="loss"), task)
     with pytest.raises(ConfigError, match=r"has no 'acuracy'; did you mean accuracy\?"):
         Rule(EarlyStopping(metric="acuracy", mode="max"), task).observe(Waiting(), {"accuracy": 0.5}, 1)
-    with pytest.raises(ConfigError, match=r"set train\.evaluate_every too"):
+    with pytest.raises(ConfigError, match=r"found train\.evaluate_every 0"):
         load_config({"model": "small_cnn", "train": {"early_stopping": {}}})
     with pytest.raises(ConfigError, match=r"unknown key 'pat'.* allowed: metric, patience"):
         load_config({"model": "small_cnn", "train": {"early_stopping": {"pat": 3}}})
