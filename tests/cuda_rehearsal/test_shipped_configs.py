@@ -121,7 +121,9 @@ def check(config: str, batch: int, *words: str, waits: bool = True) -> None:
     assert memory["steps_reserved_bytes"] == pytest.approx(reserved, rel=0.01)
 
 
-@pytest.mark.parametrize("config", SMALL)
+@pytest.mark.parametrize(
+    "config", [pytest.param(name, marks=[pytest.mark.slow] * (name == "yolofuse_demo")) for name in SMALL]
+)  # the detector takes as long as four others
 def test_a_config_trains_as_planned_and_without_waiting(config: str, tmp_path: Path) -> None:
     os.chdir(tmp_path)
     check(config, SMALL[config], *FURTHER.get(config, ()), *(["precision=fp32"] if config in SLOW_IN_HALF else []))
