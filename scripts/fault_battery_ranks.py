@@ -29,7 +29,7 @@ KILLS, STOPS = (16, 8), (3, 3)
 def train_together(
     battery: Battery, place: Path, runs: Path, options: list[str], faults: dict[int, tuple[int, int, int]]
 ) -> list[Ended]:
-    """Run `mpt train` in all ranks to their end. `faults` has, by rank, an operation, an action and its detail."""
+    """Run `mpt train` on every rank to its end. `faults` has, by rank, an operation, an action and its detail."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

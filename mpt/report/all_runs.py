@@ -37,7 +37,7 @@ def write_all_runs(runs_dir: Path) -> Path:
         folder=runs_dir.resolve().name,
         rows=[describe(record, record.path in best) for record in records],
         choices={key: sorted({getattr(one, key) for one in records} - {""}) for key in ("model", "dataset", "mode")},
-        comparisons=list(read_comparisons(runs_dir)),
+        comparisons=read_comparisons(runs_dir),
     )
     write_atomically(runs_dir / PAGE, page)
     return runs_dir / PAGE
