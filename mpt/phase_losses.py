@@ -47,8 +47,14 @@ def losses_of(run: Run, phase: Phase, part: Batch) -> Iterator[Loss]:
 
 def forward_of(run: Run) -> AbstractContextManager[Any]:
     """Return what one forward is computed in, the precision mode's context and the tricks', as one."""
-    own = run.precision.forward()
+    own = arithmetic_of(run)
     return entered([own, *(trick.forward() for trick in run.tricks)]) if run.tricks else own
+
+
+def arithmetic_of(run: Run) -> AbstractContextManager[Any]:
+    """Return what any forward is computed in, in training or not: the precision mode's context and stable forms."""
+    own = run.precision.forward()
+    return own if run.stable_forms is NOTHING else entered([own, run.stable_forms])
 
 
 def memory_forward(tricks: Sequence[MemoryTrick]) -> AbstractContextManager[Any]:

@@ -435,6 +435,8 @@ class Run:
     """Buffers of the trained networks, which a skipped step must leave as they were."""
     shadows: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
     """The buffers of each dtype and their copies, made at the first update."""
+    stable_forms: AbstractContextManager[Any] = NOTHING
+    """What computes numerically poor forms by stable ones in each forward (`precision.stable_forms`)."""
     micro_batch_size: int | None = None
     micro_batch_auto: bool = False
     adapted: dict[str, Any] = field(default_factory=dict)

@@ -3,9 +3,9 @@
     python scripts/doctor_table.py            # all: about a minute on one core
     python scripts/doctor_table.py NAME ...   # some of the planted networks
 
-Prints a table in Markdown. A row counts as cured where the offered modules were tried, are inside the planted block,
-and leaving out any one of them was seen to fail. All runs are of one step with a random start, in float16 as a GPU
-would compute it (`mpt.doctor.half_arithmetic`), with torch's CPU lists for autocast.
+Prints a table in Markdown. A row counts as cured where the offered modules or stable forms were tried, are inside the
+planted block, and leaving out any one of them was seen to fail. All runs are of one step with a random start, in
+float16 as a GPU would compute it (`mpt.doctor.half_arithmetic`), with torch's CPU lists for autocast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.loader import Loader
-from mpt.doctor.cure import find_cure
+from mpt.doctor.cure import Cure, find_cure
 from mpt.doctor.numerics import Subject, as_on_a_gpu, examine
 from mpt.engine.build import build_datasets
 from scripts.planted_faults import PLANTED
@@ -89,16 +89,29 @@ def diagnose(name: str, config: Config) -> Row:
         return Row(name, "", "", "", False, time.perf_counter() - started)
     cure = find_cure(subject, faulty)
     culprit = faulty[0].culprit
-    kept = cure.kept if cure is not None else None
-    inside = kept is not None and all(one.startswith("net.planted") for one in kept.modules)
     return Row(
         name,
         faulty[0].faults[0],
         culprit.describe() if culprit else "",
-        cure.describe() if cure else "none found",
-        bool(kept and kept.is_minimal and inside),
+        describe(cure) if cure else "none found",
+        cure is not None and is_smallest_inside(cure),
         time.perf_counter() - started,
     )
+
+
+def describe(cure: Cure) -> str:
+    """Return a cure for the table: what it keeps in float32, or which form it takes for which."""
+    if not cure.forms:
+        return cure.describe()
+    said = "; ".join(f"`{place.instead}` for `{place.was}`" for place in cure.places)
+    return f"{', '.join(cure.forms)}: {said}" + (" (or keep net.planted in float32)" if cure.instead else "")
+
+
+def is_smallest_inside(cure: Cure) -> bool:
+    """Return whether a cure changes the planted block alone, and no less would do."""
+    if cure.kept is not None:
+        return cure.kept.is_minimal and all(name.startswith("net.planted") for name in cure.kept.modules)
+    return len(cure.forms) == 1 and all(place.module == "net.planted" for place in cure.places)
 
 
 def main() -> None:

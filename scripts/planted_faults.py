@@ -173,6 +173,43 @@ def softplus_by_hand(h: Tensor) -> Tensor:
     return torch.log(1 + torch.exp(3 * h + 12)) / 12
 
 
+def log_of_probabilities(h: Tensor) -> Tensor:
+    """The logarithm of a softmax whose smallest probabilities are zero in float16."""
+    return torch.log(torch.softmax(30 * h, 1).to(h.dtype)) / 30
+
+
+def cross_entropy_by_hand(h: Tensor) -> Tensor:
+    """Binary cross-entropy of probabilities, with an epsilon that is zero in float16."""
+    p, target = torch.sigmoid(12 * h + 6), 0.25
+    return -(target * torch.log(p + 1e-8) + (1 - target) * torch.log(1 - p + 1e-8)) / 6
+
+
+def softmax_by_hand(h: Tensor) -> Tensor:
+    """exp over its sum, without the largest taken out."""
+    e = torch.exp(2 * h + 11)
+    return 8 * e / e.sum(1, keepdim=True)
+
+
+def mean_of_squares(h: Tensor) -> Tensor:
+    """A mean of squares of which some are beyond the range, over the whole batch."""
+    v = 450 * h
+    return h * (v * v).mean() / 20000
+
+
+def covariance(h: Tensor) -> Tensor:
+    """E[xy] - E[x]E[y] of numbers that are nearly equal."""
+    x, y = h + 50, h.flip(0) + 40
+    shared = (x * y).mean(1, keepdim=True) - x.mean(1, keepdim=True) * y.mean(1, keepdim=True)
+    return h / (shared.abs() + 1e-2).sqrt()
+
+
+def variance_by_pools(h: Tensor) -> Tensor:
+    """Local variance by average pools."""
+    image = (h + 25)[:, None, :]
+    variance = functional.avg_pool1d(image**2, 4) - functional.avg_pool1d(image, 4) ** 2
+    return h / (variance[:, 0].abs() + 1e-2).sqrt().repeat_interleave(4, 1)
+
+
 class Explosion(nn.Module):
     """Layers whose activations double until float16 ends; a norm follows them."""
 
@@ -213,6 +250,12 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     root_near_zero,
     structural_similarity,
     softplus_by_hand,
+    log_of_probabilities,
+    cross_entropy_by_hand,
+    softmax_by_hand,
+    mean_of_squares,
+    covariance,
+    variance_by_pools,
 )
 PLANTED = (*(f"plant_{function.__name__}" for function in FUNCTIONS), "plant_explosion")
 """The names of all networks with a fault."""

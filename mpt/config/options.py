@@ -18,6 +18,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+StableForm = Literal["log", "cross_entropy", "softmax", "norm", "variance", "distance", "divide_first", "epsilon"]
+STABLE_FORMS: tuple[str, ...] = get_args(StableForm)
 AUGMENTATIONS = (
     "AugMix",
     "AutoAugment",
@@ -194,6 +196,11 @@ class PrecisionOptions(Options):
     auto_keep_fp32: bool = False
     """Where a step is not finite, or the scale at its floor, look for the fewest modules that must be in float32 for it
     to be finite, and keep them so from then on, at most `train.max_rollbacks` times."""
+    stable_forms: list[StableForm] = Field(default_factory=list)
+    """Numerically poor forms that are computed by stable ones wherever they occur, without an edit of the model: `log`
+    log(softmax(x)) and the like; `cross_entropy` BCELoss of sigmoid(x); `softmax` exp(x) / sum(exp(x)), softmax(c * x);
+    `norm` sqrt(sum(x**2)); `variance` E[x**2] - E[x]**2; `distance` a**2 + b**2 - 2ab; `divide_first` sum(x) / n,
+    (a @ b) / n; `epsilon` x + 1e-8, which is x in float16. mpt doctor says which help (docs/doctor.md)."""
     losses: Literal["float32", "inherit"] = "float32"
     """Whether loss functions run in float32 or in the mode's dtype."""
     matmul: Literal["auto", "ieee", "tf32", "bf16x3"] = "auto"

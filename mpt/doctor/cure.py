@@ -1,8 +1,9 @@
 """The smallest change that makes a mode healthy: modules to keep in float32, or another dtype.
 
 Tried in this order, and everything that is offered was tried: one setting that the configuration has otherwise than the
-default (a loss scale that cannot move or begins low, losses that are not computed in float32); the fewest modules
-(`mpt.engine.smallest_list`); bfloat16, which has float32's range.
+default (a loss scale that cannot move or begins low, losses that are not computed in float32); stable forms of what the
+model or a loss computes in a poor one (`mpt.doctor.rewrites`) or the fewest modules (`mpt.engine.smallest_list`),
+whichever are fewer, and the forms where they are as many, for they cost no speed; bfloat16, which has float32's range.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from mpt.config.options import PrecisionOptions
 from mpt.config.schema import Config
 from mpt.doctor.numerics import Examination, Subject, Verdict, as_on_a_gpu, with_float32
+from mpt.doctor.rewrites import Place, find_places, smallest_forms
 from mpt.engine.module_places import LOSS
 from mpt.engine.smallest_list import SmallestList, smallest_list
 
@@ -27,6 +29,15 @@ class Cure:
     kept: SmallestList | None
     """What it keeps in float32; None where it changes something else."""
     trials: int
+    places: tuple[Place, ...] = ()
+    """Where the forms are that it replaces."""
+    instead: str = ""
+    """What was seen to help as well."""
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms that it replaces."""
+        return tuple(dict.fromkeys(place.form for place in self.places))
 
     def describe(self) -> str:
         """Return the cure in words."""
@@ -34,6 +45,9 @@ class Cure:
             return f"keep {', '.join(self.kept.modules)} in float32 ({self.kept.describe()})"
         if "dtype" in self.patch.get("precision", {}):
             return "use bfloat16: float16's range is too small here, and no list of modules helps"
+        if self.places:
+            lines = dict.fromkeys(place.line for place in self.places)
+            return f"compute {', '.join(self.forms)} by stable forms at {', '.join(lines)}"
         changes = [f"{section}.{name}={value}" for section, own in self.patch.items() for name, value in own.items()]
         return f"set {', '.join(changes)}"
 
@@ -52,8 +66,19 @@ def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
     for patch in single_settings(subject.config):
         if verdict.is_healthy(patched(subject.config, patch)):
             return Cure(patch, None, verdict.tried)
-    blamed = list(dict.fromkeys(one.culprit.module for one in found if one.culprit is not None))
-    kept = smallest_list(verdict.reference.task.modules, [name for name in blamed if name != LOSS], helps)
+    culprits = [one.culprit for one in found if one.culprit is not None]
+    blamed = [name for name in dict.fromkeys(one.module for one in culprits) if name != LOSS]
+    places = find_places(subject)
+    forms = smallest_forms(subject, verdict, places, culprits) if places else None
+    if forms is not None and len(forms) == 1:  # no list is smaller
+        kept = SmallestList(tuple(blamed), True, 1) if len(blamed) == 1 and helps(blamed) else None
+    else:
+        kept = smallest_list(verdict.reference.task.modules, blamed, helps)
+    if forms is not None and (kept is None or len(forms) <= len(kept.modules)):
+        own = [*subject.config.precision.settings.stable_forms, *forms]
+        chosen = tuple(place for place in places if place.form in forms)
+        also = f"precision.keep_fp32: [{', '.join(kept.modules)}] helps as well" if kept is not None else ""
+        return Cure({"precision": {"stable_forms": own}}, None, verdict.tried, chosen, also)
     if kept is not None:
         return Cure({"precision": {"keep_fp32": [*already, *kept.modules]}}, kept, verdict.tried)
     lower = as_on_a_gpu(subject.config, "bfloat16")

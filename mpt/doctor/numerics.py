@@ -100,6 +100,10 @@ class Subject:
             restore_modules(run, self.weights)
         return run
 
+    def build_reference(self) -> Run:
+        """Build the run in float32, as its model and losses are written."""
+        return self.build(with_precision(change_precision(self.config, "fp32"), stable_forms=[]))
+
 
 def as_on_a_gpu(config: Config, dtype: str | None = None) -> Config:
     """Return the configuration with the dtype that a GPU would choose: float16 where nothing else is said."""
@@ -108,21 +112,28 @@ def as_on_a_gpu(config: Config, dtype: str | None = None) -> Config:
         return config
     if "dtype" not in type(settings).model_fields:
         return config
-    changed = settings.model_copy(update={"dtype": dtype or "float16"})
+    return with_precision(config, dtype=dtype or "float16")
+
+
+def with_precision(config: Config, **changes: Any) -> Config:
+    """Return the configuration with some settings of its precision changed."""
+    changed = config.precision.settings.model_copy(update=changes)
     return dataclasses.replace(config, precision=dataclasses.replace(config.precision, settings=changed))
 
 
 def with_float32(config: Config, modules: Sequence[str]) -> Config:
     """Return the configuration with these modules in float32 beside those that it names."""
-    settings = config.precision.settings
-    kept = list(dict.fromkeys([*settings.keep_fp32, *modules]))
-    changed = settings.model_copy(update={"keep_fp32": kept})
-    return dataclasses.replace(config, precision=dataclasses.replace(config.precision, settings=changed))
+    return with_precision(config, keep_fp32=list(dict.fromkeys([*config.precision.settings.keep_fp32, *modules])))
+
+
+def with_stable_forms(config: Config, forms: Sequence[str]) -> Config:
+    """Return the configuration with these forms replaced beside those that it names."""
+    return with_precision(config, stable_forms=list(dict.fromkeys([*config.precision.settings.stable_forms, *forms])))
 
 
 def examine(subject: Subject) -> list[Examination]:
     """Examine every phase of a step in the run's own mode. Raises ConfigError for what does not build."""
-    reference, chosen = subject.build(change_precision(subject.config, "fp32")), subject.build(subject.config)
+    reference, chosen = subject.build_reference(), subject.build(subject.config)
     found = []
     for true_phase, phase in zip(reference.phases, chosen.phases, strict=True):
         true = take_step(reference, true_phase, subject.batch, watched=True)
@@ -151,7 +162,7 @@ class Verdict:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.tried = 0
-        reference = subject.build(change_precision(subject.config, "fp32"))
+        reference = subject.build_reference()
         self.true = [take_step(reference, phase, subject.batch) for phase in reference.phases]
         self.moved: dict[torch.dtype, list[Step]] = {}
         self.reference = reference

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from mpt.doctor.cure import find_cure, patched
+from mpt.doctor.cure import Cure, find_cure, patched
 from mpt.doctor.findings import Section
 from mpt.doctor.instrument import Result
 from mpt.doctor.numerics import Examination, Subject, examine
+from mpt.doctor.rewrites import NAMED_WHEN_HEALTHY, find_places
 from mpt.errors import ConfigError
 
 LITTLE_HEADROOM = 3.0
@@ -25,6 +26,7 @@ ROUNDED_WEIGHTS = ("bf16-pure", "fp16-pure", "O3")
 STILL, ARRIVED = 0.5, 0.5
 """More weights that do not move, and less of the update, than this is a warning."""
 MOST_FAULTS = 3
+MOST_PLACES = 6
 
 
 def describe_numerics(*points: Subject) -> Section:
@@ -57,9 +59,12 @@ def describe_numerics(*points: Subject) -> Section:
             patch = {key: {**patch.get(key, {}), **cure.patch.get(key, {})} for key in (*patch, *cure.patch)}
             trials += cure.trials
             said.append(cure.describe())
+            name_places(section, cure)
         elif faulty:
             section.add("warning", "cure", "none was found that helps", "use precision=bf16 or fp32")
             return section
+    if section.worst != "fault":
+        note_poor_forms(section, last)
     if patch:
         text = "; at a later point also: ".join(said)
         section.add("note", "cure", f"{text}; {trials} steps were tried")
@@ -95,6 +100,26 @@ def _describe(section: Section, found: Examination, step: int, *, many: bool, is
         if row["gradient_underflow"] > MUCH_UNDERFLOW:
             text = f"{row['gradient_underflow']:.0%} of the gradients in {row['module']} are too small for float16"
             section.add("note", about, text, "a larger precision.init_scale, where it does not overflow")
+
+
+def name_places(section: Section, cure: Cure) -> None:
+    """List the lines whose forms a cure replaces: an edit of them does as well as the setting."""
+    rows = section.tables.setdefault("stable forms", [])
+    rows += [{**place.to_record(), "tried": True} for place in cure.places]
+    for place in cure.places[:MOST_PLACES]:
+        section.add("note", "stable form", place.describe())
+    if cure.instead:
+        section.add("note", "cure", cure.instead)
+
+
+def note_poor_forms(section: Section, subject: Subject) -> None:
+    """Name the lines that will lose precision once a model is sure of itself, although they do not now."""
+    places = [place for place in find_places(subject) if place.form in NAMED_WHEN_HEALTHY]
+    if places:
+        section.tables["stable forms"] = [{**place.to_record(), "tried": False} for place in places]
+    for place in places[:MOST_PLACES]:
+        advice = f"it does no harm at this point of the training; precision.stable_forms=[{place.form}] does the same"
+        section.add("note", "poor form", place.describe(), advice)
 
 
 def describe_updates(section: Section, about: str, found: Examination) -> None:

@@ -29,6 +29,7 @@ from mpt.errors import ConfigError, DataError
 from mpt.nn.synchronised_norm import synchronise
 from mpt.optim.groups import check_globs, group_parameters
 from mpt.parallel.world import ALONE, World
+from mpt.precision.stable_forms import make_stable_forms
 from mpt.samples import Adopted
 from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Run, Task
 
@@ -163,6 +164,7 @@ def build_run(
         micro_batch_auto=config.memory.on_oom == "adapt",
         messages=messages,
         notes=list(precision.notes),
+        stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         world=world,
     )
     run.notes += describe_averages(run)

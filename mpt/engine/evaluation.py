@@ -19,6 +19,7 @@ from mpt.data.images import write_grid
 from mpt.data.loader import Loader, to_device
 from mpt.data.seeds import mix
 from mpt.engine.averages import averaged
+from mpt.phase_losses import arithmetic_of
 from mpt.run.layout import RunDirectory
 from mpt.seams import Batch, Dataset, Evidence, Inference, Run
 
@@ -46,7 +47,7 @@ def apart_from_training(run: Run) -> Iterator[None]:
 @contextlib.contextmanager
 def inferring(run: Run) -> Iterator[None]:
     """Enter all that a task's `preview` and `infer` may rely on."""
-    with apart_from_training(run), run.precision.forward():
+    with apart_from_training(run), arithmetic_of(run):
         yield
 
 
@@ -130,13 +131,13 @@ def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[
     rank, size = shares(run)
     for number, batch in zip(itertools.count(rank, size), batches):
         torch.manual_seed(mix(run.config.seed, number))
-        with run.precision.forward():
+        with arithmetic_of(run):
             evidence = run.task.evaluate_batch(batch)
         yield (0, number), {name: value.cpu() for name, value in evidence.items()}
     count = run.task.evaluation_samples
     for first in range(rank * chunk, count, size * chunk):
         torch.manual_seed(mix(run.config.seed, first))
-        with run.precision.forward():
+        with arithmetic_of(run):
             evidence = run.task.evaluate_samples(first, min(chunk, count - first))
         yield (1, first), {name: value.cpu() for name, value in evidence.items()}
 

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 LOSS = "the loss"
 """What an operator outside of every module belongs to."""
 PACKAGE = Path(__file__).parents[1]
-SKIPPED_FOLDERS = tuple(str(folder) for folder in (Path(torch.__file__).parent, PACKAGE / "doctor", PACKAGE / "engine"))
+_OTHERS = (Path(torch.__file__).parent, *(PACKAGE / name for name in ("doctor", "engine", "precision")))
+SKIPPED_FOLDERS = tuple(str(folder) for folder in _OTHERS)
 
 
 @dataclass

@@ -50,6 +50,11 @@ class Compile(MemoryTrick):
                 "memory.compile: O1 casts call by call, which a compiled graph has no calls for; "
                 "use precision=amp, which the compiler knows"
             )
+        if run.config.precision.settings.stable_forms:
+            raise ConfigError(
+                "memory.compile: precision.stable_forms replaces calls one by one, which a compiled graph has no calls "
+                "for; leave one of the two out, or write the stable forms into the model (mpt doctor names the lines)"
+            )
         if torch._guards.detect_fake_mode() is not None:
             run.notes.append("memory.compile: planned as if uncompiled, which needs at least as much memory")
             return

@@ -26,6 +26,7 @@ from mpt.memory.operators import Key
 from mpt.memory.selective import KeepOutputs, ReuseOutputs
 from mpt.nn.mixin import Mixin, mix_in
 from mpt.precision import o1
+from mpt.precision.stable_forms import checkpoint_context
 
 Keeps = bool | frozenset[Key]
 """What is kept of a recomputed block beside its inputs: nothing, the outputs of all dear operators, or these."""
@@ -55,12 +56,13 @@ def make_contexts(
     """Return the contexts of a forward and of its recomputations."""
     state = BufferState(modules)
     forward, again = o1.checkpoint_contexts()
-    if keeps is False:
-        return Together(state.remember, forward), Together(state.replace, again)
+    before, after = [forward, checkpoint_context()], [again, checkpoint_context()]
     if isinstance(keeps, Record):
-        return Together(state.remember, KeepChosen(keeps), forward), Together(state.replace, ReuseChosen(keeps), again)
-    keep = KeepOutputs()
-    return Together(state.remember, keep, forward), Together(state.replace, ReuseOutputs(keep), again)
+        before, after = [KeepChosen(keeps), *before], [ReuseChosen(keeps), *after]
+    elif keeps:
+        keep = KeepOutputs()
+        before, after = [keep, *before], [ReuseOutputs(keep), *after]
+    return Together(state.remember, *before), Together(state.replace, *after)
 
 
 class Together(AbstractContextManager[None]):

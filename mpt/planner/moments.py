@@ -16,6 +16,7 @@ from typing import Any
 
 from mpt.engine.evaluation import apart_from_training, preview
 from mpt.engine.state import capture
+from mpt.phase_losses import arithmetic_of
 from mpt.planner.replay import peak_live, replay
 from mpt.planner.trace import Recorder, Trace
 from mpt.planner.zero_values import values_as_zeros
@@ -68,7 +69,7 @@ def load(run: Run, batch_size: int) -> Batch:
 
 def evaluate(run: Run, batch: Batch) -> bool:
     """Evaluate one batch and take the evidence to the host, as `mpt.engine.evaluation.gather_evidence` does."""
-    with apart_from_training(run), run.precision.forward():
+    with apart_from_training(run), arithmetic_of(run):
         evidence = run.task.evaluate_batch(batch)
         for value in evidence.values():
             value.cpu()
@@ -77,7 +78,7 @@ def evaluate(run: Run, batch: Batch) -> bool:
 
 def make_samples(run: Run, batch_size: int) -> bool:
     """Make the first samples of an evaluation."""
-    with apart_from_training(run), run.precision.forward():
+    with apart_from_training(run), arithmetic_of(run):
         evidence = run.task.evaluate_samples(0, min(batch_size, run.task.evaluation_samples))
         for value in evidence.values():
             value.cpu()
