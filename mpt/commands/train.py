@@ -86,7 +86,7 @@ def write_words(arguments: TrainArguments) -> list[str]:
         ("smoke", arguments.smoke),
     ):
         words += [f"--{option}={value}"] if value is not None else []
-    for option in ("dry_run", "json", "quiet", "exact"):
+    for option in ("dry_run", "json", "quiet", "exact", "no_report"):
         words += [f"--{option.replace('_', '-')}"] if getattr(arguments, option) else []
     words += [word for patch in arguments.patches for word in ("--with", str(patch))]
     return words + [word for package in arguments.allow for word in ("--allow", package)]

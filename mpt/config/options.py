@@ -75,8 +75,8 @@ class ModelOptions(Options):
     """Settings that every model has, beside its own."""
 
     weights: str | None = None
-    """Local file of weights to start from: .safetensors, or what torch.save writes. What does not fit, such as a head
-    for other classes, stays as it was made, and is said."""
+    """Local file of weights to start from: .safetensors, or what torch.save writes; or the folder of a run or of a
+    checkpoint. What does not fit, such as a head for other classes, stays as it was made, and is said."""
 
 
 class GenerativeOptions(Options):

@@ -105,10 +105,11 @@ class Loader:
         stream = self._from_workers(steps) if self.workers else self._in_process(steps)
         return map(pin, stream) if self.pin_memory else stream
 
-    def evaluation_batches(self, first: int = 0, every: int = 1) -> Iterator[Batch]:
+    def evaluation_batches(self, first: int = 0, every: int = 1, *, is_even: bool = False) -> Iterator[Batch]:
         """Yield every sample once, in the data set's own order; the last batch may be smaller.
 
-        Of the batches from number `first` on, each `every`-th, where processes share them out.
+        Of the batches from number `first` on, each `every`-th, where processes share them out; `is_even` gives all of
+        them as many, with the last batch again where there is no other.
         """
         plain = Loader(
             self.dataset,
@@ -119,7 +120,9 @@ class Loader:
             shuffle=False,
             timeout_seconds=self.timeout_seconds,
         )
-        numbers = iter(range(first, plain.steps_per_epoch, every))
+        last = plain.steps_per_epoch - 1
+        end = -(-plain.steps_per_epoch // every) * every if is_even else plain.steps_per_epoch
+        numbers = (min(number, last) for number in range(first, end, every))
         stream = plain._from_workers(numbers) if self.workers else plain._in_process(numbers)
         return map(pin, stream) if self.pin_memory else stream
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -64,36 +65,39 @@ def preview(run: Run, batch: Batch) -> torch.Tensor | None:
 
 
 def test_batches(run: Run, data: Dataset, batch_size: int) -> Iterator[Batch]:
-    """Yield this rank's batches of the test set in order, on the run's device: alone, all of them."""
+    """Yield this rank's batches of the test set in order, on the run's device: alone, all of them.
+
+    With sharded networks a forward needs all ranks, so all have as many: the last batch comes again where it must.
+    """
     workers = run.config.dataset.settings.workers
     loader = Loader(data, min(batch_size, len(data)), run.config.seed, workers, drop_last=False, shuffle=False)
-    for batch in loader.evaluation_batches(*shares(run)):
+    world = run.world
+    for batch in loader.evaluation_batches(world.rank, world.size, is_even=world.is_sharded):
         yield to_device(batch, run.device, run.data)
 
 
 def evaluate(run: Run, data: Dataset, batch_size: int) -> dict[str, float]:
     """Return the task's figures on the test set."""
-    return evaluate_batches(run, test_batches(run, data, batch_size), min(batch_size, len(data)))
+    size = min(batch_size, len(data))
+    return evaluate_batches(run, test_batches(run, data, size), size, math.ceil(len(data) / size))
 
 
-def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int) -> dict[str, float]:
+def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int, count: int | None = None) -> dict[str, float]:
     """Return the task's figures on batches that are on the run's device; it makes samples `chunk` at a time.
 
-    Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes.
+    Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes. Of a
+    `count` of batches in all, what comes after them was only computed so that no rank waits.
     """
     with apart_from_training(run), first_buffers(run), casts_kept(run):
-        own = list(gather_evidence(run, batches, chunk))
-        of_ranks = [own] if run.world.is_sharded else run.world.gather(own)
-        evidence = sorted(itertools.chain(*of_ranks), key=lambda one: one[0])
+        own = [(at, found) for at, found in gather_evidence(run, batches, chunk) if is_counted(run, at, count)]
+        evidence = sorted(itertools.chain(*run.world.gather(own)), key=lambda one: one[0])
         return run.world.ask(lambda: run.task.conclude([found for _, found in evidence]))
 
 
-def shares(run: Run) -> tuple[int, int]:
-    """Return which of the test batches are this rank's: the first one's number, and how far it is to the next.
-
-    With sharded networks a forward needs all ranks, so all go through all batches.
-    """
-    return (0, 1) if run.world.is_sharded else (run.world.rank, run.world.size)
+def is_counted(run: Run, at: tuple[int, int], batches: int | None) -> bool:
+    """Return whether evidence is of one of so many batches, or of one of the samples that the task makes."""
+    kind, number = at
+    return number < run.task.evaluation_samples if kind else batches is None or number < batches
 
 
 def casts_kept(run: Run) -> AbstractContextManager[None]:
@@ -128,17 +132,19 @@ def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[
 
     Random numbers depend on the seed and the batch's number alone, so that batches can be shared out.
     """
-    rank, size = shares(run)
+    rank, size = run.world.rank, run.world.size
     for number, batch in zip(itertools.count(rank, size), batches):
         torch.manual_seed(mix(run.config.seed, number))
         with arithmetic_of(run):
             evidence = run.task.evaluate_batch(batch)
         yield (0, number), {name: value.cpu() for name, value in evidence.items()}
     count = run.task.evaluation_samples
-    for first in range(rank * chunk, count, size * chunk):
+    rounds = -(-count // (size * chunk)) * size * chunk if run.world.is_sharded else count
+    for first in range(rank * chunk, rounds, size * chunk):
         torch.manual_seed(mix(run.config.seed, first))
+        begin = min(first, count - 1)  # beyond the last one it is made again, for the other ranks
         with arithmetic_of(run):
-            evidence = run.task.evaluate_samples(first, min(chunk, count - first))
+            evidence = run.task.evaluate_samples(begin, min(chunk, count - begin))
         yield (1, first), {name: value.cpu() for name, value in evidence.items()}
 
 

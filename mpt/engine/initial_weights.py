@@ -17,6 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from mpt.errors import CheckpointError
+from mpt.run import checkpoint
+from mpt.run.manifest import TENSORS
+from mpt.run.shards import SHARD
+from mpt.run.state import pack
 from mpt.run.state_checks import shown_shape
 from mpt.run.weights_file import WeightsFile, read_weights_file
 
@@ -51,9 +55,9 @@ def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate
     another kind of numbers, or weights that are not finite.
     """
     path = path.expanduser()
-    if not path.is_file():
+    if not path.exists():
         raise CheckpointError(f"model.weights: there is no file {path}")
-    file = read_weights_file(path)
+    path, file = read_start(path)
     translated = translate(modules, file.tensors) if translate is not None else None
     match = best_match(modules, file.tensors if translated is None else translated)
     least = LEAST_SHARE if translated is None else LEAST_TRANSLATED
@@ -68,6 +72,24 @@ def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate
         for name, tensor in match.found.items():
             own[name].copy_(tensor)
     return describe(match, file, path)
+
+
+def read_start(path: Path) -> tuple[Path, WeightsFile]:
+    """Return the weights of a file, or of a checkpoint, and what they were read from.
+
+    A checkpoint is named by its folder, or its run's for the newest; one of shards by any of its files of tensors too,
+    since none of them has all.
+    """
+    if not path.is_dir():
+        is_part = path.name == TENSORS or SHARD.fullmatch(path.name)
+        if not is_part or not any(SHARD.fullmatch(one.name) for one in path.parent.iterdir()):
+            return path, read_weights_file(path)
+        path = path.parent
+    try:
+        found = checkpoint.load(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"model.weights: {error}") from error
+    return found.path, WeightsFile(pack({"modules": found.state.get("modules", {})})[1])
 
 
 def best_match(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> Match:

@@ -14,8 +14,9 @@ from mpt.config.load import load_config
 from mpt.data.loader import Loader
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.evaluation import evaluate, evaluate_batches, infer, preview
+from mpt.parallel.world import World
 from mpt.seams import Batch, Evidence, Inference, Phase, Run, Task, gather
-from tests.engine.parts import batch, classifier
+from tests.engine.parts import DIGITS, batch, classifier
 
 
 class Careless(Task):
@@ -52,6 +53,21 @@ class Careless(Task):
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         assert batch is not None
         return Inference(outputs=self.look(batch["image"]))
+
+
+class Few:
+    """Some samples as a data set."""
+
+    spec = DIGITS
+
+    def __init__(self, samples: Batch) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples["image"])
+
+    def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
+        return {name: value[list(indices)] for name, value in self.samples.items()}
 
 
 def careless_run() -> tuple[Run, Careless]:
@@ -92,7 +108,7 @@ def test_evaluation_reads_the_test_set_with_the_data_sets_workers(monkeypatch: p
     seen: list[int] = []
     original = Loader.evaluation_batches
 
-    def watched(self: Loader, first: int = 0, every: int = 1) -> Any:
+    def watched(self: Loader, *args: Any, **options: Any) -> Any:
         seen.append(self.workers)
         return original(self)
 
@@ -105,3 +121,35 @@ def test_evaluation_reads_the_test_set_with_the_data_sets_workers(monkeypatch: p
         figures.append(evaluate(build_run(config, torch.device("cpu"), test.spec), test, 64))
     assert seen == [0, 1]
     assert figures[0] == figures[1]
+
+
+class OneOfTwo(World):
+    """A rank of two that hold sharded weights, and so must compute equally often."""
+
+    size, is_sharded = 2, True
+
+    def __init__(self, rank: int, told: list[Any]) -> None:
+        self.rank, self.told = rank, told
+
+    def gather(self, value: Any) -> list[Any]:
+        self.told.append(value)
+        return self.told
+
+    def ask(self, work: Any) -> Any:
+        return work() if self.rank == 0 else None
+
+
+@pytest.mark.parametrize("count", [11, 4], ids=["three batches", "one batch"])
+def test_ranks_that_wait_for_each_other_evaluate_equally_often_and_count_nothing_twice(count: int) -> None:
+    run, task = careless_run()
+    data = Few(batch(0, count))
+    alone = evaluate(run, data, 4)
+    calls: list[int] = []
+    evidence: list[Any] = []
+    for rank in (1, 0):  # the first rank concludes, with what the other has told
+        task.seen.clear()
+        run.world = OneOfTwo(rank, evidence)
+        shared = evaluate(run, data, 4)
+        calls.append(len(task.seen))
+    assert shared == alone
+    assert calls[0] == calls[1] == (2 if count > 4 else 1)

@@ -117,8 +117,8 @@ def test_what_is_no_state_dict_is_refused(content: Any, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent.pt"):
-        with pytest.raises(CheckpointError, match=r"model\.weights: there is no file"):
+    for path, said in ((tmp_path, "is not a run directory"), (tmp_path / "absent.pt", "there is no file")):
+        with pytest.raises(CheckpointError, match=rf"model\.weights: .*{said}"):
             load_initial_weights({"net": network()}, path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run as train
+from mpt.commands.train import write_words
 from mpt.errors import RankError
 from mpt.parallel.place import Place
 from mpt.parallel.watch import connect
@@ -92,6 +94,16 @@ def test_an_evaluation_that_is_shared_out_has_one_process_s_figure(tmp_path: Pat
     run = build_run(config, torch.device("cpu"), test.spec)
     restore(run, checkpoint.load(open_run(tmp_path / "runs" / "two")).state)
     assert evaluate(run, test, config.train.batch_size) == figures[-1]
+
+
+def test_every_option_reaches_each_process() -> None:
+    """`--no-report` once did not."""
+    plain = TrainArguments(config=Path("c.yaml"))
+    own = {"nproc", "max_restarts", "print_config"}  # of the process that starts the others
+    for field in dataclasses.fields(plain):
+        given = {"bool": True, "tuple": ("a",)}.get(type(getattr(plain, field.name)).__name__, "7")
+        changed = dataclasses.replace(plain, **{field.name: given})
+        assert (write_words(changed) != write_words(plain)) == (field.name not in own), field.name
 
 
 def test_settings_that_differ_between_ranks_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,17 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.evaluation import evaluate
+from mpt.engine.initial_weights import load_initial_weights
+from mpt.engine.state import restore
 from mpt.errors import ConfigError
 from mpt.parallel.shard import refuse
 from mpt.parallel.world import World
+from mpt.run import checkpoint
+from mpt.run.layout import open_run
+from mpt.run.recorder import read_lines
+from tests.engine.parts import DIGITS
 
 from .forked import run_ranks
 from .test_equality import F16, compare, settings
@@ -65,15 +73,40 @@ def test_a_way_of_sharding_without_shards_is_refused() -> None:
 
 def test_a_checkpoint_of_shards_is_one_process_s(tmp_path: Path) -> None:
     """Written sharded, gone on with sharded bit by bit, and by one process and by whole copies within rounding."""
-    sharded = ("model.dropout=0", "parallel.strategy=fsdp")
+    alone = ("model.dropout=0", "train.batch_size=16")
+    sharded = (*alone, "parallel.strategy=fsdp")
     assert trained(tmp_path, 2, "whole", 6, *sharded) == ["done", "done"]
     assert trained(tmp_path, 2, "parts", 3, *sharded) == ["done", "done"]
+    shutil.copytree(tmp_path / "runs" / "parts", tmp_path / "runs" / "changed")
     assert trained(tmp_path, 2, "parts", 6, *sharded, resume="auto") == ["done", "done"]
     assert torch.equal(weights(tmp_path, "whole"), weights(tmp_path, "parts"))
+    check_evaluation(tmp_path / "runs" / "whole")
+    check_start(tmp_path / "runs" / "whole")
 
-    assert trained(tmp_path, 2, "changed", 3, *sharded) == ["done", "done"]
-    trained(tmp_path, 1, "changed", 6, "model.dropout=0", resume="auto")
+    trained(tmp_path, 1, "changed", 6, *alone, resume="auto")
     torch.testing.assert_close(weights(tmp_path, "changed"), weights(tmp_path, "whole"), rtol=1e-3, atol=1e-4)
+
+
+def check_evaluation(folder: Path) -> None:
+    """The ranks have shared out 23 batches; one process that evaluates their checkpoint has their figure."""
+    figures = [line["metrics"] for line in read_lines(folder / "metrics.jsonl") if "metrics" in line]
+    config = load_config(folder / "config.yaml")
+    _, test = build_datasets(config)
+    run = build_run(config, torch.device("cpu"), test.spec)
+    restore(run, checkpoint.load(open_run(folder)).state)
+    assert evaluate(run, test, config.train.batch_size) == figures[-1]
+
+
+def check_start(folder: Path) -> None:
+    """Sharded weights start another training, whichever of their files is named."""
+    newest, saved = folder / "checkpoints" / "step-00000006", weights(folder.parent.parent, folder.name)
+    names = ("shard-00001-of-00002.safetensors", "state.safetensors")
+    for path in (folder, newest, *(newest / name for name in names)):
+        run = build_run(load_config(folder / "config.yaml"), torch.device("cpu"), DIGITS)
+        said = load_initial_weights(run.task.modules, path)
+        assert f"loaded all 20 tensors from {newest}" in said
+        own = torch.cat([value.float().flatten() for value in run.task.modules["net"].state_dict().values()])
+        assert torch.equal(own, saved)
 
 
 def test_each_rank_holds_its_part_of_weights_gradients_and_averages() -> None:
@@ -88,7 +121,7 @@ def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
     from mpt.engine.step import update
     from mpt.parallel.local import local
     from mpt.parallel.start import joined
-    from tests.engine.parts import DIGITS, batch
+    from tests.engine.parts import batch
 
     config = load_config(data)
     with joined(config) as world:
