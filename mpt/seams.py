@@ -147,6 +147,8 @@ class Task:
     "RUN" in it is the run's folder."""
     optional_inputs: bool = False
     """Whether a task with `inputs` can also make samples without any."""
+    differentiates_twice: bool = False
+    """Whether a loss holds a gradient (a gradient penalty), so that its backward needs the weights a second time."""
     evaluation_samples: int = 0
     """Samples made from nothing, of which `evaluate_samples` is asked at each evaluation."""
 

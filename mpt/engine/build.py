@@ -140,7 +140,13 @@ def build_run(
         from mpt.parallel.shard import shard
 
         world.units = shard(
-            task.modules.values(), device.type, world, config.parallel, precision.gathered_in_half, precision.dtype
+            task.modules.values(),
+            device.type,
+            world,
+            config.parallel,
+            precision.gathered_in_half,
+            precision.dtype,
+            stays_gathered=task.differentiates_twice,
         )
     settings_by_module = {name: _optimizer_settings(config, name) for name in task.trainable}
     fake_gpu = fake and device.type != "cpu"

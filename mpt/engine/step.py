@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.engine.faults import fault_kind
 from mpt.engine.rank_random import RankRandom
+from mpt.errors import ConfigError
 from mpt.parallel.exchange import Exchange
-from mpt.parallel.world import Outcome, PeerFaultError
+from mpt.parallel.world import Outcome, PeerFaultError, share
 from mpt.phase_losses import draw_batch, entered, losses_of
 from mpt.seams import NOTHING, Batch, Loss, Phase, Run, StepStats
 
@@ -121,6 +122,8 @@ def back_propagate_on_ranks(
     try:
         batch = draw_batch(run, phase, batch)
         count = size_of(batch)
+        if world.is_sharded:
+            refuse_uneven(phase, count, world.size, run.micro_batch_size)
         start, stop = world.place(count)
         random = RankRandom(run.device, world.rank)
         if stop > start:  # a lazy phase may draw fewer samples than there are ranks
@@ -147,6 +150,20 @@ def back_propagate_on_ranks(
     random.go_on(agreed.is_random)
     exchange.finish(with_gradient)
     return batch, losses, agreed.finite
+
+
+def refuse_uneven(phase: Phase, count: int, size: int, micro_batch_size: int | None) -> None:
+    """Raise ConfigError, on all ranks alike, where some would have more micro-batches than others.
+
+    Of a batch that divides a phase may draw a part, and sharded weights are gathered by all ranks for each.
+    """
+    most, least = (stop - start for start, stop in (share(count, rank, size) for rank in (0, size - 1)))
+    passes = [-(-samples // (micro_batch_size or count)) for samples in (most, least)]
+    if passes[0] != passes[1]:
+        raise ConfigError(
+            f"parallel.strategy: fsdp: phase {phase.name} has {count} samples for {size} processes, so that some would "
+            f"have {passes[0]} micro-batches and others {passes[1]}; change train.batch_size or memory.micro_batch"
+        )
 
 
 class Normaliser:

@@ -13,6 +13,7 @@ from mpt.config.options import Options
 from mpt.seams import MemoryTrick, Run
 
 RELIEVES = "fragmentation"
+SHARDED = True
 PROPOSALS = (True,)
 ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 

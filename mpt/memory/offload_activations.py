@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -24,6 +24,7 @@ from mpt.seams import MemoryTrick, Precision, Task
 
 CONFLICTS = {"compile": "compiled graphs save tensors without asking; use recompute or compile alone"}
 RELIEVES = "activations"
+SHARDED = True
 PROPOSALS = (True,)
 DIALS = ({"at_most_gib": ("activations", 0.0)},)
 LADDER = 1.0
@@ -130,6 +131,7 @@ class OffloadActivations(MemoryTrick):
             and tensor.nbytes <= tensor.untyped_storage().nbytes()  # an expanded tensor would grow on the way
             and tensor.untyped_storage()._cdata not in self.weights
             and not (tensor.is_leaf and tensor.requires_grad)
+            and not isinstance(tensor._base, nn.Parameter)  # of sharded networks, a gathered weight
         )
 
     def pack(self, tensor: Tensor) -> Any:

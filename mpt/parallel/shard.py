@@ -31,8 +31,6 @@ from mpt.config.schema import Config, Parallel
 from mpt.errors import ConfigError
 from mpt.parallel.world import World
 
-SECOND_ORDER = ("gradient_penalty", "r1_gamma", "path_weight")
-"""Settings of penalties whose gradient is differentiated again, which FSDP2 cannot: it has let go of the weights."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -41,12 +39,6 @@ def refuse(config: Config, world: World) -> None:
     size = world.size
     mode, optimizer = config.precision, config.optimizer
     tricks = [name for name in config.memory.tricks if not is_sharded(config.memory.plugins[name])]
-    penalties = [
-        f"{section}.{name}"
-        for section in ("model", "task")
-        for name in SECOND_ORDER
-        if getattr(getattr(config, section).settings, name, 0)
-    ]
     reasons = []
     if not is_sharded(mode.plugin):
         known = ", ".join(sharded_names("precision"))
@@ -56,8 +48,6 @@ def refuse(config: Config, world: World) -> None:
         reasons.append(f"optimizer {optimizer.name} was not tried on shards; use one of {known}")
     if tricks:
         reasons.append(f"memory.{tricks[0]} does not go with it; leave it out")
-    if penalties:
-        reasons.append(f"{penalties[0]} differentiates a gradient; set it to 0")
     if config.memory.on_oom == "adapt":
         reasons.append("memory.on_oom=adapt needs ranks that can fail alone; use stop")
     if config.train.recent_states:
@@ -90,8 +80,16 @@ def shard(
     settings: Parallel,
     in_half: Collection[Tensor],
     half: torch.dtype,
+    *,
+    stays_gathered: bool = False,
 ) -> list[FSDPModule]:
-    """Shard networks over all ranks, in place; return their parts. Parameters `in_half` are gathered in that dtype."""
+    """Shard networks over all ranks, in place; return their parts. Parameters `in_half` are gathered in that dtype.
+
+    `stays_gathered` keeps what a forward has gathered until the update's last backward is done. A gradient that is
+    differentiated again needs it: its graph holds the gathered weights, and FSDP2 gathers into them for the first
+    backward alone.
+    """
+    refuse_scalars(networks := list(networks))
     mesh = make_mesh(device_type, world, settings)
     found: list[FSDPModule] = []
     for network in networks:
@@ -100,13 +98,25 @@ def shard(
             sharded = fully_shard(
                 part,
                 mesh=mesh,
-                reshard_after_forward=settings.shard != "grad",
+                reshard_after_forward=settings.shard != "grad" and not stays_gathered,
                 mp_policy=make_policy(part, settings, in_half, half),
             )
             sharded.set_gradient_divide_factor(1.0)
+            sharded.set_reshard_after_backward(not stays_gathered, recurse=False)
             sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
             found.append(sharded)
     return found
+
+
+def refuse_scalars(networks: Iterable[nn.Module]) -> None:
+    """Raise ConfigError for a weight without rows, which FSDP2 does not shard."""
+    for network in networks:
+        for name, weight in network.named_parameters():
+            if not weight.dim():
+                raise ConfigError(
+                    f"parallel.strategy: fsdp shards the rows of weights, and {name} of {type(network).__name__} is a "
+                    "single number. Give it one row (shape [1]) in a network of yours, or use ddp"
+                )
 
 
 def parts(network: nn.Module, in_half: Collection[Tensor]) -> Iterator[nn.Module]:
@@ -143,17 +153,34 @@ def make_policy(
 def settle(units: Iterable[FSDPModule]) -> None:
     """Bring units to the same state between updates, whatever was frozen or evaluated before; call when all are thawed.
 
+    Gradients that came to weights after their unit's backward was over, as those of a penalty's may, are summed now.
     Weights that a forward without a backward has left gathered are let go of, for they grow stale. A unit that was
     frozen at its first forward has learned no dtype for its gradients (torch 2.13, `FSDPParamGroup._init_mp_dtypes`),
     and would give those of half weights in half, and ignore `reduce_dtype`.
     """
     for unit in units:
+        groups = groups_of(unit)
+        for group in groups:
+            if any(has_gradient(weight) for weight in group.fsdp_params):
+                group.post_backward()
+                group.finalize_backward()
         unit.reshard()
-        state: Any = unit._get_fsdp_state()
-        groups = vars(state).get("_fsdp_param_groups")  # torch before 2.13 has one, or None
-        for group in [state._fsdp_param_group] if groups is None else groups:
-            if group is not None and vars(group).get("_orig_dtype", group) is None:
+        for group in groups:
+            if vars(group).get("_orig_dtype", group) is None:
                 group._init_mp_dtypes()
+
+
+def groups_of(unit: FSDPModule) -> list[Any]:
+    """Return what FSDP2 gathers and sums together of a unit; torch before 2.13 has one, or None."""
+    state: Any = unit._get_fsdp_state()
+    groups = vars(state).get("_fsdp_param_groups")
+    return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
+
+
+def has_gradient(weight: Any) -> bool:
+    """Return whether a gathered weight has a gradient that the ranks have not summed."""
+    gathered = vars(weight).get("_unsharded_param")
+    return weight.unsharded_accumulated_grad is not None or (gathered is not None and gathered.grad is not None)
 
 
 def make_mesh(device_type: str, world: World, settings: Parallel) -> DeviceMesh:

@@ -83,6 +83,7 @@ class Gan(Task):
         self.metric_note = explain_distance(data)
         self.critic_steps: int = rule("critic_steps", 1)
         self.gradient_penalty: float = rule("gradient_penalty", 0.0)
+        self.differentiates_twice = self.gradient_penalty > 0
         self.weight_clip: float = rule("weight_clip", 0.0)
         self.objective_name: str = rule("objective", "nonsaturating")
         check_critic(self.objective_name, rule("critic", "scorer"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from mpt.config.load import load_config
 from mpt.engine.build import build_datasets, build_run
@@ -16,6 +17,7 @@ from mpt.engine.evaluation import evaluate
 from mpt.engine.initial_weights import load_initial_weights
 from mpt.engine.state import restore
 from mpt.errors import ConfigError
+from mpt.memory import offload_activations
 from mpt.parallel.shard import refuse
 from mpt.parallel.world import World
 from mpt.run import checkpoint
@@ -34,8 +36,8 @@ FSDP = {"parallel": {"strategy": "fsdp"}}
     ("task", "precision", "rounding"),
     [
         ("classifier", "fp32", 2e-6),
-        ("lsgan", "fp32", 2e-6),
-        ("lsgan", F16, 2e-3),
+        ("wgan_gp", "fp32", 2e-6),
+        ("wgan_gp", F16, 2e-3),
         ("lsgan", {**F16, "mode": "O1"}, 2e-3),
         ("lsgan", "bf16", 1e-2),
         ("lsgan", "bf16-pure", 1e-2),
@@ -64,6 +66,23 @@ def test_other_ways_of_sharding_train_the_same(shard: dict[str, Any], size: int)
     )
     assert ranks[0]["skipped"] == alone["skipped"]
     assert difference < 2e-6
+
+
+def test_activations_wait_on_the_host_and_gathered_weights_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside recomputation, and with host memory standing in for a GPU's."""
+    original, rows = offload_activations.Offloaded.__init__, []
+
+    def offload(self: Any, tensor: torch.Tensor, stream: Any) -> None:
+        rows.append(len(tensor))
+        assert rows[-1] <= 10, "a weight, or its transpose: no sample's"
+        original(self, tensor, stream)
+
+    monkeypatch.setattr(offload_activations, "POINTLESS_ON", {})
+    monkeypatch.setattr(offload_activations.Offloaded, "__init__", offload)
+    memory = {"offload_activations": {"min_mebibytes": 0}, "recompute": "sqrt"}
+    _, _, difference = compare(settings("lsgan", "fp32", memory=memory, **FSDP))
+    assert difference < 2e-6
+    assert rows
 
 
 def test_a_way_of_sharding_without_shards_is_refused() -> None:
@@ -142,13 +161,53 @@ def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
         }
 
 
+def test_what_a_penalty_leaves_after_a_unit_s_backward_is_summed_and_a_weight_without_rows_is_refused() -> None:
+    """No unit of a critic that is linear hears of the backward of a gradient that is differentiated again."""
+    alone = critic()
+    for rank in (0, 1):
+        penalise(alone, rank)
+    for told in run_ranks(2, penalised):
+        assert told.pop() is None
+        for own, whole in zip(told, alone.parameters(), strict=True):
+            torch.testing.assert_close(torch.tensor(own), whole.grad)
+
+
+def critic() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 2, bias=False))
+
+
+def penalise(net: nn.Module, rank: int) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    sample = torch.randn(5, 6, generator=generator, requires_grad=True)
+    (slope,) = torch.autograd.grad(net(sample).sum(), sample, create_graph=True)
+    slope.square().sum().backward()
+
+
+def penalised(rank: int) -> list[Any]:
+    from mpt.parallel.local import full
+    from mpt.parallel.shard import settle, shard
+    from mpt.parallel.start import joined
+
+    config = load_config(settings("lsgan", "fp32", **FSDP))
+    with joined(config) as world:
+        net = critic()
+        sharded = shard([net], "cpu", world, config.parallel, (), torch.float32, stays_gathered=True)
+        penalise(net, rank)
+        settle(sharded)
+        gradients = [full(weight.grad).tolist() for weight in net.parameters()]
+        net.scale = nn.Parameter(torch.ones(()))
+        with pytest.raises(ConfigError, match=r"scale of .* is a single number"):
+            shard([net], "cpu", world, config.parallel, (), torch.float32)
+        return [*gradients, None]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"precision": "bf16-sr"}, "precision bf16-sr is not for sharded weights; use one of O0"),
         ({"parallel": {**FSDP["parallel"], "shard": "hybrid", "shard_ranks": 4}}, "over 4 processes does not divide"),
-        ({"model": {"name": "wgan_gp"}}, "model.gradient_penalty differentiates a gradient"),
-        ({"memory": {"offload_activations": True}}, "memory.offload_activations does not go with it"),
+        ({"memory": {"cpu_optimizer": True}}, "memory.cpu_optimizer does not go with it"),
         ({"memory": {"on_oom": "adapt"}}, "use stop"),
         ({"train": {"batch_size": 8, "recent_states": 2}}, "train.recent_states keeps whole states"),
         ({"train": {"batch_size": 9}}, "cannot be shared out evenly"),
@@ -164,7 +223,7 @@ def test_what_is_not_trained_sharded_is_refused_with_the_way_out(change: dict[st
 
 def test_a_trick_says_of_itself_that_it_works_on_shards() -> None:
     """So that one from outside the package is trained sharded without being named anywhere."""
-    data = {"model": "lsgan", "train": {"batch_size": 8}, "precision": "fp32", "memory": {"offload_activations": True}}
+    data = {"model": "lsgan", "train": {"batch_size": 8}, "precision": "fp32", "memory": {"channels_last": True}}
     config = load_config(data)
     name, plugin = next(iter(config.memory.plugins.items()))
     willing = dataclasses.replace(plugin, literals={**plugin.literals, "SHARDED": True})

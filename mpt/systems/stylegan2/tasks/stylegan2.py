@@ -90,6 +90,7 @@ class StyleGan2(gan.Gan):
         self.signs = torch.zeros(2, device=device)  # sum and number of the signs of real scores
         self.lengths: list[tuple[Tensor, int]] = []
         self.batch_size = 0
+        self.differentiates_twice = self.style.r1_gamma > 0 or self.style.path_weight > 0
         self.r1 = precision.loss(adversarial.real_gradient_penalty)
         self.measure_paths = precision.loss(self._measure_paths)
 
