@@ -104,6 +104,10 @@ class InferArguments:
     """Memory that may be used, such as 4GiB: the batch, or the tiles of a video's frames, are chosen to fit."""
     truncation: Annotated[float | None, typer.Option(min=0, max=1)] = None
     """How far truncated samples go from the mean; 1 is all the way."""
+    factor: Annotated[int | None, typer.Option(min=2)] = None
+    """How many times as many frames, of a video, a folder of frames or pictures; 2 by default."""
+    rate: Annotated[float | None, typer.Option(min=1)] = None
+    """The frame rate to reach, instead of a factor."""
     seed: Annotated[int | None, typer.Option(min=0)] = None
     """The seed of the samples."""
     device: Device = None

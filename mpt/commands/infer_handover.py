@@ -22,15 +22,31 @@ from mpt.inference.exported import is_export
 from mpt.run.ending import newest_finished_run
 from mpt.run.layout import find_run
 
-ALIKE = ("half", "dtype", "batch_size", "vram", "overwrite", "device", "runs")
+ALIKE = ("half", "dtype", "batch_size", "vram", "factor", "rate", "overwrite", "device", "runs")
 """Options that mean the same in `mpt infer` and in a system's command that has them."""
+SYSTEMS_ONLY = ("factor", "rate")
+"""Those of them that mean nothing without such a command."""
 
 
 def hand_over(arguments: InferArguments) -> bool:
     """Run the system's command that these inputs are for; return False where there is none.
 
-    Raises ConfigError for options of `mpt infer` that the command does not have.
+    Raises ConfigError for options of `mpt infer` that the command does not have, and for those that only such a
+    command has where there is none.
     """
+    if runs_command(arguments):
+        return True
+    alone = [f"--{name}" for name in SYSTEMS_ONLY if getattr(arguments, name) is not None]
+    if alone:
+        raise ConfigError(
+            f"{', '.join(alone)}: goes with a run that interpolates frames, and with --input VIDEO, FOLDER or pictures "
+            "without a name before them"
+        )
+    return False
+
+
+def runs_command(arguments: InferArguments) -> bool:
+    """Run the system's command that these inputs are for; return whether there is one."""
     if not arguments.input or is_export(arguments.run):
         return False
     directory = find_run(arguments.run, Path(arguments.runs))[0] if arguments.run else None

@@ -12,9 +12,8 @@ import torch
 import typer
 from torch import Tensor
 
-from mpt.data.video import is_video
 from mpt.engine.evaluation import inferring
-from mpt.errors import ConfigError, DataError, Interrupted
+from mpt.errors import ConfigError, DataError, Interrupted, MemoryBudgetError
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained, open_trained
 from mpt.planner.budget import describe_bytes, parse_budget
@@ -61,7 +60,7 @@ class Command:
     """Side of the tiles in pixels, instead of choosing it for --vram."""
     check_seams: bool = False
     """Measure on the first pair what tiles change; needs memory for a whole frame."""
-    batch: int = 1
+    batch_size: Annotated[int, typer.Option("--batch", "--batch-size")] = 1
     """Pairs of frames that go through the network together."""
     scene_cut: float = 0.2
     """Below this similarity two frames are of different scenes; 0 blends all."""
@@ -74,19 +73,18 @@ class Command:
 
 
 def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:
-    """Return this command's fields for `mpt infer RUN --input VIDEO`, or a folder of frames."""
-    is_one = len(inputs) == 1 and inputs[0][0] is None
-    if task != "interpolate" or not is_one or not (inputs[0][1].is_dir() or is_video(inputs[0][1])):
+    """Return this command's fields for `mpt infer RUN --input VIDEO`, a folder of frames, or two or more pictures."""
+    if task != "interpolate" or not inputs or any(name is not None for name, _ in inputs):
         return None
-    return {"inputs": [inputs[0][1]]}
+    return {"inputs": [path for _, path in inputs]}
 
 
 def run(command: Command) -> None:
     """Read, make and write. Raises MptError for whatever cannot be."""
     if not 2 <= command.factor <= HIGHEST_FACTOR:
         raise ConfigError(f"--factor: found {command.factor}; allowed is 2 to {HIGHEST_FACTOR}")
-    if command.batch < 1:
-        raise ConfigError(f"--batch: found {command.batch}; allowed is 1 or more")
+    if command.batch_size < 1:
+        raise ConfigError(f"--batch: found {command.batch_size}; allowed is 1 or more")
     source = open_source(command.inputs, command.input_rate, command.allow_gaps)
     target = target_rate(command, source)
     trained = open_trained(command.run, command.runs, command.device)
@@ -121,7 +119,9 @@ def guarded(
     try:
         tell_first_pair(command, source, maker, run, trained)
         with inferring(run):
-            summary = interpolate(source, target, maker, output, batch=command.batch, cut_threshold=command.scene_cut)
+            summary = interpolate(
+                source, target, maker, output, batch=command.batch_size, cut_threshold=command.scene_cut
+            )
         output.finish()
     except DataError:
         output.discard()
@@ -186,11 +186,11 @@ def choose_grid(
     if command.vram is None:
         return grid_of_tiles(height, width, (height, width), overlap), overlap
     memory = pass_memory(net, dtype)
-    grid = choose_tiles(net, height, width, memory, parse_budget(command.vram) // command.batch)
+    grid = choose_tiles(net, height, width, memory, parse_budget(command.vram) // command.batch_size)
     peak = memory.peak_bytes(*grid.size)
     print(
         f"{grid.count} tile{'s' if grid.count > 1 else ''} of {grid.size[1]} x {grid.size[0]}: about "
-        f"{describe_bytes(peak * command.batch)} of {command.vram}"
+        f"{describe_bytes(peak * command.batch_size)} of {command.vram}"
     )
     return grid, overlap
 
@@ -205,18 +205,29 @@ def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Ru
         return
     first, last = (image[None].to(run.device).float() / 255 for image in pair if image is not None)
     if command.half:
-
-        def middle(one: Run) -> Tensor:
-            with inferring(one):
-                time = first.new_full((1, 1), 0.5)
-                return tiled(network_of(one), first, last, time, maker.grid, maker.overlap)[0].clamp(0, 1)
-
-        figure = float(peak_signal_to_noise(middle(run), middle(rebuild(trained, "fp32")))[0])
-        print(f"half against float32 on the first pair: PSNR {figure:.1f} dB")
+        tell_half(command, maker, first, last, (run, rebuild(trained, "fp32")))
     if command.check_seams and maker.grid.count > 1:
         with inferring(run):
             error = seam_error(maker.net, first, last, maker.grid, maker.overlap)
         print(f"tiles against the whole frame on the first pair: mean difference {error:.4f} grey levels")
+
+
+def tell_half(command: Command, maker: Maker, first: Tensor, last: Tensor, runs: tuple[Run, Run]) -> None:
+    """Say how far the first pair's middle frame in half is from float32's, both in tiles with which float32 fits."""
+    grid = maker.grid
+    if command.vram is not None and command.tile is None:
+        net, budget = network_of(runs[1]), parse_budget(command.vram)
+        try:
+            grid = choose_tiles(net, *first.shape[-2:], pass_memory(net), budget)
+        except MemoryBudgetError:
+            print(f"half is not compared with float32, of which not even a small tile fits {command.vram}")
+            return
+    frames = []
+    for one in runs:
+        with inferring(one):
+            time = first.new_full((1, 1), 0.5)
+            frames.append(tiled(network_of(one), first, last, time, grid, maker.overlap)[0].clamp(0, 1))
+    print(f"half against float32 on the first pair: PSNR {float(peak_signal_to_noise(*frames)[0]):.1f} dB")
 
 
 def say(command: Command, source: FrameStream, target: Fraction, grid: TileGrid, summary: Summary) -> None:

@@ -2,10 +2,12 @@
 
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from mpt.cli import main
 from mpt.config.load import load_config
@@ -16,6 +18,8 @@ from mpt.run import checkpoint
 from mpt.run.layout import create_run
 from mpt.seams import Run
 from mpt.systems.dain.commands import interpolate as command
+from mpt.systems.dain.inference.memory import PassMemory
+from mpt.systems.dain.inference.tiles import tiled
 
 
 @pytest.fixture
@@ -83,11 +87,37 @@ def test_mpt_infer_of_a_folder_of_frames_is_the_same_command(runs, tmp_path, cap
     assert "add -o PATH" in capsys.readouterr().err
     assert type_in(*words, "-o", tmp_path / "out", "--top", 3) == 2
     assert "--top: these inputs are for `mpt dain interpolate`" in capsys.readouterr().err
-    assert type_in(*words, "-o", tmp_path / "out", "--half") == 0
+    assert type_in(*words, "-o", tmp_path / "out", "--half", "--factor", 4, "--batch-size", 2) == 0
     said = capsys.readouterr().out
     assert "these inputs are for `mpt dain interpolate`" in said
     assert "half against float32 on the first pair: PSNR" in said
-    assert len(list((tmp_path / "out").iterdir())) == 6
+    assert len(list((tmp_path / "out").iterdir())) == 12
+
+
+def test_mpt_infer_makes_frames_between_two_pictures_and_refuses_a_factor_for_named_ones(runs, tmp_path, capsys):
+    first, last, out = tmp_path / "0.png", tmp_path / "2.png", tmp_path / "out"
+    words = ["infer", "smooth", "--runs", runs, "-o", out, "--rate", 75]
+    assert type_in(*words, "--input", f"first={first}", "--input", f"last={last}") == 2
+    assert "--rate: goes with a run that interpolates frames" in capsys.readouterr().err
+    assert type_in(*words, "--input", first, "--input", last) == 0
+    assert len(list(out.iterdir())) == 6
+
+
+def test_half_and_float32_are_compared_in_tiles_with_which_float32_fits(runs, tmp_path, monkeypatch):
+    grids = []
+
+    def noting(*arguments: Any) -> Tensor:
+        grids.append(arguments[4])
+        return tiled(*arguments)
+
+    monkeypatch.setattr(command, "tiled", noting)
+    monkeypatch.setattr(command, "pass_memory", lambda net, dtype=None: PassMemory(0, 1 if dtype else 2))
+    Image.new("RGB", (80, 480)).save(tmp_path / "0.png")
+    Image.new("RGB", (80, 480)).save(tmp_path / "1.png")
+    words = ["smooth", tmp_path / "0.png", tmp_path / "1.png", "--output", tmp_path / "out", "--runs", runs]
+    monkeypatch.setattr(command, "parse_budget", lambda text: 50_000)
+    assert type_in("dain", "interpolate", *words, "--half", "--vram", "50kB") == 0
+    assert [grid.count for grid in grids] == [3, 3]  # half alone fits in one
 
 
 @pytest.mark.parametrize(
