@@ -32,6 +32,8 @@ EXTENSIONS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", 
 HD_LINES = 720
 BT709, BT601, UNSPECIFIED = 1, 5, 2
 READ_OPTIONS = {"protocol_whitelist": "file"}
+REORDERED_FRAMES = 2
+"""By how many frames x264 decodes ahead of showing, where B-frames refer to B-frames."""
 COMPLETE_SHARE = 0.9
 """A file whose header promises more than this many times the frames that can be read is called truncated."""
 
@@ -190,10 +192,14 @@ class VideoWriter:
                 self.frame_rate = Fraction(video.average_rate)
                 self._begin_sound()
             offset = round(Fraction(self.frames) / self.frame_rate / video.time_base)
-            for packet in source.demux(video):
-                if packet.dts is None:
-                    continue
-                packet.pts, packet.dts = packet.pts + offset, packet.dts + offset
+            delay = round(REORDERED_FRAMES / self.frame_rate / video.time_base)
+            packets = [packet for packet in source.demux(video) if packet.size]  # the last one is empty
+            # Matroska stores no decoding times, a lone frame has no delay, and some formats begin at the delay instead
+            # of 0: so the times to decode at are found anew, from the order.
+            times = sorted(packet.pts for packet in packets)
+            for packet, time in zip(packets, times, strict=True):
+                packet.pts += offset - times[0]
+                packet.dts = min(time - delay + offset - times[0], packet.pts)
                 packet.stream = self._stream
                 self._container.mux(packet)
                 self.frames += 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpt.data.video import VideoWriter, describe_video, is_video, read_frames, read_timed_frames
+from mpt.data.video import VideoWriter, describe_video, is_video, join_videos, read_frames, read_timed_frames
 from mpt.errors import DataError, InputOutputError
 
 av = pytest.importorskip("av")
@@ -163,6 +163,19 @@ def test_an_earlier_file_stays_until_the_new_one_is_complete(tmp_path):
     with pytest.raises(RuntimeError):
         write(tmp_path / "out.mp4", broken(1))
     assert (tmp_path / "out.mp4").read_bytes() == before
+
+
+@pytest.mark.parametrize("ending", ["mp4", "mkv", "ts"])
+def test_parts_are_joined_frame_for_frame_whatever_times_their_format_keeps(tmp_path, ending):
+    pictures = [torch.full((3, 32, 48), 20 * (number % 7) + 50, dtype=torch.uint8) for number in range(9)]
+    parts = [tmp_path / f"{number}.{ending}" for number in range(3)]
+    for part, frames in zip(parts, (pictures[:8], pictures, pictures[8:])):
+        write(part, frames)
+    join_videos(parts, tmp_path / f"joined.{ending}")
+    joined = list(read_timed_frames(tmp_path / f"joined.{ending}"))
+    apart = [image for part in parts for image in read_frames(part)]
+    assert all(torch.equal(frame.image, image) for frame, image in zip(joined, apart, strict=True))
+    assert [frame.seconds for frame in joined] == pytest.approx([number / 10 for number in range(18)], abs=2e-3)
 
 
 def test_names_tell_videos():

@@ -64,6 +64,8 @@ class Command:
     """Pairs of frames that go through the network together."""
     scene_cut: float = 0.2
     """Below this similarity two frames are of different scenes; 0 blends all."""
+    overwrite: bool = False
+    """Write over a video, or over a folder's frames that were made otherwise."""
     allow_gaps: bool = False
     """Take a folder whose numbering has gaps as it is."""
     device: str = "auto"
@@ -100,7 +102,10 @@ def run(command: Command) -> None:
         "tiles": list(grid.size),
         "scene_cut": command.scene_cut,
     }
-    output = open_output(command.output, target, source.video if source.has_audio else None, signature)
+    if command.output.resolve() in {place.resolve() for path in command.inputs for place in (path, path.parent)}:
+        raise ConfigError(f"--output: {command.output} holds the input; write elsewhere")
+    sound = source.video if source.has_audio else None
+    output = open_output(command.output, target, sound, signature, command.overwrite)
     maker = Maker(net, run.device, grid, overlap)
     summary = guarded(source, target, maker, output, command, run, trained)
     say(command, source, target, grid, summary)

@@ -22,6 +22,8 @@ from mpt.run.files import temporary_name, write_atomically
 
 SEGMENT = 48
 """Input frames of one segment: what an interruption can cost."""
+JOINED = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".ts", ".flv")
+"""Formats of videos that can be written: they hold H.264, and their segments can be joined."""
 
 
 class Output(Protocol):
@@ -41,15 +43,15 @@ class Output(Protocol):
 class FrameFolder:
     """`frame-000000.png` and on, each whole or absent."""
 
-    def __init__(self, path: Path, signature: dict[str, object]) -> None:
+    def __init__(self, path: Path, signature: dict[str, object], overwrite: bool = False) -> None:
         self.path = path
         self.note = path / ".interpolation.json"
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputOutputError(f"--output: cannot make {path}: {error.strerror}") from error
-        if any(path.glob("frame-*.png")):
-            check_signature(self.note, signature, path)
+        if any(path.glob("frame-*.png")) and not goes_on(self.note, signature, path, overwrite):
+            self.remove_frames()
         write_atomically(self.note, json.dumps(signature, indent=1))
 
     def file(self, number: int) -> Path:
@@ -81,17 +83,28 @@ class FrameFolder:
 
     def discard(self) -> None:
         """Remove the frames, the note and, where nothing else is in it, the folder."""
-        for frame in self.path.glob("frame-*.png"):
-            frame.unlink()
+        self.remove_frames()
         self.finish()
         with contextlib.suppress(OSError):
             self.path.rmdir()
+
+    def remove_frames(self) -> None:
+        """Remove the frames that are there."""
+        for frame in self.path.glob("frame-*.png"):
+            frame.unlink()
 
 
 class SegmentedVideo:
     """A video in segments of `SEGMENT` input frames."""
 
-    def __init__(self, path: Path, rate: Fraction, audio_from: Path | None, signature: dict[str, object]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        rate: Fraction,
+        audio_from: Path | None,
+        signature: dict[str, object],
+        overwrite: bool = False,
+    ) -> None:
         self.path, self.rate, self.audio_from = path, rate, audio_from
         self.parts = path.with_name(f"{path.name}.parts")
         self.writer: VideoWriter | None = None
@@ -101,8 +114,9 @@ class SegmentedVideo:
             self.parts.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputOutputError(f"--output: cannot make {self.parts}: {error.strerror}") from error
-        if note.exists():
-            check_signature(note, signature, self.parts)
+        if note.exists() and not goes_on(note, signature, self.parts, overwrite):
+            for segment in self.parts.glob(f"[0-9]*{path.suffix}"):
+                segment.unlink()
         for stray in self.parts.glob(".tmp-*"):
             stray.unlink()
         write_atomically(note, json.dumps(signature, indent=1))
@@ -152,23 +166,34 @@ class SegmentedVideo:
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
-def check_signature(note: Path, signature: dict[str, object], place: Path) -> None:
-    """Refuse to go on with frames that were made from something else, or otherwise. Raises ConfigError."""
+def goes_on(note: Path, signature: dict[str, object], place: Path, overwrite: bool) -> bool:
+    """Return whether what is there is the beginning of what is wanted.
+
+    Raises ConfigError where it is something else, unless that may be overwritten.
+    """
     try:
         before = json.loads(note.read_text("utf-8"))
     except (OSError, ValueError):
         before = None
-    if before != json.loads(json.dumps(signature)):
+    same: bool = before == json.loads(json.dumps(signature))
+    if not same and not overwrite:
         raise ConfigError(
-            f"--output: {place} holds frames that were made from another input or with other settings; remove it, or "
-            "write elsewhere"
+            f"--output: {place} holds frames that are complete, or were made from another input or with other "
+            "settings; write elsewhere, or add --overwrite"
         )
+    return same
 
 
-def open_output(path: Path, rate: Fraction, audio_from: Path | None, signature: dict[str, object]) -> Output:
-    """Return the output for a video's name or for a folder's."""
+def open_output(
+    path: Path, rate: Fraction, audio_from: Path | None, signature: dict[str, object], overwrite: bool = False
+) -> Output:
+    """Return the output for a video's name or for a folder's. Raises ConfigError for what is there or cannot be."""
     if is_video(path):
-        return SegmentedVideo(path, rate, audio_from, signature)
+        if path.suffix.lower() not in JOINED:
+            raise ConfigError(f"--output: {path.suffix} files are not written; allowed are {', '.join(JOINED)}")
+        if path.exists() and not overwrite:
+            raise ConfigError(f"--output: {path} is there already; write elsewhere, or add --overwrite")
+        return SegmentedVideo(path, rate, audio_from, signature, overwrite)
     if path.suffix:
         raise ConfigError(f"--output: {path} is neither a video's name (.mp4, .mkv, ...) nor a folder's")
-    return FrameFolder(path, signature)
+    return FrameFolder(path, signature, overwrite)

@@ -128,6 +128,7 @@ def test_half_and_float32_are_compared_in_tiles_with_which_float32_fits(runs, tm
         (["--tile", "50"], 2, "--tile: found 50; allowed are multiples of 8 from 72"),
         (["--vram", "1MiB"], 2, "--vram: '1MiB' is 1048576 bytes"),
         (["--dtype", "float16"], 2, "--dtype goes with --half"),
+        (["--output", "o.webm"], 2, "--output: .webm files are not written; allowed are .mp4,"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(runs, tmp_path, capsys, changes, code, words):
@@ -138,6 +139,22 @@ def test_what_cannot_be_is_said_before_anything_is_written(runs, tmp_path, capsy
     )
     assert words in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+def test_what_is_there_is_written_over_only_where_that_is_asked_for(runs, tmp_path, capsys):
+    words = ["dain", "interpolate", "smooth", *sorted(tmp_path.glob("?.png")), "--runs", runs]
+    film, folder = tmp_path / "o.mp4", tmp_path / "out"
+    film.touch()
+    folder.mkdir()
+    (folder / "frame-000009.png").touch()
+    assert type_in(*words, "--output", film) == 2
+    assert f"{film} is there already; write elsewhere, or add --overwrite" in capsys.readouterr().err
+    assert type_in(*words, "--output", folder) == 2
+    assert "were made from another input" in capsys.readouterr().err
+    assert type_in(*words, "--output", folder, "--overwrite") == 0
+    assert sorted(path.name for path in folder.iterdir()) == [f"frame-{number:06d}.png" for number in range(6)]
+    assert type_in(*words, "--output", tmp_path, "--overwrite") == 2
+    assert "holds the input" in capsys.readouterr().err
 
 
 def test_one_picture_is_an_error_of_the_data(runs, tmp_path, capsys):
