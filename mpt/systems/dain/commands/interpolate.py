@@ -221,9 +221,9 @@ def tell_half(command: Command, maker: Maker, first: Tensor, last: Tensor, runs:
     """Say how far the first pair's middle frame in half is from float32's, both in tiles with which float32 fits."""
     grid = maker.grid
     if command.vram is not None and command.tile is None:
-        net, budget = network_of(runs[1]), parse_budget(command.vram)
+        net, (height, width) = network_of(runs[1]), first.shape[-2:]
         try:
-            grid = choose_tiles(net, *first.shape[-2:], pass_memory(net), budget)
+            grid = choose_tiles(net, height, width, pass_memory(net), parse_budget(command.vram))
         except MemoryBudgetError:
             print(f"half is not compared with float32, of which not even a small tile fits {command.vram}")
             return
