@@ -179,16 +179,18 @@ def compare(
     name: str | None = None,
     runs: PathLike = "runs",
     quiet: bool = True,
+    jobs: int | None = None,
 ) -> Comparison:
     """Train a configuration under several precision modes with the same seeds and data, and judge, as `mpt compare`.
 
-    The same call goes on with a comparison that was interrupted.
+    `jobs` is how many runs at a time, by default as many as cores or cards are free. The same call goes on with a
+    comparison that was interrupted.
     """
     from mpt.workflows import compare as workflow
     from mpt.workflows.compare_sides import read_sides
 
     sides = read_sides(modes, config, allow=config.granted)
-    return workflow.compare(sides, seeds=seeds, margin=margin, name=name, runs=Path(runs), quiet=quiet)[0]
+    return workflow.compare(sides, seeds=seeds, margin=margin, name=name, runs=Path(runs), quiet=quiet, jobs=jobs)[0]
 
 
 def infer(

@@ -175,6 +175,8 @@ def again(battery: Battery, place: Path, runs: Path, scenario: str) -> Verdict:
     words = battery.words("train" if scenario in ("train", "earlier") else scenario, runs)
     if scenario in ("train", "earlier"):
         words.append("--resume")
+    if scenario == "infer" and (runs / "out").is_dir() and any((runs / "out").iterdir()):
+        words.append("--overwrite")  # without it the message is that the folder holds files
     ended = call(words, place / "again.log")
     bad = failure_of(ended, (0,))
     if bad is not None:

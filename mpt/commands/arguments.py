@@ -136,6 +136,8 @@ class CompareArguments:
     """Add seeds until every verdict is in; each look is stricter for it, so that the error rates hold."""
     max_seeds: int = 16
     """Where --until-decided ends."""
+    jobs: Annotated[int | None, typer.Option(metavar="N", show_default="free cores or cards")] = None
+    """Runs at a time; 1 for step times of every seed. On a CPU the first seed's runs are alone, for the step times."""
     margin: str = "1%"
     """The difference that matters: 1% or 0.5."""
     gate: bool = False

@@ -51,6 +51,7 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
             seeds=arguments.seeds,
             until_decided=arguments.until_decided,
             max_seeds=arguments.max_seeds,
+            jobs=arguments.jobs,
             name=arguments.name,
             output=output,
             runs=Path(arguments.runs),
@@ -68,7 +69,8 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
 
 def read_records(words: Sequence[str], arguments: CompareArguments, overrides: Sequence[str]) -> list[RunRecord]:
     """Read the runs that were named. Raises ConfigError for settings, which finished runs cannot take any more."""
-    given = [*overrides, *(["--config"] if arguments.config else []), *(["--device"] if arguments.device else [])]
+    options = {"--config": arguments.config, "--device": arguments.device, "--jobs": arguments.jobs}
+    given = [*overrides, *(name for name, value in options.items() if value is not None)]
     if given:
         raise ConfigError(f"mpt compare: {given[0]} changes nothing about finished runs ({', '.join(words)}).")
     records = []

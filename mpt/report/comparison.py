@@ -1,9 +1,10 @@
 """Several modes side by side: what each cost, as ratios to the baseline, and whether its metric is as good.
 
 A group is one mode's runs by seed. Ratios of time and memory are taken per seed and their median is shown: the runs
-of one seed were trained next to each other, so a drift of the machine falls out. The baseline is fp32 where it takes
-part, else the first group named. Runs are comparable when they train the same model on the same data towards the same
-metric; whatever else their configs disagree on is allowed, because that may be what is being compared, but said.
+of one seed were trained next to each other, so a drift of the machine falls out. Times are those of runs that had the
+processor for themselves, as long as there are such. The baseline is fp32 where it takes part, else the first group
+named. Runs are comparable when they train the same model on the same data towards the same metric; whatever else their
+configs disagree on is allowed, because that may be what is being compared, but said.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class Group:
     def finals(self) -> dict[int, float]:
         """Seed -> last metric; NaN where the run diverged."""
         return {seed: math.nan if seed in self.failed else record.final for seed, record in self.runs.items()}
+
+    @property
+    def timed(self) -> Mapping[int, RunRecord]:
+        """The runs whose times count: those that had the processor for themselves, or all where none had."""
+        return {seed: record for seed, record in self.runs.items() if record.at_a_time == 1} or self.runs
 
     @property
     def any_run(self) -> RunRecord:
@@ -140,18 +146,19 @@ def check_comparable(groups: Sequence[Group], *, models_differ: bool = False) ->
 def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, most_seeds: int | None = None) -> Row:
     """Return a group's figures beside the baseline's."""
 
-    def typical(read: Callable[[RunRecord], float]) -> tuple[float, float]:
-        values = [read(record) for record in group.runs.values()]
-        common = group.runs.keys() & baseline.runs.keys()
-        ratios = [divide(read(group.runs[seed]), read(baseline.runs[seed])) for seed in common]
+    def typical(
+        read: Callable[[RunRecord], float], own: Mapping[int, RunRecord], base: Mapping[int, RunRecord]
+    ) -> tuple[float, float]:
+        values = [read(record) for record in own.values()]
+        ratios = [divide(read(own[seed]), read(base[seed])) for seed in own.keys() & base.keys()]
         return finite_median(values), median_ratio(ratios) if ratios else divide(
-            finite_median(values), finite_median([read(record) for record in baseline.runs.values()])
+            finite_median(values), finite_median([read(record) for record in base.values()])
         )
 
     same_measure = group.any_run.memory.get("kind") == baseline.any_run.memory.get("kind")
-    peak, peak_ratio = typical(lambda record: record.step_peak_bytes)
-    step, step_ratio = typical(lambda record: record.step_seconds)
-    throughput, throughput_ratio = typical(lambda record: record.samples_per_second)
+    peak, peak_ratio = typical(lambda record: record.step_peak_bytes, group.runs, baseline.runs)
+    step, step_ratio = typical(lambda record: record.step_seconds, group.timed, baseline.timed)
+    throughput, throughput_ratio = typical(lambda record: record.samples_per_second, group.timed, baseline.timed)
     final, best = spread(list(group.finals.values())), spread([record.best for record in group.runs.values()])
     base_final = spread(list(baseline.finals.values()))
     base_best = spread([record.best for record in baseline.runs.values()])
@@ -222,6 +229,7 @@ def find_notes(groups: Sequence[Group]) -> list[str]:
     machines = {machine(record) for record in records} - {""}
     if len(machines) > 1:
         notes.append(f"The runs come from different machines: {'; '.join(sorted(machines))}. Times are not comparable.")
+    notes += note_times(groups)
     kinds = {str(record.memory.get("kind")) for record in records if record.memory}
     if len(kinds) > 1:
         notes.append(f"Memory was measured in different ways ({', '.join(sorted(kinds))}), so it has no ratio.")
@@ -234,6 +242,21 @@ def find_notes(groups: Sequence[Group]) -> list[str]:
     if unfinished:
         notes.append(f"Not finished, so their last evaluation counts as the final one: {', '.join(unfinished)}.")
     return notes
+
+
+def note_times(groups: Sequence[Group]) -> list[str]:
+    """Say which runs' times were left out, or count although others ran beside."""
+    most = max(record.at_a_time for group in groups for record in group.runs.values())
+    if most == 1:
+        return []
+    crowded = [group.label for group in groups if any(record.at_a_time > 1 for record in group.timed.values())]
+    if crowded:
+        return [f"Up to {most} runs at a time: the step times of {', '.join(crowded)} were measured side by side."]
+    seeds = sorted({seed for group in groups for seed in group.timed})
+    return [
+        f"Step times and throughput are those of seed {', '.join(map(str, seeds))}, whose runs were alone; the others "
+        f"were trained {most} at a time."
+    ]
 
 
 def machine(record: RunRecord) -> str:

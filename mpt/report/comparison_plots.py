@@ -221,10 +221,10 @@ def paint_memory(axes: Axes, comparison: Comparison) -> None:
 
 
 def paint_seconds(axes: Axes, comparison: Comparison) -> None:
-    """Draw the median step of every mode, and of every seed as a dot."""
+    """Draw the median step of every mode, and of every seed that was timed as a dot."""
     for at, row in enumerate(comparison.rows):
         axes.barh([at], [row.step_seconds], color=COLOURS[at % len(COLOURS)], height=0.62, alpha=0.8)
-        seconds = [record.step_seconds for record in row.group.runs.values()]
+        seconds = [record.step_seconds for record in row.group.timed.values()]
         axes.plot(seconds, [at] * len(seconds), ".", color=axes.xaxis.label.get_color(), markersize=5)
     name_bars(axes, comparison)
     axes.margins(x=0.14)

@@ -17,6 +17,7 @@ from typing import Any
 
 from mpt.errors import DataError
 from mpt.report.run_files import parse_config, read_lines, read_object, read_text
+from mpt.run.launch import SIDE_BY_SIDE
 from mpt.run.layout import CHECKPOINT_NAME
 
 Series = tuple[list[int], list[float]]
@@ -167,6 +168,16 @@ class RunRecord:
         if self.memory.get("kind") == "cuda" and len(self.train) > 2:
             return finite_median([number(line.get("samples_per_second")) for line in self.train[1:]])
         return self.figure("samples_per_second", "samples_per_second")
+
+    @property
+    def at_a_time(self) -> int:
+        """How many runs of a comparison shared the processor with this one, itself included."""
+        resumes = self.environment.get("resumes")
+        starts = [self.environment, *(resumes if isinstance(resumes, list) else [])]
+        counts = [
+            number(section(start, "variables").get(SIDE_BY_SIDE), 1.0) for start in starts if isinstance(start, Mapping)
+        ]
+        return int(max([1.0, *(count for count in counts if math.isfinite(count))]))
 
     @property
     def memory(self) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mpt import __version__
+from mpt.run.launch import SIDE_BY_SIDE
 
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -29,6 +30,7 @@ VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    SIDE_BY_SIDE,
 )
 PROCESSOR_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16", "bf16")
 PACKAGES = ("torchvision", "numpy", "timm", "bitsandbytes", "torchao")

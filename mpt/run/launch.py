@@ -6,6 +6,9 @@ import os
 
 from mpt.errors import ConfigError
 
+SIDE_BY_SIDE = "MPT_SIDE_BY_SIDE"
+"""The variable that tells a run of a comparison how many others share the processor with it, itself included."""
+
 
 def refuse_several_processes(what: str) -> None:
     """Raise ConfigError where this process is one of several: each would do the whole, in a folder of its own."""

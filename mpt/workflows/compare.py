@@ -3,7 +3,8 @@
 Every run is a process of its own, started as a user would start it. Modes change global state (TF32, deterministic
 kernels, cuDNN's chosen algorithms) and the allocator's reserve only grows, so within one process the second mode
 would be measured in the first one's remains. Seeds are the outer loop and what is compared the inner one, turned round
-for every other seed, so that a machine that grows warm or busy meets all alike.
+for every other seed, so that a machine that grows warm or busy meets all alike. How many go on at a time is said by
+`mpt.workflows.compare_jobs`; a run leaves the same weights whatever runs beside.
 
 Going on after an interruption needs no state: a run that is finished is there, one that was interrupted is resumed
 from its checkpoint, and one that diverged left a note. The folder is found again by its config, which must be the same.
@@ -14,7 +15,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mpt.config.schema import Config
@@ -27,9 +30,11 @@ from mpt.report.statistics import Margin
 from mpt.report.units import show_bytes, show_figure, show_seconds
 from mpt.run.files import write_atomically
 from mpt.run.layout import check_name
+from mpt.workflows.compare_jobs import Jobs, choose_jobs
 from mpt.workflows.compare_progress import announce, probe, shown
 from mpt.workflows.compare_sides import Sides
-from mpt.workflows.training_process import Check, Train, check_in_process, train_in_process
+from mpt.workflows.training_process import Check, Surroundings, Train, check_in_process, train_in_process
+from mpt.workflows.turns import HostMemory, Stop, take_turns
 from mpt.workflows.warm_process import WarmProcess
 
 BASE_CONFIG = "base.yaml"
@@ -44,6 +49,7 @@ def compare(
     seeds: int | None = None,
     until_decided: bool = False,
     max_seeds: int = 16,
+    jobs: int | None = None,
     name: str | None = None,
     output: Path | None = None,
     runs: Path = Path("runs"),
@@ -53,20 +59,22 @@ def compare(
 ) -> tuple[Comparison, Path]:
     """Train each side with the same seeds, write the comparison, and return it with its folder.
 
-    `train` and `check` are what tests replace: by default each is a process of its own. Raises ConfigError for numbers
-    that make no comparison.
+    `jobs` is how many at a time, by default what `choose_jobs` finds. `train` and `check` are what tests replace: by
+    default each is a process of its own. Raises ConfigError for numbers that make no comparison.
     """
     wanted = Margin.parse(margin)
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs: found {jobs}; allowed is 1 or more.")
     counts, most = rounds(seeds, max_seeds, until_decided=until_decided or (sides.is_demo and seeds is None))
     folder = open_folder(sides, output, name, runs)
+    chosen = choose_jobs(list(sides.configs.values()), counts[-1], jobs) if train is None else Jobs(jobs or 1, "")
     told: set[str] = set()
     if train is None and not quiet:
-        print(describe_start(sides, folder, counts), flush=True)
+        print(describe_start(sides, folder, counts, chosen), flush=True)
     with WarmProcess() as warm:
-        train = train or train_in_process(sides.granted, warm)
-        check = check or check_in_process(sides.granted, warm)
+        trainer = Trainer(folder, sides, chosen, warm, train, check)
         for count in counts:
-            groups = run_sides(sides, folder, count, train, check, told, quiet=quiet)
+            groups = run_sides(trainer, count, told, quiet=quiet)
             comparison = compare_groups(groups, wanted, most, models_differ=sides.models_differ)
             if comparison.is_decided:
                 break
@@ -95,60 +103,107 @@ def rounds(seeds: int | None, max_seeds: int, *, until_decided: bool) -> tuple[S
     return [look for look in looks(max_seeds) if look >= (seeds or 0)], max_seeds
 
 
-def describe_start(sides: Sides, folder: Path, counts: Sequence[int]) -> str:
+def describe_start(sides: Sides, folder: Path, counts: Sequence[int], jobs: Jobs) -> str:
     """Say what is about to be trained and about how long it takes, from a few steps of the first side."""
     config = next(iter(sides.configs.values()))
     file = folder / "configs" / "pace.yaml"
     write_atomically(file, dataclasses.replace(config, name=None).to_yaml())
     sides.pace = probe(file, sides.granted)
     file.unlink(missing_ok=True)
-    return f"{', '.join(sides.configs)}: " + announce(
-        counts[0] * len(sides.configs), counts[-1] * len(sides.configs), sides.pace
+    said = announce(
+        counts[0] * len(sides.configs),
+        counts[-1] * len(sides.configs),
+        sides.pace,
+        partial(jobs.turns, first=len(sides.configs)),
     )
+    return f"{', '.join(sides.configs)}: {said}\n{jobs.describe(len(sides.configs))}"
 
 
-def run_sides(
-    sides: Sides, folder: Path, count: int, train: Train, check: Check, told: set[str], *, quiet: bool
-) -> list[Group]:
+@dataclass
+class Trainer:
+    """Trains the runs of a comparison, several at a time."""
+
+    folder: Path
+    sides: Sides
+    jobs: Jobs
+    warm: WarmProcess
+    train: Train | None = None
+    """In place of processes."""
+    check: Check | None = None
+
+    def __post_init__(self) -> None:
+        self.memory = HostMemory(is_needed=not self.jobs.cards)
+
+    def surroundings(self, slot: int, stop: Stop, *, beside: bool) -> Surroundings:
+        """Return what a process is started in."""
+        environment = self.jobs.environment(slot, beside=beside)
+        return Surroundings(self.sides.granted, self.warm, environment, stop, self.memory)
+
+    def perform_all(
+        self, order: Sequence[tuple[int, str]], count: int, ended: Callable[[int, str, str | None], None]
+    ) -> None:
+        """Train (seed, label) pairs, `count` at a time; `ended` is called with each and why it diverged, if it did."""
+
+        def one(index: int, slot: int, stop: Stop) -> str | None:
+            seed, label = order[index]
+            name = self.sides.run_name(label, seed)
+            config = dataclasses.replace(self.sides.configs[label], seed=seed, name=name)
+            train = self.train or train_in_process(self.surroundings(slot, stop, beside=count > 1))
+            return perform(self.folder, name, config, train)
+
+        works = [partial(one, index) for index in range(len(order))]
+        take_turns(works, count, lambda index, failure: ended(*order[index], failure), self.memory.allows)
+
+    def check_later_sides(self, seed: int) -> None:
+        """Build every side but the first, which is about to be trained: one that this model or device refuses should
+        say so now and not after the others' hours.
+        """
+        names = []
+        for label in list(self.sides.configs)[1:]:
+            name = self.sides.run_name(label, seed)
+            if not (self.folder / name).exists() and not (self.folder / f"{name}.failed.json").exists():
+                config = dataclasses.replace(self.sides.configs[label], seed=seed, name=name)
+                write_atomically(self.folder / "configs" / f"{name}.yaml", config.to_yaml())
+                names.append(name)
+
+        def one(name: str, slot: int, stop: Stop) -> None:
+            check = self.check or check_in_process(self.surroundings(slot, stop, beside=False))
+            code, words = check(self.folder / "configs" / f"{name}.yaml")
+            if code not in (NOT_FINITE, NO_MEMORY):  # these are results, and counted as such
+                raise_failure(name, code, words)
+
+        take_turns([partial(one, name) for name in names], self.jobs.count, lambda index, done: None)
+
+
+def run_sides(trainer: Trainer, count: int, told: set[str], *, quiet: bool) -> list[Group]:
     """Train every side with `count` seeds where it was not done yet; return the groups. `told` are the runs whose
     result was printed.
     """
+    sides, folder, jobs = trainer.sides, trainer.folder, trainer.jobs
     labels = list(sides.configs)
     seeds = [sides.base.seed + index for index in range(count)]
     order = [
         (seed, label) for index, seed in enumerate(seeds) for label in (labels if index % 2 == 0 else reversed(labels))
     ]
-    check_later_sides(folder, sides, seeds[0], check)
-    runs: dict[str, dict[int, RunRecord]] = {label: {} for label in labels}
+    trainer.check_later_sides(seeds[0])
+    records: dict[tuple[int, str], RunRecord] = {}
     failed: dict[str, dict[int, str]] = {label: {} for label in labels}
     steps = {folder / sides.run_name(label, seed): sides.steps(label) for seed, label in order}
-    with shown(steps, quiet=quiet):
-        for number, (seed, label) in enumerate(order, 1):
-            name = sides.run_name(label, seed)
-            failure = perform(folder, name, dataclasses.replace(sides.configs[label], seed=seed, name=name), train)
-            record = read_run(folder / name)
-            runs[label][seed] = record
-            if failure is not None:
-                failed[label][seed] = failure
-            if not quiet and name not in told:
-                print(f"[{number}/{len(order)}] {label}, seed {seed}: {failure or describe_run(record)}", flush=True)
-            told.add(name)
-    return [Group(label, runs[label], failed[label]) for label in labels]
 
-
-def check_later_sides(folder: Path, sides: Sides, seed: int, check: Check) -> None:
-    """Build every side but the first, which is about to be trained: one that this model or device refuses should say
-    so now and not after the others' hours.
-    """
-    for label in list(sides.configs)[1:]:
+    def ended(seed: int, label: str, failure: str | None) -> None:
         name = sides.run_name(label, seed)
-        if (folder / name).exists() or (folder / f"{name}.failed.json").exists():
-            continue
-        file = folder / "configs" / f"{name}.yaml"
-        write_atomically(file, dataclasses.replace(sides.configs[label], seed=seed, name=name).to_yaml())
-        code, words = check(file)
-        if code not in (NOT_FINITE, NO_MEMORY):  # these are results, and counted as such
-            raise_failure(name, code, words)
+        record = records[seed, label] = read_run(folder / name)
+        if failure is not None:
+            failed[label][seed] = failure
+        if not quiet and name not in told:
+            print(f"[{len(records)}/{len(order)}] {label}, seed {seed}: {failure or describe_run(record)}", flush=True)
+        told.add(name)
+
+    with shown(steps, quiet=quiet):
+        first = len(labels) if jobs.times_alone else 0
+        trainer.perform_all(order[:first], 1, ended)
+        trainer.perform_all(order[first:], jobs.count, ended)
+    return [Group(label, {seed: records[seed, label] for seed in seeds}, failed[label]) for label in labels]
 
 
 def raise_failure(name: str, code: int, words: str) -> None:
@@ -163,8 +218,9 @@ def raise_failure(name: str, code: int, words: str) -> None:
 
 def describe_run(record: RunRecord) -> str:
     """Say a run's result in one line."""
+    beside = f" with {record.at_a_time} at a time" if record.at_a_time > 1 else ""
     return (
-        f"{record.metric} {show_figure(record.final)}, {show_seconds(record.step_seconds)} per step, "
+        f"{record.metric} {show_figure(record.final)}, {show_seconds(record.step_seconds)} per step{beside}, "
         f"peak {show_bytes(record.step_peak_bytes)}"
     )
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,14 +121,16 @@ def probe(file: Path, allow: Sequence[str]) -> Pace | None:
         return None
 
 
-def announce(runs: int, at_most: int, pace: Pace | None) -> str:
-    """Say beforehand what is to be trained and about how long it takes."""
+def announce(runs: int, at_most: int, pace: Pace | None, turns: Callable[[int], int] = lambda runs: runs) -> str:
+    """Say beforehand what is to be trained and about how long it takes. `turns` returns how many runs' time so many
+    runs take.
+    """
     more = f", up to {at_most} if these do not decide" if at_most > runs else ""
     if pace is None:
         return f"{runs} runs{more}"
     one = pace.step_seconds * pace.steps
-    most = f", {show_duration(one * at_most)} at most" if at_most > runs else ""
+    most = f", {show_duration(one * turns(at_most))} at most" if at_most > runs else ""
     return (
         f"{runs} runs of {pace.steps} steps{more}. A step takes {show_seconds(pace.step_seconds)}, a run about "
-        f"{show_duration(one)}, all {show_duration(one * runs)}{most}; starts and evaluations not counted"
+        f"{show_duration(one)}, all {show_duration(one * turns(runs))}{most}; starts and evaluations not counted"
     )

@@ -12,10 +12,11 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpt.run.signals import StopRequest
+from mpt.workflows.turns import HostMemory, Stop, peak_bytes
 from mpt.workflows.warm_process import WarmProcess, stop_at_end_of_input
 
 Train = Callable[[Path, Path, str, bool], tuple[int, str]]
@@ -24,64 +25,89 @@ Check = Callable[[Path], tuple[int, str]]
 """Build what a config file describes and train nothing: exit code and last words."""
 
 
-def train_in_process(allow: Sequence[str], warm: WarmProcess | None = None) -> Train:
-    """Return a function that trains in a process of its own, a fork of `warm` where that can be."""
+@dataclass(frozen=True)
+class Surroundings:
+    """What a process of `mpt train` is started in."""
+
+    allow: Sequence[str] = ()
+    """The packages that a model may come from."""
+    warm: WarmProcess | None = None
+    """Where processes are forked from, if they can be."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beside those of this process."""
+    stop: Stop | None = None
+    """Who says when it is to end; by default it ends with a signal to this process."""
+    memory: HostMemory | None = None
+    """Who is told how much memory it took."""
+
+
+def train_in_process(surroundings: Surroundings) -> Train:
+    """Return a function that trains in a process of its own."""
 
     def train(file: Path, folder: Path, name: str, resumes: bool) -> tuple[int, str]:
         options = ["--runs", str(folder), "--name", name, "--no-report"]
-        return run_train(file, [*options, *(["--resume", str(folder / name)] if resumes else [])], allow, warm)
+        return run_train(file, [*options, *(["--resume", str(folder / name)] if resumes else [])], surroundings)
 
     return train
 
 
-def check_in_process(allow: Sequence[str], warm: WarmProcess | None = None) -> Check:
-    """Return a function that makes a dry run in a process of its own, a fork of `warm` where that can be."""
-    return lambda file: run_train(file, ["--dry-run"], allow, warm)
+def check_in_process(surroundings: Surroundings) -> Check:
+    """Return a function that makes a dry run in a process of its own."""
+    return lambda file: run_train(file, ["--dry-run"], surroundings)
 
 
-def run_train(
-    file: Path, options: Sequence[str], allow: Sequence[str], warm: WarmProcess | None = None
-) -> tuple[int, str]:
-    """Run `mpt train`; return its exit code, 128 and the signal's number if one arrived here, and its last words."""
+def run_train(file: Path, options: Sequence[str], surroundings: Surroundings) -> tuple[int, str]:
+    """Run `mpt train`; return its exit code, 128 and the signal's number if one arrived here, and its last words.
+
+    A process that is told to end saves, and is waited for.
+    """
     arguments = ["train", str(file), "--quiet", *options]
-    arguments += [word for package in allow for word in ("--allow", package)]
-    if warm is not None and warm.begin():
-        return run_fork(warm, arguments)
+    arguments += [word for package in surroundings.allow for word in ("--allow", package)]
+    stop = surroundings.stop or Stop()
+    told, used = False, 0
+
+    def look(process: int) -> None:
+        nonlocal told, used
+        used = max(used, peak_bytes(process))
+        if stop.requested and not told:
+            told = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+
+    with contextlib.nullcontext() if surroundings.stop else stop.request:
+        if surroundings.warm is not None and surroundings.warm.begin():
+            code, words = surroundings.warm.run(arguments, look, surroundings.environment)
+        else:
+            code, words = run_alone(arguments, look, surroundings.environment)
+    if surroundings.memory is not None and code == 0:
+        surroundings.memory.see(used)
+    if stop.signal_number is not None:
+        return 128 + stop.signal_number, ""
+    return code if code >= 0 else 128 - code, last_words(words)
+
+
+def run_alone(
+    arguments: Sequence[str], while_waiting: Callable[[int], None], environment: Mapping[str, str]
+) -> tuple[int, str]:
+    """Do as `WarmProcess.run` does, in a process that imports everything for itself."""
     command = [sys.executable, "-m", __name__, *arguments]
-    with StopRequest() as stop, held_pipe() as held:
+    with held_pipe() as held:
         # A session of its own: Ctrl-C then reaches this process alone, which passes it on once.
         process = subprocess.Popen(
-            command, stdin=held, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            stdin=held,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **environment},
         )
-        passed_on = False
         while True:
             try:
                 _, words = process.communicate(timeout=0.2)
-                break
+                return process.returncode, words
             except subprocess.TimeoutExpired:
-                if stop.requested and not passed_on:
-                    passed_on = True
-                    process.send_signal(signal.SIGTERM)
-        if stop.signal_number is not None:
-            return 128 + stop.signal_number, ""
-    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    return code, last_words(words)
-
-
-def run_fork(warm: WarmProcess, arguments: Sequence[str]) -> tuple[int, str]:
-    """Do the same in a fork of a process that has imported everything."""
-    told: list[int] = []
-    with StopRequest() as stop:
-
-        def pass_on(process: int) -> None:
-            if stop.requested and not told:
-                told.append(process)
-                os.kill(process, signal.SIGTERM)
-
-        code, words = warm.run(arguments, pass_on)
-        if stop.signal_number is not None:
-            return 128 + stop.signal_number, ""
-    return code if code >= 0 else 128 - code, last_words(words)
+                while_waiting(process.pid)
 
 
 @contextlib.contextmanager

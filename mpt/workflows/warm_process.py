@@ -19,22 +19,41 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, Any, NoReturn, Self
 
 READY, STARTED, ENDED = "ready", "started", "ended"
+GONE = 1, "the process that starts runs has ended"
+LOOK_SECONDS = 0.1
+"""How often the process looks whether a fork has ended."""
+
+
+@dataclass
+class Asked:
+    """What was asked of the process, and what it has answered: the fork's process id, its exit code."""
+
+    started: Future[int] = field(default_factory=Future)
+    ended: Future[int] = field(default_factory=Future)
 
 
 class WarmProcess:
-    """The process, from the first run on to the end of the block."""
+    """The process, from the first run on to the end of the block. Threads may have runs of it at the same time."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.is_fit = hasattr(os, "fork")
         self.held = (-1, -1)
         """A pipe whose writing end nobody else has: runs read it, and stop when it ends."""
+        self.lock = threading.Lock()
+        self.asked: list[Asked] = []
+        """By the number of the request."""
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.has_ended = False
 
     def __enter__(self) -> Self:
         return self
@@ -43,56 +62,82 @@ class WarmProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.process is not None:
-            for stream in (self.process.stdin, self.process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+            assert self.process.stdin is not None
+            assert self.process.stdout is not None
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
             os.close(self.held[1])
             os.close(self.held[0])
             self.process.wait()
+            if self.reader.ident is not None:
+                self.reader.join()
+            self.process.stdout.close()
             self.process = None
 
     def begin(self) -> bool:
         """Start the process unless it is there. Returns False where runs have to be processes of their own."""
-        if self.process is None and self.is_fit:
-            self.held = os.pipe()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(self.held[0])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=[self.held[0]],
-                bufsize=0,  # a line that was read ahead would not be seen by `select`
-                start_new_session=True,
-            )
-            if self.answer() != READY:
-                self.__exit__(None, None, None)
-                self.is_fit = False
-        return self.process is not None
+        with self.lock:
+            if self.process is None and self.is_fit:
+                self.held = os.pipe()
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(self.held[0])],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    pass_fds=[self.held[0]],
+                    bufsize=0,
+                    start_new_session=True,
+                )
+                assert self.process.stdout is not None
+                if self.process.stdout.readline().decode().strip() == READY:
+                    self.reader.start()
+                else:
+                    self.__exit__(None, None, None)
+                    self.is_fit = False
+            return self.process is not None
 
-    def answer(self) -> str:
-        """Return what the process says next; nothing once it has ended."""
+    def read(self) -> None:
+        """Hand the process's answers to those who asked; runs in a thread of its own."""
         assert self.process is not None
         assert self.process.stdout is not None
-        return self.process.stdout.readline().decode().strip()
+        for line in iter(self.process.stdout.readline, b""):
+            number, word, value = line.decode().split()
+            asked = self.asked[int(number)]
+            (asked.started if word == STARTED else asked.ended).set_result(int(value))
+        with self.lock:
+            self.has_ended = True
+            for asked in self.asked:
+                for answer in (asked.started, asked.ended):
+                    if not answer.done():
+                        answer.set_exception(BrokenPipeError())
 
-    def run(self, words: Sequence[str], while_waiting: Callable[[int], None]) -> tuple[int, str]:
+    def run(
+        self, words: Sequence[str], while_waiting: Callable[[int], None], environment: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
         """Run `mpt WORDS` in a fork; return its exit code as `Popen.returncode` and what it wrote to standard error.
 
-        `while_waiting` is called with its process id five times a second.
+        `environment` is added to this process's. `while_waiting` is called with the process id five times a second.
         """
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as errors:
+            try:
+                asked = self.ask({"words": list(words), "errors": errors.name, "environment": dict(environment or {})})
+                process = asked.started.result()
+                while wait([asked.ended], 0.2).not_done:
+                    while_waiting(process)
+                return asked.ended.result(), errors.read()
+            except OSError:
+                return GONE
+
+    def ask(self, request: Mapping[str, Any]) -> Asked:
+        """Send a request. Raises OSError where the process has ended."""
         assert self.process is not None
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as errors:
-            request = json.dumps({"words": list(words), "errors": errors.name}) + "\n"
-            self.process.stdin.write(request.encode())
-            _, _, number = self.answer().partition(" ")
-            if not number:
-                return 1, "the process that starts runs has ended"
-            while not select.select([self.process.stdout], [], [], 0.2)[0]:
-                while_waiting(int(number))
-            _, _, code = self.answer().partition(" ")
-            return int(code or 1), errors.read()
+        with self.lock:
+            if self.has_ended:
+                raise BrokenPipeError
+            asked = Asked()
+            self.asked.append(asked)
+            self.process.stdin.write(json.dumps({**request, "number": len(self.asked) - 1}).encode() + b"\n")
+            return asked
 
 
 def stop_at_end_of_input() -> None:
@@ -105,26 +150,38 @@ def stop_at_end_of_input() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def serve(held: int, requests: IO[str]) -> None:
-    """Import everything, then fork for each request."""
+def serve(held: int, requests: int) -> None:
+    """Import everything, then fork for each request, which are lines from a descriptor."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     if not import_everything():
         return
-    tell(answers, READY)
-    for line in iter(requests.readline, ""):
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            answers.close()
-            become(request, held, requests)
-        try:
-            tell(answers, f"{STARTED} {child}")
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            tell(answers, f"{ENDED} {code}")
-        except BrokenPipeError:  # who asked has ended
-            os.dup2(os.open(os.devnull, os.O_WRONLY), answers.fileno())  # or it would be written at exit
-            return
+    forks: dict[int, int] = {}
+    rest, is_open = b"", True
+    try:
+        tell(answers, READY)
+        while is_open or forks:
+            if is_open and select.select([requests], [], [], LOOK_SECONDS if forks else None)[0]:
+                read = os.read(requests, 1 << 16)
+                is_open = bool(read)
+                *lines, rest = (rest + read).split(b"\n")
+                for line in lines:
+                    request = json.loads(line)
+                    child = os.fork()
+                    if child == 0:
+                        answers.close()
+                        become(request, held, requests)
+                    forks[child] = request["number"]
+                    tell(answers, f"{request['number']} {STARTED} {child}")
+            elif not is_open:
+                time.sleep(LOOK_SECONDS)
+            for child, number in list(forks.items()):
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    del forks[child]
+                    tell(answers, f"{number} {ENDED} {os.waitstatus_to_exitcode(status)}")
+    except BrokenPipeError:  # who asked has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), answers.fileno())  # or it would be written at exit
 
 
 def tell(answers: IO[str], line: str) -> None:
@@ -152,13 +209,14 @@ def import_everything() -> bool:
     return True
 
 
-def become(request: dict[str, Any], held: int, requests: IO[str]) -> NoReturn:
+def become(request: dict[str, Any], held: int, requests: int) -> NoReturn:
     """Be the run that was asked for, with the streams of a process of its own."""
     code = 1
     try:
         errors = os.open(request["errors"], os.O_WRONLY | os.O_APPEND)
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        requests.close()
+        os.close(requests)
+        os.environ |= request["environment"]
         for source, target in ((held, 0), (nowhere, 1), (errors, 2)):
             os.dup2(source, target)
         stop_at_end_of_input()
@@ -177,6 +235,5 @@ def become(request: dict[str, Any], held: int, requests: IO[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # Not sys.stdin's own reading ahead: a fork must not hold a part of the next request.
-    serve(int(sys.argv[1]), os.fdopen(os.dup(0), "r", buffering=1, encoding="utf-8"))
+    serve(int(sys.argv[1]), os.dup(0))
     os._exit(0)  # with what was frozen, taking everything apart would take long and find fault with torch

@@ -92,6 +92,30 @@ def test_every_run_has_its_seed_and_mode_and_else_the_same_config(tmp_path):
         }
 
 
+def test_side_by_side_the_first_seed_is_alone_and_the_rest_says_and_compares_the_same(tmp_path, capsys):
+    alone = go(tmp_path / "alone", "fp32", "amp")
+    capsys.readouterr()
+    beside = go(tmp_path / "beside", "fp32", "amp", jobs=3)
+    said = [line for line in capsys.readouterr().out.splitlines() if re.match(r"\[\d/6\]", line)]
+    assert [line[:5] for line in said] == [f"[{number}/6]" for number in range(1, 7)]
+    assert beside.calls[:2] == alone.calls[:2]
+    assert sorted(beside.calls) == sorted(alone.calls)
+    results = [
+        json.loads((tmp_path / way / "compare-small_cnn-fp32-amp" / "comparison.json").read_text())
+        for way in ("alone", "beside")
+    ]
+    finals = [[mode["final"] for mode in result["modes"]] for result in results]
+    assert finals[0] == finals[1]
+
+
+def test_a_run_that_fails_beside_others_ends_the_comparison_and_no_other_begins(tmp_path):
+    trainer = Trainer(codes={"amp-seed-1": 3})
+    with pytest.raises(MptError, match="amp-seed-1 failed: the discriminator was not finite") as caught:
+        go(tmp_path, "fp32", "amp", train=trainer, jobs=2, seeds=5)
+    assert caught.value.exit_code == 3
+    assert len(trainer.calls) < 10
+
+
 def test_what_the_user_set_in_precision_is_kept_in_every_mode(tmp_path):
     go(tmp_path, "fp32", "amp", "precision.dtype=float16", "precision.growth_interval=7", seeds=1)
     for name in ("fp32-seed-0", "amp-seed-0"):

@@ -26,23 +26,23 @@ def start(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_comparison_ends_with_130_and_goes_on(start, tmp_path):
-    first = start("fp32", "amp", "--seeds", "1")
+    first = start("fp32", "amp", "--seeds", "2", "--jobs", "2")
     folder = tmp_path / "runs" / "compare-small_cnn-fp32-amp"
     deadline = time.monotonic() + 120
-    while not (folder / "fp32-seed-0").exists() and time.monotonic() < deadline:
+    while not (folder / "fp32-seed-1").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
     _, words = first.communicate(timeout=120)
     assert first.returncode == 130, words
     assert "Traceback" not in words
-    second = start("fp32", "amp", "--seeds", "1", "--json")
+    second = start("fp32", "amp", "--seeds", "2", "--jobs", "2", "--json")
     said, words = second.communicate(timeout=240)
     assert second.returncode == 0, words
     content = json.loads(said)
     assert [mode["mode"] for mode in content["modes"]] == ["fp32", "amp"]
     assert all(mode["peak_bytes"] > 0 for mode in content["modes"])
     assert content["modes"][1]["verdict"]["outcome"] == "undecided"
-    gated = start("fp32", "amp", "--seeds", "1", "--gate")
+    gated = start("fp32", "amp", "--seeds", "2", "--gate")
     _, words = gated.communicate(timeout=120)
     assert gated.returncode == 8
     assert "not decidable" in words

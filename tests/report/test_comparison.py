@@ -55,6 +55,28 @@ def test_ratios_are_taken_per_seed_so_that_a_slow_hour_falls_out(make_run):
     assert compare_groups(group_runs(records), MARGIN).rows[1].step_ratio == pytest.approx(0.5)
 
 
+def test_times_are_those_of_runs_that_were_alone_and_the_note_says_which(make_run):
+    def groups(alone):
+        for mode, slower in (("fp32", 1), ("amp", 2)):
+            for seed, final in enumerate(FINALS[mode]):
+                crowd = 1 if (mode, seed) in alone else 7 * slower
+                name = f"{mode}-{seed}-of-{len(alone)}"
+                path = make_run(name, mode=mode, seed=seed, final=final, step_seconds=0.01 * slower * crowd)
+                started = {"variables": {} if (mode, seed) in alone else {"MPT_SIDE_BY_SIDE": "4"}}
+                (path / "env.json").write_text(json.dumps({"variables": {}, "resumes": [None, started]}))
+                yield read_run(path)
+
+    comparison = compare_groups(group_runs(list(groups({("fp32", 0), ("amp", 0)}))), MARGIN)
+    fp32, amp = comparison.rows
+    assert (fp32.step_seconds, amp.step_ratio, amp.throughput_ratio) == pytest.approx((0.01, 2.0, 0.5))
+    assert comparison.notes[-1] == (
+        "Step times and throughput are those of seed 0, whose runs were alone; the others were trained 4 at a time."
+    )
+    assert amp.verdict.seeds == 3, "the metric is the same whatever runs beside"
+    crowded = compare_groups(group_runs(list(groups({("fp32", 0)}))), MARGIN)
+    assert crowded.notes[-1] == "Up to 4 runs at a time: the step times of amp were measured side by side."
+
+
 def test_with_two_seeds_the_ratios_of_time_and_throughput_say_the_same(make_run):
     seconds = {("fp32", 0): 0.05, ("amp", 0): 0.09, ("amp", 1): 0.10, ("fp32", 1): 0.15}  # slower and slower
     records = [

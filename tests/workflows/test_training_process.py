@@ -5,12 +5,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mpt.workflows.training_process import last_words, train_in_process
+from mpt.report.read_run import read_run
+from mpt.run.launch import SIDE_BY_SIDE
+from mpt.workflows.training_process import Surroundings, last_words, train_in_process
+from mpt.workflows.turns import HostMemory, Stop, take_turns
 from mpt.workflows.warm_process import WarmProcess
 
 CONFIG = {
@@ -21,15 +25,19 @@ CONFIG = {
 }
 COMPARE = """
 from pathlib import Path
-from mpt.workflows.training_process import run_train
-run_train(Path("config.yaml"), ["--name", "run"], [])
+from mpt.report.read_run import read_run
+from mpt.run.launch import SIDE_BY_SIDE
+from mpt.workflows.training_process import Surroundings, run_train
+run_train(Path("config.yaml"), ["--name", "run"], Surroundings())
 """
 COMPARE_WARM = """
 from pathlib import Path
-from mpt.workflows.training_process import run_train
+from mpt.report.read_run import read_run
+from mpt.run.launch import SIDE_BY_SIDE
+from mpt.workflows.training_process import Surroundings, run_train
 from mpt.workflows.warm_process import WarmProcess
 with WarmProcess() as warm:
-    run_train(Path("config.yaml"), ["--name", "run"], [], warm)
+    run_train(Path("config.yaml"), ["--name", "run"], Surroundings(warm=warm))
 """
 PATIENCE = 60.0
 
@@ -55,25 +63,34 @@ def test_a_run_whose_comparison_is_killed_saves_and_ends(tmp_path: Path, program
 
 
 def test_forks_of_a_process_that_has_imported_everything_train_as_processes_of_their_own_do(tmp_path: Path) -> None:
+    """Two at a time, and each leaves the bits of a run that is alone."""
     config = {**CONFIG, "train": {"steps": 3, "threads": 1, "device": "cpu"}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    memory = HostMemory()
+    ended = {}
     with WarmProcess() as warm:
         if not warm.begin():
             pytest.skip("this torch is built for a device that a fork would break")
         assert warm.process is not None
         server = warm.process.pid
-        train = train_in_process([], warm)
-        assert train(tmp_path / "config.yaml", tmp_path / "forked", "run", False) == (0, "")
-        code, words = train(tmp_path / "absent.yaml", tmp_path / "forked", "run", False)
-        assert (code, "absent.yaml" in words) == (2, True)
-        assert train(tmp_path / "config.yaml", tmp_path / "forked", "again", False) == (0, "")
+
+        def one(name: str, slot: int, stop: Stop) -> tuple[int, str]:
+            train = train_in_process(Surroundings((), warm, {SIDE_BY_SIDE: "2"}, stop, memory))
+            return train(tmp_path / f"{name}.yaml", tmp_path / "forked", f"slot-{slot}", False)
+
+        works = [partial(one, name) for name in ("config", "config", "absent")]
+        take_turns(works, 2, lambda index, answer: ended.update({index: answer}))
     assert not Path(f"/proc/{server}").exists()
-    assert train_in_process([])(tmp_path / "config.yaml", tmp_path / "alone", "run", False) == (0, "")
+    assert (ended[0], ended[1]) == ((0, ""), (0, ""))
+    assert (ended[2][0], "absent.yaml" in ended[2][1]) == (2, True)
+    assert 50e6 < memory.most_bytes < 5e9
+    assert train_in_process(Surroundings())(tmp_path / "config.yaml", tmp_path / "alone", "run", False) == (0, "")
     saved = "checkpoints/step-00000003/state.safetensors"
-    files = [tmp_path / "forked" / "run", tmp_path / "forked" / "again", tmp_path / "alone" / "run"]
+    files = [tmp_path / "forked" / "slot-0", tmp_path / "forked" / "slot-1", tmp_path / "alone" / "run"]
     assert len({(path / saved).read_bytes() for path in files}) == 1
     environments = [json.loads((path / "env.json").read_text("utf-8")) for path in files]
     assert [found["command"][1:2] for found in environments] == [["train"]] * 3
+    assert [read_run(path).at_a_time for path in files] == [2, 2, 1]
 
 
 def test_the_error_is_what_is_said_and_not_the_warnings_before_it() -> None:

@@ -1,32 +1,55 @@
 """A process from which runs are forked, asked and answered by lines."""
 
-import time
+import io
+from typing import Any
 
 import pytest
 
-from mpt.workflows.warm_process import WarmProcess
+from mpt.workflows import warm_process
+from mpt.workflows.warm_process import GONE, WarmProcess
 
 
-def test_a_run_that_ends_before_its_start_is_read_is_not_waited_for_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Stream(io.BytesIO):
+    """What a process says, or takes in, without a process."""
+
+    def write(self, line: Any) -> int:
+        if self.getvalue():
+            raise BrokenPipeError
+        return super().write(line)
+
+
+class Process:
+    """A process that has said all it will say."""
+
+    def __init__(self, answers: bytes) -> None:
+        self.stdin, self.stdout = Stream(), io.BytesIO(answers)
+
+
+def begin(answers: bytes) -> WarmProcess:
+    warm = WarmProcess()
+    warm.process = Process(answers)  # type: ignore[assignment]
+    return warm
+
+
+def fail(process: int) -> None:
+    raise AssertionError("it ended long ago")
+
+
+def test_a_run_that_ends_before_its_start_is_read_is_not_waited_for_without_end() -> None:
     """On a busy machine both lines are there when the first is read."""
-    answer = WarmProcess.answer
+    warm = begin(b"0 started 17\n0 ended 2\n")
+    asked = warm.ask({})
+    warm.read()
+    assert (asked.started.result(), asked.ended.result()) == (17, 2)
+    assert warm.run(["list"], fail) == GONE, "the process has ended since"
 
-    def late(self: WarmProcess) -> str:
-        time.sleep(1.5)
-        return answer(self)
 
-    asked = []
-
-    def wait(process: int) -> None:
-        asked.append(process)
-        assert len(asked) < 100, "it ended long ago"
-
-    with WarmProcess() as warm:
-        if not warm.begin():
-            pytest.skip("this torch is built for a device: no run is a fork")
-        monkeypatch.setattr(WarmProcess, "answer", late)
-        code, words = warm.run(["list", "no such kind"], wait)
-    assert code == 2
-    assert "no such kind" in words
+def test_a_process_that_ends_without_an_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = begin(b"0 started 17\n")
+    asked = warm.ask({})
+    warm.read()
+    assert asked.started.result() == 17
+    with pytest.raises(BrokenPipeError):
+        asked.ended.result()
+    monkeypatch.setattr(warm_process.WarmProcess, "ask", lambda self, request: asked)
+    assert warm.run(["list"], fail) == GONE
