@@ -218,6 +218,10 @@ class Task:
         """Return what the tensors into and out of an exported network are called."""
         return ("images",) if self.inputs else ("latents",), ("outputs",) if self.inputs else ("images",)
 
+    def export_texts(self) -> dict[str, str]:
+        """Return what an exported file says of this task's networks, beside what every file says."""
+        return {}
+
     def whole(self, network: nn.Module) -> nn.Module | None:
         """Return an exported network with what goes around it inside: images in [0, 1] in, probabilities out.
 

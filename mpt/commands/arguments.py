@@ -73,7 +73,7 @@ class InferArguments:
     """Let a run's networks infer: samples, labels or pictures."""
 
     run: Annotated[str | None, typer.Argument(metavar="RUN", show_default="the newest run")] = None
-    """A run, a checkpoint, or an export of mpt convert (.onnx, .safetensors)."""
+    """A run, a checkpoint, or an export of mpt convert (.onnx, .safetensors, .pt)."""
     half: bool = False
     """Run in half precision and say how far it is from fp32."""
     dtype: str | None = None

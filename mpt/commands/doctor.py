@@ -65,7 +65,8 @@ def run(arguments: DoctorArguments) -> None:
         print(f"wrote {arguments.page}", file=sys.stderr if arguments.json else sys.stdout)
     if worst_of(sections) == "fault":
         faults = [one for section in sections for one in section.findings if one.level == "fault"]
-        raise NonFiniteError(f"doctor: {len(faults)} fault(s), first {faults[0].about}: {faults[0].text}")
+        count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+        raise NonFiniteError(f"doctor: {count}, first {faults[0].about}: {faults[0].text}")
 
 
 def read_parts(arguments: DoctorArguments) -> Sequence[str]:

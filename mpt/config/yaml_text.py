@@ -211,6 +211,8 @@ class _Reader:
             return root
         except yaml.MarkedYAMLError as error:
             reason = ", ".join(part for part in (error.context, error.problem) if part)
+            if "'\\t'" in reason:
+                reason = "a tab; YAML is indented with spaces"
             self.report(error.problem_mark or error.context_mark, f"not YAML: {printable(reason, 200)}", fatal=True)
         except yaml.YAMLError as error:
             self.report(None, f"not YAML: {printable(str(error), 200)}", fatal=True)

@@ -48,7 +48,7 @@ def _examine_split(section: Section, name: str, data: Dataset) -> dict[bytes, li
         try:
             sample = data.fetch([index], 0)
         except DataError as error:
-            unreadable.append(str(error).splitlines()[0])
+            unreadable.append(str(error).splitlines()[0].partition(". ")[0])  # what to do about it is said once
             continue
         for key, value in sample.items():
             spec = data.spec.fields.get(key)

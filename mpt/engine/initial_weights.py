@@ -64,7 +64,7 @@ def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate
     if not match.found or len(match.found) < least * match.count:
         raise CheckpointError(
             f"model.weights: only {len(match.found)} of the model's {match.count or len(own_tensors(modules))} tensors "
-            f"are in {path} with the same names and shapes; it is of another model. {details(match)}"
+            f"are in {path} with the same names and shapes; it is of another model{details(match, '; ')}"
         )
     check(modules, match.found, path)
     own = own_tensors(modules)

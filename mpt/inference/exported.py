@@ -1,9 +1,9 @@
 """What an exported file says of itself, and inference from such a file alone.
 
-Safetensors headers and ONNX metadata hold texts: the run's configuration, the layout of its data (input size, channels,
-classes), how images are brought to that size and standardised, the networks, dtype, step and mpt's version. From these
-the task is built again; its network takes the file's weights, or is replaced by an ONNX Runtime session. What is
-computed is in float32.
+Safetensors headers, ONNX metadata and `.pt` files hold texts: the run's configuration, the layout of its data (input
+size, channels, classes), how images are brought to that size and standardised, the networks, dtype, step and mpt's
+version. From these the task is built again; its network takes the file's weights, or is replaced by an ONNX Runtime
+session. What is computed is in float32.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from mpt.inference.half import networks
 from mpt.inference.trained import Trained
 from mpt.run.checkpoint import LoadedCheckpoint
 from mpt.run.layout import RunDirectory
-from mpt.run.weights_file import load_weights_file
+from mpt.run.weights_file import load_weights_file, read_weights_file
 from mpt.seams import DataSpec, Task
 
-SUFFIXES = (".onnx", ".safetensors")
+SUFFIXES = (".onnx", ".safetensors", ".pt")
 FITS = {
     "crop": "the largest centred part of the picture in these proportions, resized (bilinear, antialiased)",
     "letterbox": "all of the picture between black bars, resized (bilinear, antialiased)",
@@ -52,6 +52,7 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
         "mpt_dtype": dtype,
         "mpt_networks": " ".join(names),
         "mpt_layout": json.dumps(data.to_record()),
+        **task.export_texts(),
     }
     if data.classes:
         about["mpt_classes"] = json.dumps(data.classes)
@@ -101,7 +102,7 @@ def configuration(path: Path, about: Mapping[str, str], overrides: tuple[str, ..
     return change_precision(load_config(text + "\n", ("memory=null", *overrides), allow=allow), "fp32")
 
 
-def read_about(path: Path) -> dict[str, str]:
+def read_about(path: Path) -> Mapping[str, str]:
     """Return the texts that a file holds of itself. Raises CheckpointError for a damaged file."""
     if path.suffix == ".safetensors":
         try:
@@ -109,6 +110,8 @@ def read_about(path: Path) -> dict[str, str]:
                 return dict(file.metadata() or {})
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: not a safetensors file, or damaged ({error})") from error
+    if path.suffix == ".pt":
+        return read_weights_file(path).texts
     return dict(open_session(path).get_modelmeta().custom_metadata_map)
 
 

@@ -14,7 +14,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,14 @@ ReadStorage = Callable[[Storage], Tensor]
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """The tensors of a file, on the CPU, and under which of its keys they were (None: on top)."""
+    """The tensors of a file, on the CPU, under which of its keys they were (None: on top), and the texts beside them.
+
+    The texts are those of a `.pt` file: what `mpt convert` writes of the run.
+    """
 
     tensors: dict[str, Tensor]
     wrapper: str | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_weights_file(path: Path) -> dict[str, Tensor]:
@@ -174,7 +178,10 @@ def find_weights(value: Any, read: ReadStorage) -> WeightsFile:
         described = dict(module_state(candidate) if isinstance(candidate, Foreign) else state_of(candidate))
         if described:
             loaded: dict[Storage, Tensor] = {}
-            return WeightsFile({name: realize(one, read, loaded) for name, one in described.items()}, wrapper)
+            tensors = {name: realize(one, read, loaded) for name, one in described.items()}
+            beside = value.items() if wrapper is not None else ()
+            texts = {key: text for key, text in beside if isinstance(key, str) and isinstance(text, str)}
+            return WeightsFile(tensors, wrapper, texts)
     wanted = ", ".join(WRAPPERS)
     raise ValueError(f"it does not hold tensors by name, neither on top nor under one of {wanted}")
 

@@ -11,6 +11,7 @@ differentiates twice: it runs in float32, outside autocast and O1 (`Precision.lo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -292,6 +293,14 @@ class Gan(Task):
     def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
         """Return images on the way from each seed's sample to the next's."""
         return self.sampler.walk(seeds, frames)
+
+    def export_texts(self) -> dict[str, str]:
+        """Return the range of the images that the generator makes, and what its latents are drawn from."""
+        sampler = self.sampler
+        return {
+            "mpt_image_range": json.dumps(self.image_range),
+            "mpt_latents": json.dumps({"size": sampler.latent_size, "prior": sampler.prior}),
+        }
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return samples, truncated samples and paths between latents; for inputs, where there is an encoder, their

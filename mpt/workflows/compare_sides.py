@@ -150,8 +150,8 @@ def check_modes(words: Sequence[str]) -> dict[str, str]:
     if unknown:
         known = INSTALLED.names("precision")
         raise ConfigError(
-            f"mpt compare: {unknown[0]!r} is no precision mode{suggest(unknown[0], known)}; allowed are "
-            f"{', '.join(known)}, or finished runs only (a mode and a run cannot be compared with each other)."
+            f"mpt compare: {unknown[0]!r} is no precision mode; allowed are {', '.join(known)}, or finished runs "
+            f"only (a mode and a run cannot be compared with each other){suggest(unknown[0], known) or '.'}"
         )
     for index, mode in enumerate(modes):
         if mode in modes[:index]:

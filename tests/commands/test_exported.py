@@ -53,7 +53,7 @@ def pictures(tmp_path: Path) -> Path:
     ("name", "options"),
     [
         ("plain.safetensors", {}),
-        ("half.safetensors", {"half": True}),
+        ("half.pt", {"half": True}),
         ("plain.onnx", {}),
         ("inside.onnx", {"inside": True}),
     ],
@@ -78,7 +78,7 @@ def test_an_export_alone_labels_pictures_as_its_run_does(
 
 def test_a_generator_s_export_makes_its_samples(generator: Path, tmp_path: Path) -> None:
     expected = Image.open(infer_with(generator, tmp_path, dtype="float32") / "samples.png")
-    path = export(generator, tmp_path, "gen.safetensors")
+    path = export(generator, tmp_path, "gen.pt")
     found = Image.open(infer_with(path, tmp_path) / "samples.png")
     assert numpy.abs(numpy.asarray(expected).astype(int) - numpy.asarray(found).astype(int)).max() <= 1
 
@@ -131,3 +131,26 @@ def test_three_ways_of_making_a_picture_square(tmp_path: Path) -> None:
     assert letterbox[green].tolist() == stretch[green].tolist() == [0, 255, 0]
     assert letterbox[:, 0].eq(0).all()
     assert stretch[:, 0, 0].tolist() == [0, 255, 0]
+
+
+def test_a_generator_s_onnx_file_makes_the_samples_that_were_asked_for(generator: Path, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package, reason="the exporter needs it")
+    runtime = pytest.importorskip("onnxruntime", reason="the file is run with it")
+    path = export(generator, tmp_path, "gen.onnx")
+    asked = {"count": 3, "seed": 5, "single": True}
+    expected, found = (
+        infer_with(what, tmp_path, **asked, **changes)
+        for what, changes in ((generator, {"dtype": "float32"}), (path, {}))
+    )
+    for name in ("samples.png", "sample-0002.png"):
+        pixels = [numpy.asarray(Image.open(folder / name)).astype(int) for folder in (expected, found)]
+        assert numpy.abs(pixels[0] - pixels[1]).max() <= 1
+    assert not (found / "sample-0003.png").exists()
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["mpt_latents"]) == {"size": 8, "prior": "normal"}
+    made = session.run(None, {"latents": numpy.zeros((2, 8), "float32")})[0]
+    low, high = json.loads(about["mpt_image_range"])
+    assert made.min() >= low
+    assert made.max() <= high
