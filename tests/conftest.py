@@ -48,6 +48,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fast")
 
 
+@pytest.fixture(autouse=True)
+def _no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the figures of reports undrawn where they are not what is tested: they take longer than a short training.
+
+    Axes are still made and filled; what is left out is matplotlib's layout and its writing of SVG.
+    """
+    if Path(__file__).parent / "report" not in request.path.parents:
+        import mpt.report.drawing
+
+        monkeypatch.setattr(mpt.report.drawing, "as_svg", lambda figure, name: "<svg></svg>")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs, from the processes that tests start too, unless tests are chosen for needing one: `pytest -m gpu`.
 

@@ -15,6 +15,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,9 @@ def write_evaluation(path: Path, name: str, section: Mapping[str, Any], step: in
     write_atomically(path, template.render(name=name, evaluation=show_section(section, step)))
 
 
+@cache
 def environment() -> Environment:
-    """Return the templates: HTML escapes everything, a name that is not given is an error."""
+    """Return the templates, compiled once in a process: HTML escapes everything, a missing name is an error."""
     made = Environment(
         loader=PackageLoader("mpt.report"),
         autoescape=lambda name: bool(name and name.endswith(".html.j2")),

@@ -23,6 +23,7 @@ name: run
 GAN = """
 model: {name: dcgan, features: 4, image_size: 16}
 dataset: {name: digits, image_size: 16}
+task: {metric_samples: 64}
 optimizer: {name: adam, lr: 0.0002}
 train: {steps: 4, batch_size: 16, log_every: 2, checkpoint_every: 2, device: cuda, plan_memory: false}
 precision: fp32

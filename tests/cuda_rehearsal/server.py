@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import pickle
+import pkgutil
 import shutil
 import signal
 import subprocess
@@ -18,28 +19,31 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cuda_rehearsal.__main__ import environment
+from tests.cuda_rehearsal.__main__ import ROOT, environment
 from tests.cuda_rehearsal.cards import VARIABLE, Machine
 
 LOADED = (
-    "mpt.cli",
     "mpt.commands.compare",
     "mpt.commands.convert",
     "mpt.commands.infer",
     "mpt.commands.plan",
+    "mpt.commands.smoke",
     "mpt.commands.train",
-    "mpt.data.image_folder",
     "mpt.inference.half",
+    "mpt.planner.beside",
     "mpt.report.page",
-    "mpt.tasks.gan",
+    "pytest",
     "scipy.linalg",
     "torch._dynamo",
+    "torch.utils.flop_counter",
 )
-"""Imported before forking where they are there."""
+WHOLE = ("data", "engine", "memory", "metrics", "nn", "optim", "precision", "run", "tasks", "workflows")
+"""Packages of mpt of which a run takes some modules or others."""
 
 
 @dataclass
@@ -82,7 +86,7 @@ class Server:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=here,
-                cwd=Path(__file__).resolve().parents[2],
+                cwd=ROOT,
                 start_new_session=True,
             )
         )
@@ -125,9 +129,10 @@ def serve() -> None:
     from tests.cuda_rehearsal import build
 
     build.load()
-    for name in LOADED:
-        with contextlib.suppress(ImportError):
+    for name in (*LOADED, *modules_of_mpt()):
+        with contextlib.suppress(ImportError):  # what is not installed here, tests skip
             importlib.import_module(name)
+    read_what_every_run_reads()
     gc.freeze()  # what is loaded is not looked at, and so not copied, in the forks
     answers = os.fdopen(os.dup(1), "wb")
     while True:
@@ -142,6 +147,32 @@ def serve() -> None:
         status = os.waitpid(pid, 0)[1]
         answers.write(f"exit {os.waitstatus_to_exitcode(status)}\n".encode())
         answers.flush()
+
+
+def modules_of_mpt() -> Iterator[str]:
+    """Yield the names of the modules in packages of which every run takes some."""
+    for package in WHOLE:
+        folder = ROOT / "mpt" / package
+        yield from (f"mpt.{package}.{found.name}" for found in pkgutil.iter_modules([str(folder)]))
+
+
+def read_what_every_run_reads() -> None:
+    """Read all parts' settings and the report's templates, which processes keep, and leave the report's drawings out.
+
+    Reports draw files' numbers with matplotlib, which has nothing to do with the device and took half of a short run.
+    """
+    import mpt.report.drawing
+    from mpt.cli import make_app
+    from mpt.config.load import load_config
+    from mpt.report.page import environment
+
+    make_app()
+    for config in ("classify_digits", "dcgan_amp"):
+        load_config(ROOT / "configs" / f"{config}.yaml")
+    templates = environment()
+    for name in templates.list_templates(extensions=["j2"]):
+        templates.get_template(name)
+    mpt.report.drawing.as_svg = lambda figure, name: "<svg></svg>"
 
 
 def rehearse(wanted: Rehearsal) -> None:

@@ -80,9 +80,14 @@ def test_a_refusal_of_memory_by_driver_or_library_is_adapted_to(tmp_path: Path, 
 
 
 def test_a_refusal_of_memory_that_is_not_adapted_to_is_no_traceback(tmp_path: Path) -> None:
+    """Without the plans of its report, which has tests of its own (test_out_of_memory_report.py)."""
+    import mpt.workflows.out_of_memory_report
+
+    mpt.workflows.out_of_memory_report.add_report = lambda message, training, arguments: message
     installed().fail_once("aten::convolution", NO_MEMORY[1], calls_before=5, out_of_memory=False)
     said = train(tmp_path, CLASSIFIER, "memory.on_oom=stop")
     assert said.code == 7, said
+    assert "Traceback" not in said.text
 
 
 def test_a_card_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
