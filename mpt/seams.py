@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
-from mpt.config.schema import Config
+from mpt.config.schema import Collapse, Config
 from mpt.errors import ConfigError
 from mpt.parallel.world import ALONE, World
 from mpt.samples import Batch as Batch
@@ -145,6 +145,12 @@ class Task:
     inputs_note: str | None = None
     """One sentence on what inputs were taken for, told by `mpt infer` when it was given some.
     "RUN" in it is the run's folder."""
+    opponents: tuple[str, str] | None = None
+    """The phases of a discriminator and of the generator that plays against it, which are watched for a collapse."""
+    bounded_losses: bool = False
+    """Whether both sides' losses can never be negative."""
+    limits: Collapse = Collapse.model_validate({})
+    """From when on `advise` and `collapse` speak of a collapse (`train.collapse`)."""
     optional_inputs: bool = False
     """Whether a task with `inputs` can also make samples without any."""
     differentiates_twice: bool = False

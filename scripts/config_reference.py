@@ -126,7 +126,9 @@ def table(settings: type[Options], without: Mapping[str, Any], notes: Mapping[st
 
 
 def scalar(value: Any) -> str:
-    """Return a value as YAML in one line."""
+    """Return a value as YAML in one line; of a section within a section nothing, as its settings are listed."""
+    if isinstance(value, Options):
+        return "{}"
     return (
         write_text({"v": value}).removeprefix("v:").strip()
         if not isinstance(value, list | tuple | dict)

@@ -164,7 +164,7 @@ def examine_numerics(arguments: DoctorArguments, config: Config, data: Dataset, 
     for point in points:
         weights = None if point.path is None else checkpoint.load(point.path).state
         batch = next(iter(loader.batches(point.step)))
-        subjects.append(Subject(config, data.spec, batch, device, weights, point.step))
+        subjects.append(Subject(config, data.spec, batch, device, weights, point.step, loader.indices(point.step)[0]))
     return describe_numerics(*subjects)
 
 

@@ -38,6 +38,29 @@ class EarlyStopping(Options):
     """Whether lower or higher is better; auto knows it of the task's own metric."""
 
 
+class Collapse(Options):
+    """When a game between networks counts as collapsed, for `on_collapse`. Tasks without a discriminator have no use
+    for it."""
+
+    after: int = Field(500, ge=0)
+    """Steps before which nothing counts: in any young run samples are alike and discriminators ahead."""
+    samples: int = Field(64, ge=0)
+    """Samples of the same latents that are made at each look, to see how varied they are; 0 makes none."""
+    every: int = Field(100, gt=0)
+    """Steps between two looks at samples. Losses and loss scales are looked at when they are logged."""
+    variety: float = Field(0.3, ge=0)
+    """The pixels of samples that vary less than this share of the data's are a sign of collapse."""
+    diversity: float = Field(0.3, ge=0)
+    """The same for an evaluation's `diversity`, which is of features; seen once it counts."""
+    won: float = Field(0.01, ge=0)
+    """A discriminator whose loss cannot be negative has won below this; seen once it counts."""
+    ratio: float = Field(10.0, ge=0)
+    """The losses are a sign where that of the discriminator over the generator's is so many times outside of the range
+    that it had; 0 does not look. For losses that cannot be negative."""
+    patience: int = Field(5, ge=1)
+    """After so many looks in a row a sign counts: samples alike, a loss scale at its floor or falling, losses apart."""
+
+
 class Train(Options):
     """The `train` section: how long, how much at once, and what is done on the way."""
 
@@ -80,9 +103,12 @@ class Train(Options):
     recent_every: int = Field(20, gt=0)
     """Steps between two of the `recent_states`."""
     on_collapse: Literal["advise", "rollback"] = "advise"
-    """Where samples have lost their variety or a discriminator has won: say so, or return to a state from before it and
-    halve the learning rates for `halved_steps`, within `max_rollbacks`. With `recent_states` the state of the last
-    evaluation that was well is kept in memory too; without, a checkpoint from before it is needed."""
+    """Where samples have lost their variety, a discriminator has won, or the loss scale or the losses' ratio say so:
+    tell it, or return to a state from before it and halve the learning rates for `halved_steps`, within
+    `max_rollbacks`. With `recent_states` the state of the last evaluation that was well is kept in memory too; without,
+    a checkpoint from before it is needed."""
+    collapse: Collapse = Field(default_factory=lambda: Collapse.model_validate({}))
+    """What counts as a collapse."""
     deterministic: bool = True
     """Choose deterministic kernels, so that a resumed run repeats bit for bit. Costs a little speed on GPUs, where
     torch has none for the backward of bilinear resizing and sampling (StyleGAN2's augmentation): they add in any

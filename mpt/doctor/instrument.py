@@ -94,6 +94,8 @@ class Result:
     shape: tuple[int, ...] = ()
     scalars: str = ""
     """The arguments that are no tensors."""
+    bad_rows: tuple[int, ...] = ()
+    """Along the first dimension, where something is not finite."""
     fingerprint: int = 0
     """A checksum of all bits, where the step was watched exactly; else 0."""
     inputs_fingerprint: int = 0
@@ -123,6 +125,16 @@ class Result:
             return self.underflow
         values = self.sample.abs() * scale
         return float(((values > 0) & (values < SMALLEST / 2)).float().mean())
+
+    def bad_samples(self, batch_size: int) -> tuple[int, ...]:
+        """Return which samples of a batch are not finite; () where all are, or its first dimension is not the batch."""
+        rows = self.bad_rows if self.shape[:1] == (batch_size,) else ()
+        return rows if len(rows) < batch_size else ()
+
+    def describe_inputs(self) -> str:
+        """Return the range of what went in, in words."""
+        spans = [f"{float(one.min()) + 0.0:.3g} to {float(one.max()) + 0.0:.3g}" for one in self.inputs if one.numel()]
+        return " and ".join(spans)
 
     def describe(self) -> str:
         """Return "module: operator in dtype (file:line)"."""
@@ -230,6 +242,9 @@ def measure(value: Tensor, *, inputs: tuple[Tensor, ...], **about: Any) -> Resul
     known = magnitude[finite] if non_finite else magnitude.flatten()
     zeros = int((known == 0).sum())
     below = int((known < SMALLEST / 2).sum()) - zeros
+    if non_finite and value.dim():
+        bad = (~finite).reshape(len(value), -1).any(1).nonzero().flatten()
+        about["bad_rows"] = tuple(bad.tolist())
     weak = int((known < SMALLEST_NORMAL).sum()) - zeros - below
     return Result(
         dtype=value.dtype,

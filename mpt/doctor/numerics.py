@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,8 @@ class Examination:
     culprit: Result | None = None
     results: list[Result] = field(default_factory=list)
     """The float32 step's operators: what float16 would do to them."""
+    seen: list[Result] = field(default_factory=list)
+    """The mode's own."""
     updates: dict[str, Effect] = field(default_factory=dict)
     """Parameter -> what the mode makes of its update; empty where the gradients are at fault already."""
 
@@ -92,6 +94,8 @@ class Subject:
     weights: Weights = None
     step: int = 0
     """How far the weights are trained."""
+    indices: Sequence[int] = ()
+    """Where the batch's samples are in the data set."""
 
     def build(self, config: Config) -> Run:
         """Build the run in some precision, with the weights."""
@@ -199,6 +203,7 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
         losses={key: (true.losses[key], step.losses.get(key, math.nan)) for key in true.losses},
         parameters=compare_gradients(true, moved, step),
         results=true.results,
+        seen=step.results,
     )
     for key, (right, value) in found.losses.items():
         if not math.isfinite(right):
@@ -285,6 +290,15 @@ def find_culprit(true: Sequence[Result], seen: Sequence[Result]) -> Result | Non
         if worst is None or error > worst[0]:
             worst = (error, one)
     return worst[1] if worst and worst[0] > JUMP else None
+
+
+def operator_errors(true: Sequence[Result], seen: Sequence[Result]) -> Iterator[tuple[Result, float]]:
+    """Yield each operator of the float32 step with the error of its result in the mode, where both have it."""
+    by_key = {one.key: one for one in seen}
+    for one in true:
+        other = by_key.get(one.key)
+        if other is not None and other.shape == one.shape:
+            yield one, error_without_scale(other.sample, one.sample)
 
 
 def error_without_scale(value: Tensor, true: Tensor) -> float:

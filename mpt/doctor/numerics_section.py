@@ -13,7 +13,7 @@ import torch
 from mpt.doctor.cure import Cure, find_cure, patched
 from mpt.doctor.findings import Section
 from mpt.doctor.instrument import Result
-from mpt.doctor.numerics import Examination, Subject, examine
+from mpt.doctor.numerics import Examination, Subject, examine, operator_errors
 from mpt.doctor.rewrites import NAMED_WHEN_HEALTHY, find_places
 from mpt.errors import ConfigError
 
@@ -27,6 +27,7 @@ STILL, ARRIVED = 0.5, 0.5
 """More weights that do not move, and less of the update, than this is a warning."""
 MOST_FAULTS = 3
 MOST_PLACES = 6
+MOST_SAMPLES = 8
 
 
 def describe_numerics(*points: Subject) -> Section:
@@ -47,7 +48,7 @@ def describe_numerics(*points: Subject) -> Section:
             section.add("fault", "configuration", str(error))
             return section
         for one in found:
-            _describe(section, one, subject.step, many=len(points) > 1, is_last=subject is last)
+            _describe(section, one, subject, many=len(points) > 1, is_last=subject is last)
         if all(one.is_healthy for one in found):
             continue
         changed = dataclasses.replace(subject, config=patched(subject.config, patch)) if patch else subject
@@ -72,12 +73,28 @@ def describe_numerics(*points: Subject) -> Section:
     return section
 
 
-def _describe(section: Section, found: Examination, step: int, *, many: bool, is_last: bool) -> None:
+def describe_culprit(culprit: Result, subject: Subject) -> str:
+    """Return the operator that is to blame, what went into it, and the samples that were not finite."""
+    text = f"first wrong operator: {culprit.describe()}"
+    if culprit.inputs:
+        text += f"; its inputs go from {culprit.describe_inputs()}"
+    size = len(next(iter(subject.batch.values())))
+    bad = culprit.bad_samples(size)
+    if bad:
+        more = f" and {len(bad) - MOST_SAMPLES} more" if len(bad) > MOST_SAMPLES else ""
+        text += f"; samples {', '.join(map(str, bad[:MOST_SAMPLES]))}{more} of the batch of {size}"
+        if subject.indices:
+            text += f" (of the data set: {', '.join(str(subject.indices[one]) for one in bad[:MOST_SAMPLES])})"
+    return text
+
+
+def _describe(section: Section, found: Examination, subject: Subject, *, many: bool, is_last: bool) -> None:
+    step = subject.step
     scale = "" if found.scale is None else f", loss scale {found.scale:g}"
     about = f"phase {found.phase}" + (f", step {step}" if many else "")
     section.tables["exponents"] += exponents_of(found.phase, step, found.results, found.scale or 1.0)
     for text in found.faults[:MOST_FAULTS]:
-        where = f"first wrong operator: {found.culprit.describe()}" if found.culprit is not None else ""
+        where = describe_culprit(found.culprit, subject) if found.culprit is not None else ""
         section.add("fault", about, text, where)
     if found.is_healthy:
         worst = max((one.error for one in found.parameters if one.share > 1e-3), default=0.0)
@@ -86,6 +103,7 @@ def _describe(section: Section, found: Examination, step: int, *, many: bool, is
         section.add("ok", about, text)
         describe_updates(section, about, found)
     section.tables.setdefault("parameters", []).extend(parameter_rows(found, step))
+    section.tables.setdefault("operators", []).extend(operator_rows(found, step))
     for row in ranges_of(found.phase, found.results, found.scale or 1.0):
         section.tables.setdefault("ranges", []).append({"step": step, **row})
         if not is_last:  # the table has all of it
@@ -158,6 +176,25 @@ def parameter_rows(found: Examination, step: int) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def operator_rows(found: Examination, step: int) -> list[dict[str, Any]]:
+    """Return a row per operator: its range, what float16 would lose of it, and its error in the mode."""
+    return [
+        {
+            "step": step,
+            "phase": found.phase,
+            "module": one.module,
+            "operator": ("backward of " if one.is_backward else "") + one.operator,
+            "line": one.line,
+            "largest": rounded(one.largest, 6),
+            "headroom_bits": rounded(one.headroom_bits, 2),
+            "underflow": round(one.underflow, 4),
+            "subnormal": round(one.subnormal, 4),
+            "relative_error": rounded(error, 6),
+        }
+        for one, error in operator_errors(found.results, found.seen)
+    ]
 
 
 def rounded(value: float, places: int = 4) -> float | None:

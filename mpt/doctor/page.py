@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from mpt.report.numerics_map import map_numerics
 from mpt.report.page import environment
 from mpt.run.files import write_atomically
 
-PARAMETERS, MOST_PARAMETERS = "numerics: parameters", 40
-"""Those whose gradients are most wrong; all are in the JSON."""
+MOST_ROWS = 40
+WORST = {"numerics: parameters": "gradient_error", "numerics: operators": "relative_error"}
+"""Tables of which the page has the rows that are most wrong; all are in the JSON."""
 
 
 def write_page(path: Path, subject: str, sections: Sequence[Section]) -> None:
@@ -25,9 +27,10 @@ def write_page(path: Path, subject: str, sections: Sequence[Section]) -> None:
         for name, rows in section.tables.items()
         if name not in ("ranges", "exponents", "cure") and rows
     }
-    if (rows := tables.get(PARAMETERS)) is not None:
-        worst = sorted(rows, key=lambda row: -(row["gradient_error"] or 0.0))
-        tables[PARAMETERS] = worst[:MOST_PARAMETERS]
+    for name, key in WORST.items():
+        if name in tables:  # None is an error that is not finite
+            worst = sorted(tables[name], key=lambda row: -math.inf if row[key] is None else -row[key])
+            tables[name] = worst[:MOST_ROWS]
     template = environment().get_template("doctor.html.j2")
     numerics = map_numerics(ranges, exponents)
     text = template.render(subject=subject, sections=sections, numerics=numerics, tables=tables)

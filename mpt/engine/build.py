@@ -124,6 +124,7 @@ def build_run(
     task: Task = config.task.member("build")(
         config.task.native_settings(), config.model.native_settings(), modules, data, precision
     )
+    task.limits = config.train.collapse
     if trains and (frozen := freeze(task, config.train.freeze, config.train.frozen_norm)):
         messages.append(frozen)
     if world.size > 1:

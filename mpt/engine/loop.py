@@ -83,6 +83,7 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
         else:
             training.journal.console.advance(progress.step)
         side_jobs_started = time.perf_counter()
+        training.look_at_samples()
         evaluates = progress.step == training.total_steps or due(progress.step, settings.evaluate_every)
         samples = due(progress.step, settings.sample_every)
         if evaluates or samples:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mpt.data.loader import Loader, prefetch
 from mpt.engine.build import parameter_count
+from mpt.engine.collapse import ADVICE, CollapseWatch
 from mpt.engine.details import write_details
 from mpt.engine.early_stopping import Rule
 from mpt.engine.evaluation import evaluate, write_preview
@@ -77,6 +78,7 @@ class Training:
         self.rollbacks = 0
         self.remedies = Remedies()
         self.recent = RecentStates(self.train.recent_states, self.train.recent_every, run.world)
+        self.collapse_watch = CollapseWatch.of(run)
         self.collapse: str | None = None
         """How the training has collapsed, as it was seen at this step."""
         self.sound_step: int | None = None
@@ -159,6 +161,7 @@ class Training:
                 "lr": {name: optimizer.param_groups[0]["lr"] for name, optimizer in self.run.optimizers.items()},
                 "scale": self.run.precision.scales(),
                 **({"grad_norm": norms} if norms else {}),
+                **self.collapse_watch.to_record(),
                 "skipped": dict(self.progress.skipped),
                 "step_seconds": seconds,
                 "samples_per_second": self.train.batch_size / seconds,
@@ -167,6 +170,8 @@ class Training:
             }
         )
         self.advise(self.last_losses)
+        signs = self.collapse_watch.look_at_line(self.progress.step, self.last_losses, self.run.precision.scales())
+        self.note_collapse(signs)
         if (plan := self.told_plan.take()) is not None:
             self.journal.say(plan)
 
@@ -206,8 +211,23 @@ class Training:
         found = self.run.task.collapse(figures) if self.train.on_collapse == "rollback" else None
         if found is not None:
             self.collapse = found
-        elif is_evaluation or not self.train.evaluate_every:
+        elif (is_evaluation or not self.train.evaluate_every) and self.collapse_watch.is_quiet:
             self.sound_step = self.progress.step
+
+    def look_at_samples(self) -> None:
+        """Look, now and then, whether the samples of a game between networks are all alike."""
+        step = self.progress.step
+        if self.collapse_watch.is_due(step):
+            with self.peaks.beside_steps(self.run.device):
+                self.note_collapse(self.collapse_watch.look_at_samples(self.run, step, self.test_data))
+
+    def note_collapse(self, signs: Mapping[str, str]) -> None:
+        """Record signs of a collapse that have lasted, each once until the run has been rolled back."""
+        for kind, text in signs.items():
+            if self.train.on_collapse == "rollback":
+                self.collapse = text
+            if self.collapse_watch.is_new(kind):
+                self.journal.warn(f"{text}: {ADVICE[kind]}", "collapse", sign=kind, **self.collapse_watch.to_record())
 
     def evaluate(self) -> None:
         """Evaluate on the test set and remember the best."""
@@ -221,7 +241,7 @@ class Training:
         if self.early_stopping is not None:
             self.early_stopping.observe(self.progress.waiting, figures, self.progress.step)
         self.advise(figures, is_evaluation=True)
-        if self.train.on_collapse == "rollback" and self.collapse is None:
+        if self.train.on_collapse == "rollback" and self.collapse is None and self.collapse_watch.is_quiet:
             self.recent.keep_sound(self.progress.step, self.state_in_memory())
         if task.details is not None and self.run.world.is_first:
             write_details(self.directory.path / "evaluation.json", task.details, self.progress.step, self.test_data)
@@ -317,7 +337,7 @@ class Training:
         self.progress.restore(loop, self.run.device, world)
         self.grad_norms = {}
         self.sound_step = min(self.progress.step, self.progress.step if self.sound_step is None else self.sound_step)
-        self.collapse = None
+        self.collapse, self.collapse_watch = None, CollapseWatch.of(self.run)
         self.remedies = Remedies.from_record(loop.get("remedies", {}))
         self.remedies.apply_again(self.run)
         again = move_again(self.run, loop.get("adapted", {}))

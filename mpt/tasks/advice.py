@@ -16,10 +16,9 @@ class Advice:
     steps_done: int = 0
     told: set[str] = field(default_factory=set)
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the run is no longer young."""
-        return self.steps_done >= FIRST_STEPS
+    def is_due(self, after: int = FIRST_STEPS) -> bool:
+        """Return whether the run is no longer young."""
+        return self.steps_done >= after
 
     def say_once(self, kind: str, message: str | None) -> list[str]:
         """Return a message that is due however young the run is, the first time."""
@@ -28,9 +27,9 @@ class Advice:
         self.told.add(kind)
         return [message]
 
-    def say(self, found: Mapping[str, str]) -> list[str]:
-        """Return the messages that are due, of kind -> message."""
-        if not self.is_due:
+    def say(self, found: Mapping[str, str], after: int = FIRST_STEPS) -> list[str]:
+        """Return the messages that are due after so many steps, of kind -> message."""
+        if not self.is_due(after):
             return []
         fresh = [message for kind, message in found.items() if kind not in self.told]
         self.told.update(found)

@@ -65,6 +65,7 @@ class Gan(Task):
 
     metric, higher_is_better = "frechet_distance", False
     optional_inputs = True
+    opponents = ("disc", "gen")
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class Gan(Task):
         self.differentiates_twice = self.gradient_penalty > 0
         self.weight_clip: float = rule("weight_clip", 0.0)
         self.objective_name: str = rule("objective", "nonsaturating")
+        self.bounded_losses = self.objective_name in ("nonsaturating", "least_squares")
         check_critic(self.objective_name, rule("critic", "scorer"))
         if settings.pull_away and self.objective_name not in ENERGY_OBJECTIVES:
             raise ConfigError(
@@ -314,23 +316,29 @@ class Gan(Task):
 
     def advise(self, figures: Mapping[str, float]) -> list[str]:
         """Return warnings, each once, about what a log line or an evaluation shows to go wrong, the start apart."""
-        return self.advice.say_once("few", self.quality.doubt) + self.advice.say(self.failures(figures))
+        return self.advice.say_once("few", self.quality.doubt) + self.advice.say(
+            self.failures(figures), self.limits.after
+        )
 
     def collapse(self, figures: Mapping[str, float]) -> str | None:
         """Return how the game is lost, the start apart: nothing is left to learn from, or samples are all alike."""
-        found = self.failures(figures) if self.advice.is_due else {}
+        found = self.failures(figures) if self.advice.is_due(self.limits.after) else {}
         return "; ".join(message.split(". Try ")[0] for message in found.values()) or None
 
     def failures(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Return kind -> what a log line or an evaluation shows to go wrong, and what to try."""
         found = {}
         bounded = self.objective_name in ("nonsaturating", "least_squares", "hinge")
-        if bounded and "disc/real" in figures and figures["disc/real"] + figures.get("disc/fake", 1.0) < 0.01:
+        if (
+            bounded
+            and "disc/real" in figures
+            and figures["disc/real"] + figures.get("disc/fake", 1.0) < self.limits.won
+        ):
             found["won"] = (
                 "the discriminator's loss is nearly 0: it has won, and the generator's gradients vanish. Try a lower "
                 f"optimizer.phases.disc.lr, {self.remedy()}, or more data"
             )
-        if figures.get("diversity", 1.0) < 0.3:
+        if figures.get("diversity", 1.0) < self.limits.diversity:
             found["collapsed"] = (
                 f"the samples vary {figures['diversity']:.2f} times as much as the data: the generator may have "
                 f"collapsed. Try {self.remedy()}, a lower optimizer.lr, or a larger train.batch_size"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -32,6 +34,24 @@ def test_a_planted_fault_is_found_named_and_cured_by_its_own_block(name: str) ->
     assert row.place.startswith("net.planted: ")
     assert row.cure.startswith(FEW[name])
     assert row.is_cured
+
+
+def test_the_inputs_and_samples_of_a_fault_are_named_and_every_operator_has_its_error() -> None:
+    subject = dataclasses.replace(subject_of(planted("plant_mean_of_squares")), indices=range(100, 132))
+    section = describe_numerics(subject)
+    (fault,) = [one for one in section.findings if one.level == "fault"]
+    said = re.search(
+        r"mul in float16 \(planted_faults.py:\d+\); its inputs go from -\d+ to \d+ and \S+ to \S+; "
+        r"samples (\d+), .* and \d+ more of the batch of 32 \(of the data set: (\d+), ",
+        fault.advice,
+    )
+    assert said is not None, fault.advice
+    assert int(said[2]) == int(said[1]) + 100
+    rows = {(row["module"], row["operator"]): row for row in section.tables["operators"]}
+    assert 0 < rows["net.trunk.1", "addmm"]["relative_error"] < 0.01
+    assert rows["net.planted", "mean"]["relative_error"] is None  # not finite
+    assert rows["net.trunk.2", "tanh"]["largest"] <= 1
+    assert ("net.trunk.1", "backward of mm") in rows
 
 
 def test_of_a_list_that_cures_no_module_can_be_left_out() -> None:

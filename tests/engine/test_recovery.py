@@ -25,7 +25,6 @@ from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
 from mpt.report.page import write_report
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
-from mpt.tasks import advice
 from mpt.tasks.classify import Classify
 from mpt.tasks.gan import Gan
 from tests.engine import parts
@@ -234,14 +233,20 @@ def test_a_collapsed_gan_returns_to_the_last_evaluation_that_was_well_with_half_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int
 ) -> None:
     variety = iter([0.9, 0.05] + 9 * [0.9])
-    monkeypatch.setattr(advice, "FIRST_STEPS", 0)
     monkeypatch.setattr(Gan, "conclude", lambda self, evidence: {"frechet_distance": 1.0, "diversity": next(variety)})
     path = start(
         tmp_path,
         model={"name": "vanilla_gan", "image_size": 8},
         task={"metric_samples": 8, "preview_count": 4},
         optimizer={"name": "adam", "lr": 0.01},
-        train=settings(evaluate_every=3, checkpoint_every=5, on_collapse="rollback", recent_states=recent, steps=7),
+        train=settings(
+            evaluate_every=3,
+            checkpoint_every=5,
+            on_collapse="rollback",
+            collapse={"after": 0, "samples": 0},
+            recent_states=recent,
+            steps=7,
+        ),
     )
     told = [(event["kind"], event["message"]) for event in events(path) if event["kind"] != "note"]
     assert [kind for kind, _ in told] == ["warning", "rollback", "remedy"]
