@@ -31,9 +31,10 @@ ALLOWED_IMPORTS = (
     "typer",
     "typing",
 )
-LITERALS = (  # the second line: see mpt.config.relief
+LITERALS = (  # the second line: see mpt.config.relief, the third: mpt.config.lighter_modes
     *("NAMES", "TASK", "CONFLICTS", "SHARDED"),
     *("RELIEVES", "PROPOSALS", "DIALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),
+    *("HOLDS_FLOAT32", "NEEDS_BFLOAT16", "SCALED"),
 )
 SETTINGS, COMMAND = "Settings", "Command"
 """The class that makes a file a part: what YAML sets, or in the folder `commands` what the command line does."""

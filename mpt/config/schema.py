@@ -48,10 +48,9 @@ class Collapse(Options):
     """Samples of the same latents that are made at each look, to see how varied they are; 0 makes none."""
     every: int = Field(100, gt=0)
     """Steps between two looks at samples. Losses and loss scales are looked at when they are logged."""
-    variety: float = Field(0.3, ge=0)
-    """The pixels of samples that vary less than this share of the data's are a sign of collapse."""
     diversity: float = Field(0.3, ge=0)
-    """The same for an evaluation's `diversity`, which is of features; seen once it counts."""
+    """Samples whose features vary less than this share of the data's are a sign of collapse; at an evaluation, which
+    looks at more of them, once is enough."""
     won: float = Field(0.01, ge=0)
     """A discriminator whose loss cannot be negative has won below this; seen once it counts."""
     ratio: float = Field(10.0, ge=0)

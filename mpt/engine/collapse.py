@@ -8,7 +8,7 @@ once it was seen at several looks in a row (`train.collapse.patience`), and not 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from mpt.config.schema import Collapse
 from mpt.data.loader import to_device
 from mpt.engine.evaluation import inferring
 from mpt.metrics.diversity import diversity_ratio
+from mpt.metrics.feature_space import choose_feature_space
 from mpt.seams import Dataset, Run
 
 SEED = 4321
@@ -63,6 +64,7 @@ class CollapseWatch:
     streaks: dict[str, Streak] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     data: Tensor | None = None
+    """The features of the data, made at the first look."""
 
     @classmethod
     def of(cls, run: Run) -> CollapseWatch:
@@ -91,26 +93,29 @@ class CollapseWatch:
         """Measure how varied samples of the same latents are and return kind -> what is wrong with them."""
         variety: float = run.world.tell(self.measure(run, dataset))
         self.variety = variety
-        if not self._streak("alike", variety < self.limits.variety and step >= self.limits.after):
+        if not self._streak("alike", variety < self.limits.diversity and step >= self.limits.after):
             return {}
         looks = f"at {self.limits.patience} looks in a row"
         return {"alike": f"the samples vary {variety:.2f} times as much as the data {looks}"}
 
     def measure(self, run: Run, dataset: Dataset) -> float:
-        """Return the root of the samples' total variance over the data's: of pixels, without a network."""
+        """Return the root of the total variance of the samples' features over the data's."""
         count = min(self.limits.samples, len(dataset))
-        if self.data is None:
-            batch = to_device(dataset.fetch(list(range(count)), 0), run.device, run.data)
-            self.data = batch["image"].float().flatten(1).cpu()
         chunk = run.micro_batch_size or run.config.train.batch_size
+        parts = [(first, min(chunk, count - first)) for first in range(0, count, chunk)]
+        space = choose_feature_space(run.data)
+
+        def features(images: Iterable[Tensor]) -> Tensor:
+            with run.precision.float32():
+                return torch.cat([space.features(image.float()).cpu() for image in images])
+
         with inferring(run):
-            parts = [
-                run.task.samples(count, first, min(chunk, count - first), SEED).float().flatten(1).cpu()
-                for first in range(0, count, chunk)
-            ]
-        samples = torch.cat(parts)
+            if self.data is None:
+                batches = (dataset.fetch(list(range(first, first + size)), 0) for first, size in parts)
+                self.data = features(to_device(batch, run.device, run.data)["image"] for batch in batches)
+            samples = features(run.task.samples(count, first, size, SEED) for first, size in parts)
         ratio = diversity_ratio(self.data, samples) if bool(torch.isfinite(samples).all()) else 0.0
-        return ratio if math.isfinite(ratio) else 1.0  # data of one colour say nothing
+        return ratio if math.isfinite(ratio) else 1.0  # data that do not vary say nothing
 
     def look_at_line(self, step: int, losses: Mapping[str, float], scales: Mapping[str, float]) -> dict[str, str]:
         """Return kind -> what is wrong by the mean losses since the last line, and by the loss scales."""

@@ -56,7 +56,9 @@ class Compile(MemoryTrick):
                 "for; leave one of the two out, or write the stable forms into the model (mpt doctor names the lines)"
             )
         if torch._guards.detect_fake_mode() is not None:
-            run.notes.append("memory.compile: planned as if uncompiled, which needs at least as much memory")
+            run.notes.append(
+                "memory.compile: planned as the eager step; a compiled one usually needs less and runs faster"
+            )
             return
         mode = None if self.settings.mode == "default" else self.settings.mode
         for network in _networks(run.task.trainable.values()):

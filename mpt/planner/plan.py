@@ -125,8 +125,6 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
     if wish.largest_batch and capacity is not None and placement.nproc == 1:
         largest, is_bound = _largest_batch(fake, batch_size, trace, capacity, expandable)
     notes = [*fake.notes, *routes.unknown_routes()]
-    if "compile" in config.memory.tricks:
-        notes.append("compile: planned as the eager step; a compiled one usually needs less and runs faster")
     step_seconds, ranks = fake.work.seconds(gpu) * calibration.time_factor, {}
     if isinstance(fake.work, OrderedWork):
         times = step_time(fake.work, gpu, cluster, calibration.time_factor)

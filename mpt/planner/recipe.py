@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mpt.config.lighter_modes import is_lossy
 from mpt.config.relief import reliefs, splitter
 from mpt.config.schema import Config
 from mpt.planner.session import Answer
 
 Patch = dict[str, Any]
-MASTERLESS = "bf16-sr"
-"""The mode with the fewest bytes per weight that also learns at small rates."""
 TIE = 0.06
 """How far the time model was off when it ranked published runs of one model."""
 MARGIN = 0.03
@@ -63,7 +62,7 @@ class Recipe:
     def harshness(self) -> tuple[bool, bool, bool, int]:
         """How much a recipe changes, for comparing: arithmetic first, then exactness, then the number of tricks."""
         mode = self.patch.get("precision", {}).get("mode")
-        return mode == MASTERLESS, mode is not None, not self.is_exact, len(self.tricks)
+        return is_lossy(mode), mode is not None, not self.is_exact, len(self.tricks)
 
     @property
     def is_exact(self) -> bool:
@@ -74,7 +73,7 @@ class Recipe:
     def is_lossy(self) -> bool:
         """Whether it changes what is learnt: weights without float32 masters, optimizer states in fewer bits."""
         lossy = {one.name for one in reliefs("activations", "optimizer", "batch") if one.is_lossy}
-        return self.patch.get("precision", {}).get("mode") == MASTERLESS or not lossy.isdisjoint(self.tricks)
+        return is_lossy(self.patch.get("precision", {}).get("mode")) or not lossy.isdisjoint(self.tricks)
 
     @property
     def changes_nothing(self) -> bool:

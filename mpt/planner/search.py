@@ -29,20 +29,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mpt.config.layers import write_override
+from mpt.config.lighter_modes import holds_float32, is_scaled, lighter_modes
 from mpt.config.load import change_precision, load_config
 from mpt.config.relief import Dial, Relief, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
 from mpt.planner.gpus import Gpu
-from mpt.planner.recipe import MARGIN, MASTERLESS, TIE, Patch, Recipe, rank
+from mpt.planner.recipe import MARGIN, TIE, Patch, Recipe, rank
 from mpt.planner.session import Answer, Session
 
 PARTS = (2, 4, 8)
 LAST_RESORT_PARTS = (16, 32)
-SCALED = ("amp", "O1")
 DIAL_ROUNDS = 2
 """Each round tries two values of a dial and leaves about a third of the range."""
-FULL_PRECISION = ("fp32", "tf32", "O0")
 
 
 @dataclass(frozen=True)
@@ -272,8 +271,9 @@ class _Search:
 
     def try_without_scale(self, gpu: Gpu) -> None:
         """Try in bfloat16, which needs no loss scale, what the configured half precision refuses for having one."""
-        if gpu.has_bfloat16 and self.config.precision.mode in SCALED:
-            mode = {"precision": _mode_patch(self.config, "bf16")}
+        names = [one.usable(gpu.has_bfloat16, unscaled=True) for one in lighter_modes(lossy=False)]
+        for name in filter(None, names if is_scaled(self.config.precision.mode) else ()):
+            mode = {"precision": _mode_patch(self.config, name)}
             refused = [patch["memory"] for patch, _ in self.refused if set(patch) == {"memory"}]
             self.try_all(joined(mode, tricks) for tricks in refused)
 
@@ -362,11 +362,13 @@ def precision_patches(config: Config, gpu: Gpu, allow_lossy: bool = True) -> Ite
     """Yield no change, then the modes that hold less than the configured one on this GPU."""
     yield {}
     mode = config.precision.mode
-    if mode in FULL_PRECISION:
-        # Both hold the same bytes; bfloat16 needs no loss scaling, which some tricks refuse.
-        yield {"precision": _mode_patch(config, "bf16" if gpu.has_bfloat16 else "amp")}
-    if allow_lossy and gpu.has_bfloat16 and mode != MASTERLESS:
-        yield {"precision": _mode_patch(config, MASTERLESS)}
+    for lighter in (
+        *(lighter_modes(lossy=False) if holds_float32(mode) else ()),
+        *(lighter_modes(lossy=True) if allow_lossy else ()),
+    ):
+        name = lighter.usable(gpu.has_bfloat16)
+        if name is not None and name != mode:
+            yield {"precision": _mode_patch(config, name)}
 
 
 def _mode_patch(config: Config, mode: str) -> Patch:

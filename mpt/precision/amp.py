@@ -18,6 +18,10 @@ from mpt.precision.policy import Policy
 
 NAMES = {"amp": {}, "bf16": {"dtype": "bfloat16"}}
 SHARDED = True
+PROPOSALS = ("bf16", "amp")
+"""Both hold the same bytes; bfloat16 needs no loss scale, which some tricks refuse."""
+NEEDS_BFLOAT16 = ("bf16",)
+SCALED = ("amp",)
 
 
 class Settings(PrecisionOptions):

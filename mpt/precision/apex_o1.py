@@ -18,6 +18,7 @@ from mpt.precision.policy import Policy
 
 NAMES: dict[str, dict[str, object]] = {"O1": {}}
 SHARDED = True
+SCALED = ("O1",)
 
 
 class Settings(PrecisionOptions):

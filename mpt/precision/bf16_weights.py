@@ -31,6 +31,9 @@ from mpt.precision.rounding import BLOCK, make_table, random_halves, round_at_ra
 from mpt.seams import Phase, StepStats, Task
 
 NAMES: dict[str, dict[str, object]] = {"bf16-sr": {"loss_scale": 1.0}, "bf16-kahan": {"loss_scale": 1.0}}
+PROPOSALS = NEEDS_BFLOAT16 = ("bf16-sr",)
+LOSSY = True
+"""There are no float32 weights: of the modes with so few bytes per weight, this one also learns at small rates."""
 
 PIECE = 2**21
 """Elements that are in float32 at a time, where the optimizer can be applied to parts of a tensor."""

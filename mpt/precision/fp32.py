@@ -18,6 +18,7 @@ from mpt.precision.policy import F, Policy
 
 NAMES: dict[str, dict[str, object]] = {"fp32": {}, "tf32": {}, "O0": {}}
 SHARDED = True
+HOLDS_FLOAT32 = True
 
 
 class Settings(PrecisionOptions):

@@ -56,7 +56,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 SYNONYMS = {"axis": "dim", "self": "input", "mat2": "other"}
 IGNORED = ("_stacklevel",)
-NAMES: dict[Callable[..., Any], str] = {
+KNOWN: dict[Callable[..., Any], str] = {
     getattr(space, alias): name
     for name, aliases in ALIASES.items()
     for alias in aliases
@@ -96,7 +96,7 @@ def versions_of(values: tuple[Any, ...]) -> Iterator[int]:
 
 def read_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     """Return a call in its canonical form; None for what is not known, or is asked for something unusual."""
-    name = NAMES.get(function)
+    name = KNOWN.get(function)
     if name is None or (not args and "input" not in kwargs):
         return None
     first = args[0] if args else kwargs["input"]

@@ -12,6 +12,7 @@ differentiates twice: it runs in float32, outside autocast and O1 (`Precision.lo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -332,13 +333,13 @@ class Gan(Task):
         if (
             bounded
             and "disc/real" in figures
-            and figures["disc/real"] + figures.get("disc/fake", 1.0) < self.limits.won
+            and figures["disc/real"] + figures.get("disc/fake", math.inf) < self.limits.won
         ):
             found["won"] = (
                 "the discriminator's loss is nearly 0: it has won, and the generator's gradients vanish. Try a lower "
                 f"optimizer.phases.disc.lr, {self.remedy()}, or more data"
             )
-        if figures.get("diversity", 1.0) < self.limits.diversity:
+        if figures.get("diversity", math.inf) < self.limits.diversity:
             found["collapsed"] = (
                 f"the samples vary {figures['diversity']:.2f} times as much as the data: the generator may have "
                 f"collapsed. Try {self.remedy()}, a lower optimizer.lr, or a larger train.batch_size"

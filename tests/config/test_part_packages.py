@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from mpt.config import part_packages
+from mpt.config.lighter_modes import is_lossy, is_scaled
 from mpt.config.load import load_config
 from mpt.config.part_packages import PartPackage, outside_packages, use_parts
 from mpt.config.registry import INSTALLED, Registry
 from mpt.errors import PartError
+from mpt.planner.gpus import find_gpu
+from mpt.planner.search import precision_patches
 
 MODEL = '''"""A model of one layer."""
 from torch import nn
@@ -188,3 +191,20 @@ def test_a_command_of_a_folder_is_declared_by_its_source(folder: Path) -> None:
     assert part.source.declared(name="me").name == "me"
     assert part.source.notes == {"name": "To whom."}
     assert not any(part.package.outside for part in Registry().commands())
+
+
+def test_a_precision_mode_from_outside_is_proposed_as_its_file_says(folder: Path) -> None:
+    (folder / "precision").mkdir()
+    path = folder / "precision" / "posit.py"
+    path.write_text(
+        "from mpt.config.options import PrecisionOptions\n"
+        'NAMES = {"posit8": {}, "posit16": {}}\nPROPOSALS = ("posit8", "posit16")\nNEEDS_BFLOAT16 = ("posit8",)\n'
+        "RANK = 1\nclass Settings(PrecisionOptions):\n    pass\n"
+    )
+    use_parts([folder])
+    config = load_config({"model": "lsgan", "precision": "fp32"})
+    for gpu, proposed in (("rtx3060", ["posit8", "bf16"]), ("rtx2060", ["posit16", "amp"])):
+        patches = list(precision_patches(config, find_gpu(gpu), allow_lossy=False))
+        assert [patch["precision"]["mode"] for patch in patches if patch] == proposed
+    assert [is_scaled(mode) for mode in ("posit8", "amp", "O1", "bf16", "fp32")] == [False, True, True, False, False]
+    assert [is_lossy(mode) for mode in (None, "bf16-sr", "posit8")] == [False, True, False]

@@ -62,7 +62,7 @@ def test_samples_that_are_alike_are_told_and_returned_from_and_looking_changes_n
     weights = {}
     for name, collapse in (
         ("plain", {"samples": 0}),
-        ("watched", {"after": 2, "every": 1, "samples": 8, "variety": 1e3, "patience": 2}),
+        ("watched", {"after": 2, "every": 1, "samples": 8, "diversity": 1e3, "patience": 2}),
     ):
         (tmp_path / name).mkdir()
         path = start(
