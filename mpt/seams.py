@@ -391,8 +391,9 @@ class Precision:
 class MemoryTrick:
     """One way to hold less; never a branch in the step or the loop.
 
-    It meets the run when the task is built and before precision and optimizers are (`apply`), when everything is built
-    (`attach`), and in every update (`forward`, `backward`, `step`: contexts around those moments).
+    It meets the run when the networks are built (`host`), when the task is and before precision and optimizers are
+    (`apply`), when everything is built (`attach`), and in every update (`forward`, `backward`, `step`: contexts around
+    those moments).
     """
 
     name: str
@@ -400,6 +401,12 @@ class MemoryTrick:
     """Are gradients bit-equal to the run without it?"""
     replaces_optimizers: bool = False
     """Such tricks are attached first: what others hang on an optimizer would be lost with it."""
+
+    def host(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
+        """Choose weights that do not go to the device: before the networks, on the CPU or `meta`, are moved there.
+
+        A layer's attribute `travelling_names` has the names of its parameters that stay.
+        """
 
     def apply(self, task: Task, precision: Precision) -> None:
         """Change the built task, before optimizers exist."""

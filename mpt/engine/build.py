@@ -120,6 +120,12 @@ def build_run(
     )
     with unset_fake_temporarily():
         precision.convert(networks)
+    tricks: list[MemoryTrick] = []
+    for name, settings in config.memory.tricks.items():
+        plugin = config.memory.plugins[name]
+        tricks.append(plugin.member("build")(plugin.native_settings(settings)))
+    for trick in tricks:
+        trick.host(networks, device)
     modules = {name: place(networks.pop(name), device, fake) for name in list(networks)}
     task: Task = config.task.member("build")(
         config.task.native_settings(), config.model.native_settings(), modules, data, precision
@@ -129,10 +135,6 @@ def build_run(
         messages.append(frozen)
     if world.size > 1:
         prepare_ranks(config, task, world)
-    tricks: list[MemoryTrick] = []
-    for name, settings in config.memory.tricks.items():
-        plugin = config.memory.plugins[name]
-        tricks.append(plugin.member("build")(plugin.native_settings(settings)))
     for trick in tricks:
         trick.apply(task, precision)
     precision.is_sharded = world.is_sharded
@@ -150,8 +152,8 @@ def build_run(
             stays_gathered=task.differentiates_twice,
         )
     settings_by_module = {name: _optimizer_settings(config, name) for name in task.trainable}
-    fake_gpu = fake and device.type != "cpu"
-    optimizers = build_optimizers(config, settings_by_module, task, precision, fake_gpu) if trains else {}
+    says_foreach = device.type != "cpu" and (fake or any_waits(task))
+    optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach) if trains else {}
     phases = list(task.phases(optimizers)) if trains else []
     precision.bind(phases)
     run = Run(
@@ -237,14 +239,29 @@ def refuse_lazy(model: str, networks: Mapping[str, nn.Module]) -> None:
 
 
 def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
-    """Move a module to its device. Fake modules get empty tensors of the same strides; shared weights stay shared."""
+    """Move a module to its device, but for weights that wait on the host (`MemoryTrick.host`).
+
+    Fake modules get empty tensors of the same strides; shared weights stay shared.
+    """
+    waiting = {
+        (layer, name): layer._parameters[name]
+        for layer in module.modules()
+        for name in getattr(layer, "travelling_names", ())
+    }
     if not fake:
-        return module.to(device)
+        for layer, name in waiting:
+            layer._parameters[name] = None
+        module.to(device)
+        for (layer, name), parameter in waiting.items():
+            layer._parameters[name] = parameter
+        return module
     placed: dict[Tensor, Tensor] = {}
+    on_host = {id(parameter) for parameter in waiting.values()}
 
     def twin(tensor: Tensor) -> Tensor:
         if tensor not in placed:
-            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            where = "cpu" if id(tensor) in on_host else device
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where)
             placed[tensor] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
         return placed[tensor]
 
@@ -259,8 +276,13 @@ def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
     return module
 
 
+def any_waits(task: Task) -> bool:
+    """Return whether weights of trained networks wait on the host."""
+    return any(hasattr(module, "travelling_names") for root in task.trainable.values() for module in root.modules())
+
+
 def build_optimizers(
-    config: Config, settings: Mapping[str, OptimizerOptions], task: Task, precision: Precision, fake_gpu: bool
+    config: Config, settings: Mapping[str, OptimizerOptions], task: Task, precision: Precision, says_foreach: bool
 ) -> dict[str, Optimizer]:
     """Build an optimizer per trained module, over the parameters that the precision mode says."""
     unknown = sorted(set(config.optimizer.settings.phases) - set(task.trainable))
@@ -281,8 +303,9 @@ def build_optimizers(
         own: Any = config.optimizer.plugin.native_settings(settings[name])
         if precision.replaces_step and own.gains_by_fusing and own.foreach is None and own.fused is None:
             own = own.model_copy(update={"fused": True})  # its steps are on float32, whatever the weights are
-        # Optimizers choose the foreach path by looking at the device, which fakes hide: say what a GPU would get.
-        if fake_gpu and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
+        # Optimizers choose the foreach path by looking at the devices, which fakes hide, and not where one of them is
+        # the CPU, as with weights that wait there: say what a GPU would get.
+        if says_foreach and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
             own = own.model_copy(update={"foreach": True})
         parameters = group_parameters(name, module, precision.parameters(module), own)
         optimizers[name] = config.optimizer.member("build")(own, parameters)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from mpt.nn.mixin import own_class
+
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -44,7 +46,7 @@ def is_plain_sequential(module: nn.Module) -> bool:
 
 def find_chains(network: nn.Module, name: str) -> list[Chain]:
     """Return the chains of units in a network, in the order of its definition."""
-    counts = Counter(type(m) for m in network.modules() if _is_composite(m) and not isinstance(m, CONTAINERS))
+    counts = Counter(own_class(m) for m in network.modules() if _is_composite(m) and not isinstance(m, CONTAINERS))
     repeated = {kind for kind, count in counts.items() if count > 1}
     return list(_walk(network, name, repeated))
 
@@ -61,7 +63,7 @@ def _walk(module: nn.Module, name: str, repeated: set[type[nn.Module]]) -> Itera
         return
     pending: Chain = []
     for key, child in named:
-        if type(child) in repeated:
+        if own_class(child) in repeated:
             pending.append(Unit(key, child))
             continue
         inner = list(_walk(child, key, repeated))

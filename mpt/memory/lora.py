@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
+from mpt.nn.devices import compute_device
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
 LOSSY = True
@@ -139,8 +140,9 @@ class Lora(MemoryTrick):
         bound = 1 / math.sqrt(weight.shape[1])  # nn.Linear's own, as in the published code
         down = torch.empty(rank, weight.shape[1]).uniform_(-bound, bound, generator=generator)
         layer.__class__ = AdaptedLinear if isinstance(layer, nn.Linear) else AdaptedConv2d
-        layer.lora_a = nn.Parameter(down.to(weight.device, weight.dtype), trained)
-        up = torch.zeros(weight.shape[0], rank, dtype=weight.dtype, device=weight.device)
+        device = compute_device(layer)  # the weight may wait on the host
+        layer.lora_a = nn.Parameter(down.to(device, weight.dtype), trained)
+        up = torch.zeros(weight.shape[0], rank, dtype=weight.dtype, device=device)
         layer.lora_b = nn.Parameter(up, trained)
         layer.lora_factor = (self.settings.alpha or 2 * rank) / rank  # type: ignore[assignment]
 

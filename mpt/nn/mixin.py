@@ -28,6 +28,14 @@ def mix_in(thing: Any, mixin: type[Mixin], methods: Mapping[str, Any] = MappingP
     thing.__class__ = type(original.__name__, (mixin, original), members)
 
 
+def own_class(thing: Any) -> type[Any]:
+    """Return an object's class without the mixins in front of it."""
+    kind: type[Any] = type(thing)
+    while len(kind.__bases__) == 2 and issubclass(kind.__bases__[0], Mixin):
+        kind = kind.__bases__[1]
+    return kind
+
+
 @contextlib.contextmanager
 def without_outermost(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Take the outermost mixins off inside the block, and put them back in front of what is new.

@@ -141,14 +141,12 @@ def choose_gpu(name: str | None) -> Gpu:
 def needs_search(budget: int, plan: dict[str, Any]) -> bool:
     """Return whether a configuration needs a recipe: not where it fits with room to spare.
 
-    Raises MemoryBudgetError where half of the weights alone are too much: no recipe makes them smaller than that.
+    Raises MemoryBudgetError where the context alone is too much.
     """
-    weights = plan["by_category"].get("parameters", 0) // 2
-    if plan["context_bytes"] + weights > budget:
+    if plan["context_bytes"] > budget:
         raise MemoryBudgetError(
-            f"--vram: {describe_bytes(budget)} is less than the CUDA context "
-            f"({describe_bytes(plan['context_bytes'])}) and the weights in half precision "
-            f"({describe_bytes(weights)}) need; use a smaller model or a larger card"
+            f"--vram: {describe_bytes(budget)} is less than the CUDA context needs "
+            f"({describe_bytes(plan['context_bytes'])}); use a larger card"
         )
     return not (plan["fits"] and not plan["tight"] and has_margin(plan))
 

@@ -42,6 +42,12 @@ PARTS = (2, 4, 8)
 LAST_RESORT_PARTS = (16, 32)
 DIAL_ROUNDS = 2
 """Each round tries two values of a dial and leaves about a third of the range."""
+<<<<<<< HEAD
+=======
+HEAVY = 0.3
+"""Share of the memory below which moving weights is not tried."""
+FULL_PRECISION = ("fp32", "tf32", "O0")
+>>>>>>> 783e6a3 (Keep weights on the host and send them to the card one block ahead, in forward and backward)
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,16 @@ class Combinations:
     """A trick for activations and one for the optimizer, or the strongest of two for activations."""
     split: tuple[Patch, ...]
     """What is also tried with micro-batches: the strongest for activations, one for the optimizer, both, neither."""
+    weights: tuple[Patch, ...] = ()
+    """What keeps weights elsewhere, tried where they are much of what does not fit."""
+    beside_weights: tuple[Patch, ...] = ()
+    """The strongest for activations and that."""
 
 
 def combinations(allow_lossy: bool = True) -> Combinations:
     """Return what is tried with the tricks that there are."""
     activations, optimizers, splitting = reliefs("activations"), reliefs("optimizer"), reliefs("batch")[0]
+    weights = reliefs("weights")
     optimizers = [one for one in optimizers if allow_lossy or not one.is_lossy]
     parted = [one for one in activations if one.proposals and one.in_parts and one.suits(splitting)]
     with_parts = [one for one in optimizers if one.in_parts and one.suits(splitting)]
@@ -71,6 +82,13 @@ def combinations(allow_lossy: bool = True) -> Combinations:
                 for first, second in itertools.combinations(activations, 2)
                 if first.proposals and second.proposals and first.suits(second)
             ),
+        ),
+        weights=tuple(each(weights)),
+        beside_weights=tuple(
+            {first.name: first.proposals[-1], second.name: second.proposals[-1]}
+            for first in activations
+            for second in weights
+            if first.proposals and first.suits(second)
         ),
         split=(
             {},
@@ -139,8 +157,11 @@ def search(
         return Search(found.with_largest(found.recipes[:1]) if largest_batch else found.recipes[:1], [], [])
     for attempt in singles:
         found.keep(attempt)
+    heavy = [precision for precision in precisions if found.is_heavy(precision)]
+    found.try_all(joined(precision, tricks) for precision in heavy for tricks in tried.weights)
     found.turn_dials(precisions)
     found.try_all(joined(precision, tricks) for precision in precisions for tricks in tried.pairs)
+    found.try_all(joined(precision, tricks) for precision in heavy for tricks in tried.beside_weights)
     found.try_without_scale(gpu)
     for count in () if splitter() in config.memory.tricks else (*PARTS, *LAST_RESORT_PARTS):
         if count > config.train.batch_size or (count in LAST_RESORT_PARTS and any(one.fits for one in found.recipes)):
@@ -277,6 +298,13 @@ class _Search:
             refused = [patch["memory"] for patch, _ in self.refused if set(patch) == {"memory"}]
             self.try_all(joined(mode, tricks) for tricks in refused)
 
+    def is_heavy(self, precision: Patch) -> bool:
+        """Return whether weights, gradients and optimizer state are much of what does not fit in a precision."""
+        plain = next((one for one in self.recipes if str(one.patch) == str(precision)), None)
+        if plain is None or plain.fits_well:
+            return False
+        return bool(plain.plan["held_throughout"] >= HEAVY * plain.total)
+
     def turn_dials(self, precisions: Sequence[Patch]) -> None:
         """Find the gentlest number of each dial that fits well, beside each precision that does not fit without.
 
@@ -287,7 +315,7 @@ class _Search:
         groups = []
         for precision in precisions:
             plain = plans.get(str(precision))
-            for trick in reliefs("activations") if plain is not None and not plain.fits_well else ():
+            for trick in reliefs("activations", "weights") if plain is not None and not plain.fits_well else ():
                 if trick.dials and trick.proposals and trick.name not in self.config.memory.tricks:
                     strongest = plans.get(str(joined(precision, {trick.name: trick.proposals[-1]})))
                     assert plain is not None

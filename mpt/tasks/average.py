@@ -22,6 +22,8 @@ def follow(twin: nn.Module, module: nn.Module, decay: float) -> None:
     ours, theirs = [p.detach() for p in twin.parameters()], [p.detach() for p in module.parameters()]
     if ours and ours[0].dtype != theirs[0].dtype:
         theirs = [p.to(o.dtype) for p, o in zip(theirs, ours, strict=True)]
-    torch._foreach_lerp_(ours, theirs, 1.0 - decay)
+    for device in dict.fromkeys(p.device for p in ours):  # weights that travel wait on the host, and their twins do too
+        here = [place for place, mine in enumerate(ours) if mine.device == device]
+        torch._foreach_lerp_([ours[place] for place in here], [theirs[place] for place in here], 1.0 - decay)
     for mine, buffer in zip(twin.buffers(), module.buffers(), strict=True):
         mine.copy_(buffer)

@@ -22,6 +22,7 @@ from mpt.errors import ConfigError, DataError
 from mpt.losses.choice import CROSS_ENTROPY, find_loss
 from mpt.metrics.choice import find_metrics
 from mpt.metrics.classification import describe
+from mpt.nn.devices import compute_device
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.tasks.average import follow, make_twin
 from mpt.tasks.mixing import OTHER, SHARE, mix
@@ -64,7 +65,7 @@ class Classify(Task):
         if settings.ema:
             self.modules["net_ema"] = make_twin(net)
         # Made once: from a list, each would be a blocking copy to the GPU in every step.
-        device = next(net.parameters()).device
+        device = compute_device(net)
         weights = class_weights(settings, data)
         self.class_weights = None if weights is None else torch.tensor(weights, device=device)
         self.loss = precision.loss(find_loss(settings.loss, settings.label_smoothing, self.class_weights))

@@ -27,6 +27,7 @@ from mpt.errors import ConfigError
 from mpt.losses import adversarial
 from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.inception_distance import require_inception
+from mpt.nn.devices import compute_device
 from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task
 from mpt.tasks.advice import Advice
@@ -109,7 +110,7 @@ class Gan(Task):
             self.modules["gen_ema"] = make_twin(self.gen)
         self.latent_size: int = self.gen.latent_size  # type: ignore[assignment]
         self.image_range: tuple[float, float] = getattr(self.gen, "image_range", (-1.0, 1.0))
-        device = next(self.gen.parameters()).device
+        device = compute_device(self.gen)
         prior: Prior = getattr(self.gen, "prior", "normal")
         self.sampler = Sampler(self.generate, self.latent_size, prior, device, precision, self._classes)
         self.quality = Quality(data, device, settings.inception_weights)

@@ -19,6 +19,7 @@ from mpt.losses import variational
 from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.float64 import in_float64
 from mpt.metrics.inception_distance import require_inception
+from mpt.nn.devices import compute_device
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.tasks.advice import Advice
 from mpt.tasks.samples import Quality, Sampler, show_reconstructions
@@ -64,7 +65,7 @@ class Vae(Task):
         self.reconstruction = precision.loss(variational.bernoulli_reconstruction)
         self.divergence = precision.loss(variational.gaussian_divergence)
         self.sample_posterior = precision.loss(variational.sample_gaussian)
-        device = next(self.decoder.parameters()).device
+        device = compute_device(self.decoder)
         self.sampler = Sampler(self.generate, self.latent_size, "normal", device, precision, self.classes)
         self.quality = Quality(data, device, settings.inception_weights)
         self.evaluation_samples = settings.metric_samples

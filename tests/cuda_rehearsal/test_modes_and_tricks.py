@@ -14,6 +14,7 @@ TRICKS = (
     "offload_activations: 0.0",
     "recompute: sqrt",
     "cpu_optimizer: true",
+    "stream_weights: {min_kibibytes: 0}",
     "channels_last: true",
     "micro_batch: 8",
 )

@@ -155,6 +155,11 @@ def test_what_an_evaluation_takes_is_not_the_steps(tmp_path: Path) -> None:
     check("dcgan_fp32", 8, "train.evaluate_every=1", waits=False)
 
 
+def test_weights_that_travel_take_what_was_planned(tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    check("vae", 8, "memory={stream_weights: {min_kibibytes: 0}}", waits=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", SLOW_IN_HALF)
 def test_a_config_in_its_own_precision(config: str, tmp_path: Path) -> None:

@@ -138,8 +138,8 @@ def test_when_nothing_fits_the_smallest_is_named_and_the_exit_code_is_7(argument
     assert not Path(arguments.output or "").exists()
 
 
-def test_a_budget_below_the_weights_is_refused_at_once(arguments: PlanArguments) -> None:
-    with pytest.raises(MemoryBudgetError, match="the weights in half precision"):
+def test_a_budget_below_the_context_is_refused_at_once(arguments: PlanArguments) -> None:
+    with pytest.raises(MemoryBudgetError, match="the CUDA context"):
         plan.run(with_vram(arguments, "300MiB"))
 
 
