@@ -9,18 +9,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
 
-if TYPE_CHECKING:
-    from mpt.memory.streaming import Streamed
-
 Layout = tuple[torch.Size, tuple[int, ...], int]
 """Size, stride and offset in a storage."""
+
+
+class Block(Protocol):
+    """A module whose weights travel (`mpt.memory.streaming.Streamed`)."""
+
+    stream_order: int
+
+    def travelling(self) -> list[nn.Parameter]:
+        """Return the weights that wait on the host."""
 
 
 class Copies:
@@ -78,7 +84,7 @@ class Traffic:
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self.gradients: dict[nn.Parameter, Tensor] = {}
         """What the backward under way has brought so far."""
-        self.leaving: list[tuple[Streamed, Tensor, Any]] = []
+        self.leaving: list[tuple[Block, Tensor, Any]] = []
         """Gradients whose copies to the host may be under way."""
         self.is_delivering = False
         self.cast_weights: set[nn.Parameter] = set()
@@ -111,7 +117,7 @@ class Traffic:
                 copy.copy_(parameter.detach(), non_blocking=True)
         return copies, side.record_event()
 
-    def receive(self, block: Streamed, parameter: nn.Parameter, gradient: Tensor) -> None:
+    def receive(self, block: Block, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Take a gradient to the host. Called by autograd, which adds up what several calls of a block bring."""
         if not self.is_delivering:
             self.is_delivering = True
@@ -133,7 +139,7 @@ class Traffic:
             arrived = before.add_(arrived)
         self.gradients[parameter] = arrived
 
-    def let_go(self, block: Streamed | None = None) -> None:
+    def let_go(self, block: Block | None = None) -> None:
         """Release gradients of other blocks on the device, once their copies are made."""
         for other, _, event in self.leaving:
             if other is not block and event is not None:
@@ -176,7 +182,7 @@ class Stream:
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
-        self.blocks: dict[int, weakref.ref[Streamed]] = {}
+        self.blocks: dict[int, weakref.ref[Block]] = {}
         """The blocks by their order, as they are met."""
         self.here: dict[int, Copies] = {}
         traffic.streams.add(self)
@@ -184,7 +190,7 @@ class Stream:
     def __deepcopy__(self, memo: Any) -> Stream:
         return memo.setdefault(id(self), Stream(self.traffic))  # type: ignore[no-any-return]
 
-    def bring(self, block: Streamed) -> Copies:
+    def bring(self, block: Block) -> Copies:
         """Return a block's copies; all others leave, and the neighbour's set out."""
         order = block.stream_order
         self.blocks[order] = weakref.ref(block)
