@@ -26,6 +26,7 @@ from mpt.engine.averages import describe as describe_averages
 from mpt.engine.freezing import freeze
 from mpt.engine.initial_weights import load_initial_weights
 from mpt.errors import ConfigError, DataError
+from mpt.nn.devices import waiting_places
 from mpt.nn.synchronised_norm import synchronise
 from mpt.optim.groups import check_globs, group_parameters
 from mpt.parallel.world import ALONE, World
@@ -243,11 +244,7 @@ def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
 
     Fake modules get empty tensors of the same strides; shared weights stay shared.
     """
-    waiting = {
-        (layer, name): layer._parameters[name]
-        for layer in module.modules()
-        for name in getattr(layer, "travelling_names", ())
-    }
+    waiting = {(layer, name): layer._parameters[name] for layer, name in waiting_places(module)}
     if not fake:
         for layer, name in waiting:
             layer._parameters[name] = None
@@ -278,7 +275,7 @@ def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
 
 def any_waits(task: Task) -> bool:
     """Return whether weights of trained networks wait on the host."""
-    return any(hasattr(module, "travelling_names") for root in task.trainable.values() for module in root.modules())
+    return any(True for root in task.trainable.values() for _ in waiting_places(root))
 
 
 def build_optimizers(

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.errors import ConfigError
 from mpt.memory.weight_traffic import Cast, Layout, Stream, in_backward
+from mpt.nn.devices import waiting_places
 from mpt.nn.mixin import Mixin, mix_in
 
 
@@ -159,11 +160,10 @@ class Streamed(Mixin, nn.Module):
 
     def travelling_places(self) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
         """Yield the weights that wait on the host: their layer, their name in it, themselves."""
-        for owner in self.modules():
-            for name in getattr(owner, "travelling_names", ()):
-                parameter = owner._parameters[name]
-                if parameter is not None:
-                    yield owner, name, parameter
+        for owner, name in waiting_places(self):
+            parameter = owner._parameters[name]
+            if parameter is not None:
+                yield owner, name, parameter
 
     def travelling(self) -> list[nn.Parameter]:
         """Return the weights that wait on the host."""

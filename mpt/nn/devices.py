@@ -1,16 +1,25 @@
-"""Where a network computes, which is not where each of its weights is: some may wait on the host."""
+"""Where a network computes, which is not where each of its weights is: some may wait on the host.
+
+`memory.stream_weights` gives layers with such weights `travelling_names`, their names, and `weights_travel_to`, a device.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 
-def compute_device(network: nn.Module) -> torch.device:
-    """Return the device on which a network computes: that of its first weight, or the one to which this travels.
+def waiting_places(network: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the layers of a network with weights that wait on the host, and the names of those in them."""
+    for layer in network.modules():
+        for name in getattr(layer, "travelling_names", ()):
+            yield layer, name
 
-    `memory.stream_weights` keeps `weights_travel_to` beside the layers whose weights wait on the host.
-    """
+
+def compute_device(network: nn.Module) -> torch.device:
+    """Return the device on which a network computes: that of its first weight, or the one to which this travels."""
     for module in network.modules():
         destination = getattr(module, "weights_travel_to", None)
         if destination is not None:
