@@ -1,6 +1,7 @@
 """Where a network computes, which is not where each of its weights is: some may wait on the host.
 
-`memory.stream_weights` gives layers with such weights `travelling_names`, their names, and `weights_travel_to`, a device.
+`memory.stream_weights` gives layers with such weights two attributes: `travelling_names`, the weights' names, and
+`weights_travel_to`, the device.
 """
 
 from __future__ import annotations
