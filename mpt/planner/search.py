@@ -42,12 +42,8 @@ PARTS = (2, 4, 8)
 LAST_RESORT_PARTS = (16, 32)
 DIAL_ROUNDS = 2
 """Each round tries two values of a dial and leaves about a third of the range."""
-<<<<<<< HEAD
-=======
 HEAVY = 0.3
 """Share of the memory below which moving weights is not tried."""
-FULL_PRECISION = ("fp32", "tf32", "O0")
->>>>>>> 783e6a3 (Keep weights on the host and send them to the card one block ahead, in forward and backward)
 
 
 @dataclass(frozen=True)
