@@ -110,6 +110,8 @@ class InferArguments:
     """The frame rate to reach, instead of a factor."""
     seed: Annotated[int | None, typer.Option(min=0)] = None
     """The seed of the samples."""
+    nproc: Annotated[int, typer.Option(min=1, metavar="N")] = 1
+    """Share out the batches over N processes, a card for each; what is written is the same."""
     device: Device = None
     runs: Runs = "runs"
     allow: Allow = ()

@@ -8,8 +8,9 @@ Without `--half` and `--dtype` a run infers as it was trained. `--dtype float32`
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +36,8 @@ from mpt.inference.inputs import (
     read_inputs,
     without_bad,
 )
-from mpt.inference.opening import in_dtype, infer, open_with_inputs
+from mpt.inference.opening import in_dtype, open_with_inputs
+from mpt.inference.slices import Work, choose_devices, infer_all
 from mpt.inference.trained import Trained
 from mpt.planner.budget import parse_budget
 from mpt.planner.calibration import load_calibration
@@ -53,21 +55,24 @@ def run(arguments: InferArguments) -> None:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
     if arguments.batch_size is not None and arguments.vram is not None:
         raise ConfigError("--vram chooses the batch; leave out --batch-size")
+    if arguments.half and arguments.nproc > 1:
+        raise ConfigError("--half: it compares two precisions on one card; leave out --nproc")
     if arguments.vram is not None and is_export(arguments.run):
         raise ConfigError("--vram: a batch is chosen for a run's networks; name a run.")
     if hand_over(arguments):
         return
     seeds = walk_seeds(arguments.walk)
-    trained, samples = open_with_inputs(
-        arguments.run,
-        arguments.input,
-        as_trained=not (arguments.half or arguments.dtype),
-        truncation=arguments.truncation,
-        seed=arguments.seed,
-        device=arguments.device,
-        runs=Path(arguments.runs),
-        allow=arguments.allow,
-    )
+    devices = choose_devices(arguments.device, arguments.nproc)
+    opening: dict[str, Any] = {
+        "wanted": arguments.run,
+        "as_trained": not (arguments.half or arguments.dtype),
+        "truncation": arguments.truncation,
+        "seed": arguments.seed,
+        "runs": Path(arguments.runs),
+        "allow": arguments.allow,
+    }
+    trained, samples = open_with_inputs(**opening, inputs=arguments.input, device=devices[0])
+    opening["wanted"] = arguments.run or str(trained.directory.path)  # not a newer one that ends meanwhile
     output = choose_output(arguments, Path(trained.directory.path))
     make_folder(output.folder)
     samples, bad = readable(trained, samples, arguments.skip_bad)
@@ -81,10 +86,9 @@ def run(arguments: InferArguments) -> None:
         results = infer_half(trained, samples, batch_size, arguments.dtype, output.folder)
     else:
         trained = in_dtype(trained, arguments.dtype)
-        if from_noise and (arguments.count or arguments.single or arguments.vram):
-            results = list(numbered(trained, count, batch_size, arguments.truncation))
-        else:
-            results = list(infer(trained, samples, batch_size, count))
+        numbered = from_noise and bool(arguments.count or arguments.single or arguments.vram)
+        work = Work(samples, batch_size, count, numbered, arguments.truncation, arguments.dtype, opening)
+        results = infer_all(trained, work, devices)
     seconds = time.perf_counter() - begun
     made = sum(size_of(result) for result in results)
     names = names_of(trained, samples, made)
@@ -134,16 +138,6 @@ def names_of(trained: Trained, samples: Sequence[Sample], made: int) -> list[str
     if not needs_inputs(trained.run.task):
         return [f"sample {index}" for index in range(made)]
     return [trained.test_data.name_of(index).replace("sample", "test sample", 1) for index in range(made)]
-
-
-def numbered(trained: Trained, count: int, batch_size: int, truncation: float | None) -> Iterator[Inference]:
-    """Yield a generator's samples by their numbers, a batch at a time."""
-    for first in range(0, count, batch_size):
-        with torch.no_grad(), inferring(trained.run):
-            tiles = trained.run.task.samples(
-                count, first, min(batch_size, count - first), trained.config.seed, truncation or 1.0
-            )
-        yield Inference(tiles=tiles.cpu(), outputs=tiles.cpu())
 
 
 def walk_seeds(text: str | None) -> list[int]:

@@ -69,20 +69,25 @@ def read_inputs(
     batch_size: int,
     count: int = SAMPLES,
     decoded: Decoded | None = None,
+    *,
+    first: int = 0,
+    every: int = 1,
 ) -> Iterator[Inputs]:
     """Yield batches of the files; without files, of test samples for a task that needs inputs, else a wish for
-    samples, `count` of them."""
+    samples, `count` of them. Of these each `every`-th, from number `first` on."""
     run = trained.run
+    begin, step = first * batch_size, every * batch_size
     if not samples and needs_inputs(run.task):
         data = trained.test_data
-        for start in range(0, min(len(data), count), batch_size):
+        for start in range(begin, min(len(data), count), step):
             indices = list(range(start, min(start + batch_size, len(data), count)))
             yield to_device(data.fetch(indices, 0), run.device, run.data), len(indices)
         return
     if not samples:
-        yield None, count
+        if first == 0:
+            yield None, count
         return
-    for start in range(0, len(samples), batch_size):
+    for start in range(begin, len(samples), step):
         chosen = samples[start : start + batch_size]
         batch = {
             field: torch.stack([read_image(trained, field, sample[field], decoded) for sample in chosen])

@@ -55,7 +55,14 @@ def in_dtype(trained: Trained, dtype: str | None) -> Trained:
     return dataclasses.replace(trained, run=other)
 
 
-def infer(trained: Trained, samples: Sequence[Sample], batch_size: int, count: int = SAMPLES) -> Iterator[Inference]:
-    """Yield the task's inference for each batch of inputs."""
-    for batch, size in read_inputs(trained, samples, batch_size, count):
+def infer(
+    trained: Trained,
+    samples: Sequence[Sample],
+    batch_size: int,
+    count: int = SAMPLES,
+    first: int = 0,
+    every: int = 1,
+) -> Iterator[Inference]:
+    """Yield the task's inference for each batch of inputs, or for each `every`-th from number `first` on."""
+    for batch, size in read_inputs(trained, samples, batch_size, count, first=first, every=every):
         yield on_host(infer_batch(trained.run, batch, size))

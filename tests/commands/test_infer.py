@@ -2,7 +2,9 @@
 
 import csv
 import json
+import pickle
 import shutil
+from concurrent.futures import Executor, Future
 
 import numpy
 import pytest
@@ -12,6 +14,7 @@ from PIL import Image
 from mpt.commands import infer, infer_half, infer_outputs
 from mpt.commands.arguments import InferArguments
 from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
+from mpt.inference import slices
 from mpt.inference.inputs import SAMPLES
 
 
@@ -303,3 +306,45 @@ def test_the_newest_finished_run_is_taken_and_a_newer_unfinished_one_is_named(ma
     (new / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="has a checkpoint yet"):
         infer.run(InferArguments(runs=str(tmp_path), device="cpu"))
+
+
+class AtOnce(Executor):
+    """A pool of processes whose work is done in this one."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, function, /, *args, **kwargs):
+        done = Future()
+        work, *rest = pickle.loads(pickle.dumps(args))  # as a process would be told
+        done.set_result(function(work, *rest, **kwargs))
+        return done
+
+
+def test_several_processes_write_what_one_writes(classifier, generator, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(slices, "ProcessPoolExecutor", AtOnce)
+    for run, options, name in (
+        (classifier, {"count": 7, "batch_size": 2, "top": 0}, "labels.csv"),
+        (classifier, {"input": (str(pictures),), "batch_size": 1, "dtype": "bfloat16"}, "labels.csv"),
+        (generator, {"count": 7, "batch_size": 3}, "samples.png"),
+    ):
+        written = [(go(run, tmp_path, nproc=count, **options) / name).read_bytes() for count in (1, 3)]
+        assert written[0] == written[1]
+
+
+@pytest.mark.slow
+def test_processes_of_their_own_write_what_one_writes(generator, tmp_path, capsys):
+    written = [(go(generator, tmp_path, nproc=n, count=7, batch_size=3) / "samples.png").read_bytes() for n in (1, 2)]
+    assert written[0] == written[1]
+
+
+def test_what_several_processes_cannot_do_is_refused(classifier, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="--half: it compares two precisions on one card"):
+        go(classifier, tmp_path, nproc=2, half=True)
+    with pytest.raises(ConfigError, match="found 'cuda:1' for 2 processes"):
+        slices.choose_devices("cuda:1", 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert slices.choose_devices(None, 2) == ["cuda:0", "cuda:1"]
+    with pytest.raises(ConfigError, match=r"found 3 processes for 2 CUDA device\(s\); use 2"):
+        slices.choose_devices("auto", 3)
