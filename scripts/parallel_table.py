@@ -1,9 +1,10 @@
 """Do several processes train what one trains, and do all act alike when one fails? Two tables, by one command.
 
     python scripts/parallel_table.py                                    # both, on gloo and CPUs
-    python scripts/parallel_table.py --what equality --tasks lsgan vae --modes fp32 amp --ranks 2
+    python scripts/parallel_table.py --what equality --tasks lsgan vae --modes fp32 amp --ranks 2 --ways ddp full
 
-Equality: some steps by one process and by several ranks from the same seed, for tasks x strategies x modes x ranks. The
+Equality: some steps by one process and by several ranks from the same seed: every task in float32 by 2 ranks, the small
+ones in every mode, and by 4 ranks; with ddp, and with fsdp in its three ways of sharding. Options restrict that. The
 difference is the largest of any weight, beside how far the weights moved; skipped steps and loss scales must be equal.
 SGD is used throughout, since Adam's first steps turn the rounding of a vanishing gradient into a step of full size.
 BatchNorm sees all ranks' samples (`parallel.sync_batchnorm`) where the batch divides. What a strategy refuses is in the
@@ -55,6 +56,12 @@ TASKS: dict[str, tuple[str, ...]] = {
     "yolofuse": ("yolofuse_demo", "dataset.count=40", "dataset.test_count=8"),
     "dain": ("dain_demo", "task.flow_steps=1"),
 }
+SMALL = ("classifier", "vae", "lsgan", "wgan_gp", "dcgan")
+"""Tasks that are tried in every mode, and by more ranks than 2."""
+WAYS: dict[str, tuple[str, ...]] = {
+    "ddp": ("parallel.strategy=ddp",),
+    **{shard: ("parallel.strategy=fsdp", f"parallel.shard={shard}") for shard in ("full", "grad", "hybrid")},
+}
 MODES: dict[str, tuple[str, ...]] = {
     "fp32": ("precision=fp32",),
     "amp": ("precision=amp", "precision.dtype=float16", "precision.init_scale=1024"),
@@ -67,11 +74,12 @@ FAULTS = ("memory", "nan", "inf", "signal", "error", "kill", "hang")
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
-def make_config(task: str, mode: str, strategy: str, batch_size: int) -> Config:
-    """Return a task's configuration, small and with SGD."""
+def make_config(task: str, mode: str, way: str, batch_size: int, ranks: int) -> Config:
+    """Return a task's configuration, small and with SGD; hybrid is over two groups of ranks."""
     name, *changes = TASKS[task]
     common = ["optimizer=null", "optimizer=sgd", "optimizer.lr=0.005", f"train.batch_size={batch_size}"]
-    parallel = [f"parallel.strategy={strategy}", "parallel.sync_batchnorm=true"]
+    parallel = [*WAYS[way], "parallel.sync_batchnorm=true"]
+    parallel += [f"parallel.shard_ranks={ranks // 2}"] if way == "hybrid" else []
     return load_config(CONFIGS / f"{name}.yaml", [*changes, "precision=null", *MODES[mode], *common, *parallel])
 
 
@@ -113,30 +121,39 @@ def on_rank(rank: int, config: tuple[Any, ...], steps: int) -> Any:
 
 def equality_rows(arguments: argparse.Namespace) -> Iterator[str]:
     """Yield the lines of the table of equality."""
-    yield "| task | mode | strategy | ranks | largest difference | weights moved | skipped steps, scales |"
-    yield "|---|---|---|---:|---:|---:|---|"
-    for task, mode in itertools.product(arguments.tasks, arguments.modes):
-        alone: dict[int, Any] = {}
-        for strategy, ranks in itertools.product(arguments.strategies, arguments.ranks):
-            batch = arguments.batch_size // ranks * ranks
-            if batch not in alone:
-                alone[batch] = perform(ALONE, make_config(task, mode, "ddp", batch), arguments.steps)
-            of_one = alone[batch]
-            start = time.perf_counter()
-            told = run_ranks(ranks, on_rank, (task, mode, strategy, batch), arguments.steps, limit=300)
-            seconds = time.perf_counter() - start
-            print(f"{task} {mode} {strategy} {ranks}: {seconds:.0f} s", file=sys.stderr)
-            head = f"| {task} | {mode} | {strategy} | {ranks} |"
-            if not all(isinstance(one, dict) for one in told):
-                reason = next((one for one in told if isinstance(one, str)), f"exit codes {told}")
-                yield f"{head} refused: {reason.split(': ', 2)[-1].split('; ')[0]} | | |"
-                continue
-            same = all(numpy.array_equal(one["weights"], told[0]["weights"]) for one in told)
-            difference = float(numpy.abs(told[0]["weights"] - of_one["weights"]).max())
-            equal = told[0]["skipped"] == of_one["skipped"] and told[0]["scales"] == of_one["scales"]
-            words = f"{'equal' if equal else 'DIFFERENT'}, {sum(of_one['skipped'])} skipped"
-            between = "" if same else " (RANKS DIFFER)"
-            yield f"{head} {difference:.1e}{between} | {of_one['moved']:.1e} | {words} |"
+    yield "| task | mode | strategy | shard | ranks | largest difference | weights moved | skipped steps, scales |"
+    yield "|---|---|---|---|---:|---:|---:|---|"
+    alone: dict[Any, Any] = {}
+    for task, mode, ranks, way in cases(arguments):
+        batch = arguments.batch_size // ranks * ranks
+        if (task, mode, batch) not in alone:
+            alone[task, mode, batch] = perform(ALONE, make_config(task, mode, "ddp", batch, 1), arguments.steps)
+        of_one = alone[task, mode, batch]
+        start = time.perf_counter()
+        told = run_ranks(ranks, on_rank, (task, mode, way, batch, ranks), arguments.steps, limit=300)
+        print(f"{task} {mode} {way} {ranks}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+        head = f"| {task} | {mode} | {'ddp |' if way == 'ddp' else f'fsdp | {way}'} | {ranks} |"
+        if not all(isinstance(one, dict) for one in told):
+            reason = next((one for one in told if isinstance(one, str)), f"exit codes {told}")
+            yield f"{head} refused: {reason.split(': ', 2)[-1].split('; ')[0]} | | |"
+            continue
+        same = all(numpy.array_equal(one["weights"], told[0]["weights"]) for one in told)
+        difference = float(numpy.abs(told[0]["weights"] - of_one["weights"]).max())
+        equal = told[0]["skipped"] == of_one["skipped"] and told[0]["scales"] == of_one["scales"]
+        words = f"{'equal' if equal else 'DIFFERENT'}, {sum(of_one['skipped'])} skipped"
+        between = "" if same else " (RANKS DIFFER)"
+        yield f"{head} {difference:.1e}{between} | {of_one['moved']:.1e} | {words} |"
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, str, int, str]]:
+    """Yield task, mode, number of ranks and way of each row."""
+    for mode, ranks, task, way in itertools.product(arguments.modes, arguments.ranks, arguments.tasks, arguments.ways):
+        is_basic = mode == "fp32" and ranks == 2
+        if task not in SMALL and not is_basic and len(arguments.tasks) > 1:
+            continue
+        if (mode != "fp32" and (ranks > 2 or way not in ("ddp", "full"))) or (way == "hybrid" and ranks < 4):
+            continue
+        yield task, mode, ranks, way
 
 
 def fault_rows() -> Iterator[str]:
@@ -160,7 +177,7 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", choices=("equality", "faults"), default=["equality", "faults"])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["fp32", "amp", "bf16", "O2"])
-    parser.add_argument("--strategies", nargs="+", choices=("ddp", "fsdp"), default=["ddp", "fsdp"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)

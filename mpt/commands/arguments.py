@@ -203,6 +203,8 @@ class PlanArguments:
     """Cards in a machine."""
     scaling: Annotated[str | None, typer.Option(metavar="weak|strong")] = None
     """From 1 to --nproc (4096) cards, as table and picture: with the batch per card kept (weak), or of all."""
+    cards: Annotated[tuple[str, ...], typer.Option("--cards", metavar="NAME:COUNT@PRICE")] = ()
+    """Find the cheapest set of these cards that trains CONFIG, such as rtx3090:4@0.3; once for each kind of card."""
     verbose: bool = False
     """Say what holds the memory, by kind and by module."""
     json: Json = False

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
+from mpt.commands.plan_cheapest import show_cheapest
 from mpt.commands.plan_inference import refuse_inference_options, show_inference
 from mpt.commands.plan_lock import check_plan, keep_plan
 from mpt.commands.plan_presets import show_presets
@@ -70,6 +71,9 @@ def run(arguments: PlanArguments) -> None:
         raise ConfigError("mpt plan: CONFIG is missing; name a YAML file, or --calibrate RUN")
     if arguments.lock is not None:
         keep_plan(arguments, Path(arguments.lock))
+        return
+    if arguments.cards:
+        show_cheapest(load_planned(arguments), arguments)
         return
     if arguments.presets:
         show_presets(load_planned(arguments), arguments)
