@@ -97,7 +97,7 @@ def best_match(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) 
     own = own_tensors(modules)
     prefixes = dict.fromkeys(("", *(f"{name}." for name in modules)))
     children = [f"{name}.{child}." for name, module in modules.items() for child, _ in module.named_children()]
-    best, best_name_of = Match({}), dict[str, str]()
+    best, best_name_of = Match({}), {name: name for name in tensors}
     for renamed in renamings(tensors):
         for prefix in (*prefixes, *children):
             name_of = {f"{prefix}{new}": old for new, old in renamed.items()}
@@ -115,7 +115,7 @@ def complete(
     match: Match, name_of: Mapping[str, str], own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> Match:
     """Fill in what is left on either side, in the networks that the match touches."""
-    touched = {name.partition(".")[0] for name in match.found}
+    touched = {name.partition(".")[0] for name in match.found or own}  # without any match all is to be shown
     for name, tensor in own.items():
         if name in match.found or name.partition(".")[0] not in touched:
             continue

@@ -16,6 +16,8 @@ from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.seams import MemoryTrick, Run
 
+GRAPHED = ("reduce-overhead", "max-autotune")
+"""The modes in which torch records CUDA graphs."""
 CONFLICTS = {
     "recompute": "compiled networks choose for themselves what to recompute; leave one of the two out",
     "offload_activations": "compiled graphs save tensors without asking; use recompute or compile alone",
@@ -57,7 +59,10 @@ class Compile(MemoryTrick):
             )
         if torch._guards.detect_fake_mode() is not None:
             run.notes.append(
-                "memory.compile: planned as the eager step; a compiled one usually needs less and runs faster"
+                "memory.compile: planned as the eager step, without the pool that the CUDA graphs of "
+                f"{self.settings.mode} keep for themselves"
+                if self.settings.mode in GRAPHED and self.settings.backend == "inductor"
+                else "memory.compile: planned as the eager step; a compiled one usually needs less and runs faster"
             )
             return
         mode = None if self.settings.mode == "default" else self.settings.mode

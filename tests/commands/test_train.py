@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mpt.commands.train import run
 from mpt.config.load import load_config
 from mpt.engine.training import Training
 from mpt.errors import CheckpointError, ConfigError, Interrupted
+from mpt.planner.beside import PlanBeside
 from mpt.report.read_run import read_run
 from mpt.run import checkpoint
 from mpt.run.layout import create_run, open_run
@@ -75,7 +77,11 @@ def test_samples_begin_before_training_and_what_the_distance_is_measured_in_is_s
     assert " ".join((captured.out + captured.err).split()).count(note) == 1
 
 
-def test_a_run_s_memory_is_planned_beside_it_when_asked(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_s_memory_is_planned_beside_it_when_asked(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The planning process gives way to every other; on a busy machine it may need more than a user would wait for.
+    monkeypatch.setattr(PlanBeside, "wait", partialmethod(PlanBeside.wait, 500.0))
     path = train(config, "train.plan_memory=true", quiet=False)
     told = json.loads((path / "report.json").read_text("utf-8"))["plan"]["compared"]
     assert [row["name"] for row in told] == ["allocated"]

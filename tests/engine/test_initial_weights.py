@@ -94,6 +94,8 @@ def test_a_file_that_fits_less_than_half_is_refused_with_a_list(tmp_path: Path) 
     content = {**{f"encoder.{n}": torch.ones(2) for n in range(20)}, "0.weight": state()["0.weight"]}
     with pytest.raises(CheckpointError, match=r"only 1 of the model's 11 tensors .* new: net\.0\.bias, .* and 5 more"):
         load(content, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=r"only 0 of the model's 11 .* new: net\.0\.weight, .*; left out: other$"):
+        load({"other": torch.ones(2)}, tmp_path / "none.pt")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from mpt.engine.build import build_run
 from mpt.engine.state import capture, restore
 from mpt.engine.step import update
 from mpt.errors import ConfigError
+from mpt.memory import compile as compile_networks
 from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations
 from mpt.memory.cpu_optimizer import HostOptimizer
 from mpt.phase_losses import memory_forward
@@ -387,6 +388,14 @@ def test_compiled_networks_train_as_before_up_to_rounding() -> None:
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)  # decomposed operators round anew
     with pytest.raises(ConfigError, match="use precision=amp"):
         parts.classifier("O1", memory={"compile": True})
+
+
+@pytest.mark.parametrize(("mode", "said"), [("default", "usually needs less"), ("reduce-overhead", "CUDA graphs")])
+def test_a_plan_says_what_it_leaves_out_of_a_compiled_run(mode: str, said: str) -> None:
+    run = parts.classifier()
+    with FakeTensorMode():
+        compile_networks.build(compile_networks.Settings.model_validate({"mode": mode})).attach(run)
+    assert said in run.notes[-1]
 
 
 def test_the_allocator_settings_say_that_a_cpu_has_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import tracemalloc
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from mpt.data.loader import Loader
+from mpt.errors import CheckpointError
 from mpt.run.checkpoint import load, save
 from mpt.run.layout import create_run, find_run, list_runs, newest_run
+from mpt.run.manifest import MANIFEST, TENSORS, hash_manifest
 from mpt.run.recorder import Recorder
 from tests.run.test_checkpoint import state_at
 
@@ -74,3 +77,20 @@ def test_steps_beyond_two_to_the_31_are_saved_and_their_batches_found(tmp_path: 
     loader = Loader(Numbers(), 4, seed=0)  # type: ignore[arg-type]
     indices, epoch = loader.indices(step)
     assert (epoch, sorted(loader.order(epoch)), len(indices)) == (step // 2, list(range(10)), 4)
+
+
+def test_a_state_of_10_gib_of_which_a_byte_is_missing_is_refused_unread(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "demo")
+    path = save(run, 1, state_at(1), keep_last=1)
+    manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+    manifest["files"][TENSORS]["bytes"] = 10 << 30
+    manifest.pop("sha256")
+    (path / MANIFEST).write_text(json.dumps({**manifest, "sha256": hash_manifest(manifest)}))
+    os.truncate(path / TENSORS, (10 << 30) - 1)  # a hole: no place on the disk is taken
+    tracemalloc.start()
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match=rf"{TENSORS} .*{(10 << 30) - 1}"):
+        load(run)
+    assert time.process_time() - started < 1
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
