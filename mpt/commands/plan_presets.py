@@ -112,7 +112,8 @@ def write_preset(preset: Preset, path: Path, config: Config, gpu: Gpu, command: 
     lines = [
         shlex.join([*command, "--with", str(path)]),
         f"{describe_patch(recipe.patch)} ({describe_cost(recipe)}): {describe_bytes(recipe.total)} of the "
-        f"{describe_bytes(preset.budget_bytes)} that a card of {preset.size_gb} GB gives to programs",
+        f"{describe_bytes(preset.budget_bytes)} that a card of {preset.size_gb} GB gives to programs, "
+        f"{show_seconds(recipe.plan['step_seconds'])} a step on an {gpu.name}",
     ]
     body = write_text(recipe.patch) if recipe.patch else "{}\n"
     try:

@@ -14,8 +14,10 @@ from mpt.commands import plan, plan_presets
 from mpt.commands.arguments import PlanArguments
 from mpt.config import shipped
 from mpt.config.load import load_config
+from mpt.config.patch_origin import find_strange_patches
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.gpus import find_gpu
+from mpt.planner.recipe import describe_patch
 from mpt.planner.search import search
 from mpt.planner.session import Session
 from tests.planner.test_command import Shared, arguments
@@ -75,6 +77,26 @@ def test_presets_that_come_with_mpt_are_laid_over_by_name(tmp_path: Path, monkey
     assert list(shipped.shipped_configs()) == ["large"]
     with pytest.raises(ConfigError, match="and the presets large_8gb; did you mean @large_8gb"):
         load_config("@large", patches=[Path("@large_8g")])
+
+
+def test_every_shipped_preset_loads_over_its_configuration_and_is_what_the_table_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    table = {f"{row[0].strip('`')}_{size}gb": row[2:] for row in rows if len(row) == 7 for size in row[1].split(", ")}
+    presets = shipped.shipped_presets()
+    assert set(table) == set(presets)
+    assert len(presets) == 5 * len(plan_presets.SIZES)
+    for name, path in presets.items():
+        plain, size = name.rsplit("_", 1)
+        config = load_config(f"@{plain}", patches=[path])
+        _, words, origin, *_ = path.read_text("utf-8").splitlines()
+        told = json.loads(origin.partition(": ")[2])
+        batch, recipe, cost, memory, step = table[name]
+        assert words.startswith(f"# {recipe} ({cost}): {memory} of the "), name
+        assert words.endswith(f"that a card of {size[:-2]} GB gives to programs, {step} a step on an rtx2060"), name
+        assert told["batch_size"] == config.train.batch_size == int(batch)
+        assert describe_patch(yaml.safe_load(path.read_text("utf-8"))) == recipe
+        assert find_strange_patches([path], config) == []
 
 
 def test_a_size_of_card_gives_programs_less_than_its_name() -> None:
