@@ -24,6 +24,7 @@ from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
 from mpt.systems.dain.inference.output import Output, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, seam_error, tiled
+from mpt.systems.dain.inference.timeline import most_between
 from mpt.systems.dain.metrics.image_quality import peak_signal_to_noise
 from mpt.systems.dain.nn.interpolation import Interpolator
 
@@ -92,7 +93,7 @@ def run(command: Command) -> None:
     trained = open_trained(command.run, command.runs, command.device)
     run, dtype = choose_run(trained, command)
     net = network_of(run)
-    grid, overlap = choose_grid(command, net, source, dtype)
+    grid, overlap = choose_grid(command, net, source, target, dtype)
     signature: dict[str, object] = {
         "input": source.signature(),
         "rate": str(target),
@@ -175,7 +176,7 @@ def network_of(run: Run) -> Interpolator:
 
 
 def choose_grid(
-    command: Command, net: Interpolator, source: FrameStream, dtype: torch.dtype | None
+    command: Command, net: Interpolator, source: FrameStream, target: Fraction, dtype: torch.dtype | None
 ) -> tuple[TileGrid, int]:
     """Return the tiles and their overlap: as asked, or the fewest that fit --vram, or none."""
     overlap = 2 * net.margin
@@ -190,7 +191,7 @@ def choose_grid(
         return grid_of_tiles(height, width, (command.tile, command.tile), overlap), overlap
     if command.vram is None:
         return grid_of_tiles(height, width, (height, width), overlap), overlap
-    memory = pass_memory(net, dtype)
+    memory = pass_memory(net, dtype, most_between(source.rate, target))
     grid = choose_tiles(net, height, width, memory, parse_budget(command.vram) // command.batch_size)
     peak = memory.peak_bytes(*grid.size)
     print(
@@ -208,7 +209,7 @@ def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Ru
     pair = [next(frames, None), next(frames, None)]
     if pair[0] is None or pair[1] is None:
         return
-    first, last = (image[None].to(run.device).float() / 255 for image in pair if image is not None)
+    first, last = (image[None].float() / 255 for image in pair if image is not None)
     if command.half:
         tell_half(command, maker, first, last, (run, rebuild(trained, "fp32")))
     if command.check_seams and maker.grid.count > 1:
@@ -230,7 +231,7 @@ def tell_half(command: Command, maker: Maker, first: Tensor, last: Tensor, runs:
     frames = []
     for one in runs:
         with inferring(one):
-            time = first.new_full((1, 1), 0.5)
+            time = first.new_full((1, 1), 0.5, device=one.device)
             frames.append(tiled(network_of(one), first, last, time, grid, maker.overlap)[0].clamp(0, 1))
     print(f"half against float32 on the first pair: PSNR {float(peak_signal_to_noise(*frames)[0]):.1f} dB")
 

@@ -77,8 +77,8 @@ class Maker:
     def make(self, jobs: list[Job]) -> None:
         """Make the frames of several jobs that want equally many."""
         pairs = [(job.current, job.following) for job in jobs]
-        first = torch.stack([current for current, _ in pairs]).to(self.device)
-        last = torch.stack([following for _, following in pairs if following is not None]).to(self.device)
+        first = torch.stack([current for current, _ in pairs])  # on the host, from where tiles are taken
+        last = torch.stack([following for _, following in pairs if following is not None])
         times = torch.tensor([[float(moment) for moment in job.wanted] for job in jobs], device=self.device)
         frames = tiled(self.net, first.float() / 255, last.float() / 255, times, self.grid, self.overlap)
         frames = frames.clamp(0, 1).mul(255).round().to(torch.uint8).cpu()

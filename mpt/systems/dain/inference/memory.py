@@ -34,21 +34,21 @@ class PassMemory:
         return self.fixed + self.per_pixel * height * width
 
 
-def measure_pass(net: Interpolator, height: int, width: int, dtype: torch.dtype | None) -> int:
-    """Return the peak bytes of making one frame at a size, under autocast to `dtype` where one is given."""
+def measure_pass(net: Interpolator, height: int, width: int, dtype: torch.dtype | None, times: int = 1) -> int:
+    """Return the peak bytes of making so many frames between two, under autocast to `dtype` where one is given."""
     twin = copy.deepcopy(net).cpu().eval()
     context = torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), context:
-        first, last, time = torch.empty(1, 3, height, width), torch.empty(1, 3, height, width), torch.empty(1, 1)
+        first, last, time = torch.empty(1, 3, height, width), torch.empty(1, 3, height, width), torch.empty(1, times)
         with MemoryMeter(lambda: {"parameters": twin.parameters()}) as meter:
             twin(first, last, time)
     return meter.split.peak_bytes
 
 
-def pass_memory(net: Interpolator, dtype: torch.dtype | None = None) -> PassMemory:
-    """Return the line through two sizes."""
+def pass_memory(net: Interpolator, dtype: torch.dtype | None = None, times: int = 1) -> PassMemory:
+    """Return the line through two sizes, for a pass that makes frames at so many times."""
     small, large = 4 * net.multiple, 8 * net.multiple
-    one, other = (measure_pass(net, side, side, dtype) for side in (small, large))
+    one, other = (measure_pass(net, side, side, dtype, times) for side in (small, large))
     per_pixel = (other - one) / (large**2 - small**2)
     return PassMemory(one - per_pixel * small**2, per_pixel)
 

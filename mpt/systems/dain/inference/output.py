@@ -79,7 +79,9 @@ class FrameFolder:
         self.note.unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Keep the frames, which are whole, and the note."""
+        """Keep the frames, which are whole, and the note; nothing where there is no frame yet."""
+        if not any(self.path.glob("frame-*.png")):
+            self.discard()
 
     def discard(self) -> None:
         """Remove the frames, the note and, where nothing else is in it, the folder."""

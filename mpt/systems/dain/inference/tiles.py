@@ -111,9 +111,13 @@ def ramp(span: Span, size: int, overlap: int, like: Tensor) -> Tensor:
 
 
 def tiled(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor, grid: TileGrid, overlap: int) -> Tensor:
-    """Return the frames (b, n, 3, h, w), made tile by tile and blended."""
+    """Return the frames (b, n, 3, h, w), made tile by tile on the device of `time_bn` and blended where `first` is.
+
+    With both frames on the host a tile is all that the device has to hold.
+    """
+    device = time_bn.device
     if grid.count == 1:
-        return whole(net, first, last, time_bn)
+        return whole(net, first.to(device), last.to(device), time_bn)
     batch, channels, height, width = first.shape
     total = first.new_zeros(batch, time_bn.shape[1], channels, height, width, dtype=torch.float32)
     weights = first.new_zeros(height, width, dtype=torch.float32)
@@ -121,13 +125,15 @@ def tiled(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor, grid:
         for column in grid.columns:
             window = (..., slice(row.start, row.stop), slice(column.start, column.stop))
             weight = ramp(row, height, overlap, first)[:, None] * ramp(column, width, overlap, first)
-            total[window] += weight * whole(net, first[window], last[window], time_bn)
+            made = whole(net, first[window].to(device), last[window].to(device), time_bn)
+            total[window] += weight * made.to(first.device)
             weights[window] += weight
     return total / weights
 
 
 def seam_error(net: Interpolator, first: Tensor, last: Tensor, grid: TileGrid, overlap: int) -> float:
     """Return the mean absolute difference between tiled and whole, in grey levels; needs memory for the whole."""
-    time = first.new_full((len(first), 1), 0.5)
-    difference = tiled(net, first, last, time, grid, overlap) - whole(net, first, last, time)
-    return float(difference.abs().mean()) * 255
+    device = next(net.parameters()).device
+    time = first.new_full((len(first), 1), 0.5, device=device)
+    at_once = whole(net, first.to(device), last.to(device), time).to(first.device)
+    return float((tiled(net, first, last, time, grid, overlap) - at_once).abs().mean()) * 255

@@ -111,7 +111,7 @@ def test_half_and_float32_are_compared_in_tiles_with_which_float32_fits(runs, tm
         return tiled(*arguments)
 
     monkeypatch.setattr(command, "tiled", noting)
-    monkeypatch.setattr(command, "pass_memory", lambda net, dtype=None: PassMemory(0, 1 if dtype else 2))
+    monkeypatch.setattr(command, "pass_memory", lambda net, dtype=None, times=1: PassMemory(0, 1 if dtype else 2))
     Image.new("RGB", (80, 480)).save(tmp_path / "0.png")
     Image.new("RGB", (80, 480)).save(tmp_path / "1.png")
     words = ["smooth", tmp_path / "0.png", tmp_path / "1.png", "--output", tmp_path / "out", "--runs", runs]

@@ -10,12 +10,13 @@ from PIL import Image
 from torch import Tensor
 
 from mpt.errors import ConfigError, DataError, MemoryBudgetError
-from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate
+from mpt.systems.dain.inference import tiles
+from mpt.systems.dain.inference.interpolate import Job, Maker, Summary, interpolate
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
 from mpt.systems.dain.inference.output import SEGMENT, Output, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import grid_of_tiles, seam_error, spans_of, tiled, whole
-from mpt.systems.dain.inference.timeline import plan_times
+from mpt.systems.dain.inference.timeline import most_between, plan_times
 from mpt.systems.dain.nn.flow_warp import FlowWarp
 
 
@@ -54,6 +55,8 @@ def test_the_output_lasts_as_long_as_the_input_and_keeps_its_frames():
         count = sum(len(pair.times) for pair in pairs)
         assert abs(count / Fraction(target) - 48 / Fraction(rate)) < 1 / Fraction(target)
         assert all(0 <= time < 1 for pair in pairs for time in pair.times)
+        most = max(sum(time > 0 for time in pair.times) for pair in pairs)
+        assert most <= most_between(Fraction(rate), Fraction(target)) < target / rate + 1
     assert [plan_times(Fraction(25), Fraction(50), index).times for index in range(2)] == [(0, Fraction(1, 2))] * 2
 
 
@@ -111,6 +114,8 @@ def test_an_interrupted_folder_goes_on_where_it_stopped(tmp_path, net):
         run_through(source, target, net, Interrupting(open_output(out, target, None, {"a": 1}), 3))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="other settings"):
         open_output(out, target, None, {"a": 2})
+    open_output(tmp_path / "none", target, None, {}).pause()
+    assert not (tmp_path / "none").exists()
     output = open_output(out, target, None, {"a": 1})
     summary = run_through(source, target, net, output)
     assert (summary.resumed, summary.written) == (6, 6)
@@ -195,6 +200,20 @@ def test_tiles_cover_the_frame_and_blend_to_what_the_whole_gives(net):
         assert seam_error(net, first, last, grid, 64) < 0.01  # the untrained network moves nothing
 
 
+def test_the_device_holds_a_tile_and_no_whole_frame(net, monkeypatch):
+    given = []
+
+    def remembering(net: FlowWarp, first: torch.Tensor, last: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        given.extend((tensor.device.type, tuple(tensor.shape[-2:])) for tensor in (first, last))
+        return torch.ones(1, 1, *first.shape[1:])
+
+    monkeypatch.setattr(tiles, "whole", remembering)
+    job = Job(0, 0, (Fraction(1, 2),), *torch.zeros(2, 3, 90, 150, dtype=torch.uint8), blends=True)
+    Maker(net, torch.device("meta"), grid_of_tiles(90, 150, (80, 80), 64), 64).make([job])
+    assert given == [("meta", (80, 80))] * 2 * 12
+    assert int(job.made[Fraction(1, 2)].min()) == 255
+
+
 def test_the_planner_chooses_fewer_tiles_for_more_memory_and_says_what_is_too_little(net):
     memory = pass_memory(net)
     assert memory.per_pixel > 0
@@ -203,5 +222,6 @@ def test_the_planner_chooses_fewer_tiles_for_more_memory_and_says_what_is_too_li
     few, many = (choose_tiles(net, 360, 640, memory, needed // part) for part in (2, 4))
     assert 1 < few.count < many.count
     assert memory.peak_bytes(*many.size) < needed / 4
+    assert pass_memory(net, times=7).peak_bytes(360, 640) >= needed + 6 * 12 * 360 * 640  # float32 frames
     with pytest.raises(MemoryBudgetError, match="--vram: a tile of"):
         choose_tiles(net, 360, 640, memory, needed // 1000)
