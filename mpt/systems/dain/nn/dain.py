@@ -52,7 +52,7 @@ class Settings(ModelOptions):
 
     size: Literal["full", "small", "tiny"] = "full"
     """full is the published network, small one of the same structure for CPU runs; tiny is half as wide
-    but for its flow, with a rectification of 3 x 3 instead of 7 x 7."""
+    but for its flow and rectification, which is 3 x 3 and one block deeper instead of 7 x 7."""
     image_size: int | None = Field(None, ge=16)
     """Side of the training pictures where the data set can choose it."""
     original_gradients: bool = False
@@ -98,12 +98,12 @@ class Dain(Interpolator):
             self.depthNet: nn.Module = DepthNet()
             self.multiple, factor = 64, 4
         else:
-            width, side = (16, 7) if size == "small" else (8, 3)
+            width, side, blocks = (16, 7, 1) if size == "small" else (8, 3, 2)
             self.initScaleNets_filter = SmallKernelTrunk(width)
             self.initScaleNets_filter1, self.initScaleNets_filter2 = kernel_head(width), kernel_head(width)
             self.ctxNet = ContextNet(width=width // 2)
             inputs = rectify_inputs(self.ctxNet.channels)
-            self.rectifyNet = RectifyNet(inputs, width=2 * width, blocks=1, side=side)
+            self.rectifyNet = RectifyNet(inputs, width=32, blocks=blocks, side=side)
             self.flownets = SmallFlowNet()
             self.depthNet = SmallDepthNet(width // 2)
             self.multiple, factor = 8, 4
