@@ -19,9 +19,10 @@ Parts, in their order; each runs in processes of its own, and none can take the 
 
 FOLDER gets gpu_check.md and gpu_check.json, rewritten after each step, so that an early end still leaves what was
 measured; the first lines of gpu_check.md say what to mend first. A second run with the same FOLDER on the same card
-goes on where the first stopped (`--fresh` begins anew). `--page` measures nothing and copies the results to
-docs/benchmarks/gpu-NAME.md. `--small` takes a few steps of small networks: whether all parts run, and nothing else;
-`--cpu-rehearsal` does so on a CPU. It needs what mpt needs; pytest is used where it is installed.
+goes on where the first stopped, also where that was killed; what failed once is tried once more, behind all that was
+not reached, and what failed twice stays listed (`--fresh` begins anew). `--page` measures nothing and copies the
+results to docs/benchmarks/gpu-NAME.md. `--small` takes a few steps of small networks: whether all parts run, and
+nothing else; `--cpu-rehearsal` does so on a CPU. It needs what mpt needs; pytest is used where it is installed.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that a checkout can be checked without being installed
 
 from scripts import gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
+from scripts.gpu_check_processes import run  # noqa: E402
 
 PARTS = ("tests", "demo", "plan", "modes", "peers", "rest")
 SHARES = {"tests": 0.22, "demo": 0.35, "plan": 0.5, "modes": 0.6, "peers": 0.5, "rest": 1.0}
@@ -63,13 +65,14 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts to run, of {', '.join(PARTS)}")
     parser.add_argument("--config", type=Path, action="append", help="check this file; default: all in configs/")
     parser.add_argument("--fresh", action="store_true", help="measure all anew, whatever FOLDER holds")
-    parser.add_argument("--page", action="store_true", help="copy FOLDER's results to docs/benchmarks/gpu-NAME.md")
+    page_help = "write FOLDER's results to docs/benchmarks/gpu-NAME.md, or to FILE, and measure nothing"
+    parser.add_argument("--page", type=Path, nargs="?", const=Path(), metavar="FILE", help=page_help)
     small = parser.add_mutually_exclusive_group()
     small.add_argument("--small", dest="rehearsal", action="store_const", const="cuda", default="")
     small.add_argument("--cpu-rehearsal", dest="rehearsal", action="store_const", const="cpu")
     options = parser.parse_args()
-    if options.page:
-        return write_page(options.folder)
+    if options.page is not None:
+        return write_page(options.folder, options.page)
     unknown = set(options.only.split(",")) - set(PARTS)
     if unknown:
         parser.error(f"--only: there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
@@ -117,14 +120,17 @@ def run_part(
 ) -> None:
     """Run what is not done yet of one part within some seconds."""
     rehearsal = options.rehearsal
-    if part == "tests" and results.get("tests", {}).get("exit_code") is None:
-        results["tests"] = run_tests(seconds)
-    elif part == "demo" and results.get("demo", {}).get("exit_code") is None:
-        results["demo"] = run_demo(options.folder, seconds, rehearsal)
+    before = results.get(part, {})
+    if part == "tests":
+        if not is_settled(before):
+            results["tests"] = count_failures(before, run_tests(seconds))
+    elif part == "demo":
+        if not is_settled(before):
+            results["demo"] = count_failures(before, run_demo(options.folder, seconds, rehearsal))
     elif part == "plan":
         results["plan"] = gpu_check_plan.check_planner(options.folder, seconds, rehearsal, FIRST_WORKLOADS)
-    elif part == "peers" and "rows" not in results.get("peers", {}):
-        results["peers"] = gpu_check_peers.run(seconds, rehearsal)
+    elif part == "peers":
+        results["peers"] = gpu_check_peers.measure_all(seconds, rehearsal, before)
     elif part == "modes":
         check_configs(
             [p for p in chosen_configs(options) if p.name in FIRST_CONFIGS], results, seconds, rehearsal, save
@@ -135,7 +141,8 @@ def run_part(
             results["plan"] = gpu_check_plan.check_planner(options.folder, seconds / 2, rehearsal)
         save()
         left = seconds - (time.monotonic() - started)
-        others = [path for path in chosen_configs(options) if options.config or path.name not in FIRST_CONFIGS]
+        first = FIRST_CONFIGS if "modes" in options.only.split(",") else ()
+        others = [path for path in chosen_configs(options) if path.name not in first]
         check_configs(others, results, left, rehearsal, save)
 
 
@@ -144,18 +151,39 @@ def chosen_configs(options: argparse.Namespace) -> list[Path]:
     return options.config or shipped_configs()
 
 
+def is_settled(part: dict[str, Any]) -> bool:
+    """Is a part done (exit code 5: there were no tests), or has it failed twice? Else it has another turn."""
+    return part.get("exit_code") in (0, 5) or part.get("failures", 0) > 1
+
+
+def count_failures(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return a part's results with how often it failed; what found no time has not failed."""
+    return {**now, "failures": before.get("failures", 0) + (now["exit_code"] not in (0, 5, None))}
+
+
 def check_configs(
     paths: list[Path], results: dict[str, Any], seconds: float, rehearsal: str, save: Callable[[], None]
 ) -> None:
-    """Measure the configs that have no whole entry yet, each with its share of the time."""
+    """Measure the configs that have no whole entry yet, each with its share of the time; behind them what crashed."""
     deadline = time.monotonic() + seconds
-    waiting = [path for path in paths if not any(is_whole(e) for e in results["configs"] if e["config"] == path.name)]
+    known = {entry["config"]: entry for entry in results["configs"]}
+    waiting = [path for path in paths if path.name not in known or not is_whole(known[path.name])]
+    crashed = [path for path in paths if is_crashed_once(known.get(path.name, {}))]
+    waiting += [path for path in crashed if path not in waiting]
     for number, path in enumerate(waiting):
         left = deadline - time.monotonic()
         share = left / (len(waiting) - number)
+        if share < 5 and path.name in known:
+            continue  # what there is says more
         entry = run_worker(path, share, left, rehearsal) if share >= 5 else {"config": path.name, "error": NOT_REACHED}
+        entry["failures"] = known.get(path.name, {}).get("failures", 0) + is_broken_config(entry)
         results["configs"] = [e for e in results["configs"] if e["config"] != path.name] + [entry]
         save()
+
+
+def is_crashed_once(entry: dict[str, Any]) -> bool:
+    """Did a config crash in one run alone?"""
+    return is_broken_config(entry) and entry.get("failures", 1) < 2
 
 
 def is_whole(entry: dict[str, Any]) -> bool:
@@ -204,7 +232,7 @@ def run_tests(seconds: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
     command += ["-o", "filterwarnings=default", "--import-mode=importlib", *files]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+        done = run(command, seconds, cwd=ROOT)
     except subprocess.TimeoutExpired:
         return {"exit_code": None, "said": f"the tests did not end within {seconds:.0f} s"}
     if "No module named pytest" in done.stderr:
@@ -224,7 +252,7 @@ def run_demo(folder: Path, seconds: float, rehearsal: str) -> dict[str, Any]:
     for command in (train, infer):
         try:
             left = max(5.0, deadline - time.monotonic())
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left, check=False)
+            done = run(command, left, cwd=ROOT)
         except subprocess.TimeoutExpired:
             return {"exit_code": None, "said": f"{command[3]} did not end within {left:.0f} s"}
         lines = (done.stdout + done.stderr).strip().splitlines()
@@ -241,9 +269,7 @@ def run_worker(path: Path, share: float, left: float, rehearsal: str) -> dict[st
     print(f"{path.name}: {share:.0f} s", file=sys.stderr, flush=True)
     wrong: dict[str, str] = {}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=max(5.0, min(2 * share, left)), check=False
-        )
+        done = run(command, max(5.0, min(2 * share, left)))
         said = done.stdout
         if done.returncode:
             wrong["crash"] = f"exit {done.returncode}: {' | '.join(done.stderr.strip().splitlines()[-3:])}"
@@ -263,8 +289,12 @@ def run_worker(path: Path, share: float, left: float, rehearsal: str) -> dict[st
 def write(folder: Path, results: dict[str, Any], started: float) -> None:
     """Write both files."""
     results["seconds"] = round(results.get("seconds_before", 0.0) + time.monotonic() - started, 1)
-    (folder / "gpu_check.json").write_text(json.dumps(tidy(results), indent=1, allow_nan=False) + "\n", "utf-8")
-    (folder / "gpu_check.md").write_text("\n".join(as_markdown(results)) + "\n", "utf-8")
+    texts = {"gpu_check.json": json.dumps(tidy(results), indent=1, allow_nan=False)}
+    texts["gpu_check.md"] = "\n".join(as_markdown(results))
+    for name, text in texts.items():  # replaced in one: a check that is killed here leaves the one before
+        unfinished = folder / f"{name}.unfinished"
+        unfinished.write_text(text + "\n", "utf-8")
+        unfinished.replace(folder / name)
 
 
 def tidy(value: Any) -> Any:
@@ -285,6 +315,7 @@ def summary(results: dict[str, Any]) -> list[str]:
     if demo.get("exit_code") not in (0, None):
         found.append(f"the demo ends with {demo['exit_code']}: {demo['said'].strip().splitlines()[-1]}")
     found += gpu_check_plan.faults(results["plan"]) if "plan" in results else []
+    found += gpu_check_peers.faults(results["peers"]) if "peers" in results else []
     for entry in results["configs"]:
         rows = [{"mode": "", **entry}, *entry.get("modes", [])]
         found += [f"{entry['config']} {row['mode']}: {row['crash']}" for row in rows if "crash" in row]
@@ -298,8 +329,8 @@ def summary(results: dict[str, Any]) -> list[str]:
     return ["## What to mend first", "", *([f"1. {line}" for line in found] or ["Nothing failed."]), ""]
 
 
-def write_page(folder: Path) -> int:
-    """Copy the results to the documents under the card's name. Return the exit code."""
+def write_page(folder: Path, page: Path) -> int:
+    """Write the results to a page, by default among the documents under the card's name. Return the exit code."""
     kept = folder / "gpu_check.json"
     if not kept.is_file():
         print(f"{kept} is not there: measure first", file=sys.stderr)
@@ -307,10 +338,10 @@ def write_page(folder: Path) -> int:
     results = json.loads(kept.read_text("utf-8"))
     gpu = results["machine"].get("gpu", "cpu-rehearsal")
     name = re.sub(r"[^a-z0-9]+", "-", gpu.lower().replace("nvidia", "").replace("geforce", "")).strip("-")
-    page = ROOT / "docs" / "benchmarks" / f"gpu-{name}.md"
+    page = page if page.name else ROOT / "docs" / "benchmarks" / f"gpu-{name}.md"
     lines = as_markdown(results)
     page.write_text("\n".join([*lines, "", "Made by `python scripts/gpu_check.py FOLDER`.", ""]), "utf-8")
-    print(f"wrote {page.relative_to(ROOT)}")
+    print(f"wrote {page}")
     return 0
 
 

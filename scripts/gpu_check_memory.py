@@ -26,6 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.gpu_check_plan import POISONED  # noqa: E402
+
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Of a convolution's own tensors, which cuDNN may take beside them."""
 CLEAN_STEPS, MOST_STEPS = 3, 12
@@ -33,9 +35,7 @@ PLAN_SECONDS, LAST_PLAN_SECONDS = 120, 5
 """The most that a plan may take, and how long one is waited for when the time of the measurements is over."""
 BUDGET_PART = 0.35
 """Of the time, at least, for the budgets."""
-POISONED = 86
-"""Exit code of a worker whose CUDA context is broken: nothing more can be measured in that process."""
-REHEARSED_BUDGETS, REHEARSED_PART = 1, 0.9
+REHEARSED_PART = 0.9
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
@@ -44,21 +44,20 @@ def append(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def work(path: Path, seconds: float, skip: int, rehearsal: str, limit: int | None = None) -> None:
-    """Measure the workloads after the first `skip`, then the budgets, and append a row for each.
-
-    `limit`: no more workloads than so many of the first, and no budgets.
-    """
+def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
+    """Measure the workloads, then the budgets, that have these labels, and append a row for each."""
     import torch
 
     from mpt.planner.calibration import Calibration
     from mpt.planner.session import Session
-    from scripts.gpu_check_workloads import ALLOW, BUDGETS, WORKLOADS
+    from scripts.gpu_check_workloads import ALLOW, BUDGETS, WORKLOADS, budget_label
 
     deadline = time.monotonic() + seconds
     device = torch.device("cpu") if rehearsal == "cpu" else torch.device("cuda", 0)
-    rows = WORKLOADS[skip:limit]
-    end = deadline - (BUDGET_PART * seconds if limit is None else 0)
+    known = {workload.label: workload for workload in WORKLOADS}
+    rows = [known[label] for label in labels if label in known]
+    budgets = [budget for budget in BUDGETS if budget_label(*budget) in labels]
+    end = deadline - (BUDGET_PART * seconds if budgets else 0)
     pool = ThreadPoolExecutor(planners(rehearsal))
     try:
         prepared = {row.label: prepare(row, rehearsal) for row in rows}
@@ -73,12 +72,11 @@ def work(path: Path, seconds: float, skip: int, rehearsal: str, limit: int | Non
             append_measured(path, entry, lambda row=row: measure(*prepared[row.label], device), plans[index], left)
     finally:
         pool.shutdown(cancel_futures=True)  # where the context broke, the next process plans anew
-    if limit is not None:
+    if not budgets:
         return
-    done = max(0, skip - len(WORKLOADS))
     with Session(card(device), Calibration(), ALLOW, planners(rehearsal)) as session:
-        for workload, part in BUDGETS[done : REHEARSED_BUDGETS if rehearsal else len(BUDGETS)]:
-            entry = {"label": f"{workload.label}, {part:.0%}", "budget": True}
+        for workload, part in budgets:
+            entry = {"label": budget_label(workload, part), "budget": True}
             if deadline - time.monotonic() < 15:
                 append(path, {**entry, "error": "not reached in time"})
                 continue
@@ -339,17 +337,15 @@ def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plan", action="store_true", help="plan what standard input asks for")
-    parser.add_argument("--worker", type=Path, help="measure, and append rows to this file")
+    parser.add_argument("--worker", type=Path, help="append rows to this file, of the labels in standard input")
     parser.add_argument("--seconds", type=float, default=150)
-    parser.add_argument("--skip", type=int, default=0)
-    parser.add_argument("--limit", type=int)
     parser.add_argument("--rehearsal", choices=("cpu", "cuda"), default="")
     options = parser.parse_args()
     if options.plan:
         print(json.dumps(plan_here(json.load(sys.stdin))))
     elif options.worker is not None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what `mpt train` sets for deterministic runs
-        work(options.worker, options.seconds, options.skip, options.rehearsal, options.limit)
+        work(options.worker, options.seconds, json.load(sys.stdin), options.rehearsal)
     else:
         parser.error("run scripts/gpu_check.py")
 

@@ -9,55 +9,75 @@ the share of the second column.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from scripts.gpu_check_processes import run
+from scripts.gpu_check_workloads import BUDGETS, REHEARSED_BUDGETS, WORKLOADS, budget_label
 
 WORKER = Path(__file__).resolve().parent / "gpu_check_memory.py"
 ROWS = "gpu_check_plan.jsonl"
 ALLOCATED_WITHIN, RESERVED_WITHIN = 0.03, 0.05
 """The medians that are wanted."""
+POISONED = 86
+"""Exit code of a worker whose CUDA context is broken, after it wrote the row: nothing more can be measured there."""
 
 
 def check_planner(folder: Path, seconds: float, rehearsal: str, limit: int | None = None) -> dict[str, Any]:
-    """Measure the workloads that have no row yet within `seconds`, in as many processes as break on the way.
+    """Measure what has no row yet within `seconds`, in as many processes as break on the way.
 
-    `limit`: only so many of the first. Returns rows and sums.
+    What crashed has one more turn, behind all the others. `limit`: only so many of the first. Returns rows and sums.
     """
     deadline = time.monotonic() + seconds
     path = folder / ROWS
-    drop_unreached(path)
+    keep_whole_rows(path)
     problem = ""
-    while limit is None or len(read_rows(path)) < limit:
-        done = len(read_rows(path))
+    while labels := waiting(path, rehearsal, limit):
+        written = len(read_history(path))
         left = deadline - time.monotonic()
+        if left < 20 and written:
+            break
         command = [sys.executable, str(WORKER), "--worker", str(path), "--seconds", str(left)]
-        command += [
-            "--skip",
-            str(done),
-            *(["--limit", str(limit)] if limit else []),
-            *([f"--rehearsal={rehearsal}"] if rehearsal else []),
-        ]
+        command += [f"--rehearsal={rehearsal}"] if rehearsal else []
         try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=left + 20, check=False)
+            ended = run(command, left + 20, said=json.dumps(labels))
         except subprocess.TimeoutExpired:
             problem = "did not end in its time"
             break
         if ended.returncode == 0:
+            if any("crash" in row for row in read_history(path)[written:]):
+                continue  # another turn
             break
         problem = f"exit {ended.returncode}: {' | '.join(ended.stderr.strip().splitlines()[-3:])}"
-        if len(read_rows(path)) == done:  # it broke before its first row: write the row for it, and go on after that
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"label": f"row {done + 1}", "crash": problem}) + "\n")
-        if deadline - time.monotonic() < 20 or ended.returncode == 2:
+        if ended.returncode == 2:
             break
+        done = len(read_history(path)) - written
+        under_way = labels[done:][:1]
+        if under_way and (ended.returncode != POISONED or not done):
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"label": under_way[0], "crash": problem}) + "\n")
     rows = read_rows(path)
     return {"rows": rows, "problem": problem, **sum_up(rows)}
+
+
+def waiting(path: Path, rehearsal: str, limit: int | None) -> list[str]:
+    """Return the labels of what has no row yet and then of what crashed once, each in its order."""
+    labels = [workload.label for workload in WORKLOADS[:limit]]
+    if limit is None:
+        labels += [budget_label(*budget) for budget in BUDGETS[: REHEARSED_BUDGETS if rehearsal else None]]
+    crashes = Counter(row["label"] for row in read_history(path) if "crash" in row)
+    rows = {row["label"]: row for row in read_rows(path)}
+    return [label for label in labels if label not in rows] + [
+        label for label in labels if "crash" in rows.get(label, {}) and crashes[label] < 2
+    ]
 
 
 def forget(folder: Path) -> None:
@@ -65,13 +85,13 @@ def forget(folder: Path) -> None:
     (folder / ROWS).unlink(missing_ok=True)
 
 
-def drop_unreached(path: Path) -> None:
-    """Take out the rows at the end that say that time was up, so that their workloads have another turn."""
-    rows = read_rows(path)
-    while rows and rows[-1].get("error") == "not reached in time":
-        rows.pop()
+def keep_whole_rows(path: Path) -> None:
+    """Take out the rows that say that time was up, which have another turn, and a line whose writing was cut short."""
     if path.is_file():
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        rows = [row for row in read_history(path) if row.get("error") != "not reached in time"]
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        unfinished.replace(path)
 
 
 def faults(results: dict[str, Any]) -> list[str]:
@@ -86,9 +106,18 @@ def faults(results: dict[str, Any]) -> list[str]:
     return found
 
 
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """Return every row that was written: a workload that crashed and had another turn has two."""
+    found = []
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError):  # the last line of a check that was killed
+            found.append(json.loads(line))
+    return found
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows written so far."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    """Return each workload's last row, in the order of their first ones."""
+    return list({row["label"]: row for row in read_history(path)}.values())
 
 
 def sum_up(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -165,3 +165,9 @@ BUDGETS: list[tuple[Workload, float]] = [
     (Workload("TinyViT", Network(own("TinyViT", 64, width=256, depth=6), 64, VIT.small), AMP), 0.4),
 ]
 """Shares of what the configuration as it stands would reserve; the planner has to find one that fits."""
+REHEARSED_BUDGETS = 1
+
+
+def budget_label(workload: Workload, part: float) -> str:
+    """Return what a workload is called that may have only a part of its memory."""
+    return f"{workload.label}, {part:.0%}"

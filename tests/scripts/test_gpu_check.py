@@ -1,11 +1,15 @@
 """The GPU check is rehearsed without a GPU: it measures, says what failed, and writes what there is."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,18 +97,67 @@ def test_every_workload_is_a_configuration_of_its_own():
         assert workload.config().train.batch_size > workload.config("cpu").train.batch_size
 
 
-def test_a_worker_that_breaks_is_followed_by_another(tmp_path, monkeypatch):
+WORKER = """
+import json, os, pathlib, sys, time
+path, rows = pathlib.Path(sys.argv[2]), []
+for label in json.load(sys.stdin):
+    tried = path.read_text().count(f'"{label}"') if path.exists() else 0
+    if label == "b" and tried == 0: sys.exit("a segmentation fault")
+    if label == "c": time.sleep(60 if not (path.parent / "killed").exists() else 0)
+    row = {"label": label, **({"crash": "x"} if label == "d" else {"error": "y"})}
+    path.open("a").write(json.dumps(row) + "\\n")
+    if label == "d": sys.exit(86)
+"""
+
+
+@pytest.fixture
+def four_workloads(tmp_path, monkeypatch):
+    """A worker whose second workload breaks it once, whose third takes its time, and whose last always crashes."""
+    (tmp_path / "worker.py").write_text(WORKER)
     monkeypatch.setattr(gpu_check_plan, "WORKER", tmp_path / "worker.py")
-    (tmp_path / "worker.py").write_text(
-        "import json, sys\n"
-        "path, skip = sys.argv[2], int(sys.argv[sys.argv.index('--skip') + 1])\n"
-        "if skip == 1: sys.exit('CUDA error: an illegal memory access')\n"
-        "open(path, 'a').write(json.dumps({'label': f'{skip}', 'error': 'x'}) + '\\n')\n"
-        "sys.exit(0 if skip == 2 else 86)\n"
-    )
+    monkeypatch.setattr(gpu_check_plan, "WORKLOADS", [SimpleNamespace(label=label) for label in "abcd"])
+    monkeypatch.setattr(gpu_check_plan, "BUDGETS", [])
+
+
+@pytest.mark.usefixtures("four_workloads")
+def test_what_broke_the_worker_has_one_more_turn_behind_the_rest(tmp_path):
+    (tmp_path / "killed").touch()
     results = gpu_check_plan.check_planner(tmp_path, 100, "cpu")
-    assert [row["label"] for row in results["rows"]] == ["0", "row 2", "2"]
-    assert "illegal memory access" in results["rows"][1]["crash"]
+    history = gpu_check_plan.read_history(tmp_path / gpu_check_plan.ROWS)
+    assert [row["label"] for row in history] == ["a", "b", "c", "d", "b", "d"]
+    assert "a segmentation fault" in history[1]["crash"]
+    assert {row["label"]: "crash" in row for row in results["rows"]} == {"a": False, "b": False, "c": False, "d": True}
+    gpu_check_plan.check_planner(tmp_path, 100, "cpu")  # what crashed twice stays listed
+    assert gpu_check_plan.read_history(tmp_path / gpu_check_plan.ROWS) == history
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process that its parent is gone")
+@pytest.mark.usefixtures("four_workloads")
+def test_a_check_that_is_killed_takes_its_worker_with_it_and_the_next_goes_on(tmp_path):
+    path = tmp_path / gpu_check_plan.ROWS
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            gpu_check_plan.check_planner(tmp_path, 100, "cpu")
+        os._exit(1)
+    while len(gpu_check_plan.read_rows(path)) < 2 or not (workers := started_by(child)):
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    until = time.monotonic() + 30
+    while Path(f"/proc/{workers[0]}").exists():
+        assert time.monotonic() < until, "the worker stays"
+        time.sleep(0.01)
+    with path.open("a") as file:
+        file.write('{"label": "c", "err')  # as a kill in the middle of a line leaves it
+    (tmp_path / "killed").touch()
+    results = gpu_check_plan.check_planner(tmp_path, 100, "cpu")
+    assert [row["label"] for row in results["rows"]] == ["a", "b", "c", "d"]
+
+
+def started_by(parent):
+    """Return the processes whose parent this is."""
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
 def test_steps_are_taken_until_the_optimizers_have_stepped_often_enough(monkeypatch):
@@ -127,7 +180,7 @@ def test_a_config_that_does_not_end_keeps_the_modes_that_were_measured(monkeypat
             raise subprocess.TimeoutExpired(command, timeout, output=said.encode())
         return subprocess.CompletedProcess(command, -11, said, "Segmentation fault\n")
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(gpu_check, "run", run)
     entry = gpu_check.run_worker(Path("a.yaml"), 10, 10, rehearsal="cpu")
     assert entry["modes"][:2] == modes
     wrong = {"error": "did not end in its time"} if ends == "late" else {"crash": "exit -11: Segmentation fault"}
@@ -182,7 +235,7 @@ def run_parts(monkeypatch, folder, *words):
     monkeypatch.setattr(
         gpu_check, "run_demo", lambda *args: done.append("demo") or {"exit_code": 6, "said": "a\nnot finite"}
     )
-    monkeypatch.setattr(gpu_check_peers, "run", lambda *args: done.append("peers") or {"rows": []})
+    monkeypatch.setattr(gpu_check_peers, "measure_all", lambda *args: done.append("peers") or {"rows": []})
 
     def planner(folder, seconds, rehearsal, limit=None):
         done.append(f"plan {limit}")
@@ -191,9 +244,9 @@ def run_parts(monkeypatch, folder, *words):
     def worker(path, share, left, rehearsal):
         done.append(path.name)
         late = path.name == "vae.yaml" and done.count("vae.yaml") == 1 and "tests" in done
-        return {"config": path.name, "model": "x", "batch_size": 1, "substitute": None, "modes": []} | (
-            {"error": "not reached in time"} if late else {}
-        )
+        wrong = {"error": "not reached in time"} if late else {}
+        wrong |= {"crash": "exit 1"} if path.name == "began.yaml" else {}
+        return {"config": path.name, "model": "x", "batch_size": 1, "substitute": None, "modes": [], **wrong}
 
     monkeypatch.setattr(gpu_check_plan, "check_planner", planner)
     monkeypatch.setattr(gpu_check, "run_worker", worker)
@@ -211,7 +264,12 @@ def test_parts_run_by_value_and_a_second_run_goes_on(tmp_path, monkeypatch):
     first = text.split("## What to mend first")[1]
     assert first.index("the demo ends with 6: not finite") < first.index("vae.yaml: not measured in full")
     _, again = run_parts(monkeypatch, tmp_path)
-    assert again == ["plan 20", "plan None", "vae.yaml"]
+    assert again == ["demo", "plan 20", "peers", "plan None", "vae.yaml", "began.yaml"]  # what failed is tried again,
+    _, third = run_parts(monkeypatch, tmp_path)
+    assert third == ["plan 20", "peers", "plan None"]  # once
+    text = (tmp_path / "gpu_check.md").read_text()
+    assert "the demo ends with 6: not finite" in text
+    assert "began.yaml : exit 1" in text
     _, fresh = run_parts(monkeypatch, tmp_path, "--fresh")
     assert fresh[:2] == ["tests", "demo"]
 
@@ -223,16 +281,38 @@ def test_the_results_become_a_page_by_one_command(tmp_path, monkeypatch):
     (tmp_path / "check" / "gpu_check.json").write_text(json.dumps(results))
     (tmp_path / "docs" / "benchmarks").mkdir(parents=True)
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
-    assert gpu_check.write_page(tmp_path / "check") == 0
+    assert gpu_check.write_page(tmp_path / "check", Path()) == 0
     assert "RTX 3060 Ti" in (tmp_path / "docs" / "benchmarks" / "gpu-rtx-3060-ti.md").read_text()
 
 
-def test_rows_that_time_did_not_reach_have_another_turn(tmp_path, monkeypatch):
+def test_rows_that_time_did_not_reach_have_another_turn(tmp_path):
     path = tmp_path / gpu_check_plan.ROWS
     late = {"error": "not reached in time"}
     path.write_text("".join(json.dumps({"label": str(n), **(late if n > 1 else {})}) + "\n" for n in range(4)))
-    gpu_check_plan.drop_unreached(path)
+    gpu_check_plan.keep_whole_rows(path)
     assert [row["label"] for row in gpu_check_plan.read_rows(path)] == ["0", "1"]
+
+
+def test_a_contestant_that_failed_is_tried_once_more_and_one_that_was_measured_is_kept(monkeypatch):
+    tried = []
+
+    def run(command, timeout):
+        tried.append(command[2])
+        said = json.dumps({"step_seconds": 1.0, "peak_bytes": 0}) if command[2] == "mpt" else ""
+        wrong = "not installed" if command[2] == "lightning" else "no compiler"
+        return subprocess.CompletedProcess(command, 0 if said else 1, said, wrong)
+
+    monkeypatch.setattr(gpu_check_peers, "run", run)
+    first = gpu_check_peers.measure_all(100, "cpu")
+    assert tried == list(gpu_check_peers.CONTESTANTS)
+    second = gpu_check_peers.measure_all(100, "cpu", first)
+    assert tried[len(gpu_check_peers.CONTESTANTS) :] == [
+        name for name in gpu_check_peers.CONTESTANTS if name not in ("mpt", "lightning")
+    ]
+    third = gpu_check_peers.measure_all(100, "cpu", second)
+    assert third == second
+    assert "side by side, by hand: no compiler" in gpu_check_peers.faults(third)
+    assert not any("lightning" in line for line in gpu_check_peers.faults(third))
 
 
 def test_without_a_gpu_it_says_how_to_rehearse(tmp_path, monkeypatch, capsys):
