@@ -27,15 +27,22 @@ FAST = (
 )
 """Folders and files whose tests are the fast tier, `pytest -m fast -n 2`: under a minute on two cores."""
 NOT_FAST = (
+    "config/test_load.py::test_any_value_is_taken",
+    "config/test_part_packages.py",
     "data/test_absent.py",
     "report/test_classification_page.py",
     "report/test_comparison.py",
     "report/test_page.py",
     "report/test_plots.py",
+    "report/test_statistics.py",
+    "run/test_checkpoint.py::test_a_kill_at_any_moment",
     "run/test_collector.py",
     "run/test_other_systems.py",
+    "test_architecture.py::test_the_check_notices_torch",
+    "test_cli.py::test_light_commands",
 )
-"""Files among them that train runs or draw figures: half of the tier's processor time in a twentieth of its tests."""
+"""Files and tests among them that train runs, draw figures, start processes or draw many samples: a few in a hundred,
+and half of the processor time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,8 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         path = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
-        is_slow = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
-        if not is_slow and path not in NOT_FAST and any(path == one or path.startswith(f"{one}/") for one in FAST):
+        is_dear = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
+        is_dear = is_dear or f"{path}::{item.name}".startswith(NOT_FAST)
+        if not is_dear and any(path == one or path.startswith(f"{one}/") for one in FAST):
             item.add_marker("fast")
 
 

@@ -12,6 +12,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
+MODES = (
+    *("fp32", "tf32", "amp", "bf16", "O1", "O2", "{mode: O3, loss_scale: 128}", "fp16-pure", "bf16-pure"),
+    *("bf16-sr", "bf16-kahan", "{mode: bf16-sr, accumulate: float32}"),
+)
+"""Precision modes that an RTX 3060 has."""
 CLASSIFIER = """
 model: {name: small_cnn, features: 4, image_size: 8}
 dataset: digits

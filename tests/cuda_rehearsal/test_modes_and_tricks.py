@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, train
+from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, MODES, train
 
 TRICKS = (
     "optimizer_in_backward: true",
@@ -20,13 +20,7 @@ TRICKS = (
 )
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        *("fp32", "tf32", "amp", "bf16", "O1", "O2", "{mode: O3, loss_scale: 128}", "fp16-pure", "bf16-pure"),
-        *("bf16-sr", "bf16-kahan", "{mode: bf16-sr, accumulate: float32}"),
-    ],
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_mode_trains_resumes_and_infers(mode: str, tmp_path: Path) -> None:
     optimizer = "optimizer.lr=0.01"
     said = train(tmp_path, CLASSIFIER, f"precision={mode}", "--smoke", "2", optimizer)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cuda_rehearsal.programs import ROOT, mpt
+from tests.cuda_rehearsal.programs import MODES, ROOT, mpt
 from tests.cuda_rehearsal.torch_cuda import installed
 
 SMALL = {
@@ -32,6 +32,8 @@ SMALL = {
 """Configs that a CPU trains in seconds, with the batch that is taken."""
 SLOW_IN_HALF = ("dain_demo", "stylegan2_16", "yolofuse_demo")
 """Where a CPU's half precision takes too long."""
+SLOW = ("yolofuse_demo",)
+"""The detector takes as long as four others."""
 FURTHER = {
     "dain_demo": ("task.flow_steps=1", "dataset.count=8", "dataset.test_count=2"),
     "saehd_demo": ("dataset.count=8", "dataset.test_count=4"),
@@ -129,9 +131,7 @@ def check(config: str, batch: int, *words: str, waits: bool = True) -> None:
     assert memory["steps_reserved_bytes"] == pytest.approx(reserved, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "config", [pytest.param(name, marks=[pytest.mark.slow] * (name == "yolofuse_demo")) for name in SMALL]
-)  # the detector takes as long as four others
+@pytest.mark.parametrize("config", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL])
 def test_a_config_trains_as_planned_and_without_waiting(config: str, tmp_path: Path) -> None:
     os.chdir(tmp_path)
     check(config, SMALL[config], *FURTHER.get(config, ()), *(["precision=fp32"] if config in SLOW_IN_HALF else []))
@@ -175,6 +175,38 @@ def test_a_large_config_needs_the_memory_that_is_planned(config: str, tmp_path: 
     check(config, LARGE[config], "precision=fp32", waits=False)
 
 
+@pytest.mark.slow
+@pytest.mark.cards("h100")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("config", SMALL)
+def test_a_config_trains_in_every_mode_or_says_why_not(config: str, mode: str, tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    drawn = ("task.metric_samples=64",) if config in DRAWN else ()
+    words = ("train.epochs=null", f"train.batch_size={SMALL[config]}", "train.plan_memory=false", "--device", "cuda")
+    mode_alone = ("precision=null", f"precision={mode}", "--smoke", "2")
+    said = mpt("train", ROOT / "configs" / f"{config}.yaml", *words, *drawn, *FURTHER.get(config, ()), *mode_alone)
+    assert said.code in (0, 2), said  # 2: some do not go together, and say so
+    assert "Traceback" not in said.text
+
+
+def table() -> list[str]:
+    """Return which configs are rehearsed, in which precision and in which tests, as Markdown."""
+    own, every = "its own precision", "two steps in every mode"
+    rows = dict.fromkeys(SMALL, (own, every))
+    rows |= dict.fromkeys(SLOW_IN_HALF, ("fp32", f"{own}; {every}"))
+    rows |= dict.fromkeys(SLOW, ("none", f"fp32; {own}; {every}"))
+    rows |= dict.fromkeys(UNSHIPPED_DATA, ("none", "fp32, made smaller, with drawn data"))
+    rows |= dict.fromkeys(LARGE, ("none", "fp32, on an H100"))
+    lines = [f"| `{name}` | {default} | {slow} |" for name, (default, slow) in sorted(rows.items())]
+    return ["| Config | Default tests | Slow tests |", "|---|---|---|", *lines]
+
+
+@pytest.mark.here
+def test_the_page_lists_what_is_rehearsed_where() -> None:
+    assert "\n".join(table()) in (ROOT / "docs" / "rehearsal.md").read_text("utf-8")
+
+
+@pytest.mark.here
 def test_every_shipped_config_is_rehearsed() -> None:
     shipped = {path.stem for path in (ROOT / "configs").glob("*.yaml") if not path.name.endswith(".plan.yaml")}
     assert shipped <= {*SMALL, *LARGE, *UNSHIPPED_DATA}, "add the new config, with a batch that a CPU can take"
