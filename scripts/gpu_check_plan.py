@@ -27,6 +27,8 @@ WORKER = Path(__file__).resolve().parent / "gpu_check_memory.py"
 ROWS = "gpu_check_plan.jsonl"
 ALLOCATED_WITHIN, RESERVED_WITHIN = 0.03, 0.05
 """The medians that are wanted."""
+LATE = ("not reached in time", "the plan was not done in time")
+"""Errors of rows that have another turn whenever the check is run again."""
 POISONED = 86
 """Exit code of a worker whose CUDA context is broken, after it wrote the row: nothing more can be measured there."""
 
@@ -88,14 +90,14 @@ def forget(folder: Path) -> None:
 def keep_whole_rows(path: Path) -> None:
     """Take out the rows that say that time was up, which have another turn, and a line whose writing was cut short."""
     if path.is_file():
-        rows = [row for row in read_history(path) if row.get("error") != "not reached in time"]
+        rows = [row for row in read_history(path) if row.get("error") not in LATE]
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
         unfinished.replace(path)
 
 
 def faults(results: dict[str, Any]) -> list[str]:
-    """Return in words what is wrong: crashes, budgets that were not kept, medians that are too far off."""
+    """Return in words what is wrong: crashes, budgets not kept, medians too far off, what is late."""
     found = [f"planner, {row['label']}: {row['crash']}" for row in results["rows"] if "crash" in row]
     budgets = [row for row in results["rows"] if row.get("budget") and "outcome" in row]
     found += [f"planner, {row['label']}: {row['outcome']}" for row in budgets if row["outcome"] == "out of memory"]
@@ -103,6 +105,8 @@ def faults(results: dict[str, Any]) -> list[str]:
         wanted = ALLOCATED_WITHIN if name.startswith("allocated") else RESERVED_WITHIN
         if error["median"] > wanted:
             found.append(f"planner: {name} memory is {error['median']:.1%} off in the median, wanted is {wanted:.0%}")
+    late = sum(row.get("error") in LATE for row in results["rows"])
+    found += [f"planner: not measured in time: {late}; run this again to go on"] if late else []
     return found
 
 

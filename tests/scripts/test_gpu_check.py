@@ -80,6 +80,7 @@ def test_the_first_workload_calibrates_the_others_and_the_medians_say_whether_th
     assert "allocated: median 10.0% off, largest 10.0%, 3 workloads; wanted is a median within 3%: NOT met" in text
     assert "reserved, calibrated: median 0.0% off, largest 0.0%, 2 workloads; wanted is a median within 5%: met" in text
     assert "| e | not reached in time |" in text
+    assert "planner: not measured in time: 1; run this again to go on" in gpu_check_plan.faults(results)
     assert gpu_check_plan.is_broken(results)
     assert not gpu_check_plan.is_broken({"rows": rows[:5]})
 
@@ -287,8 +288,8 @@ def test_the_results_become_a_page_by_one_command(tmp_path, monkeypatch):
 
 def test_rows_that_time_did_not_reach_have_another_turn(tmp_path):
     path = tmp_path / gpu_check_plan.ROWS
-    late = {"error": "not reached in time"}
-    path.write_text("".join(json.dumps({"label": str(n), **(late if n > 1 else {})}) + "\n" for n in range(4)))
+    late = {2: {"error": "not reached in time"}, 3: {"error": "the plan was not done in time", "allocated": 1}}
+    path.write_text("".join(json.dumps({"label": str(n), **late.get(n, {})}) + "\n" for n in range(4)))
     gpu_check_plan.keep_whole_rows(path)
     assert [row["label"] for row in gpu_check_plan.read_rows(path)] == ["0", "1"]
 
