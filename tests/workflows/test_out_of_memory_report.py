@@ -22,10 +22,13 @@ from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
 from mpt.errors import MemoryBudgetError
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import find_gpu
 from mpt.planner.recipe import Recipe
-from mpt.planner.session import Answer
+from mpt.planner.session import Answer, Session
 from mpt.seams import Loss
 from mpt.tasks.classify import Classify
+from tests.planner.test_command import Shared
 
 CONFIG = """
 model: {name: small_cnn, features: 4, image_size: 8}
@@ -43,6 +46,18 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
     return path
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Session]:
+    with Session(find_gpu("rtx3060"), Calibration()) as session:
+        yield session
+
+
+@pytest.fixture
+def one_planner(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one planning process serve the tests that do not ask how it is started or ended."""
+    monkeypatch.setattr(report, "Session", Shared(opened))
 
 
 @pytest.fixture
@@ -73,6 +88,7 @@ def fail(config: Path, *overrides: str, **options: Any) -> list[str]:
     return str(caught.value).split("\n")
 
 
+@pytest.mark.usefixtures("one_planner")
 def test_the_report_says_what_held_the_memory_and_the_patch_it_writes_is_taken(
     config: Path, refuse_above: Callable[[int], None]
 ) -> None:
@@ -97,6 +113,7 @@ def test_the_report_says_what_held_the_memory_and_the_patch_it_writes_is_taken(
     assert (plan.parent / "summary.json").is_file()
 
 
+@pytest.mark.usefixtures("one_planner")
 def test_python_is_told_what_to_call(config: Path, refuse_above: Callable[[int], None]) -> None:
     refuse_above(16)
     runs = config.parent / "runs"
@@ -138,6 +155,7 @@ def test_planning_that_takes_too_long_is_ended(
     assert lines[-1].endswith("--resume")
 
 
+@pytest.mark.usefixtures("one_planner")
 def test_a_move_that_would_not_help_is_passed_over(config: Path, refuse_above: Callable[[int], None]) -> None:
     """Wide layers on few samples: the peak is in the optimizer, and smaller micro-batches do not lower it."""
     refuse_above(1)
@@ -148,6 +166,7 @@ def test_a_move_that_would_not_help_is_passed_over(config: Path, refuse_above: C
     assert not (config.parent / "runs/run/plan.yaml").exists()
 
 
+@pytest.mark.usefixtures("one_planner")
 def test_an_adapted_run_is_planned_as_it_was_adapted(config: Path, refuse_above: Callable[[int], None]) -> None:
     refuse_above(0)
     lines = fail(config, "memory.on_oom=adapt")
@@ -204,6 +223,7 @@ def test_on_a_cpu_the_budget_is_what_was_refused(message: str, words: str) -> No
     assert report.find_budget(torch.device("cpu"), message).text == words
 
 
+@pytest.mark.usefixtures("one_planner")
 def test_memory_that_runs_out_elsewhere_says_where(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no room")
