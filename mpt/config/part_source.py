@@ -36,6 +36,8 @@ LITERALS = (  # the second line: see mpt.config.relief, the third: mpt.config.li
     *("RELIEVES", "PROPOSALS", "DIALS", "LADDER", "RANK", "IN_PARTS", "LOSSY", "POINTLESS_ON", "ENVIRONMENT"),
     *("HOLDS_FLOAT32", "NEEDS_BFLOAT16", "SCALED"),
 )
+SHARED = "_settings"
+"""What the name of a module ends with that several parts share settings of: it imports nothing but these either."""
 SETTINGS, COMMAND = "Settings", "Command"
 """The class that makes a file a part: what YAML sets, or in the folder `commands` what the command line does."""
 
@@ -70,6 +72,9 @@ def read_source(source: str, path: Path, module_name: str, wanted: str = SETTING
     declared = _execute(tree, path, module_name, wanted)
     literals = read_literals(tree, LITERALS)
     notes = dict(_option_notes())
+    for base in declared.__mro__[1:]:
+        if base.__module__.endswith(SHARED):
+            notes.update(read_notes(Path(str(sys.modules[base.__module__].__file__)), base.__name__))
     for node in classes:
         notes.update(_notes(node))
     fields = declared.model_fields if issubclass(declared, Options) else vars(declared)["__dataclass_fields__"]
@@ -132,7 +137,7 @@ def _future_annotations() -> ast.ImportFrom:
 
 def _is_allowed_import(node: ast.stmt) -> bool:
     def allowed(name: str) -> bool:
-        return any(name == root or name.startswith(root + ".") for root in ALLOWED_IMPORTS)
+        return name.endswith(SHARED) or any(name == root or name.startswith(root + ".") for root in ALLOWED_IMPORTS)
 
     if isinstance(node, ast.ImportFrom):
         return node.level == 0 and node.module is not None and allowed(node.module)

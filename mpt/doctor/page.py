@@ -30,7 +30,7 @@ def write_page(path: Path, subject: str, sections: Sequence[Section]) -> None:
     for name, key in WORST.items():
         if name in tables:  # None is an error that is not finite
             worst = sorted(tables[name], key=lambda row: -math.inf if row[key] is None else -row[key])
-            tables[name] = worst[:MOST_ROWS]
+            tables[name] = [{**row, key: "not finite" if row[key] is None else row[key]} for row in worst[:MOST_ROWS]]
     template = environment().get_template("doctor.html.j2")
     numerics = map_numerics(ranges, exponents)
     text = template.render(subject=subject, sections=sections, numerics=numerics, tables=tables)

@@ -277,7 +277,7 @@ class Training:
         self.tell_removed_files()
         state["loop"] = self.loop_record()
         task, step = self.run.task, self.progress.step
-        options: dict[str, Any] = {
+        about: checkpoint.About = {
             "keep_last": self.train.keep_last,
             "metric": self.progress.last_metrics.get(task.metric),
             "higher_is_better": task.higher_is_better,
@@ -286,7 +286,7 @@ class Training:
         }
 
         def write(encoded: checkpoint.EncodedState) -> None:
-            checkpoint.write(self.directory, step, encoded, **options)
+            checkpoint.write(self.directory, step, encoded, **about)
             self.journal.recorder.sync()
 
         self.saver.start(step, checkpoint.encode(state, is_sharded=shards is not None), write)

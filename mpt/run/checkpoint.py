@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -78,33 +78,28 @@ class EncodedState:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
-def save(
-    run: RunDirectory,
-    step: int,
-    state: Mapping[str, Any],
-    *,
-    keep_last: int,
-    metric: float | None = None,
-    higher_is_better: bool = True,
-    extra_manifest: Mapping[str, Any] | None = None,
-    shards: Shards | None = None,
-) -> Path:
+class About(TypedDict, total=False):
+    """What is said of a checkpoint when it is written."""
+
+    keep_last: Required[int]
+    """How many of the newest checkpoints stay, beside the best."""
+    metric: float | None
+    """This step's evaluation, if there was one."""
+    higher_is_better: bool
+    """By the metric; true where it is not said."""
+    extra_manifest: Mapping[str, Any]
+    """What else the manifest keeps."""
+    shards: Shards | None
+    """What the ranks of a sharded training have written of it already."""
+
+
+def save(run: RunDirectory, step: int, state: Mapping[str, Any], **about: Unpack[About]) -> Path:
     """Write one checkpoint durably, then remove all but the last `keep_last` and the best; return its path.
 
-    `metric` is this step's evaluation, if there was one. `shards` are what the ranks of a sharded training have written
-    of it already. Raises InputOutputError, leaving the earlier checkpoints as they were; TypeError for a state that is
-    not plain (see `mpt.run.state`).
+    Raises InputOutputError, leaving the earlier checkpoints as they were; TypeError for a state that is not plain (see
+    `mpt.run.state`).
     """
-    return write(
-        run,
-        step,
-        encode(state, is_sharded=shards is not None),
-        keep_last=keep_last,
-        metric=metric,
-        higher_is_better=higher_is_better,
-        extra_manifest=extra_manifest,
-        shards=shards,
-    )
+    return write(run, step, encode(state, is_sharded=about.get("shards") is not None), **about)
 
 
 def encode(state: Mapping[str, Any], *, is_sharded: bool = False) -> EncodedState:
@@ -114,18 +109,9 @@ def encode(state: Mapping[str, Any], *, is_sharded: bool = False) -> EncodedStat
     return EncodedState(json.dumps(structure, allow_nan=False, separators=(",", ":")).encode(), tensors)
 
 
-def write(
-    run: RunDirectory,
-    step: int,
-    state: EncodedState,
-    *,
-    keep_last: int,
-    metric: float | None = None,
-    higher_is_better: bool = True,
-    extra_manifest: Mapping[str, Any] | None = None,
-    shards: Shards | None = None,
-) -> Path:
+def write(run: RunDirectory, step: int, state: EncodedState, **about: Unpack[About]) -> Path:
     """Write an encoded state as `save` does. May run in a thread beside the training if nothing changes the tensors."""
+    keep_last, metric, shards = about["keep_last"], about.get("metric"), about.get("shards")
     assert keep_last >= 1, "a run keeps at least one checkpoint"
     assert step >= 0, "steps are counted from zero"
     manifest = {
@@ -134,8 +120,8 @@ def write(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "metric": metric if metric is not None and math.isfinite(metric) else None,
-        "higher_is_better": higher_is_better,
-        "extra": dict(extra_manifest or {}),
+        "higher_is_better": about.get("higher_is_better", True),
+        "extra": dict(about.get("extra_manifest", {})),
     }
     needed = state.tensor_bytes + len(build_header(state.tensors)[0]) + len(state.structure)
     path = run.checkpoint_path(step)

@@ -22,23 +22,22 @@ from typing import Literal
 
 from pydantic import Field
 
-from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError, DataError
 from mpt.seams import DataSpec
 from mpt.systems.yolofuse.data.pair_files import Folders, Pair, Search, find_folders, list_pairs, read_scene
 from mpt.systems.yolofuse.data.scene_augmentation import Scene
 from mpt.systems.yolofuse.data.scene_dataset import SIDES, Layout, SceneDataset, changes_of, check_common, most_boxes
+from mpt.systems.yolofuse.data.scene_settings import SceneOptions
 from mpt.systems.yolofuse.data.yolo_data_file import SUFFIXES, beside, read_data_file
 
 ASSUMED_COUNT, ASSUMED_BOXES = 10_000, 16
 LLVIP_CLASSES = ("person",)
+NAMES = {"detection_files": {"mosaic": 1.0, "brightness": 0.4, "translate": 0.1, "scale": 0.5}}
 
 
-class Settings(DatasetOptions):
+class Settings(SceneOptions):
     root: str = Field("data/LLVIP", min_length=1)
     """The folder that holds the pictures and the labels, or YOLO's data.yaml about them; `~` is your home."""
-    cameras: Literal["pair", "rgb", "ir"] = "pair"
-    """Both cameras, or one."""
     classes: list[str] = Field(default_factory=lambda: list(LLVIP_CLASSES))
     """Names of the classes, in the order of their numbers. Of COCO labels the file's own names are taken."""
     images: str | None = None
@@ -59,26 +58,12 @@ class Settings(DatasetOptions):
     """Keep decoded pictures in memory, at the size they are needed (each worker process its own)."""
     max_pixels: int = Field(64_000_000, ge=1, le=178_000_000)
     """Larger pictures are bad: they are refused from their header, before they are decoded."""
-    mosaic: float = Field(1.0, ge=0, le=1)
-    """Probability that four pictures are put together."""
-    mosaic_epochs: int | None = Field(None, ge=0)
-    """Epoch from which there is no mosaic and no mixup any more; null is never."""
-    mixup: float = Field(0.0, ge=0, le=1)
-    """Probability that two samples are blended."""
-    flip_across: float = Field(0.5, ge=0, le=1)
-    """Probability that a sample is mirrored left to right."""
     flip_down: float = Field(0.0, ge=0, le=1)
     """Probability that a sample is mirrored top to bottom."""
     hue: float = Field(0.015, ge=0, le=1)
     """Largest relative change of hue, the same for both cameras."""
     saturation: float = Field(0.7, ge=0, le=1)
     """Largest relative change of saturation, the same for both cameras."""
-    brightness: float = Field(0.4, ge=0, le=1)
-    """Largest relative change of brightness, the same for both cameras."""
-    translate: float = Field(0.1, ge=0, lt=1)
-    """Largest shift, as a share of the sides."""
-    scale: float = Field(0.5, ge=0, lt=1)
-    """Largest relative change of size."""
 
 
 class DetectionFiles(SceneDataset):

@@ -9,8 +9,6 @@ The pictures depend on `data_seed` and the split alone, not on the run's seed, s
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from PIL import Image
@@ -18,44 +16,28 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from mpt.config.options import DatasetOptions
 from mpt.data.seeds import mix
 from mpt.seams import DataSpec
 from mpt.systems.yolofuse.data.detection_labels import Rows
 from mpt.systems.yolofuse.data.scene_augmentation import Scene
 from mpt.systems.yolofuse.data.scene_dataset import SIDES, Layout, SceneDataset, changes_of, check_common, most_boxes
+from mpt.systems.yolofuse.data.scene_settings import SceneOptions
 
 MOST_PEOPLE = 3
 CLASSES = ("person",)
 
 
-class Settings(DatasetOptions):
+class Settings(SceneOptions):
     count: int = Field(300, ge=1)
     """Scenes to train on."""
     test_count: int = Field(300, ge=1)
     """Scenes to test on; with 100, mAP swings by .1 from set to set."""
     data_seed: int = 0
     """Seed of the drawn data; independent of the run's `seed`."""
-    cameras: Literal["pair", "rgb", "ir"] = "pair"
-    """Which cameras are delivered."""
     visible: float = Field(0.7, ge=0, le=1)
     """Probability that the visible camera shows a person."""
     warm: float = Field(0.7, ge=0, le=1)
     """Probability that the infrared camera shows a person; who is neither visible nor warm is made warm."""
-    mosaic: float = Field(0.0, ge=0, le=1)
-    """Probability that four scenes are put together."""
-    mosaic_epochs: int | None = Field(None, ge=0)
-    """Epoch from which there is no mosaic and no mixup any more; null is never."""
-    mixup: float = Field(0.0, ge=0, le=1)
-    """Probability that two samples are blended."""
-    flip_across: float = Field(0.5, ge=0, le=1)
-    """Probability that a sample is mirrored left to right."""
-    brightness: float = Field(0.0, ge=0, lt=1)
-    """Largest relative change of brightness, the same for both cameras."""
-    translate: float = Field(0.0, ge=0, lt=1)
-    """Largest shift, as a share of the sides."""
-    scale: float = Field(0.0, ge=0, lt=1)
-    """Largest relative change of size."""
 
 
 class Scenes(SceneDataset):
