@@ -209,3 +209,8 @@ def test_commands_that_only_look_import_no_torch(words: list[str]) -> None:
 
 def test_the_check_notices_torch() -> None:
     assert heavy_modules_after("import mpt.seams") == {"torch"}
+
+
+def test_classes_of_objects_are_changed_in_one_place() -> None:
+    found = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if ".__class__ = " in path.read_text("utf-8")]
+    assert found == [Path("nn/mixin.py")]

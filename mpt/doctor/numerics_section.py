@@ -187,11 +187,11 @@ def operator_rows(found: Examination, step: int) -> list[dict[str, Any]]:
             "module": one.module,
             "operator": ("backward of " if one.is_backward else "") + one.operator,
             "line": one.line,
+            "relative_error": rounded(error, 6),
             "largest": rounded(one.largest, 6),
             "headroom_bits": rounded(one.headroom_bits, 2),
             "underflow": round(one.underflow, 4),
             "subnormal": round(one.subnormal, 4),
-            "relative_error": rounded(error, 6),
         }
         for one, error in operator_errors(found.results, found.seen)
     ]

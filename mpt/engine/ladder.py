@@ -24,7 +24,7 @@ from mpt.config.registry import INSTALLED
 from mpt.config.relief import Relief, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
-from mpt.nn.mixin import without_outermost
+from mpt.nn.mixin import become, without_outermost
 from mpt.seams import Run
 
 FLOOR = 8
@@ -142,7 +142,7 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
     def take_back() -> None:
         run.adapted, run.micro_batch_size, run.tricks = adapted, size, tricks
         for module, kind, inplace in classes_before:
-            module.__class__ = kind
+            become(module, kind)
             if inplace is not None:
                 module.inplace = inplace
 

@@ -27,6 +27,7 @@ from torch.nn import functional
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.nn.devices import compute_device
+from mpt.nn.mixin import become
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
 LOSSY = True
@@ -139,7 +140,7 @@ class Lora(MemoryTrick):
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         bound = 1 / math.sqrt(weight.shape[1])  # nn.Linear's own, as in the published code
         down = torch.empty(rank, weight.shape[1]).uniform_(-bound, bound, generator=generator)
-        layer.__class__ = AdaptedLinear if isinstance(layer, nn.Linear) else AdaptedConv2d
+        become(layer, AdaptedLinear if isinstance(layer, nn.Linear) else AdaptedConv2d)
         device = compute_device(layer)  # the weight may wait on the host
         layer.lora_a = nn.Parameter(down.to(device, weight.dtype), trained)
         up = torch.zeros(weight.shape[0], rank, dtype=weight.dtype, device=device)

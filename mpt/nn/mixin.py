@@ -21,11 +21,16 @@ class Mixin:
     """Whether it belongs in front of what memory tricks put there: a precision mode's casts, for one."""
 
 
+def become(thing: Any, kind: type) -> None:
+    """Change an object's class: the one place where that is done."""
+    thing.__class__ = kind
+
+
 def mix_in(thing: Any, mixin: type[Mixin], methods: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Put a mixin in front of an object's class, with methods that it makes for this class alone."""
     original = type(thing)
     members = {"__module__": original.__module__, **methods}
-    thing.__class__ = type(original.__name__, (mixin, original), members)
+    become(thing, type(original.__name__, (mixin, original), members))
 
 
 def own_class(thing: Any) -> type[Any]:
@@ -47,7 +52,7 @@ def without_outermost(modules: Iterable[nn.Module]) -> Iterator[None]:
         while (mixin := _outermost(module)) is not None:
             own = {name: value for name, value in vars(type(module)).items() if isinstance(value, FunctionType)}
             layers.append((module, mixin, own))
-            module.__class__ = type(module).__bases__[1]
+            become(module, type(module).__bases__[1])
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mpt.config.relief import reliefs
 from mpt.config.schema import Config
 from mpt.planner import batch_fit, routes
 from mpt.planner.calibration import Calibration
@@ -104,7 +105,7 @@ def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibrati
     """Plan a configuration. Raises CannotPlan, or the configuration's own errors."""
     started = time.perf_counter()
     batch_size = config.train.batch_size
-    expandable = "expandable_segments" in config.memory.tricks
+    expandable = any(one.name in config.memory.tricks for one in reliefs("fragmentation"))
     placement = Placement(**wish.placement)
     cluster = placement.cluster(gpu)
     communicators = placement.groups * cluster.communicator_bytes(placement.nproc)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from mpt.errors import ConfigError
-from mpt.nn.mixin import Mixin, mix_in
+from mpt.nn.mixin import Mixin, become, mix_in
 from mpt.precision import o1
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,7 +108,7 @@ def release(module: nn.Module) -> None:
     """Undo `keep_in_float32` of a module that it changed last."""
     mixin, original = type(module).__bases__
     assert mixin is Float32Module
-    module.__class__ = original
+    become(module, original)
     for name in ("float32_device_type", "float32_casts_back", "float32_outer_dtype"):
         delattr(module, name)
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
+from mpt.nn.mixin import become
 from mpt.precision.amp import Autocast
 from mpt.precision.float32_modules import Float32Module
 from mpt.precision.policy import Policy
@@ -158,7 +159,7 @@ def check_device(name: str, device: torch.device, emulate: bool) -> tuple[int, i
 def replacement(name: str, layer: nn.Linear, emulate: bool) -> nn.Module:
     """Return a layer with the same parameters that multiplies in 8 bits."""
     if name == "int8":
-        layer.__class__ = Int8Linear
+        become(layer, Int8Linear)
         return layer
     float8: Any = importlib.import_module("torchao.float8")
     linear: Any = importlib.import_module("torchao.float8.float8_linear")

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.jit._script import RecursiveScriptModule
 
+from mpt.nn.mixin import become
+
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 Recall = Callable[[], Callable[[], AbstractContextManager[None]] | None]
 HALVES = (torch.float16, torch.bfloat16)
@@ -106,7 +108,7 @@ def _mark_node(recall: Recall, original: Callable[..., Any]) -> Callable[..., An
         original(node, *args, **kwargs)
         again = recall()
         if again is not None:
-            node.__class__ = _recasting(type(node))
+            become(node, _recasting(type(node)))
             node._o1_again = again
 
     return create

@@ -230,7 +230,7 @@ def factor_of(call: Call | None) -> tuple[Tensor, float] | None:
 def divide_first(graph: Graph, call: Call) -> Rewrite | None:
     """sum(x) / n, (a @ b) / n, x * y / n, and numbers one after the other."""
     factor = factor_of(call)
-    if factor is None:
+    if factor is None or factor[1] == 1:
         return None
     value, c = factor
     inner = graph.behind_casts(value)

@@ -32,7 +32,6 @@ from mpt.systems.yolofuse.data.yolo_data_file import SUFFIXES, beside, read_data
 
 ASSUMED_COUNT, ASSUMED_BOXES = 10_000, 16
 LLVIP_CLASSES = ("person",)
-NAMES = {"detection_files": {"mosaic": 1.0, "brightness": 0.4, "translate": 0.1, "scale": 0.5}}
 
 
 class Settings(SceneOptions):

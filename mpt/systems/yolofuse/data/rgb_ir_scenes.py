@@ -25,6 +25,7 @@ from mpt.systems.yolofuse.data.scene_settings import SceneOptions
 
 MOST_PEOPLE = 3
 CLASSES = ("person",)
+NAMES = {"rgb_ir_scenes": {"mosaic": 0.0, "brightness": 0.0, "translate": 0.0, "scale": 0.0}}
 
 
 class Settings(SceneOptions):

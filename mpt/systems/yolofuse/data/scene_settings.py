@@ -10,11 +10,11 @@ from mpt.config.options import DatasetOptions
 
 
 class SceneOptions(DatasetOptions):
-    """Zeros change nothing. Each data set has its own defaults, under its name."""
+    """The defaults are those of photographs; zeros change nothing."""
 
     cameras: Literal["pair", "rgb", "ir"] = "pair"
     """Both cameras, or one."""
-    mosaic: float = Field(0.0, ge=0, le=1)
+    mosaic: float = Field(1.0, ge=0, le=1)
     """Probability that four pictures are put together."""
     mosaic_epochs: int | None = Field(None, ge=0)
     """Epoch from which there is no mosaic and no mixup any more; null is never."""
@@ -22,9 +22,9 @@ class SceneOptions(DatasetOptions):
     """Probability that two samples are blended."""
     flip_across: float = Field(0.5, ge=0, le=1)
     """Probability that a sample is mirrored left to right."""
-    brightness: float = Field(0.0, ge=0, le=1)
+    brightness: float = Field(0.4, ge=0, le=1)
     """Largest relative change of brightness, the same for both cameras."""
-    translate: float = Field(0.0, ge=0, lt=1)
+    translate: float = Field(0.1, ge=0, lt=1)
     """Largest shift, as a share of the sides."""
-    scale: float = Field(0.0, ge=0, lt=1)
+    scale: float = Field(0.5, ge=0, lt=1)
     """Largest relative change of size."""
