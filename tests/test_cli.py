@@ -282,6 +282,9 @@ def test_schema_is_printed_or_written(capsys, tmp_path):
     printed = json.loads(capsys.readouterr().out)
     assert run("schema", "--output", tmp_path / "s.json") == 0
     assert json.loads((tmp_path / "s.json").read_text()) == printed
+    capsys.readouterr()
+    assert run("schema", "--plan") == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "mpt plan --json"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["validate", str(CONFIG)], ["list"], ["schema"], ["train", "--help"]])

@@ -327,9 +327,11 @@ class ValidateArguments:
 
 @dataclass(frozen=True)
 class SchemaArguments:
-    """Print the JSON Schema of CONFIG, for editors."""
+    """Print the JSON Schema of CONFIG, for editors, or that of what `mpt plan --json` prints."""
 
     output: Output = None
+    plan: bool = False
+    """The schema of what `mpt plan CONFIG --json` prints."""
 
 
 @dataclass(frozen=True)

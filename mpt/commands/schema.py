@@ -1,4 +1,4 @@
-"""`mpt schema`: the JSON Schema of a configuration file, for editors. Torch is not imported."""
+"""`mpt schema`: the JSON Schema of a configuration file, for editors, or of a plan. Torch is not imported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from mpt.commands.arguments import SchemaArguments
+from mpt.commands.plan_schema import plan_schema
 from mpt.config.json_schema import config_schema
 from mpt.errors import InputOutputError
 
@@ -13,7 +14,7 @@ from mpt.errors import InputOutputError
 def run(arguments: SchemaArguments) -> None:
     """Print the schema, or write it. Raises InputOutputError if the file cannot be written."""
     output = arguments.output
-    text = json.dumps(config_schema(), indent=2) + "\n"
+    text = json.dumps(plan_schema() if arguments.plan else config_schema(), indent=2) + "\n"
     if output is None:
         print(text, end="")
         return
@@ -21,4 +22,5 @@ def run(arguments: SchemaArguments) -> None:
         Path(output).write_text(text, "utf-8")
     except OSError as error:
         raise InputOutputError(f"{output}: cannot be written: {error.strerror}") from error
-    print(f"wrote {output}; in VS Code, begin a config with `# yaml-language-server: $schema={output}`")
+    hint = "" if arguments.plan else f"; in VS Code, begin a config with `# yaml-language-server: $schema={output}`"
+    print(f"wrote {output}{hint}")

@@ -14,6 +14,7 @@ import yaml
 
 from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
+from mpt.commands.plan_schema import PlanOutput
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner import planned
@@ -90,14 +91,22 @@ def test_without_a_budget_the_plan_is_printed_against_the_whole_card(
         assert words in printed
 
 
+def read(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Return what was printed as JSON, which is as its schema says."""
+    text = capsys.readouterr().out
+    PlanOutput.model_validate_json(text)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 def test_a_budget_gives_a_patch_that_fits_and_a_picture(
     arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan.run(with_vram(arguments, None, json=True))
-    whole = json.loads(capsys.readouterr().out)["plan"]
+    whole = read(capsys)["plan"]
     budget = (whole["context_bytes"] + int(0.7 * whole["reserved"])) // 2**20
     plan.run(with_vram(arguments, f"{budget}MiB", json=True, largest=True))
-    told = json.loads(capsys.readouterr().out)
+    told = read(capsys)
     assert told["recipes"][0]["largest_batch"] >= told["recipes"][0]["batch_size"]
     assert all(one["largest_batch"] is None for one in told["recipes"][1:])
     assert told["plan"]["fits"] is False
