@@ -20,6 +20,7 @@ import contextlib
 import io
 import itertools
 import os
+import re
 import sys
 import tempfile
 import time
@@ -70,6 +71,8 @@ MODES: dict[str, tuple[str, ...]] = {
     "O2": ("precision=O2", "precision.dtype=float16", "precision.init_scale=1024"),
     "bf16-sr": ("precision=bf16-sr",),
 }
+FIRST = re.compile(r"; |\. ")
+"""Where the first statement of a refusal ends."""
 FAULTS = ("memory", "nan", "inf", "signal", "error", "kill", "hang")
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -135,7 +138,7 @@ def equality_rows(arguments: argparse.Namespace) -> Iterator[str]:
         head = f"| {task} | {mode} | {'ddp |' if way == 'ddp' else f'fsdp | {way}'} | {ranks} |"
         if not all(isinstance(one, dict) for one in told):
             reason = next((one for one in told if isinstance(one, str)), f"exit codes {told}")
-            yield f"{head} refused: {reason.split(': ', 2)[-1].split('; ')[0]} | | |"
+            yield f"{head} refused: {FIRST.split(reason.split(': ', 1)[-1])[0]} | | |"
             continue
         same = all(numpy.array_equal(one["weights"], told[0]["weights"]) for one in told)
         difference = float(numpy.abs(told[0]["weights"] - of_one["weights"]).max())

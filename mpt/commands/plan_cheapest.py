@@ -86,7 +86,8 @@ def command_for(best: Candidate, arguments: PlanArguments) -> str:
         return shlex.join(["mpt", "train", *words])
     if best.nproc <= arguments.per_machine:
         return shlex.join(["mpt", "train", *words, "--nproc", str(best.nproc)])
-    machines = -(-best.nproc // arguments.per_machine)
+    fewest = -(-best.nproc // arguments.per_machine)
+    machines = next(number for number in range(fewest, best.nproc + 1) if best.nproc % number == 0)  # all alike
     return shlex.join(
         ["torchrun", f"--nnodes={machines}", f"--nproc-per-node={best.nproc // machines}", "-m", "mpt", "train", *words]
     )

@@ -7,6 +7,7 @@ those of one card, or of the fewest cards that were planned.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from mpt.planner.session import Session
 LARGEST = 4096
 KINDS = ("weak", "strong")
 GIB = 2**30
+FAR_ABOVE = 3
+"""A card with so many times the memory of the largest row is left out of the picture."""
 COLOURS = {"ddp": "#4c72b0", "fsdp": "#dd8452"}
 
 
@@ -163,11 +166,15 @@ def write_picture(path: Path, scaling: Scaling, title: str, budget: int | None) 
         style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "label": words}
         memory.plot(cards, [total_bytes(row.plan) / GIB for row in rows], **style)
         time.plot(cards, [row.plan["step_seconds"] * 1e3 for row in rows], **style)
-        exposed = [row.plan["ranks"].get("seconds", {}).get("exposed", 0.0) * 1e3 for row in rows]
+        exposed = [row.plan["ranks"].get("seconds", {}).get("exposed", 0.0) * 1e3 or math.nan for row in rows]
         time.plot(cards, exposed, color=colour, linestyle=":", label=f"{words}: exposed communication")
         efficiency.plot(cards, [100 * scaling.efficiency(row) for row in rows], **style)
     if budget is not None:
-        memory.axhline(budget / GIB, color="black", linestyle="--", linewidth=1, label="the card")
+        usable = f"{budget / GIB:.3g} GiB are usable"
+        if budget <= FAR_ABOVE * max(total_bytes(row.plan) for row in scaling.planned):
+            memory.axhline(budget / GIB, color="black", linestyle="--", linewidth=1, label=usable)
+        else:  # the line would press all curves to the axis
+            memory.plot([], [], " ", label=f"{usable}, above this picture")
     figure.suptitle(title, fontsize=11)
     texts = ("GiB per card", "step, ms (logarithmic)", "efficiency, %")
     for axes, text in zip((memory, time, efficiency), texts, strict=True):

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from mpt.engine.build import build_run
-from mpt.engine.step import update
+from mpt.engine.step import refuse_uneven, update
+from mpt.errors import ConfigError
 from mpt.seams import Batch, Loss, Phase, Run
 from tests.engine.parts import DIGITS, batch, classifier
 
@@ -131,3 +132,13 @@ def test_an_update_on_a_gpu_waits_for_no_operator_and_still_refuses_nan(mode: st
     drawn["image"] = drawn["image"] * float("nan")
     assert not update(run, phase, drawn).finite
     assert all(map(torch.equal, phase.module.parameters(), before))
+
+
+def test_sharded_ranks_that_would_have_unequally_many_micro_batches_are_refused() -> None:
+    """Each gathers weights with the others: one that has a micro-batch more would wait for ever."""
+    _, phase = run_with(lambda net, part: iter(()))
+    refuse_uneven(phase, 12, 4, None)
+    refuse_uneven(phase, 7, 2, 4)
+    for count, size, micro_batch in ((3, 4, None), (9, 2, 4)):
+        with pytest.raises(ConfigError, match=f"has {count} samples for {size} processes"):
+            refuse_uneven(phase, count, size, micro_batch)
