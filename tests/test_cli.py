@@ -340,9 +340,14 @@ def test_configurations_come_with_mpt_by_name(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("typed", "place", "expected"), [("mpt tr", "1", "train"), ("mpt train --smo", "2", "--smoke")]
+    ("typed", "place", "expected"),
+    [("mpt tr", "1", "train"), ("mpt train @lsgan optimizer.l", "3", "optimizer.lr="), ("mpt infer di", "2", "digits")],
 )
-def test_the_shell_completes_commands_and_options(typed, place, expected):
+def test_the_shell_completes_commands_settings_and_runs(typed, place, expected, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "digits").mkdir(parents=True)
+    (tmp_path / "runs" / "digits" / "config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(CONFIG.parents[1]))
     environment = {**os.environ, "_MPT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": place}
     done = subprocess.run([sys.executable, "-m", "mpt"], env=environment, capture_output=True, text=True)
     assert expected in done.stdout.split()

@@ -14,16 +14,25 @@ from typing import Annotated
 
 import typer
 
+from mpt.commands.completion import complete_config, complete_override, complete_run
+
 ConfigFile = Annotated[
     Path,
     typer.Argument(
         metavar="CONFIG",
         help="A YAML file, @NAME of mpt list configs, or - for the standard input.",
         show_default=False,
+        autocompletion=complete_config,
     ),
 ]
 Overrides = Annotated[
-    tuple[str, ...], typer.Argument(metavar="KEY=VALUE", help="Changes, such as optimizer.lr=3e-4.", show_default=False)
+    tuple[str, ...],
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Changes, such as optimizer.lr=3e-4.",
+        show_default=False,
+        autocompletion=complete_override,
+    ),
 ]
 Patches = Annotated[tuple[Path, ...], typer.Option("--with", metavar="FILE", help="A YAML file to lay over CONFIG.")]
 Allow = Annotated[tuple[str, ...], typer.Option("--allow", metavar="PACKAGE", help="Let models come from a package.")]
@@ -40,7 +49,7 @@ class TrainArguments:
 
     config: ConfigFile
     overrides: Overrides = ()
-    resume: Annotated[str | None, typer.Option(metavar="[auto|PATH]")] = None
+    resume: Annotated[str | None, typer.Option(metavar="[auto|PATH]", autocompletion=complete_run)] = None
     """Go on with the newest run of this name, or with PATH."""
     name: str | None = None
     """The run's folder below --runs."""
@@ -72,7 +81,9 @@ class TrainArguments:
 class InferArguments:
     """Let a run's networks infer: samples, labels or pictures."""
 
-    run: Annotated[str | None, typer.Argument(metavar="RUN", show_default="the newest run")] = None
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", show_default="the newest run", autocompletion=complete_run)
+    ] = None
     """A run, a checkpoint, or an export of mpt convert (.onnx, .safetensors, .pt)."""
     half: bool = False
     """Run in half precision and say how far it is from fp32."""
@@ -158,7 +169,9 @@ class CompareArguments:
 class PlanArguments:
     """Predict peak memory without a GPU; find what fits."""
 
-    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", show_default=False)] = None
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", show_default=False, autocompletion=complete_config)
+    ] = None
     """A YAML file."""
     overrides: Overrides = ()
     vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
@@ -216,7 +229,9 @@ class PlanArguments:
 class DoctorArguments:
     """Examine the machine, the data, the numerics and the speed."""
 
-    subject: Annotated[str | None, typer.Argument(metavar="[CONFIG|RUN]", show_default="this machine")] = None
+    subject: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG|RUN]", show_default="this machine", autocompletion=complete_run)
+    ] = None
     """A YAML file, a run or a checkpoint."""
     overrides: Overrides = ()
     only: Annotated[tuple[str, ...], typer.Option("--only", metavar="PART")] = ()
@@ -245,7 +260,7 @@ class DiffArguments:
     in common to the bit. Exit code 0 where they are the same or differ by rounding, 8 where they part by more.
     """
 
-    what: Annotated[tuple[str, ...], typer.Argument(metavar="A B [KEY=VALUE]")]
+    what: Annotated[tuple[str, ...], typer.Argument(metavar="A B [KEY=VALUE]", autocompletion=complete_run)]
     """Two of: a YAML file, a run, a checkpoint, a precision mode (then B is A in that mode)."""
     variant: Annotated[str | None, typer.Option(metavar="KEY=VALUE")] = None
     """In place of B: what is changed of A, several settings in quotes."""
@@ -270,7 +285,7 @@ class VerifyResumeArguments:
     Exit code 0 where it does, 8 where it does not.
     """
 
-    config: Annotated[str, typer.Argument(metavar="CONFIG|RUN", show_default=False)]
+    config: Annotated[str, typer.Argument(metavar="CONFIG|RUN", show_default=False, autocompletion=complete_run)]
     """A YAML file, or a run whose configuration is taken."""
     overrides: Overrides = ()
     steps: Annotated[int, typer.Option(min=2)] = 20
@@ -288,7 +303,9 @@ class VerifyResumeArguments:
 class ReportArguments:
     """Write a run's tables, plots and page anew."""
 
-    run: Annotated[str | None, typer.Argument(metavar="RUN", show_default="the newest one")] = None
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", show_default="the newest one", autocompletion=complete_run)
+    ] = None
     """A run."""
     all: bool = False
     """Write one page over all runs instead: index.html in their folder."""
@@ -299,7 +316,9 @@ class ReportArguments:
 class ConvertArguments:
     """Write a run's networks as one file."""
 
-    run: Annotated[str | None, typer.Argument(metavar="RUN", show_default="the newest one")] = None
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", show_default="the newest one", autocompletion=complete_run)
+    ] = None
     """A run or a checkpoint."""
     half: bool = False
     """Write half precision."""
@@ -336,11 +355,12 @@ class SchemaArguments:
 
 @dataclass(frozen=True)
 class ListArguments:
-    """List models, data sets, precision modes and all the rest."""
+    """List models, data sets, precision modes and all the rest, or the runs there are."""
 
     what: Annotated[str | None, typer.Argument(metavar="WHAT", show_default=False)] = None
-    """models, datasets, precision, memory, optimizers, tasks, metrics or losses."""
+    """models, datasets, precision, memory, optimizers, tasks, metrics, losses, configs or runs."""
     json: Json = False
+    runs: Runs = "runs"
 
 
 @dataclass(frozen=True)

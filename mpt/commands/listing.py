@@ -1,12 +1,17 @@
-"""`mpt list`: every name a configuration may use, with one line about each. Torch is not imported."""
+"""`mpt list`: every name a configuration may use, with one line about each, and the runs of a folder.
+
+Torch is not imported.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import textwrap
+from pathlib import Path
 
 from mpt.commands.arguments import ListArguments
+from mpt.commands.list_runs import list_runs
 from mpt.config.messages import unknown_name
 from mpt.config.part_source import read_description
 from mpt.config.precision_names import ALIASES
@@ -25,7 +30,7 @@ HEADINGS = {
     "losses": ("losses", "Losses of a classifier (task.loss)"),
 }
 """What the user may ask for -> the subpackage and its heading."""
-CONFIGS = "configs"
+CONFIGS, RUNS = "configs", "runs"
 OTHER_MODELS = {
     "torchvision:NAME": "A torchvision classifier, such as torchvision:resnet50.",
     "timm:NAME": "A timm model, where timm is installed.",
@@ -36,8 +41,11 @@ OTHER_MODELS = {
 def run(arguments: ListArguments, registry: Registry = INSTALLED) -> None:
     """Print one table or all of them. Raises ConfigError for a table that does not exist."""
     what = arguments.what
+    if what == RUNS:
+        list_runs(Path(arguments.runs), as_json=arguments.json)
+        return
     if what is not None and what not in (*HEADINGS, CONFIGS):
-        raise ConfigError(f"mpt list: {unknown_name(what, [*HEADINGS, CONFIGS])}")
+        raise ConfigError(f"mpt list: {unknown_name(what, [*HEADINGS, CONFIGS, RUNS])}")
     chosen = [what] if what else [*HEADINGS, CONFIGS]
     tables = {
         name: described() if name == CONFIGS else describe_subpackage(HEADINGS[name][0], registry) for name in chosen

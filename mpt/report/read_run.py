@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt.errors import DataError
-from mpt.report.run_files import parse_config, read_lines, read_object, read_text
+from mpt.report.run_files import parse_config, read_last_lines, read_lines, read_object, read_text
 from mpt.run.launch import SIDE_BY_SIDE
 from mpt.run.layout import CHECKPOINT_NAME
 
@@ -29,6 +29,8 @@ MARKS = ("config.yaml", "metrics.jsonl", "summary.json")
 
 MOST_LINES = 10_000
 """So many lines of the log are read at most; of more, evenly chosen ones: no plot shows as many."""
+MOST_OUTLINED = 100
+"""The same for a row in a table of runs."""
 LASTING = ("metric", "higher_is_better", "precision", "parameters")
 """What a summary of an earlier step still says of the run."""
 
@@ -240,10 +242,7 @@ class RunRecord:
 
 def read_run(path: Path) -> RunRecord:
     """Read a run directory. Raises DataError if it is none; damaged files become `problems`."""
-    if not path.is_dir():
-        raise DataError(f"{path}: there is no such run directory.")
-    if not any((path / mark).is_file() for mark in MARKS):
-        raise DataError(f"{path} is not a run directory: it holds none of {', '.join(MARKS)}.")
+    check_run(path)
     problems: list[str] = []
     text = read_text(path / "config.yaml", problems)
     lines = read_lines(path / "metrics.jsonl", problems, MOST_LINES)
@@ -263,6 +262,38 @@ def read_run(path: Path) -> RunRecord:
         samples=tuple(sorted(file for file in (path / "samples").glob("*.png") if file.is_file())),
         problems=problems,
     )
+
+
+def read_outline(path: Path) -> RunRecord:
+    """Read of a run what a row in a table of many needs: its settings, its summary and the end of its log.
+
+    The log of a run without a summary that holds is read whole, a few of its lines kept. Raises DataError
+    as `read_run`.
+    """
+    check_run(path)
+    problems: list[str] = []
+    config = parse_config(read_text(path / "config.yaml", problems), problems)
+    lines: Sequence[Mapping[str, Any]] = read_last_lines(path / "metrics.jsonl")
+    summary, goes_on = current_summary(path, config, lines, problems)
+    if goes_on or not summary:
+        lines = read_lines(path / "metrics.jsonl", problems, MOST_OUTLINED)
+    return RunRecord(
+        path=path,
+        config=config,
+        train=last_of_each_step([line for line in lines if line.get("kind") == "train"]),
+        evaluations=last_of_each_step([line for line in lines if line.get("kind") == "evaluate"]),
+        summary=summary,
+        goes_on=goes_on,
+        problems=problems,
+    )
+
+
+def check_run(path: Path) -> None:
+    """Raise DataError for a folder that is no run."""
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such run directory.")
+    if not any((path / mark).is_file() for mark in MARKS):
+        raise DataError(f"{path} is not a run directory: it holds none of {', '.join(MARKS)}.")
 
 
 def current_summary(

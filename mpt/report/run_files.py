@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from mpt.config.yaml_text import read_text as parse_yaml
 
 EVALUATION = b'"kind":"evaluate"'
 """What a line of an evaluation holds, as `mpt.run.recorder` writes it."""
+TAIL_BYTES = 8192
+"""What of a log is read where its last lines are enough."""
 LARGEST_TEXT_BYTES = 1 << 20
 """A config beyond this is not one that was written here."""
 
@@ -51,6 +54,26 @@ def read_object(path: Path, problems: list[str], *, needed: bool = True) -> Mapp
         problems.append(f"{path.name} could not be read: {error}.")
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def read_last_lines(path: Path) -> list[Mapping[str, Any]]:
+    """Return the JSON objects of the last `TAIL_BYTES` of a file of lines, without a word on what is none."""
+    try:
+        if not path.is_file():
+            return []
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+            file.seek(start)
+            texts = file.read(TAIL_BYTES).splitlines()
+    except OSError:
+        return []
+    found = []
+    for text in texts[1:] if start else texts:
+        try:
+            found.append(json.loads(text.decode("utf-8", errors="replace")))
+        except (ValueError, RecursionError):
+            continue
+    return [value for value in found if isinstance(value, dict)]
 
 
 def read_lines(path: Path, problems: list[str], most: int | None = None) -> list[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ from mpt import cli
 from mpt.commands.arguments import ReportArguments
 from mpt.commands.report import run
 from mpt.errors import CheckpointError, ConfigError
+from mpt.report import read_run
 
 
 def rows_of(page: str) -> dict[str, str]:
@@ -48,3 +49,31 @@ def test_a_page_over_no_runs_or_over_one_is_refused(tmp_path: Any, capsys: pytes
     with pytest.raises(SystemExit):
         cli.main(["report", "--help"])
     assert "--all" in capsys.readouterr().out
+
+
+def test_a_table_of_runs_reads_the_ends_of_long_logs_alone(
+    make_run: Any, tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run("long", final=0.9, steps=2000)
+    make_run("other", final=0.8)
+    make_run("stopped", finished=False)
+    whole: list[str] = []
+    read = read_run.read_lines
+    monkeypatch.setattr(read_run, "read_lines", lambda path, *rest: whole.append(path.parent.name) or read(path, *rest))
+    assert cli_run("list", "runs", "--runs", str(tmp_path)) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert whole == ["stopped"]
+    assert heading.split() == ["run", "trained", "steps", "model", "data", "precision", "result"]
+    assert {line.split()[0] for line in lines if line.endswith("*")} == {"long"}
+    assert next(line for line in lines if line.startswith("stopped")).count("unfinished") == 1
+    assert cli_run("list", "runs", "--runs", str(tmp_path), "--json") == 0
+    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    record = read_run.read_run(tmp_path / "long")
+    for name in ("final", "best", "steps", "peak_bytes", "step_seconds", "samples_per_second", "metric"):
+        assert told["long"][name] == getattr(record, name)
+
+
+def cli_run(*words: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    return int(end.value.code or 0)

@@ -1,0 +1,107 @@
+"""What a table shows of a run, of many runs: read one after the other, so that memory does not grow with their logs.
+
+No plots are imported: `mpt list runs` is as quick as reading the files.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from mpt.errors import CheckpointError, DataError
+from mpt.report.read_run import RunRecord, number, read_outline
+from mpt.run.layout import list_runs, writing_times
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """What a table shows of a run; figures that are not there are NaN."""
+
+    path: Path
+    name: str
+    model: str
+    dataset: str
+    mode: str
+    dtype: str
+    seed: int | None
+    steps: int
+    state: str
+    is_finished: bool
+    metric: str
+    higher_is_better: bool
+    final: float
+    best: float
+    peak_bytes: float
+    step_seconds: float
+    samples_per_second: float
+    skipped: int
+    trained: str
+
+    @property
+    def link(self) -> str:
+        """Where the run's report lies from the folder of the runs; empty where there is none."""
+        return f"{quote(self.name)}/report.html" if (self.path / "report.html").is_file() else ""
+
+
+def read_rows(runs_dir: Path) -> list[RunRow]:
+    """Return a row per run, the last trained first; of each run no more than its row is kept.
+
+    Raises CheckpointError if the folder has no run.
+    """
+    rows = [row for directory in list_runs(runs_dir) if (row := row_or_none(directory.path)) is not None]
+    if not rows:
+        raise CheckpointError(f"{runs_dir} holds no run yet: start one with `mpt train CONFIG`.")
+    return rows[::-1]
+
+
+def row_or_none(path: Path) -> RunRow | None:
+    """Return a run's row; None where the folder was removed meanwhile or is none after all."""
+    try:
+        return describe(read_outline(path))
+    except DataError:
+        return None
+
+
+def best_runs(rows: Iterable[RunRow]) -> set[Path]:
+    """Return the finished runs with the best final figure of their data set and metric, where there are rivals."""
+    groups: dict[tuple[str, str], list[RunRow]] = {}
+    for row in rows:
+        if row.is_finished and row.metric and math.isfinite(row.final):
+            groups.setdefault((row.dataset, row.metric), []).append(row)
+    found = set()
+    for group in groups.values():
+        if len(group) > 1:
+            choose = max if group[0].higher_is_better else min
+            top = choose(row.final for row in group)
+            found |= {row.path for row in group if row.final == top}
+    return found
+
+
+def describe(record: RunRecord) -> RunRow:
+    """Return what a table shows of a run."""
+    total = number(record.summary.get("total_steps"), 0.0)
+    return RunRow(
+        path=record.path,
+        name=record.name,
+        model=record.model,
+        dataset=record.dataset,
+        mode=record.mode,
+        dtype=record.dtype,
+        seed=record.seed,
+        steps=record.steps,
+        state="finished" if record.is_finished else f"{record.steps}" + (f" of {total:.0f}" if total > 0 else ""),
+        is_finished=record.is_finished,
+        metric=record.metric,
+        higher_is_better=record.higher_is_better,
+        final=record.final,
+        best=record.best,
+        peak_bytes=record.peak_bytes,
+        step_seconds=record.step_seconds,
+        samples_per_second=record.samples_per_second,
+        skipped=sum(record.skipped.values()),
+        trained=time.strftime("%Y-%m-%d %H:%M", time.localtime(max(writing_times(record.path), default=0) / 1e9)),
+    )
