@@ -355,7 +355,7 @@ class SchemaArguments:
 
 @dataclass(frozen=True)
 class ListArguments:
-    """List models, data sets, precision modes and all the rest, or the runs there are."""
+    """List models, modes, runs and all the rest."""
 
     what: Annotated[str | None, typer.Argument(metavar="WHAT", show_default=False)] = None
     """models, datasets, precision, memory, optimizers, tasks, metrics, losses, configs or runs."""

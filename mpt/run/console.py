@@ -1,7 +1,8 @@
 """What a training run says while it runs: a progress bar on a terminal, plain lines elsewhere, JSON lines for programs.
 
-All three show the same row: step, losses, images per second, memory, loss scales. An output that cannot be written any
-more (`| head -1`, a full disk, a closed terminal) ends the talking, never the training.
+All three show the same row: step, losses, images per second, memory, loss scales; plain lines end with the time. An
+output that cannot be written any more (`| head -1`, a full disk, a closed terminal) ends the talking, never the
+training.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO, cast
 
@@ -147,7 +149,8 @@ class Console:
         elif self.progress is not None:
             self.progress.update(self.bar, completed=row["step"], description=describe_row(row))
         else:
-            print(f"step {row['step']}/{self.total_steps}  {describe_row(row)}", file=self.stream, flush=True)
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            print(f"step {row['step']}/{self.total_steps}  {describe_row(row)}  {now}", file=self.stream, flush=True)
 
     def advance(self, step: int) -> None:
         """Move the bar without changing its text."""

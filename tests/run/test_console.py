@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import time
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_steps_and_time_stay_whole_on_a_terminal_of_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
@@ -35,12 +37,16 @@ def test_steps_and_time_stay_whole_on_a_terminal_of_any_width(width: int, monkey
         console.message("a message")
     said = terminal.getvalue()
     assert "60/1200" in said
-    assert "disc/real 0.38" in said
+    assert ("disc/real 0.38" in said) == (width >= 60)
     assert "a message\n" in said
+    assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n").splitlines())) <= width
     assert ("peak 6.2 MiB" in said) == (width == 200)
 
 
-def test_plain_lines_hold_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_hold_every_figure_and_the_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "strftime", lambda text: text)
     stream = io.StringIO()
     with Console("auto", 1200, stream) as console:
         console.row(ROW)
@@ -48,7 +54,7 @@ def test_plain_lines_hold_every_figure(capsys: pytest.CaptureFixture[str]) -> No
         console.warning("hot")
     assert stream.getvalue().splitlines() == [
         "step 60/1200  disc/real 0.38  disc/fake 0.4622  gen/loss 1.353  1405 samples/s  peak 6.2 MiB"
-        "  scale disc 65536 gen 32768  skipped disc 1",
+        "  scale disc 65536 gen 32768  skipped disc 1  %Y-%m-%d %H:%M:%S",
         "step 60/1200  evaluated on 360 test samples: accuracy 0.5",
         "warning: hot",
     ]
