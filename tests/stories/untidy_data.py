@@ -33,7 +33,7 @@ assert sorted(skipped) == ["empty.png", "half.png", "receipt.jpg"], skipped
 assert "skipped" in Path("runs/shop/report.md").read_text("utf-8")
 
 mpt("infer shop --input shop/train/hat -o all", "listed in", "empty.png")  # as it was configured
-refused("infer shop --input shop/nothing", "shop/nothing", code=5)
+refused("infer shop --input shop/nothing", "shop/nothing", code=3)
 (Path("shop/test") / "shoe").rename("shop/test/boot")
 refused("train mine.yaml dataset.on_bad_image=skip", "boot", code=3)
 refused("train mine.yaml dataset.root=shoop", "shoop", code=3)
