@@ -99,7 +99,7 @@ def back_propagate(
         correction = normaliser.correction(None if exchange is None else exchange.add_weight)
         gradients = [weight.grad for weight in trained_weights(run, phase) if weight.grad is not None]
         for gradient in gradients:
-            gradient.mul_(correction)
+            gradient.mul_(correction.to(gradient.device))  # some are on the host (memory.stream_weights)
         losses = {name: value * correction for name, value in losses.items()}
     return losses
 

@@ -63,7 +63,8 @@ class Call(TorchDispatchMode):
         if function is torch.ops.aten._to_copy.default:
             parameter = self.own.get(args[0].untyped_storage()._cdata)
             if parameter is not None:
-                self.refuse_second_cast(parameter, result)
+                if args[0].shape == parameter.shape:  # casts of a part are made anew for each use anyway
+                    self.refuse_second_cast(parameter, result)
                 storage = result.untyped_storage()
                 made = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
                 self.casts[storage._cdata] = Cast(parameter, layout_of(args[0]), function, dict(kwargs or {}), made)

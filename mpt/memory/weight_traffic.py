@@ -157,6 +157,7 @@ class Traffic:
                     parameter.grad = gradient
                 else:
                     parameter.grad.add_(gradient)
+        self.cast_weights.clear()
         self.release()
 
     def synchronise(self) -> None:

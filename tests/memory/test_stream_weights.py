@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mpt.config.load import load_config
 from mpt.engine.build import build_run
@@ -121,6 +122,22 @@ def test_frozen_blocks_travel_in_ways_that_trained_ones_are_refused() -> None:
     assert mechanism.same(mechanism.state(plain), mechanism.state(run))
 
 
+class Halves(nn.Module):
+    """A network whose block casts its weight in two parts, as attention does that reads queries elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Split(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x)  # type: ignore[no-any-return]
+
+
+class Split(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.cat([functional.linear(input, part) for part in self.weight.chunk(2)], -1)
+
+
 class Twice(nn.Module):
     """A network that runs one block twice."""
 
@@ -146,6 +163,22 @@ def test_a_block_that_runs_twice_is_exact_in_float32_and_refused_where_gradients
     assert torch.equal(plain.block.weight.grad, net.block.weight.grad)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="a Linear runs more than once"):
         net(x)
+
+
+def test_a_weight_that_is_cast_in_parts_is_none_that_runs_twice() -> None:
+    torch.manual_seed(0)
+    plain, net, x = Halves(), Halves(), torch.randn(4, 8)
+    net.load_state_dict(plain.state_dict())
+    net.block.travelling_names = ("weight",)  # type: ignore[assignment]
+    make_streamed(net.block, Stream(Traffic(torch.device("cpu"))), 0)
+    for one in plain, net, net:
+        one.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = one(x).float().square().sum()
+        loss.backward()
+    assert plain.block.weight.grad is not None
+    assert net.block.weight.grad is not None
+    assert torch.equal(plain.block.weight.grad, net.block.weight.grad)
 
 
 def test_weights_come_back_for_good_and_names_stay() -> None:

@@ -127,6 +127,23 @@ def test_weights_and_states_that_are_too_much_rule_out_what_leaves_them_as_they_
     assert any("micro_batch" in memory and "cpu_optimizer" in memory for memory in asked)
 
 
+@pytest.mark.parametrize("held", [4, 1])
+def test_weights_that_are_much_of_what_does_not_fit_are_sent_to_the_host_as_few_as_can_be(held: int) -> None:
+    def answer(memory: dict[str, Any], mode: str) -> dict[str, Any]:
+        fraction = memory.get("stream_weights", {"fraction": 0.0})["fraction"]
+        return plan(8.0 - 4 * fraction, 1.0 + fraction, held_throughout=held * GIB)
+
+    session = FakeSession(answer)
+    found = run(session)
+    asked = [memory["stream_weights"]["fraction"] for _, memory in session.asked if "stream_weights" in memory]
+    if held == 1:
+        assert asked == []
+        return
+    assert found.recipes[0].fits_well
+    assert 0.5 < found.recipes[0].tricks["stream_weights"]["fraction"] < 0.7
+    assert asked[0] == 1.0
+
+
 def test_a_configuration_that_cannot_be_planned_is_an_error_and_a_refused_recipe_is_not() -> None:
     with pytest.raises(PlanError, match="no shape rule"):
         run(FakeSession(lambda memory, mode: "cannot plan: no shape rule"))
