@@ -17,6 +17,7 @@ from mpt.doctor.measured_step import take_step
 from mpt.doctor.numerics import Subject, Verdict, with_stable_forms
 from mpt.engine.module_places import LOSS, module_places, source_line
 from mpt.engine.smallest_list import fewest
+from mpt.errors import ConfigError
 from mpt.precision.stable_forms import StableForms
 from mpt.precision.stable_logs import Rewrite
 
@@ -76,7 +77,10 @@ def smallest_forms(
     first = verdict.tried
 
     def helps(chosen: Sequence[str]) -> bool:
-        return verdict.is_healthy(with_stable_forms(subject.config, chosen))
+        try:
+            return verdict.is_healthy(with_stable_forms(subject.config, chosen))
+        except ConfigError:  # refused beside another setting: a compiled network
+            return False
 
     for form in forms:
         if helps([form]):

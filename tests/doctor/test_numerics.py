@@ -16,7 +16,10 @@ from mpt.doctor.half_arithmetic import RoundedHalf
 from mpt.doctor.instrument import observed, sample_of
 from mpt.doctor.numerics import Verdict, examine, with_float32
 from mpt.doctor.numerics_section import describe_numerics
+from mpt.engine import build
 from mpt.engine.smallest_list import fewest
+from mpt.errors import ConfigError
+from mpt.seams import NOTHING
 from scripts.doctor_table import DIGITS, diagnose, planted, subject_of
 
 FEW = {
@@ -52,6 +55,17 @@ def test_the_inputs_and_samples_of_a_fault_are_named_and_every_operator_has_its_
     assert rows["net.planted", "mean"]["relative_error"] is None  # not finite
     assert rows["net.trunk.2", "tanh"]["largest"] <= 1
     assert ("net.trunk.1", "backward of mm") in rows
+
+
+def test_forms_that_the_configuration_refuses_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(forms: Any) -> Any:
+        raise ConfigError("memory.compile: leave one of the two out")
+
+    monkeypatch.setattr(build, "make_stable_forms", lambda forms: refuse(forms) if forms else NOTHING)
+    subject = subject_of(planted("plant_log_of_tiny"))
+    cure = find_cure(subject, examine(subject))
+    assert cure is not None
+    assert cure.patch == {"precision": {"keep_fp32": ["net.planted"]}}
 
 
 def test_of_a_list_that_cures_no_module_can_be_left_out() -> None:
