@@ -2,7 +2,7 @@
 
 The device then holds the weights of at most two blocks of those (`mpt.memory.streaming`). Frozen weights stay where
 they are for good. Trained ones have their gradients and the optimizer's state on the host too, and the optimizer's step
-is done there: to let the state travel as well would move 16 bytes per weight where 4 to 8 are enough. Weights that are
+is done there: to let the state travel as well would move 16 bytes more per weight and step. Weights that are
 smaller than `min_kibibytes`, shared between layers, or read past their layer by torch (recurrent layers) stay.
 
 Gradients are bit-equal. On a GPU the host's optimizer step is done by other kernels and may differ in the last bit;
