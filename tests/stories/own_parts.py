@@ -13,7 +13,7 @@ write(
     model: {name: wide, features: 32}
     task: squares
     dataset: {name: stripes, size: 64}
-    optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
+    optimizer: {name: adam, lr: 3e-3}
     train: {steps: 40, batch_size: 16}
     name: mine
     """,
