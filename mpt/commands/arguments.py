@@ -119,6 +119,8 @@ class InferArguments:
     """How many times as many frames, of a video, a folder of frames or pictures; 2 by default."""
     rate: Annotated[float | None, typer.Option(min=1)] = None
     """The frame rate to reach, instead of a factor."""
+    allow_gaps: bool = False
+    """Take a folder of frames whose numbering has gaps as it is."""
     seed: Annotated[int | None, typer.Option(min=0)] = None
     """The seed of the samples."""
     nproc: Annotated[int, typer.Option(min=1, metavar="N")] = 1

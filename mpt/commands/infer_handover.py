@@ -22,9 +22,9 @@ from mpt.inference.exported import is_export
 from mpt.run.ending import newest_finished_run
 from mpt.run.layout import find_run
 
-ALIKE = ("half", "dtype", "batch_size", "vram", "factor", "rate", "overwrite", "device", "runs")
+ALIKE = ("half", "dtype", "batch_size", "vram", "factor", "rate", "allow_gaps", "overwrite", "device", "runs")
 """Options that mean the same in `mpt infer` and in a system's command that has them."""
-SYSTEMS_ONLY = ("factor", "rate")
+SYSTEMS_ONLY = ("factor", "rate", "allow_gaps")
 """Those of them that mean nothing without such a command."""
 
 
@@ -36,13 +36,19 @@ def hand_over(arguments: InferArguments) -> bool:
     """
     if runs_command(arguments):
         return True
-    alone = [f"--{name}" for name in SYSTEMS_ONLY if getattr(arguments, name) is not None]
+    defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
+    alone = [as_option(name) for name in SYSTEMS_ONLY if getattr(arguments, name) != defaults[name]]
     if alone:
         raise ConfigError(
             f"{', '.join(alone)}: goes with a run that interpolates frames, and with --input VIDEO, FOLDER or pictures "
             "without a name before them"
         )
     return False
+
+
+def as_option(field: str) -> str:
+    """Return a field of a command as its option is typed."""
+    return f"--{field.replace('_', '-')}"
 
 
 def runs_command(arguments: InferArguments) -> bool:
@@ -93,7 +99,7 @@ def run_part(part: CommandPart, own: Mapping[str, Any], arguments: InferArgument
         raise ConfigError(f"--output: these inputs are for `{words}`, which needs to know where to write; add -o PATH")
     foreign = [name for name in asked if name != "output" and (name not in ALIKE or name not in fields)]
     if foreign:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
+        options = ", ".join(as_option(name) for name in foreign)
         raise ConfigError(f"{options}: these inputs are for `{words}`, which has no such option; see `{words} --help`")
     for name, value in asked.items():
         wants_path = "Path" in str(fields[name].type)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from mpt.config.elsewhere import models_elsewhere, parts_hint
+from mpt.config.elsewhere import parts_hint, unknown_model
 from mpt.config.layers import SECTIONS
 from mpt.config.messages import describe, explain_errors, unknown_key, unknown_name
 from mpt.config.options import Options, options_within
@@ -152,9 +152,8 @@ class Checker:
         plugin = self.registry.find(subpackage, name)
         if plugin is None:
             known = self.registry.names(subpackage)
-            meant = models_elsewhere(name) if subpackage == "nn" else None
-            text = unknown_name(name, known, meant=meant)
-            hint = "" if "did you mean" in text else parts_hint(subpackage, name)
+            text = unknown_model(name, known) if subpackage == "nn" else unknown_name(name, known)
+            hint = "" if subpackage == "nn" or "did you mean" in text else parts_hint(subpackage, name)
             self.report(node, (section, "name"), text + hint)
         return plugin
 
@@ -202,7 +201,10 @@ class Checker:
         return plugin, fixed
 
     def choose_tricks(self) -> dict[str, Plugin]:
-        """Return the tricks that are on; unknown ones and conflicts are reported."""
+        """Return the tricks that are on; unknown ones and conflicts are reported.
+
+        `null` is off like `false`. A key with nothing behind it is neither: `memory` refuses it.
+        """
         node = self.section("memory")
         assert isinstance(node.value, dict)
         chosen: dict[str, Plugin] = {}
@@ -213,7 +215,7 @@ class Checker:
             if plugin is None:
                 keys = [*MemoryOptions.model_fields, *self.registry.names("memory")]
                 self.report(child, ("memory", name), unknown_key(name, keys, {}), at_key=True)
-            elif child.value is not False:
+            elif child.value is not False and (child.value is not None or child.is_blank):
                 chosen[name] = plugin
         for name, plugin in chosen.items():
             for other, reason in plugin.conflicts.items():
@@ -258,7 +260,8 @@ class Checker:
             if not isinstance(child.value, dict):
                 keys = ", ".join(plugin.settings_class.model_fields) or "none"
                 allowed = f"true, false or a mapping with its keys ({keys})"
-                self.report(child, ("memory", name), f"found {describe(child)}; allowed: {allowed}")
+                found = "nothing" if child.is_blank else describe(child)
+                self.report(child, ("memory", name), f"found {found}; allowed: {allowed}")
                 continue
             keys_allowed = list(plugin.settings_class.model_fields)
             settings = self.settings(plugin.settings_class, child, ("memory", name), keys_allowed, plugin.defaults)

@@ -7,13 +7,52 @@ them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+from mpt.config.messages import nearest, unknown_name
 from mpt.config.part_packages import VARIABLE
+from mpt.config.yaml_text import printable
 
 SOURCES = ("torchvision", "timm")
 REGISTERED = re.compile(r"^@register_model\b[^\n]*\n(?:@[^\n]*\n)*def (\w+)\(", re.MULTILINE)
+
+
+FEW = 12
+"""As many names are listed in full."""
+NEAR = 5
+"""As many names that are like the wrong one are listed."""
+
+
+def unknown_model(name: str, known: Sequence[str]) -> str:
+    """Return the words for a model that does not exist: what was meant, the nearest names, and what lists all."""
+    elsewhere = models_elsewhere(name)
+    guess = elsewhere or nearest(name, known)
+    own = "" if guess else parts_hint("nn", name)
+    if len(known) <= FEW:
+        return unknown_name(name, known, meant=elsewhere) + own
+    near = [one for one in near_models(name, known) if one not in (guess or "").split(" or ")][:NEAR]
+    if guess:
+        said = f"did you mean {guess}?" + (f" Also near: {', '.join(near)}" if near else "")
+    elif near:
+        said = f"the nearest are {', '.join(near)}"
+    else:
+        said = f"allowed: one of {', '.join(one for one in known if ':' not in one)}, or a library's"
+    return f"found '{printable(name)}'; {said}; `mpt list models` lists all{own}"
+
+
+def near_models(name: str, known: Sequence[str]) -> list[str]:
+    """Return the full names of the models whose names are most like this one, best first; none where it is long."""
+    if len(name) > 60:
+        return []
+    elsewhere = [f"{package}:{model}" for package in SOURCES for model in sorted(model_names(package))]
+    full: dict[str, list[str]] = {}
+    for one in dict.fromkeys([*known, *elsewhere]):
+        full.setdefault(one.rpartition(":")[2], []).append(one)
+    matches = get_close_matches(name.casefold().replace("-", "_"), full, n=NEAR)
+    return [one for match in matches for one in full[match]]
 
 
 def models_elsewhere(name: str) -> str | None:

@@ -144,6 +144,7 @@ def _memory_schema(registry: Registry, definitions: Schema) -> Schema:
         shorthand = plugin.settings_class.shorthand
         if shorthand:
             alternatives.append(json.loads(json.dumps(alternatives[1]["properties"][shorthand])))
+        alternatives.append({"type": "null"})
         schema["properties"][name] = {"description": plugin.description, "anyOf": alternatives}
     return _or_empty(schema)
 

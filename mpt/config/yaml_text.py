@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -64,6 +64,8 @@ class Node:
     value: Scalar | list[Node] | dict[str, Node]
     place: Place
     key_place: Place | None = None
+    is_blank: bool = False
+    """Is this the null of a key with nothing behind it, rather than one that was written?"""
 
     def plain(self) -> object:
         """Return the value without places."""
@@ -248,7 +250,7 @@ class _Reader:
         if isinstance(event, yaml.SequenceStartEvent):
             return Node(self.sequence(depth), place)
         assert isinstance(event, yaml.ScalarEvent)
-        return Node(self.scalar(event), place)
+        return Node(self.scalar(event), place, is_blank=event.value == "" and event.style is None)
 
     def refuse_more_than_data(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.AliasEvent):
@@ -274,7 +276,7 @@ class _Reader:
             if key in children:
                 self.report(mark, f"the key stands here again; it was first given at {children[key].key_place}")
             else:
-                children[key] = Node(child.value, child.place, self.place(mark))
+                children[key] = replace(child, key_place=self.place(mark))
             self.path.pop()
         return children
 

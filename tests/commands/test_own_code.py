@@ -159,4 +159,9 @@ def test_models_of_torchvision_and_timm_are_named_without_importing_them(go: Any
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed; its models are looked for")
     (tmp_path / "c.yaml").write_text(CONFIG % ("resnet50", "digits"))
-    assert "did you mean torchvision:resnet50" in go("validate", "c.yaml")[1]
+    said = go("validate", "c.yaml")[1]
+    assert "found 'resnet50'; did you mean torchvision:resnet50" in said
+    assert "; `mpt list models` lists all" in said
+    assert "retinanet" not in said
+    (tmp_path / "c.yaml").write_text(CONFIG % ("resnet5", "digits"))
+    assert "found 'resnet5'; the nearest are torchvision:resnet50, " in go("validate", "c.yaml")[1]

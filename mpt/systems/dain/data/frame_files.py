@@ -39,8 +39,11 @@ def number_of(path: Path) -> int | None:
     return int(found[-1]) if found else None
 
 
-def list_frames(folder: Path, allow_gaps: bool = False) -> list[Path]:
-    """Return a folder's frames in order. Raises DataError for none, one, two of a number, and for gaps."""
+def list_frames(folder: Path, allow_gaps: bool | None = None) -> list[Path]:
+    """Return a folder's frames in order. Raises DataError for none, one, two of a number, and for gaps.
+
+    Gaps are refused unless `allow_gaps` is true; None says that the caller has no option `--allow-gaps` to point to.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder of frames")
     files = [path for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")]
@@ -56,9 +59,10 @@ def list_frames(folder: Path, allow_gaps: bool = False) -> list[Path]:
         if number == following:
             raise DataError(f"{folder}: {path.name} and {other.name} have the same number; keep one of them")
         if following != number + 1 and not allow_gaps:
+            way_out = "" if allow_gaps is None else ", or take them as consecutive frames with --allow-gaps"
             raise DataError(
                 f"{folder}: the numbering goes from {path.name} to {other.name}: {following - number - 1} missing. "
-                "Renumber the files, or add the missing ones"
+                f"Add the missing ones, renumber the files{way_out}"
             )
     return [path for _, path in numbered]
 

@@ -103,6 +103,22 @@ def test_mpt_infer_makes_frames_between_two_pictures_and_refuses_a_factor_for_na
     assert len(list(out.iterdir())) == 6
 
 
+def test_a_gap_in_the_numbering_is_refused_with_the_option_that_takes_it(runs, tmp_path, capsys):
+    frames = tmp_path / "frames"
+    frames.mkdir()
+    for number in (0, 2):
+        (tmp_path / f"{number}.png").rename(frames / f"{number}.png")
+    words = ["infer", "smooth", "--input", frames, "--runs", runs, "-o", tmp_path / "out"]
+    assert type_in(*words) == 3
+    assert "0.png to 2.png: 1 missing. Add the missing ones, renumber" in (said := capsys.readouterr().err)
+    assert "with --allow-gaps" in said
+    assert type_in(*words, "--allow-gaps") == 0
+    assert len(list((tmp_path / "out").iterdir())) == 4
+    pair = ["--input", f"first={frames / '0.png'}", "--input", f"last={frames / '2.png'}"]
+    assert type_in("infer", "smooth", *pair, "--runs", runs, "--allow-gaps") == 2
+    assert "--allow-gaps: goes with a run that interpolates frames" in capsys.readouterr().err
+
+
 def test_half_and_float32_are_compared_in_tiles_with_which_float32_fits(runs, tmp_path, monkeypatch):
     grids = []
 
