@@ -56,6 +56,7 @@ class Ranks(World):
             timeout=timeout,
         )
         self.talk = dist.new_group(backend="gloo", timeout=timeout)
+        watch.remember(0)  # the store may go with it
 
     def choose_device(self, wanted: str) -> str:
         """Return this rank's card, by its number on this machine. Raises ConfigError where there are too few."""
@@ -241,7 +242,7 @@ class Ranks(World):
         self.location.moves += 1
 
     def watch_over(self, on_lost: Callable[[str], None]) -> None:
-        """Call a function with a text before this process is ended because another one was lost."""
+        """Call a function with a text where this is the process that is to record that another one was lost."""
         self.watch.on_lost = on_lost
 
     def ending(self, error: BaseException) -> None:

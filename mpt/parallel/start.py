@@ -18,10 +18,9 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError, RankError
 from mpt.parallel.place import Place, read_place
 from mpt.parallel.ranks import Ranks, code_of, is_broken_connection
-from mpt.parallel.watch import END_SECONDS, Watch, connect
+from mpt.parallel.watch import END_SECONDS, WAY_ON, Fault, Watch, connect
 from mpt.parallel.world import ALONE, PeerFaultError, World
 
-WAY_ON = "Go on from the last checkpoint with --resume"
 AGREEMENT_SECONDS = 3.0
 """How long a failing rank waits to see whether rank 0 fails alike, which then tells of it."""
 
@@ -138,15 +137,15 @@ def explain(error: BaseException, place: Place, watch: Watch, store: Any) -> Non
         code = code_of(error)
         if isinstance(error, PeerFaultError):  # whoever it happened to tells of it
             fault = wait_for_fault(watch, 2 * AGREEMENT_SECONDS)
-            raise SystemExit(fault["code"] if fault is not None else code)
+            raise SystemExit(fault.code if fault is not None else code)
         if place.rank == 0:
             store.set("ending/0", "1")
-            watch.write_fault(f"rank 0 failed: {error}", code)
+            watch.write_fault(0, f"rank 0 failed: {error}", code)
         elif wait_for(store, "ending/0", AGREEMENT_SECONDS):
             wait_for(store, "ended/0", END_SECONDS)  # torchrun would end it as soon as this process has ended
             raise SystemExit(code)
         else:
-            if not watch.write_fault(f"{watch.describe(place.rank)} failed: {error}", code):
+            if not watch.write_fault(place.rank, f"{watch.describe(place.rank)} failed: {error}", code):
                 raise SystemExit(code)
             if isinstance(error, MptError):
                 error.args = (f"rank {place.rank} on {place.host}: {error}",)
@@ -160,24 +159,24 @@ def explain_broken_connection(place: Place, watch: Watch, store: Any) -> None:
     try:
         fault = wait_for_fault(watch)
         if fault is None:
-            lost = watch.find_lost()
-            who = watch.describe(lost[0]) if lost else "another process"
+            lost = next(iter(watch.find_lost()), None)
+            who = watch.describe(lost) if lost is not None else "another process"
             text = f"{who} was lost: its process ended without a word, or the network broke"
-            if watch.write_fault(text, RankError.exit_code):
-                watch.on_lost(text)
-                store.set(f"ended/{place.rank}", "1")
-                raise RankError(f"{text}. {WAY_ON}") from None
+            is_told = not watch.write_fault(lost, text, RankError.exit_code)
             fault = watch.read_fault()
+            assert fault is not None
+            if not is_told:
+                watch.record(fault)
+                with contextlib.suppress(dist.DistError):
+                    store.set(f"ended/{place.rank}", "1")
+                raise RankError(f"{text}. {WAY_ON}") from None
     except dist.DistError:
-        text = f"rank 0 was lost at step {place.step}, and with it the store that the processes meet at"
-        watch.on_lost(text)
-        raise RankError(f"{text}. {WAY_ON}") from None
-    assert fault is not None
-    watch.on_lost(fault["text"])
-    raise SystemExit(fault["code"]) from None
+        fault = watch.explain_lost_store()
+    watch.record(fault)
+    raise SystemExit(fault.code) from None
 
 
-def wait_for_fault(watch: Watch, seconds: float = 1.5) -> dict[str, Any] | None:
+def wait_for_fault(watch: Watch, seconds: float = 1.5) -> Fault | None:
     """Return the fault that a failing rank is about to write, or None."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -3,11 +3,13 @@
 Each rank tells the common store twice a second that it lives, and where it is. Rank 0 looks at all of them, the others
 at rank 0. A rank that fails by itself (a file it cannot read, a mistake of the program) writes a fault; one that says
 nothing any more, or does not move while others wait for it, is named by whoever finds it. A rank that reads a fault has
-a moment to end by itself: then its process is ended here, since a collective that waits cannot be interrupted.
+a moment to end by itself: then its process is ended here, since a collective that waits cannot be interrupted. Where no
+agent of torchrun keeps the store, it goes with rank 0: what was read before then still counts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -15,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +35,21 @@ SILENT_SECONDS = 60.0
 END_SECONDS = 300.0
 """How long a rank waits at its end for the first one, which may be writing a report."""
 CONNECT_SECONDS = 60.0
-FAULT = "fault"
+FAULT, RECORDER = "fault", "recorder"
+WAY_ON = "Go on from the last checkpoint with --resume"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What all ranks end for."""
+
+    finder: int
+    """The rank that tells of it."""
+    lost: int | None
+    """The rank it happened to, where that is known."""
+    text: str
+    code: int
+    """The exit code that all end with."""
 
 
 def connect(place: Place, is_master: bool) -> Any:
@@ -78,13 +95,19 @@ def unreachable(place: Place, where: str, text: str) -> RankError:
 
 
 class Watch:
-    """The thread. `on_lost` is called before this process is ended because of another one."""
+    """The thread. `on_lost` is called with a text on the one rank that is to record that another was lost."""
 
     def __init__(self, place: Place, timeout: float) -> None:
         self.place, self.timeout = place, timeout
         self.on_lost: Callable[[str], None] = lambda text: None
         self.store = connect(place, False)  # a connection serves one thread at a time
         self.beat = 0
+        self.known: dict[int, dict[str, Any]] = {}
+        """What ranks told of themselves when last looked at."""
+        self.fault: Fault | None = None
+        self.has_store = True
+        self.is_recorded = False
+        self.ending = threading.Lock()
         self.seen: dict[int, tuple[str, float]] = {}
         self.moved: dict[int, tuple[Any, float]] = {}
         self.faulty_since: float | None = None
@@ -119,12 +142,10 @@ class Watch:
             try:
                 self._tell()
                 self._look()
-            except RuntimeError:  # the store is gone, and with it rank 0 or the agent
+            except RuntimeError:
                 if self.ended.is_set() or self.place.is_ending:
                     return
-                text = f"rank {self.place.rank} on {self.place.host} lost the process that started the training"
-                print(f"error: {text}", file=sys.stderr, flush=True)
-                self._end(text, RankError.exit_code)
+                self._end(self.explain_lost_store())
 
     def _look(self) -> None:
         """Act on a fault, or find one."""
@@ -133,7 +154,7 @@ class Watch:
         if fault is not None:
             self.faulty_since = self.faulty_since or now
             if not self.place.is_ending and now - self.faulty_since > GRACE_SECONDS:
-                self._end(fault["text"], fault["code"])
+                self._end(fault)
             return
         for rank in range(self.place.size) if self.place.rank == 0 else (0,):
             if rank == self.place.rank or not self.store.check([f"rank/{rank}"]):
@@ -141,43 +162,85 @@ class Watch:
             text = self.store.get(f"rank/{rank}").decode()
             if self.seen.get(rank, ("", 0.0))[0] != text:
                 self.seen[rank] = text, now
-            told = json.loads(text)
+            told = self.known[rank] = json.loads(text)
             moved = (told["step"], told["moves"], told["waiting"])
             if self.moved.get(rank, (None, 0.0))[0] != moved:
                 self.moved[rank] = moved, now
             silent, still = now - self.seen[rank][1], now - self.moved[rank][1]
             if silent > min(SILENT_SECONDS, self.timeout) and not self.store.check([f"ended/{rank}"]):
-                self.find_fault(f"{self.describe(rank)} has not answered for {silent:.0f} s")
+                self.find_fault(rank, f"{self.describe(rank)} has not answered for {silent:.0f} s")
             elif self.place.is_waiting and not told["waiting"] and still > self.timeout:
-                self.find_fault(f"{self.describe(rank)} has not moved for {still:.0f} s, and others wait for it")
+                text = f"{self.describe(rank)} has not moved for {still:.0f} s, and others wait for it"
+                self.find_fault(rank, text)
 
     def describe(self, rank: int) -> str:
         """Return a rank by number, host, process and the last step that it told of."""
-        try:
-            told = json.loads(self.store.get(f"rank/{rank}").decode()) if self.store.check([f"rank/{rank}"]) else {}
-        except RuntimeError:
-            told = {}
-        if not told:
-            return f"rank {rank}"
+        told = self.remember(rank)
+        if told is None:
+            return f"rank {rank} (step {self.place.step})"
         step = max(told["step"], self.place.step)  # ranks are never a step apart; what was told may be old
         return f"rank {rank} (host {told['host']}, process {told['process']}, step {step})"
 
-    def read_fault(self) -> dict[str, Any] | None:
+    def remember(self, rank: int) -> dict[str, Any] | None:
+        """Return what a rank last told of itself, as far as this one knows, also when the store is gone."""
+        with contextlib.suppress(RuntimeError):  # the store may be going
+            if self.has_store and self.store.check([f"rank/{rank}"]):
+                self.known[rank] = json.loads(self.store.get(f"rank/{rank}").decode())
+        return self.known.get(rank)
+
+    def read_fault(self) -> Fault | None:
         """Return the first fault that any rank has written."""
-        if not self.store.check([FAULT]):
-            return None
-        fault: dict[str, Any] = json.loads(self.store.get(FAULT).decode())
-        return fault
+        if self.fault is None and self.store.check([FAULT]):
+            self.fault = Fault(**json.loads(self.store.get(FAULT).decode()))
+        return self.fault
 
-    def find_fault(self, text: str) -> None:
+    def find_fault(self, rank: int, text: str) -> None:
         """Write a fault that was found in another rank, and say so, once."""
-        if self.write_fault(text, RankError.exit_code):
-            print(f"error: {text}. Go on from the last checkpoint with --resume", file=sys.stderr, flush=True)
+        if self.write_fault(rank, text, RankError.exit_code):
+            print(f"error: {text}. {WAY_ON}", file=sys.stderr, flush=True)
 
-    def write_fault(self, text: str, code: int) -> bool:
+    def write_fault(self, lost: int | None, text: str, code: int) -> bool:
         """Write a fault that all ranks end for; return whether it is the first."""
-        own = json.dumps({"rank": self.place.rank, "text": text, "code": code, "mark": os.urandom(4).hex()})
-        return bool(self.store.compare_set(FAULT, "", own).decode() == own)
+        own = json.dumps(asdict(Fault(self.place.rank, lost, text, code)))
+        first = self.store.compare_set(FAULT, "", own).decode()
+        self.fault = Fault(**json.loads(first))
+        return bool(first == own)
+
+    def explain_lost_store(self) -> Fault:
+        """Return what this rank ends for now that the store is gone, and say so where nobody has.
+
+        Whoever kept it is lost: torchrun's agent, or rank 0.
+        """
+        with self.ending:
+            self.has_store = False  # asking a stopped process again would take as long again
+            if self.fault is None:
+                if self.place.has_agent:
+                    lost, text = None, f"{self.describe(self.place.rank)} lost the process that started the training"
+                else:
+                    lost, text = 0, f"{self.describe(0)} was lost, and with it the store that the processes meet at"
+                print(f"error: {text}. {WAY_ON}", file=sys.stderr, flush=True)
+                self.fault = Fault(self.place.rank, lost, text, RankError.exit_code)
+            return self.fault
+
+    def record(self, fault: Fault) -> None:
+        """Have a loss noted in the run's events, by one of those that are left."""
+        with self.ending:  # the other thread ends this process as soon as it can
+            if not self.is_recorded and self._is_recorder(fault):
+                self.on_lost(fault.text)
+            self.is_recorded = True
+
+    def _is_recorder(self, fault: Fault) -> bool:
+        """Return whether this is the rank that records a loss: the first one, or the quickest where that one is lost.
+
+        Without a store to settle that, it is the second rank, and the first one of the next machine.
+        """
+        rank, place = self.place.rank, self.place
+        if rank == 0 or fault.lost not in (0, None):
+            return rank == 0 and fault.lost != 0
+        if self.has_store:
+            with contextlib.suppress(RuntimeError):
+                return fault.lost == 0 and self.store.compare_set(RECORDER, "", str(rank)).decode() == str(rank)
+        return rank == place.on_machine or (rank == 1 and not place.has_agent)
 
     def find_lost(self) -> list[int]:
         """Return the ranks that say nothing for two seconds, other than those that have ended in order."""
@@ -190,7 +253,7 @@ class Watch:
             if rank in before and self.store.get(key) == before[rank] and not self.store.check([f"ended/{rank}"])
         ]
 
-    def _end(self, text: str, code: int) -> None:
+    def _end(self, fault: Fault) -> None:
         """End this process, from this thread."""
-        self.on_lost(text)
-        os._exit(code)
+        self.record(fault)
+        os._exit(fault.code)

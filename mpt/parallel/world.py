@@ -120,7 +120,7 @@ class World:
         """Remember the step for what is said of this rank when it is lost."""
 
     def watch_over(self, on_lost: Callable[[str], None]) -> None:
-        """Call a function with a text before this process is ended because another one was lost."""
+        """Call a function with a text where this is the process that is to record that another one was lost."""
 
     def ending(self, error: BaseException) -> None:
         """Tell that this rank ends with a failure by itself."""

@@ -174,14 +174,9 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
 
 
 def record_lost(training: Training, text: str) -> None:
-    """Note in the run's events that another process was lost. The recorder may be closed by now, or in use.
-
-    The first process writes it, or the second one where the first is the one that was lost.
-    """
+    """Note in the run's events that another process was lost. The recorder may be closed by now, or in use."""
     from mpt.run.recorder import LineFile
 
-    if training.run.world.rank != int(text.startswith("rank 0 ")):
-        return
     line = {"kind": "rank_lost", "step": training.progress.step, "time": time.time(), "message": text}
     with contextlib.suppress(MptError, OSError):
         file = LineFile(training.directory.events_path)

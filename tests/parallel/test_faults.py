@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,15 +175,28 @@ def test_a_mistake_on_one_rank_ends_all_with_one_message(
     assert saved_step(tmp_path) == 3
 
 
-@EITHER
+@pytest.mark.parametrize("faulty", [0, 1])
 def test_a_killed_rank_is_named_and_ends_all(tmp_path: Path, faulty: int, capfd: pytest.CaptureFixture[str]) -> None:
     started = time.monotonic()
     ends, events = injected(tmp_path, faulty, "kill")
     assert ends[faulty] == -signal.SIGKILL
-    assert f"rank {faulty} " in events["rank_lost"]["message"]
     assert ends[1 - faulty] == 9
     assert time.monotonic() - started < 40
-    said = capfd.readouterr().err
-    assert re.search(rf"error: rank {faulty} (was|\(host .*, process \d+,)", said)
-    assert "step 4" in said
+    assert_named(faulty, events, capfd.readouterr().err)
     assert saved_step(tmp_path) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_a_hung_rank_is_named_and_ends_all(tmp_path: Path, faulty: int, capfd: pytest.CaptureFixture[str]) -> None:
+    ends, events = injected(tmp_path, faulty, "hang", overrides=("parallel.timeout=3",))
+    assert ends == [9, 9]
+    assert_named(faulty, events, capfd.readouterr().err)
+    assert saved_step(tmp_path) == 3
+
+
+def assert_named(lost: int, events: Any, said: str) -> None:
+    """Assert that the run's events and one line on the terminal have a lost rank's number, host, process and step."""
+    named = rf"rank {lost} \(host {re.escape(socket.gethostname())}, process \d+, step {FAULT_STEP}\) "
+    assert re.match(named, events["rank_lost"]["message"])
+    assert [bool(re.match(f"error: {named}", line)) for line in said.splitlines() if "error: " in line] == [True]
