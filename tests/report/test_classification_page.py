@@ -30,6 +30,7 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
     assert 'aria-label="calibration"' in page
     assert page.count("data:image/png;base64,") >= len(details["worst"]) > 0
     assert page.count("<script") == 1
+    assert 'class="heat confusion" style="--cells: 32.0em; --names: 1ch"' in page  # ten columns of one width
 
     details["worst"][0] |= {"picture": 'x" onerror="alert(1)', "label": "<script>alert(1)</script>"}
     details["classes"][0] = "<b>zero</b>"
@@ -39,6 +40,7 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
     assert page.count("<script") == 1
     assert "onerror=" not in page
     assert "&lt;b&gt;zero&lt;/b&gt;" in page
+    assert 'class="heat confusion upright" style="--cells: 32.0em; --names: 11ch"' in page
     for broken in ({**details, "matrix": 5}, {**details, "calibration": {"bins": [{}]}}, [], {"step": 1}):
         (path / "evaluation.json").write_text(json.dumps(broken))
         write_report(path)
