@@ -141,7 +141,10 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print a table for docs/plan.md")
     parser.add_argument("--save", action="store_true", help="renew what `mpt plan` learns its chances from")
     parser.add_argument("--only", default="", help="sources whose name contains this")
+    parser.add_argument("--torch", help="plan as this release of torch would, such as 2.0")
     arguments = parser.parse_args()
+    if arguments.save and arguments.torch:
+        parser.error("--save: chances are learnt for the installed torch; leave --torch out")
     errors: dict[str, list[float]] = {}
     rows: list[dict[str, Any]] = []
     if arguments.markdown:
@@ -151,7 +154,7 @@ def main() -> None:
             continue
         config = load_config(row.config(), allow=["scripts"])
         with Session(find_gpu(row.gpu), Calibration(context_bytes=row.context), ["scripts"]) as session:
-            answer = session.plan([config])[0]
+            answer = session.plan([config], torch=arguments.torch)[0]
         if answer.error:
             print(f"{row.source:10s} {row.label:30s} {answer.error}")
             continue

@@ -184,6 +184,8 @@ class PlanArguments:
     output: Output = None
     calibrate: Annotated[str | None, typer.Option(metavar="RUN")] = None
     """Learn from a run's measured peak; then CONFIG is left out."""
+    torch: Annotated[str | None, typer.Option(metavar="RELEASE")] = None
+    """Plan as an earlier release of torch would, such as 1.12 or 2.8, and say what it does otherwise."""
     desktop: Annotated[str | None, typer.Option(metavar="SIZE")] = None
     """What the desktop takes of the card, such as 600MiB."""
     lock: Annotated[str | None, typer.Option(metavar="FILE")] = None

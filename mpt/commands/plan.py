@@ -25,6 +25,7 @@ from mpt.commands.plan_presets import show_presets
 from mpt.commands.plan_progress import progress
 from mpt.commands.plan_tables import (
     as_data,
+    as_torch_statements,
     describe_largest,
     headline,
     moments_that_do_not_fit,
@@ -46,6 +47,7 @@ from mpt.planner.gpus import Gpu
 from mpt.planner.placement import Placement, check_placement
 from mpt.planner.planned import choose_gpu, count_workers, find_placement, make_plan, plan_measured
 from mpt.planner.recipe import Recipe, describe_cost, describe_patch, without_conflicts
+from mpt.planner.releases import parse_release
 from mpt.planner.session import Session
 from mpt.planner.timeline import write_timeline
 from mpt.planner.verdict import judge
@@ -61,6 +63,8 @@ def run(arguments: PlanArguments) -> None:
 
     Raises MemoryBudgetError (exit 7) when nothing fits, ConfigError for an unknown GPU, budget or configuration.
     """
+    if arguments.torch is not None:
+        refuse_beside_torch(arguments)
     if arguments.calibrate is not None:
         calibrate(arguments, arguments.calibrate)
         return
@@ -101,6 +105,7 @@ def run(arguments: PlanArguments) -> None:
             vram=arguments.vram,
             gpu=arguments.gpu,
             desktop=arguments.desktop,
+            torch=arguments.torch,
             placement=placement,
             largest=arguments.largest,
             allow_lossy=arguments.allow_lossy,
@@ -121,6 +126,8 @@ def run(arguments: PlanArguments) -> None:
         for statement in capacity.statements:
             console.print(statement, markup=False)
         console.print(headline(config, gpu, plan, recipes), style="bold", markup=False)
+        for statement in as_torch_statements(plan):
+            console.print(statement, markup=False)
         for name in moments_that_do_not_fit(plan):
             beyond = describe_bytes(plan["moments"][name]["reserved"] + plan["context_bytes"])
             console.print(
@@ -139,6 +146,14 @@ def run(arguments: PlanArguments) -> None:
         raise MemoryBudgetError(nothing_fits(recipes, budget))
     if arguments.gate:
         pass_gate(plan if best is None else best.plan)
+
+
+def refuse_beside_torch(arguments: PlanArguments) -> None:
+    """Raise ConfigError for a release of torch that is not known, and for what is planned as the installed one only."""
+    parse_release(str(arguments.torch))
+    for name in ("calibrate", "check", "lock", "cards", "presets", "infer", "scaling", "nproc"):
+        if getattr(arguments, name) != getattr(PlanArguments, name):
+            raise ConfigError(f"--torch: it is about training CONFIG on one card; leave it or --{name} out")
 
 
 def load_planned(arguments: PlanArguments) -> Config:
@@ -263,6 +278,7 @@ def plan_command(arguments: PlanArguments) -> str:
     """Return the command that was given."""
     words = ["mpt", "plan", *_common_words(arguments, arguments.overrides), "--vram", str(arguments.vram)]
     words += ["--gpu", arguments.gpu] if arguments.gpu else []
+    words += ["--torch", arguments.torch] if arguments.torch else []
     words += ["--nproc", str(arguments.nproc)] if arguments.nproc else []
     words += ["--strategy", arguments.strategy] if arguments.strategy else []
     words += ["--output", arguments.output] if arguments.output else []

@@ -63,6 +63,22 @@ class Empty(Closed):
     """Nothing."""
 
 
+class TakenRoute(Closed):
+    """What a release of torch does otherwise than the installed one."""
+
+    words: str
+    source: str
+    """Where that can be read."""
+
+
+class AsTorch(Closed):
+    """The release of torch that was planned for."""
+
+    release: str
+    routes: list[TakenRoute]
+    """What made a difference to this plan."""
+
+
 class PlannedMoment(Closed):
     """What the run does beside its steps: an evaluation, samples, saving."""
 
@@ -117,6 +133,8 @@ class PlanData(Closed):
     planning_seconds: float
     ranks: dict[str, Any]
     """With several processes: which of them this is, and the parts of the step's time."""
+    as_torch: AsTorch | Empty
+    """Empty without --torch."""
     at_budgets: dict[str, dict[str, Any]]
     verdict: Literal["fits", "may fit", "does not fit"] | None
     """null without a budget."""

@@ -47,6 +47,16 @@ def headline(config: Config, gpu: Gpu, plan: dict[str, Any], recipes: Sequence[R
     return f"{subject}: does not fit in {budget}, needs {needed}{ways}"
 
 
+def as_torch_statements(plan: dict[str, Any]) -> list[str]:
+    """Return what an earlier release of torch does otherwise, a line for each, where one was asked for."""
+    if not plan["as_torch"]:
+        return []
+    release, routes = plan["as_torch"]["release"], plan["as_torch"]["routes"]
+    if not routes:
+        return [f"as torch {release} does it: nothing known to differ in it changes this plan"]
+    return [f"as torch {release} does it: {route['words']}" for route in routes]
+
+
 def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibration, plan: dict[str, Any]) -> None:
     """Print the configuration as it stands."""
     console.print(f"{config.run_name} on {gpu.name}, batch {plan['batch_size']}, as it stands", style="bold")

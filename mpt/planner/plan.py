@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mpt.config.relief import reliefs
 from mpt.config.schema import Config
-from mpt.planner import batch_fit, routes
+from mpt.planner import batch_fit, releases, routes
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
 from mpt.planner.moments import describe_moments
@@ -77,6 +77,8 @@ class Plan:
     """With several processes: which of them this is, what its communicators take (in `context_bytes`), and the parts of
     the step's time."""
 
+    as_torch: dict[str, Any] = field(default_factory=dict)
+    """The `release` of torch that was planned and its `routes`: the `words` and `source` of what it does otherwise."""
     at_budgets: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What else is in `Wish.budgets`, in bytes as text -> the fields of this plan that depend on the budget."""
 
@@ -99,10 +101,22 @@ class Wish:
     """Evaluation, samples and preview too, of a process alone."""
     budgets: Sequence[int] = ()
     """Budgets that the same trace is judged by too."""
+    torch: str | None = None
+    """The release of torch to plan for (`mpt.planner.releases`); None for the installed one."""
 
 
 def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish) -> Plan:
     """Plan a configuration. Raises CannotPlan, or the configuration's own errors."""
+    release = None if wish.torch is None else releases.parse_release(wish.torch)
+    with releases.planning_as(release):
+        plan = _plan(config, data, gpu, calibration, wish)
+    if release is None:
+        return plan
+    taken = [{"words": route.words, "source": route.source} for route in releases.taken_routes()]
+    return replace(plan, as_torch={"release": releases.show(release), "routes": taken})
+
+
+def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish) -> Plan:
     started = time.perf_counter()
     batch_size = config.train.batch_size
     expandable = any(one.name in config.memory.tricks for one in reliefs("fragmentation"))

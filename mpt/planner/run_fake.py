@@ -39,6 +39,7 @@ from mpt.planner.gpus import Gpu
 from mpt.planner.moments import Moment, trace_moments
 from mpt.planner.overlap import OrderedWork
 from mpt.planner.ranks import PlannedRank
+from mpt.planner.release_routes import adam_as_released, change_run
 from mpt.planner.shard_trace import watch_shards
 from mpt.planner.time_model import Work
 from mpt.planner.trace import Recorder, Trace
@@ -115,8 +116,9 @@ def trace_config(
     shards: AbstractContextManager[Any] = NOTHING
     if sharded and isinstance(work, OrderedWork):
         shards = watch_shards(recorder, work, device.type == "cpu")
-    with on_fake_gpu(recorder, gpu, shards):
+    with on_fake_gpu(recorder, gpu, shards), adam_as_released():
         run = build_run(config, device, data, fake=True, world=world)
+        change_run(run)
         perform_steps(run, recorder, batch_size, on_step, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
         on_step(STEPS)  # what follows is no step's work

@@ -96,6 +96,7 @@ class Session:
     """Plans on up to `workers` processes; a context manager.
 
     With `budgets`, each configuration is traced once and judged by all of them; a plan for another of them is at hand.
+    `torch` is the release of torch to plan for (`mpt.planner.releases`).
     """
 
     def __init__(
@@ -106,9 +107,11 @@ class Session:
         workers: int = 1,
         placement: Placement | None = None,
         budgets: Sequence[int] = (),
+        torch: str | None = None,
     ) -> None:
         self.placement = asdict(placement) if placement is not None else {}
         self.gpu, self.calibration, self.allow, self.workers = gpu, calibration, list(allow), workers
+        self.torch = torch
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         self._started: list[_Worker] = []
         self._is_killed = False
@@ -153,7 +156,7 @@ class Session:
         return self._pool.submit(self._ask, config, {"inference": wish, "data": data}).result()
 
     def _plan_one(self, config: Config, wish: dict[str, Any]) -> Answer:
-        asked = {"placement": self.placement, "budgets": self.budgets, **wish}
+        asked = {"placement": self.placement, "budgets": self.budgets, "torch": self.torch, **wish}
         budget = wish.get("budget_bytes")
         if budget not in self.budgets or wish.get("largest_batch"):
             return self._ask(config, {"wish": asked})

@@ -44,6 +44,7 @@ class Shared:
         wanted, session = asked.arguments, self.session
         session.placement = {} if wanted["placement"] is None else asdict(wanted["placement"])
         session.gpu, session.calibration, session.allow = wanted["gpu"], wanted["calibration"], list(wanted["allow"])
+        session.torch = wanted["torch"]
         session.judge_by(wanted["budgets"])
         return self
 
@@ -66,7 +67,7 @@ def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path.write_text(CONFIG)
     yield PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))
     session.gpu, session.calibration, session.allow = before
-    session.placement = {}
+    session.placement, session.torch = {}, None
 
 
 def with_vram(arguments: PlanArguments, vram: str | None, **more: object) -> PlanArguments:
@@ -262,3 +263,16 @@ def test_a_patch_for_another_batch_is_noticed(
     capsys.readouterr()
     plan.run(with_vram(arguments, None, patches=(tmp_path / "plan.yaml",)))
     assert "planned for batch_size 512, not 256" in capsys.readouterr().err
+
+
+def test_a_release_of_torch_is_planned_named_and_kept_in_the_patchs_command(
+    arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run(with_vram(arguments, None, torch="1.13", json=True))
+    assert read(capsys)["plan"]["as_torch"]["release"] == "1.13"
+    plan.run(with_vram(arguments, None, torch="2.0"))
+    assert "as torch 2.0 does it: the foreach step of Adam" in capsys.readouterr().out
+    assert "--torch 2.0" in plan.plan_command(with_vram(arguments, "6GiB", torch="2.0"))
+    for refused in ({"torch": "2.99"}, {"torch": "2.0", "nproc": 2}):
+        with pytest.raises(ConfigError, match="--torch"):
+            plan.run(with_vram(arguments, None, **refused))
