@@ -78,6 +78,11 @@ class Examination:
         """Whether nothing was found."""
         return not self.faults
 
+    @property
+    def is_finite_in_float32(self) -> bool:
+        """Whether there is a step to compare the mode's with."""
+        return all(math.isfinite(right) for right, _ in self.losses.values())
+
 
 Weights = Mapping[str, Any] | None
 """A checkpoint's state; None examines the run as it begins."""
@@ -96,6 +101,8 @@ class Subject:
     """How far the weights are trained."""
     indices: Sequence[int] = ()
     """Where the batch's samples are in the data set."""
+    reference_forms: Sequence[str] = ()
+    """Forms that the float32 step computes by stable ones: none, unless it is not finite as it is written."""
 
     def build(self, config: Config) -> Run:
         """Build the run in some precision, with the weights."""
@@ -105,8 +112,9 @@ class Subject:
         return run
 
     def build_reference(self) -> Run:
-        """Build the run in float32, as its model and losses are written."""
-        return self.build(with_precision(change_precision(self.config, "fp32"), stable_forms=[]))
+        """Build the run in float32, as its model and losses are written but for the `reference_forms`."""
+        forms = list(self.reference_forms)
+        return self.build(with_precision(change_precision(self.config, "fp32"), stable_forms=forms))
 
 
 def as_on_a_gpu(config: Config, dtype: str | None = None) -> Config:
@@ -305,6 +313,6 @@ def error_without_scale(value: Tensor, true: Tensor) -> float:
     """Return the error of a sample that may be multiplied by a loss scale, which is a power of two."""
     direct = error_of(value, true)
     norm, right = float(value.norm()), float(true.norm())
-    if direct <= JUMP or not norm or not right or not math.isfinite(norm):
+    if direct <= JUMP or not norm or not right or not math.isfinite(norm + right):
         return direct
     return min(direct, error_of(value / 2.0 ** round(math.log2(norm / right)), true))

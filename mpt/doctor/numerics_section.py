@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mpt.config.options import STABLE_FORMS
 from mpt.doctor.cure import Cure, find_cure, patched
 from mpt.doctor.findings import Section
 from mpt.doctor.instrument import Result
@@ -41,14 +42,17 @@ def describe_numerics(*points: Subject) -> Section:
     patch: dict[str, Any] = {}
     said: list[str] = []
     trials = 0
-    for subject in points:
+    for point in points:
         try:
-            found = examine(subject)
+            subject, found = examine_with_stable_reference(point)
         except ConfigError as error:
             section.add("fault", "configuration", str(error))
             return section
         for one in found:
-            _describe(section, one, subject, many=len(points) > 1, is_last=subject is last)
+            _describe(section, one, subject, many=len(points) > 1, is_last=point is last)
+        if subject.reference_forms:
+            text = "as written the loss is not finite in float32 either; compared with float32 by stable forms"
+            section.add("note", "reference", text)
         if all(one.is_healthy for one in found):
             continue
         changed = dataclasses.replace(subject, config=patched(subject.config, patch)) if patch else subject
@@ -62,15 +66,34 @@ def describe_numerics(*points: Subject) -> Section:
             said.append(cure.describe())
             name_places(section, cure)
         elif faulty:
-            section.add("warning", "cure", "none was found that helps", "use precision=bf16 or fp32")
+            is_formula = not all(one.is_finite_in_float32 for one in faulty)
+            advice = "mend the model or the loss" if is_formula else "use precision=bf16 or fp32"
+            section.add("warning", "cure", "none was found that helps", advice)
             return section
     if section.worst != "fault":
         note_poor_forms(section, last)
     if patch:
         text = "; at a later point also: ".join(said)
-        section.add("note", "cure", f"{text}; {trials} steps were tried")
+        section.add("note", "cure", f"{text}; {trials} {'step was' if trials == 1 else 'steps were'} tried")
         section.tables["cure"] = [{"cure": text, "patch": patch}]
     return section
+
+
+def examine_with_stable_reference(subject: Subject) -> tuple[Subject, list[Examination]]:
+    """Examine a step against float32, by stable forms where only they make float32's own loss finite.
+
+    Return also the subject with the forms of the reference that was used. Raises ConfigError for what does not build.
+    """
+    found = examine(subject)
+    if not all(one.is_finite_in_float32 for one in found):
+        stable = dataclasses.replace(subject, reference_forms=STABLE_FORMS)
+        try:
+            again = examine(stable)
+        except ConfigError:  # refused beside another setting: a compiled network
+            return subject, found
+        if all(one.is_finite_in_float32 for one in again):
+            return stable, again
+    return subject, found
 
 
 def describe_culprit(culprit: Result, subject: Subject) -> str:
@@ -136,7 +159,8 @@ def note_poor_forms(section: Section, subject: Subject) -> None:
     if places:
         section.tables["stable forms"] = [{**place.to_record(), "tried": False} for place in places]
     for place in places[:MOST_PLACES]:
-        advice = f"it does no harm at this point of the training; precision.stable_forms=[{place.form}] does the same"
+        setting = f"or set precision.stable_forms=[{place.form}], without an edit"
+        advice = f"{setting}; the form does no harm yet at this point of the training"
         section.add("note", "poor form", place.describe(), advice)
 
 

@@ -20,6 +20,7 @@ from mpt.engine import build
 from mpt.engine.smallest_list import fewest
 from mpt.errors import ConfigError
 from mpt.seams import NOTHING
+from mpt.tasks import classify
 from scripts.doctor_table import DIGITS, diagnose, planted, subject_of
 
 FEW = {
@@ -150,6 +151,20 @@ def test_a_fault_of_float32_itself_is_not_blamed_on_half() -> None:
     subject.batch["image"][0, 0, 0, 0] = float("nan")
     (found,) = examine(subject)
     assert "not finite in float32 either" in found.faults[0]
+
+
+def test_a_poor_form_that_fails_in_float32_too_is_named_and_cured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        probabilities = torch.softmax(5000 * logits.float(), dim=1)
+        return -torch.log(probabilities)[torch.arange(len(labels)), labels].mean()
+
+    monkeypatch.setattr(classify, "find_loss", lambda *_: by_hand)
+    data = {"model": {"name": "small_cnn", "image_size": 16}, **DIGITS}
+    section = describe_numerics(subject_of(load_config({**data, "precision": "O3", "optimizer": {"eps": 1e-4}})))
+    said = {one.about: one.text for one in section.findings}
+    assert "not finite in float32 either" in said["reference"]
+    assert "write log_softmax(x) instead of log(softmax(x))" in said["stable form"]
+    assert section.tables["cure"][0]["patch"] == {"precision": {"stable_forms": ["log"]}}
 
 
 def test_delta_debugging_finds_the_fewest() -> None:
