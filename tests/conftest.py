@@ -71,11 +71,13 @@ def _no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs, from the processes that tests start too, unless tests are chosen for needing one: `pytest -m gpu`.
 
-    And take Ctrl-C as a terminal's programs do. A shell lets what it starts in the background ignore it, which the
-    programs that tests send it to would inherit.
+    And take Ctrl-C as a terminal's programs do. A shell lets what it starts in the background ignore it, and nohup a
+    hang-up, which the programs that tests send these signals to would inherit.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # still nothing here, but no longer inherited
     if "gpu" not in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:  # set by coverage for the processes that tests start

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,8 +37,14 @@ with StopRequest() as stop:
 """
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", LOOP, *arguments], stdout=subprocess.PIPE, text=True)
+@contextlib.contextmanager
+def start(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", LOOP, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()  # or its end would be waited for
+            raise
 
 
 @pytest.mark.parametrize(
