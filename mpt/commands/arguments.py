@@ -350,7 +350,7 @@ class ValidateArguments:
 
 @dataclass(frozen=True)
 class SchemaArguments:
-    """Print the JSON Schema of CONFIG, for editors, or that of what `mpt plan --json` prints."""
+    """Print the JSON Schema of CONFIG, or with --plan of a plan."""
 
     output: Output = None
     plan: bool = False

@@ -27,6 +27,7 @@ import torch.multiprocessing
 
 from mpt.config.own_code import explain_own_code
 from mpt.errors import DataError, MptError
+from mpt.run.operating_system import ignore_interrupts, interrupts_held_back
 from mpt.seams import Batch, Dataset
 
 STOPPING_SECONDS = 2.0
@@ -54,7 +55,8 @@ class WorkerPool:
             for number in range(count):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(dataset, theirs), name=f"data-{number}", daemon=True)
-                process.start()
+                with interrupts_held_back():
+                    process.start()
                 theirs.close()
                 self.workers.append(Worker(number, process, ours, deque()))
         except OSError as error:
@@ -137,7 +139,7 @@ def preview(indices: Sequence[int]) -> str:
 
 def serve(dataset: Dataset, pipe: Connection) -> None:
     """Answer requests until the parent closes the pipe or is gone: the body of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker would otherwise run the parent's handler
     torch.set_num_threads(1)  # the cores belong to the workers together; and OpenMP's pool does not survive a fork
     parent = parent_process()

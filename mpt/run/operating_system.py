@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,28 @@ def lock(descriptor: int) -> None:
         if error.errno in (errno.EDEADLK, errno.EACCES):
             raise BlockingIOError(errno.EWOULDBLOCK, "locked by another process") from error
         raise
+
+
+@contextlib.contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Hold Ctrl-C back in this thread, and in processes that are started meanwhile until they call
+    `ignore_interrupts`: it reaches the whole process group, and would end one that is just starting. Not on Windows.
+    """
+    if not IS_POSIX:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupts() -> None:
+    """Let Ctrl-C pass this process by, one that was held back as well."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if IS_POSIX:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def usable_cores() -> int:

@@ -6,8 +6,9 @@ import time
 import pytest
 import torch
 
-from mpt.data import digits, shapes
+from mpt.data import digits, shapes, workers
 from mpt.data.loader import Loader, prefetch, to_device
+from mpt.data.workers import WorkerPool, serve
 from mpt.errors import DataError
 from mpt.seams import Dataset, DataSpec, FieldSpec
 
@@ -151,6 +152,20 @@ def test_no_worker_outlives_the_stream_and_ctrl_c_does_not_end_one():
     assert all(process.is_alive() for process in processes)
     stream.close()
     assert not any(process.is_alive() for process in processes)
+
+
+def serve_late(*arguments):
+    time.sleep(0.3)
+    serve(*arguments)
+
+
+def test_ctrl_c_does_not_end_a_worker_that_has_just_been_started(monkeypatch):
+    monkeypatch.setattr(workers, "serve", serve_late)
+    with WorkerPool(Numbers(8), 1, 30.0) as pool:
+        os.kill(pool.workers[0].process.pid, signal.SIGINT)
+        pool.send([1, 2], 0)
+        assert pool.receive()["label"].tolist() == [[1, 0], [2, 0]]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.mark.parametrize(("count", "message"), [(0, "the data set is empty"), (3, "3 samples, fewer than one batch")])

@@ -127,13 +127,13 @@ def test_mpt_infer_vram_takes_the_planned_batch_and_finds_the_same(
     infer.run(asked)
     labels = (tmp_path / "out" / "labels.csv").read_text()
     sizes: list[int] = []
-    true_infer = infer.infer
+    true_infer = infer.infer_all
 
-    def watch(trained: Any, samples: Any, batch_size: int, count: int) -> Any:
-        sizes.append(batch_size)
-        return true_infer(trained, samples, batch_size, count)
+    def watch(trained: Any, work: Any, devices: Any) -> Any:
+        sizes.append(work.batch_size)
+        return true_infer(trained, work, devices)
 
-    monkeypatch.setattr(infer, "infer", watch)
+    monkeypatch.setattr(infer, "infer_all", watch)
     infer.run(replace(asked, vram="486MiB", overwrite=True))
     assert "samples at once fit in 486MiB, as on an rtx3060" in capsys.readouterr().out
     assert (tmp_path / "out" / "labels.csv").read_text() == labels
