@@ -22,6 +22,7 @@ from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory, find_run
+from mpt.workflows.sides import is_config
 
 if TYPE_CHECKING:
     from mpt.doctor.findings import Section
@@ -90,7 +91,7 @@ def read_subject(
     overrides = list(arguments.overrides)
     if arguments.device is not None:
         overrides.append(write_override("train.device", arguments.device))
-    if path.suffix in (".yaml", ".yml"):
+    if is_config(arguments.subject):
         config = load_config(path, overrides, allow=arguments.allow, patches=arguments.patches)
         return config, None, [BEGINNING], str(path)
     from mpt.run import checkpoint

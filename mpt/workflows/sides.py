@@ -42,8 +42,8 @@ def suggest(word: str, known: Sequence[str]) -> str:
 
 
 def is_config(word: str) -> bool:
-    """Return whether a word names a YAML file or a shipped configuration."""
-    return word.endswith(YAML) or word.startswith("@")
+    """Return whether a word names a YAML file, a shipped configuration, or one on standard input."""
+    return word.endswith(YAML) or word.startswith("@") or word == "-"
 
 
 def read_side(word: str, overrides: Sequence[str], runs: Path, allow: Sequence[str]) -> Side:

@@ -60,6 +60,11 @@ def test_data_and_speed_are_examined_and_told_as_json(bad: Path, capsys: pytest.
     assert {row["part"] for row in speed["tables"]["step"]} >= {"data", "forward", "backward", "optimizer"}
 
 
+def test_a_shipped_configuration_is_examined_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.run(DoctorArguments("@classify_digits", only=("data",)))
+    assert "train: looked at all 1437 samples" in capsys.readouterr().out
+
+
 def test_without_a_subject_the_machine_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
     doctor.run(DoctorArguments())
     assert "processor" in capsys.readouterr().out
