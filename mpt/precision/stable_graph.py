@@ -81,6 +81,14 @@ class Call:
         """Return one of the remaining arguments."""
         return dict(self.options).get(name, default)
 
+    def has_options_of(self, *others: Call) -> bool:
+        """Return whether other calls have the same remaining arguments; a tensor is the same as itself alone."""
+
+        def known(call: Call) -> list[tuple[str, Any]]:
+            return [(key, id(value) if isinstance(value, Tensor) else value) for key, value in call.options]
+
+        return all(known(other) == known(self) for other in others)
+
     @property
     def is_current(self) -> bool:
         """Whether nothing has been written over its inputs since."""

@@ -60,7 +60,7 @@ def scaled_square(x: Tensor, call: Call) -> tuple[Tensor, Tensor]:
 def root(graph: Graph, call: Call) -> Rewrite | None:
     """sqrt(sum(x^2) + eps) and its reciprocal: the norm of a long or a tiny vector, a hand-made RMSNorm."""
     power = {"sqrt": 0.5, "rsqrt": -0.5}.get(call.name, call.other)
-    if not is_half(call.input) or power not in (0.5, -0.5):
+    if not is_half(call.input) or not is_number(power) or power not in (0.5, -0.5):
         return None
     total: Any = call.input
     more: Any = None
@@ -114,7 +114,7 @@ def difference(graph: Graph, call: Call) -> Rewrite | None:
         return None
     for factor, mean in zip(factors, means, strict=True):
         made = graph.made(mean, whole.name)
-        if made is None or made.options != whole.options or not graph.same(made.input, factor):
+        if made is None or not made.has_options_of(whole) or not graph.same(made.input, factor):
             return None
         if not graph.same(made.other, whole.other):
             return None
@@ -168,11 +168,11 @@ def distance(graph: Graph, call: Call) -> Rewrite | None:
     """|a|^2 + |b|^2 - 2ab of rows."""
     twice = graph.made(call.other, "mul")
     added = graph.made(call.input, "add")
-    if twice is None or added is None or twice.other != 2:
+    if twice is None or added is None or not is_number(twice.other) or twice.other != 2:
         return None
     sums = [graph.made(one, "sum") for one in (added.input, added.other, twice.input)]
     first, second, mixed = sums
-    if first is None or second is None or mixed is None or len({one.options for one in (first, second, mixed)}) != 1:
+    if first is None or second is None or mixed is None or not first.has_options_of(second, mixed):
         return None
     a, b = square_of(graph, first.input), square_of(graph, second.input)
     factors = factors_of(graph, mixed.input)

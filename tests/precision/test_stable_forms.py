@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mpt.config.load import load_config
+from mpt.config.options import STABLE_FORMS
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.step import back_propagate
 from mpt.errors import ConfigError
@@ -64,10 +65,22 @@ CASES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "numbers": ("divide_first", lambda x: 1e-2 * (1e-1 * x.half()).float() * 1e3),
 }
 NOT_THESE = ("wrong means", "written over")
+NEAR_FORMS = {
+    "areas": lambda x: (a := x * x.exp()) + (b := x.flip(0) * x) - a * b,
+    "a tensor for a power": lambda x: (x.half().abs() + 0.1).square().sum(1).pow(torch.full((4,), 0.5).half()),
+    "dimensions in a list": lambda x: (x**2).sum([0, 1]) + (y := x.flip(0)).square().sum([0, 1]) - 2 * (x * y).sum([1]),
+    "a convolution's bias": lambda x: biased((y := x[:, None]) ** 2) - biased(y) ** 2,
+    "tensors for numbers": lambda x: torch.log((x.sigmoid() + torch.tensor(0.1)).clamp(torch.tensor(0.2))) / x.exp(),
+}
+"""What begins like a form and has tensors or lists where a form has numbers."""
 
 
 def conv(value: Tensor) -> Tensor:
     return functional.conv1d(value, WINDOW)
+
+
+def biased(value: Tensor) -> Tensor:
+    return functional.conv1d(value, WINDOW, torch.full((1,), 0.5))
 
 
 def both(function: Callable[[Tensor], Tensor], forms: Any) -> tuple[Tensor, Tensor, list[str]]:
@@ -91,6 +104,14 @@ def test_a_form_is_replaced_by_the_same_number(name: str) -> None:
     assert value.dtype == plain.dtype
     torch.testing.assert_close(value, plain, **close)
     torch.testing.assert_close(gradient, true, **close)
+
+
+@pytest.mark.parametrize("name", NEAR_FORMS)
+def test_what_only_begins_like_a_form_is_the_same_number(name: str) -> None:
+    value, gradient, _ = both(NEAR_FORMS[name], STABLE_FORMS)
+    plain, true, _ = both(NEAR_FORMS[name], [])
+    torch.testing.assert_close(value, plain, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(gradient, true, rtol=1e-2, atol=1e-2)
 
 
 def test_a_step_whose_blocks_are_recomputed_takes_the_same_forms_and_gradients() -> None:
