@@ -174,7 +174,7 @@ class Checker:
         if not match or len(name) > 200:
             form = "torchvision:NAME, timm:NAME or package.module:Name"
             self.report(
-                node, ("model", "name"), f"found '{printable(name)}'; a model of another package is written {form}"
+                node, ("model", "name"), f"found '{printable(name)}'; allowed for a model of another package: {form}"
             )
             return False
         module = match[1]

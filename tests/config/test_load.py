@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mpt.config.layers import write_override
@@ -228,8 +228,8 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
             "",
             "would run code of the package os, which is not granted; if you trust it, add --allow os",
         ),
-        ("model: 'a b:c'", "", "a model of another package is written torchvision:NAME"),
-        ("model: ':x'", "", "a model of another package is written"),
+        ("model: 'a b:c'", "", "allowed for a model of another package: torchvision:NAME"),
+        ("model: ':x'", "", "allowed for a model of another package"),
         ("model: net", "optimizer.rl=3", "override 'optimizer.rl=3': optimizer.rl: unknown key .*did you mean 'lr'?"),
         ("model: net", "optimizer.lr=yes", "override 'optimizer.lr=yes': optimizer.lr: found 'yes'; allowed: a number"),
         ("model: net", "seed", "override 'seed': an override is written key.path=value"),
@@ -395,6 +395,7 @@ VALUES = st.one_of(
 
 
 @given(st.sampled_from([path for path in KEYS if path[0]]), VALUES)
+@example(("model", "name"), ":")
 @settings(max_examples=300, deadline=None)
 def test_any_value_is_taken_as_it_is_or_refused_at_its_place(registry, path, value):
     section, key = path
