@@ -86,7 +86,7 @@ def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int, count: int 
     """Return the task's figures on batches that are on the run's device; it makes samples `chunk` at a time.
 
     Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes. Of a
-    `count` of batches in all, what comes after them was only computed so that no rank waits.
+    total of `count` batches: what comes after them was only computed so that no rank waits.
     """
     with apart_from_training(run), first_buffers(run), casts_kept(run):
         own = [(at, found) for at, found in gather_evidence(run, batches, chunk) if is_counted(run, at, count)]
