@@ -16,7 +16,7 @@ from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
-from mpt.engine.torch_settings import prepare_torch
+from mpt.engine.torch_settings import prepare_rank, prepare_torch
 from mpt.parallel.place import read_place
 from mpt.run.console import Style
 from mpt.run.used_parts import missing_parts_explained
@@ -34,6 +34,8 @@ def run(arguments: TrainArguments) -> None:
     if arguments.nproc is not None and place is None and not arguments.print_config:
         raise_code(start_processes(arguments))
         return
+    if place is not None:
+        prepare_rank()
     config = read_config(arguments)
     for warning in find_strange_patches(arguments.patches, config) if place is None or place.rank == 0 else ():
         print(f"warning: {warning}", file=sys.stderr)

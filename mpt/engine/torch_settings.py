@@ -20,3 +20,11 @@ def prepare_torch(config: Config) -> None:
         torch.set_num_threads(config.train.threads)
     torch.backends.cudnn.benchmark = not config.train.deterministic
     torch.backends.cudnn.deterministic = config.train.deterministic
+
+
+def prepare_rank() -> None:
+    """Keep torch's warnings of lost connections, with stacks of its C++, off the screen: the watch says it in a line.
+
+    torch reads the variable when it is imported; whoever has set it is not overruled.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -40,6 +40,7 @@ def launch(words: Sequence[str], nproc: int, max_restarts: int) -> int:
 def set_environment(nproc: int) -> None:
     """Set what torch's launcher and the processes read, where the user has not."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of the agent too
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
     known = [name for name in SIGNALS if hasattr(signal, name)]
     handled = [name for name in known if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]

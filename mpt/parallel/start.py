@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError, RankError
+from mpt.parallel.meeting import connect
 from mpt.parallel.place import Place, read_place
 from mpt.parallel.ranks import Ranks, code_of, is_broken_connection
-from mpt.parallel.watch import END_SECONDS, WAY_ON, Fault, Watch, connect
+from mpt.parallel.watch import END_SECONDS, WAY_ON, Fault, Watch
 from mpt.parallel.world import ALONE, PeerFaultError, World
 
 AGREEMENT_SECONDS = 3.0

@@ -12,19 +12,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import PrefixStore
-
 from mpt.errors import RankError
+from mpt.parallel.meeting import connect
 from mpt.parallel.place import Place
 
 BEAT_SECONDS = 0.5
@@ -34,7 +30,6 @@ SILENT_SECONDS = 60.0
 """A rank that has not told of itself for so long is lost."""
 END_SECONDS = 300.0
 """How long a rank waits at its end for the first one, which may be writing a report."""
-CONNECT_SECONDS = 60.0
 FAULT, RECORDER = "fault", "recorder"
 WAY_ON = "Go on from the last checkpoint with --resume"
 
@@ -50,48 +45,6 @@ class Fault:
     text: str
     code: int
     """The exit code that all end with."""
-
-
-def connect(place: Place, is_master: bool) -> Any:
-    """Return a connection to the store that ranks meet at. Raises RankError where there is none."""
-    where = f"MASTER_ADDR={place.address} MASTER_PORT={place.port}"
-    if not is_master:
-        await_answer(place, where)
-    try:
-        store = TCPStore(
-            place.address,
-            place.port,
-            is_master=is_master,
-            timeout=timedelta(seconds=CONNECT_SECONDS),
-            wait_for_workers=False,
-        )
-    except (RuntimeError, ValueError) as error:  # torch's DistNetworkError is one
-        text = str(error).split("\n")[0]
-        if is_master and ("EADDRINUSE" in text or "already in use" in text):
-            raise RankError(f"{where}: the port is in use on this machine; set MASTER_PORT to a free one") from None
-        raise unreachable(place, where, text) from None
-    return PrefixStore(f"mpt/{place.restarts}", store)
-
-
-def await_answer(place: Place, where: str) -> None:
-    """Wait until somebody listens there; torch's own waiting fills the screen. Raises RankError where nobody does."""
-    until = time.monotonic() + CONNECT_SECONDS
-    while True:
-        try:
-            socket.create_connection((place.address, place.port), timeout=5).close()
-            return
-        except OSError as error:
-            if time.monotonic() > until:
-                raise unreachable(place, where, str(error)) from None
-        time.sleep(0.2)
-
-
-def unreachable(place: Place, where: str, text: str) -> RankError:
-    """Return what is said where the other processes cannot be reached."""
-    return RankError(
-        f"{where}: rank {place.rank} on {place.host} cannot reach the other processes there within "
-        f"{CONNECT_SECONDS:.0f} s ({text[:160]}). Is the address that of the first machine, and the port open?"
-    )
 
 
 class Watch:

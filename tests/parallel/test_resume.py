@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,11 @@ import torch
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run as train
 from mpt.commands.train import write_words
+from mpt.engine.torch_settings import prepare_rank
 from mpt.errors import RankError
+from mpt.parallel.launch import set_environment
+from mpt.parallel.meeting import connect
 from mpt.parallel.place import Place
-from mpt.parallel.watch import connect
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
 from mpt.run.recorder import read_lines
@@ -116,16 +122,45 @@ def test_settings_that_differ_between_ranks_are_named(tmp_path: Path, capfd: pyt
 
 
 def test_an_address_that_nobody_answers_and_a_port_in_use_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpt.parallel.watch.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("mpt.parallel.meeting.CONNECT_SECONDS", 0.1)
     with pytest.raises(RankError, match=r"MASTER_PORT=\d+: rank 1 on .* cannot reach the other processes"):
         connect(Place(rank=1, size=2, local_rank=1, address="127.0.0.1", port=free_port()), is_master=False)
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         with pytest.raises(RankError, match="the port is in use on this machine"):
             connect(Place(rank=0, size=2, local_rank=0, address="127.0.0.1", port=taken.getsockname()[1]), True)
+
+
+def test_another_program_at_the_port_does_not_keep_the_ranks_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch awaits the store's first answer for ever."""
+    monkeypatch.setattr("mpt.parallel.meeting.CONNECT_SECONDS", 0.1)
+    ended: list[BaseException] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = Place(rank=1, size=2, local_rank=1, address="127.0.0.1", port=silent.getsockname()[1])
+
+        def meet() -> None:
+            try:
+                connect(place, is_master=False)
+            except RankError as error:
+                ended.append(error)
+
+        meeting = threading.Thread(target=meet, daemon=True)
+        meeting.start()
+        meeting.join(5)
+    assert "another program may have the port" in str(ended)
+
+
+@pytest.mark.parametrize("prepare", [prepare_rank, partial(set_environment, 2)])
+def test_torch_prints_no_stack_of_its_own_where_a_rank_is_lost_unless_asked(
+    monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(os, "environ", {"TORCH_CPP_LOG_LEVEL": "INFO"})
+    prepare()
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "INFO"
+    monkeypatch.setattr(os, "environ", {})
+    prepare()
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
 
 
 @pytest.mark.slow
