@@ -124,6 +124,8 @@ def add_rank_rows(table: Table, ranks: dict[str, Any]) -> None:
         last = f"the last has {ranks['last_samples']} and needs {describe_bytes(ranks['last_total'])}"
         samples += f"; {last}"
     table.add_row("rank", f"1 of {ranks['nproc']}", samples)
+    if ranks["host_bytes"]:
+        table.add_row("host memory", describe_bytes(ranks["host_bytes"]), "a rank: weights, gradients, optimizer state")
 
 
 def scaling_cells(scaling: Scaling) -> Sequence[tuple[str, ...]]:

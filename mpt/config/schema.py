@@ -157,6 +157,8 @@ class Parallel(Options):
     and less traffic. hybrid: weights are sharded over `shard_ranks` processes, and every such group has all of them."""
     shard_ranks: int | None = Field(None, gt=0)
     """For hybrid: over how many neighbouring processes weights are sharded. null: those of one machine."""
+    offload: bool = False
+    """For fsdp: keep shards of weights, gradients and optimizer states in host memory, where the optimizer steps."""
     reduce_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What gradients are summed over processes in; auto is what they are stored in. bfloat16 halves the traffic."""
     overlap: bool = True
@@ -174,6 +176,8 @@ class Parallel(Options):
         """Refuse a way of sharding where nothing is sharded."""
         if self.strategy == "ddp" and (self.shard != "full" or self.shard_ranks is not None):
             raise ValueError("parallel.shard and shard_ranks are for strategy: fsdp, and it is ddp. Set strategy: fsdp")
+        if self.strategy == "ddp" and self.offload:
+            raise ValueError("parallel.offload is for strategy: fsdp, and it is ddp; memory.cpu_optimizer is for both")
         if self.shard_ranks is not None and self.shard != "hybrid":
             raise ValueError("parallel.shard_ranks is for shard: hybrid. Set that, or leave it out")
         return self

@@ -153,7 +153,8 @@ def build_run(
             stays_gathered=task.differentiates_twice,
         )
     settings_by_module = {name: _optimizer_settings(config, name) for name in task.trainable}
-    says_foreach = device.type != "cpu" and (fake or any_waits(task))
+    is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses by itself
+    says_foreach = device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
     optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach) if trains else {}
     phases = list(task.phases(optimizers)) if trains else []
     precision.bind(phases)

@@ -48,8 +48,11 @@ class Ranks(World):
         self.exchanges: dict[str, Exchange] = {}
         self.on_gpu = device_type == "cuda"
         timeout = timedelta(seconds=settings.timeout + AFTER_WATCH_SECONDS)
+        backend = "nccl" if self.on_gpu else "gloo"
+        if self.on_gpu and settings.offload:  # norms and flags of what lies on the host are summed there
+            backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
-            "nccl" if self.on_gpu else "gloo",
+            backend,
             store=PrefixStore("groups", store),
             rank=self.rank,
             world_size=self.size,

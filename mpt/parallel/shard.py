@@ -12,7 +12,7 @@ watch ends them (`mpt.parallel.watch`), and running out of memory is not adapted
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,7 +21,13 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -91,6 +97,7 @@ def shard(
     """
     refuse_scalars(networks := list(networks))
     mesh = make_mesh(device_type, world, settings)
+    offload = CPUOffloadPolicy(pin_memory=device_type == "cuda") if settings.offload else OffloadPolicy()
     found: list[FSDPModule] = []
     for network in networks:
         for part in parts(network, in_half):
@@ -100,6 +107,7 @@ def shard(
                 mesh=mesh,
                 reshard_after_forward=settings.shard != "grad" and not stays_gathered,
                 mp_policy=make_policy(part, settings, in_half, half),
+                offload_policy=offload,
             )
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_reshard_after_backward(not stays_gathered, recurse=False)
@@ -223,9 +231,10 @@ def units(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def like(value: Tensor, sharded: DTensor) -> DTensor:
-    """Return this rank's shard of a whole tensor that every rank has."""
-    placed = value.detach().to(device=sharded.device, dtype=value.dtype)
-    return distribute_tensor(placed, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    """Return this rank's shard of a whole tensor that every rank has, where that of `sharded` is."""
+    placed = value.detach().to(device=sharded.device_mesh.device_type, dtype=value.dtype)
+    shard = distribute_tensor(placed, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    return shard if shard.device == sharded.device else cast(DTensor, shard.to(sharded.device))
 
 
 def shards_of(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

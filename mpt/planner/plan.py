@@ -148,6 +148,7 @@ def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wi
             **asdict(placement),
             "words": placement.words,
             "samples": share_of(placement, batch_size),
+            "host_bytes": fake.host_bytes,
             "communicator_bytes": communicators,
             "network": cluster.network,
             "link": cluster.link,

@@ -31,6 +31,7 @@ from mpt.engine.build import build_run
 from mpt.engine.loop import follow_step
 from mpt.engine.step import update
 from mpt.errors import MptError
+from mpt.parallel.local import local
 from mpt.parallel.world import ALONE, World
 from mpt.planner import fake_device, routes
 from mpt.planner.device_guard import lost_error
@@ -70,6 +71,8 @@ class FakeRun:
     whole: Trace = field(default_factory=Trace)
     """The steps and then `moments`."""
     moments: list[Moment] = field(default_factory=list)
+    host_bytes: int = 0
+    """What of weights, gradients and optimizer states is in host memory after the steps."""
 
 
 def trace_config(
@@ -121,13 +124,25 @@ def trace_config(
         change_run(run)
         perform_steps(run, recorder, batch_size, on_step, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
+        on_host = host_bytes(run)
         on_step(STEPS)  # what follows is no step's work
         moments = list(trace_moments(run, recorder, batch_size, _reason)) if whole_run else []
     whole = recorder.trace
     spans = [span for span in whole.spans if span.start < steps]
     notes = [note for note in run.notes if fake_device.DEVICE not in note]  # "has no such thing" is about the fake
     inexact = [trick.name for trick in run.tricks if not trick.exact]
-    return FakeRun(Trace(whole.storages[:born], whole.events[:steps], spans), work, notes, inexact, whole, moments)
+    steps_alone = Trace(whole.storages[:born], whole.events[:steps], spans)
+    return FakeRun(steps_alone, work, notes, inexact, whole, moments, on_host)
+
+
+def host_bytes(run: Run) -> int:
+    """Return the bytes of a run's weights, gradients and optimizer states that are on the CPU."""
+    weights = [weight for module in run.task.modules.values() for weight in module.parameters()]
+    held: list[Any] = [*weights, *(weight.grad for weight in weights)]
+    for optimizer in run.optimizers.values():
+        held += (value for state in optimizer.state.values() for value in state.values())
+    parts = {id(part): part for part in map(local, (one for one in held if isinstance(one, Tensor) and one.dim()))}
+    return sum(part.nbytes for part in parts.values() if part.device.type == "cpu")
 
 
 @contextmanager

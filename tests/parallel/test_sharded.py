@@ -32,6 +32,9 @@ from .test_resume import trained, weights
 FSDP = {"parallel": {"strategy": "fsdp"}}
 
 
+OFFLOADED = {"parallel": {"strategy": "fsdp", "offload": True}}
+
+
 @pytest.mark.parametrize(
     ("task", "precision", "rounding"),
     [
@@ -47,7 +50,8 @@ FSDP = {"parallel": {"strategy": "fsdp"}}
 )
 def test_sharded_ranks_train_what_one_process_trains(task: str, precision: Any, rounding: float) -> None:
     optimizer = {"name": "sgd", "lr": 0.01, "clip_grad_norm": 0.5}
-    alone, ranks, difference = compare(settings(task, precision, optimizer=optimizer, **FSDP))
+    how = FSDP if precision in ("fp32", "bf16") else OFFLOADED
+    alone, ranks, difference = compare(settings(task, precision, optimizer=optimizer, **how))
     assert ranks[0]["skipped"] == ranks[1]["skipped"] == alone["skipped"]
     assert ranks[0]["scales"] == alone["scales"]
     assert difference < rounding
@@ -85,9 +89,12 @@ def test_activations_wait_on_the_host_and_gathered_weights_do_not(monkeypatch: p
     assert rows
 
 
-def test_a_way_of_sharding_without_shards_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Set strategy: fsdp"):
-        load_config({**settings("lsgan", "fp32"), "parallel": {"shard": "grad"}})
+@pytest.mark.parametrize(
+    ("parallel", "words"), [({"shard": "grad"}, "Set strategy: fsdp"), ({"offload": True}, "memory.cpu_optimizer")]
+)
+def test_a_way_of_sharding_without_shards_is_refused(parallel: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config({**settings("lsgan", "fp32"), "parallel": parallel})
 
 
 def test_a_checkpoint_of_shards_is_one_process_s(tmp_path: Path) -> None:
@@ -95,7 +102,7 @@ def test_a_checkpoint_of_shards_is_one_process_s(tmp_path: Path) -> None:
     alone = ("model.dropout=0", "train.batch_size=16")
     sharded = (*alone, "parallel.strategy=fsdp")
     assert trained(tmp_path, 2, "whole", 6, *sharded) == ["done", "done"]
-    assert trained(tmp_path, 2, "parts", 3, *sharded) == ["done", "done"]
+    assert trained(tmp_path, 2, "parts", 3, *sharded, "parallel.offload=true") == ["done", "done"]
     shutil.copytree(tmp_path / "runs" / "parts", tmp_path / "runs" / "changed")
     assert trained(tmp_path, 2, "parts", 6, *sharded, resume="auto") == ["done", "done"]
     assert torch.equal(weights(tmp_path, "whole"), weights(tmp_path, "parts"))
