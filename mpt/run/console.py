@@ -1,8 +1,8 @@
 """What a training run says while it runs: a progress bar on a terminal, plain lines elsewhere, JSON lines for programs.
 
-All three show the same row: step, losses, images per second, memory, loss scales; plain lines end with the time. An
-output that cannot be written any more (`| head -1`, a full disk, a closed terminal) ends the talking, never the
-training.
+All three show the same row: step, losses, images per second, memory, loss scales. Every plain line begins with the
+time, messages and warnings too, because it is read hours later. An output that cannot be written any more
+(`| head -1`, a full disk, a closed terminal) ends the talking, never the training.
 """
 
 from __future__ import annotations
@@ -149,8 +149,7 @@ class Console:
         elif self.progress is not None:
             self.progress.update(self.bar, completed=row["step"], description=describe_row(row))
         else:
-            now = time.strftime("%Y-%m-%d %H:%M:%S")
-            print(f"step {row['step']}/{self.total_steps}  {describe_row(row)}  {now}", file=self.stream, flush=True)
+            self.print_plain(f"step {row['step']}/{self.total_steps}  {describe_row(row)}")
 
     def advance(self, step: int) -> None:
         """Move the bar without changing its text."""
@@ -164,7 +163,7 @@ class Console:
         if self.progress is not None:
             self.progress.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=self.stream, flush=True)
+            self.print_plain(text)
 
     def warning(self, text: str) -> None:
         """Say something that the user should act on, in every style but JSON (where it is an event)."""
@@ -174,4 +173,10 @@ class Console:
         if self.progress is not None:
             self.progress.console.print(text, style="yellow", markup=False, highlight=False)
         else:
-            print(text, file=self.stream, flush=True)
+            self.print_plain(text)
+
+    def print_plain(self, text: str) -> None:
+        """Print lines for a log, each with the time before it."""
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        for line in text.splitlines() or [""]:
+            print(f"{now}  {line}".rstrip(), file=self.stream, flush=True)

@@ -43,7 +43,7 @@ def test_steps_and_time_stay_whole_on_a_terminal_of_any_width(width: int, monkey
     assert ("peak 6.2 MiB" in said) == (width == 200)
 
 
-def test_plain_lines_hold_every_figure_and_the_time(
+def test_plain_lines_hold_every_figure_and_each_begins_with_the_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "strftime", lambda text: text)
@@ -51,12 +51,16 @@ def test_plain_lines_hold_every_figure_and_the_time(
     with Console("auto", 1200, stream) as console:
         console.row(ROW)
         console.row({"kind": "evaluate", "step": 60, "metrics": {"accuracy": 0.5}, "test_samples": 360})
+        console.message("two\nlines")
         console.warning("hot")
+    now = "%Y-%m-%d %H:%M:%S"
     assert stream.getvalue().splitlines() == [
-        "step 60/1200  disc/real 0.38  disc/fake 0.4622  gen/loss 1.353  1405 samples/s  peak 6.2 MiB"
-        "  scale disc 65536 gen 32768  skipped disc 1  %Y-%m-%d %H:%M:%S",
-        "step 60/1200  evaluated on 360 test samples: accuracy 0.5",
-        "warning: hot",
+        f"{now}  step 60/1200  disc/real 0.38  disc/fake 0.4622  gen/loss 1.353  1405 samples/s  peak 6.2 MiB"
+        "  scale disc 65536 gen 32768  skipped disc 1",
+        f"{now}  step 60/1200  evaluated on 360 test samples: accuracy 0.5",
+        f"{now}  two",
+        f"{now}  lines",
+        f"{now}  warning: hot",
     ]
     assert capsys.readouterr().out == ""
 
@@ -71,13 +75,14 @@ def test_json_goes_to_stdout_and_nothing_else_is_said(capsys: pytest.CaptureFixt
     assert stream.getvalue() == ""
 
 
-def test_quiet_says_warnings_only() -> None:
+def test_quiet_says_warnings_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda text: "now")
     stream = io.StringIO()
     with Console("quiet", 1200, stream) as console:
         console.row(ROW)
         console.message("chatter")
         console.warning("hot")
-    assert stream.getvalue() == "warning: hot\n"
+    assert stream.getvalue() == "now  warning: hot\n"
 
 
 class Closed(io.StringIO):

@@ -21,11 +21,11 @@ name: größe
 PROGRAM = Path(__file__).with_name("without_posix.py")
 
 
-def go(*words: str, cwd: Path) -> str:
+def go(*words: str, cwd: Path) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONIOENCODING": "cp1252", "PYTHONPATH": str(PROGRAM.parents[2])}
     command = [sys.executable, str(PROGRAM), *words]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=280)
-    return (done.stdout + done.stderr).decode("cp1252")
+    return done.returncode, (done.stdout + done.stderr).decode("cp1252")
 
 
 def test_a_run_trains_resumes_and_infers_without_posix_and_is_the_same_to_the_bit(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_run_trains_resumes_and_infers_without_posix_and_is_the_same_to_the_bi
         import fcntl
 
         fcntl.lockf(file, fcntl.LOCK_EX, 1, operating_system.LOCKED_BYTE)
-        said = go(
+        code, said = go(
             *("train", "c.yaml", "then", "train", "c.yaml", "--resume", "train.steps=6", "dataset.workers=0", "then"),
             *("infer", "größe", "-o", "out.csv", "then", "train", "c.yaml", "--resume", "held", "--runs", "."),
             cwd=tmp_path,
@@ -48,6 +48,7 @@ def test_a_run_trains_resumes_and_infers_without_posix_and_is_the_same_to_the_bi
     assert "step 6/6" in said
     assert "Traceback" not in said
     assert "is being written by process" in said, said
+    assert code == 5, said  # of the command that found the run held
     with pytest.raises(SystemExit):
         cli.main(["train", str(tmp_path / "c.yaml"), "--runs", str(tmp_path / "usual"), "train.steps=6", "--quiet"])
     tensors = Path("größe", "checkpoints", "step-00000006", "state.safetensors")

@@ -1,5 +1,6 @@
 """Runs `mpt WORDS` on a system that lacks what Windows lacks: `python without_posix.py WORDS then WORDS then ...`.
 
+It ends with the exit code of its command, of several with the first that is not 0.
 No fcntl and no descriptors of folders, no O_NOFOLLOW and its like, no fork, no SIGHUP, and processes started by spawn.
 What libraries have imported before keeps its own ways, as their Windows builds would. Paths stay those of POSIX, and
 nothing here shows how Windows itself locks, renames and signals.
@@ -8,6 +9,7 @@ nothing here shows how Windows itself locks, renames and signals.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -71,13 +73,13 @@ if __name__ == "__main__":
 
     from mpt.cli import main
 
-    words: list[str] = []
-    for word in [*sys.argv[1:], "then"]:
-        if word != "then":
-            words.append(word)
-            continue
+    commands = [list(words) for is_then, words in itertools.groupby(sys.argv[1:], "then".__eq__) if not is_then]
+    codes: list[int] = []
+    for words in commands:
         try:
             main(words)
         except SystemExit as ended:
-            print(f"exit code {ended.code}")
-        words = []
+            codes.append(int(ended.code or 0))
+        if len(commands) > 1:
+            print(f"exit code {codes[-1]}")
+    sys.exit(next((code for code in codes if code), 0))

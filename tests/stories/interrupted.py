@@ -22,7 +22,7 @@ def stop_at(step: int, number: signal.Signals, words: str) -> tuple[int, str]:
     assert training.stdout is not None
     for line in training.stdout:
         said.append(line)
-        if line.startswith(f"step {step}/"):
+        if f"  step {step}/" in line:
             training.send_signal(number)
     return training.wait(60), "".join(said)
 
@@ -44,7 +44,7 @@ assert [path.name for path in Path("runs").iterdir() if path.is_dir()].count("di
 training = start("train digits.yaml --smoke 100000 name=smoke")
 assert training.stdout is not None
 for line in training.stdout:
-    if line.startswith("step "):
+    if "  step " in line:
         training.terminate()
 assert training.wait(60) == 143
 refused("train digits.yaml --resume runs/nowhere", "nowhere", code=4)

@@ -1,7 +1,8 @@
 """What a story needs: to run `mpt` as its reader would, to see what it answers, and tiny pictures.
 
 A story is a script for an empty folder, `python first_generator.py`; it runs the `mpt` that its Python has installed.
-Two variables change how: MPT_STORY_COMMAND is put in place of `python -m mpt`,
+Two variables change how: MPT_STORY_COMMAND is put in place of `python -m mpt`, as in
+MPT_STORY_COMMAND="python tests/run/without_posix.py" for a system like Windows,
 and MPT_STORY_TOGETHER=1 runs all commands in the story's own process, which imports torch once.
 """
 
