@@ -24,7 +24,7 @@ import typer
 from mpt import __version__
 from mpt.commands import arguments
 from mpt.commands.command_line import PARTS, Parts, declare
-from mpt.config.own_code import explain_library_model, explain_own_code
+from mpt.config.own_code import explain
 from mpt.config.part_packages import PartPackage, use_parts
 from mpt.config.part_source import read_notes
 from mpt.config.registry import INSTALLED, CommandPart
@@ -196,7 +196,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
             raise
         fail(InputOutputError(f"{error.filename or 'what was to be written'}: {error.strerror}"))
     except Exception as error:
-        explained = None if debug else explain_own_code(error) or explain_library_model(error)
+        explained = None if debug else explain(error)
         if explained is None:
             raise
         fail(OwnCodeError(explained))

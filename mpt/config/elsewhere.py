@@ -44,14 +44,19 @@ def unknown_model(name: str, known: Sequence[str]) -> str:
 
 
 def near_models(name: str, known: Sequence[str]) -> list[str]:
-    """Return the full names of the models whose names are most like this one, best first; none where it is long."""
+    """Return the full names of the models whose names are most like this one; none where it is long.
+
+    Those that begin with it come first, the shortest before the others: `vit_base` is short for `vit_base_patch16_224`.
+    """
     if len(name) > 60:
         return []
     elsewhere = [f"{package}:{model}" for package in SOURCES for model in sorted(model_names(package))]
     full: dict[str, list[str]] = {}
     for one in dict.fromkeys([*known, *elsewhere]):
         full.setdefault(one.rpartition(":")[2], []).append(one)
-    matches = get_close_matches(name.casefold().replace("-", "_"), full, n=NEAR)
+    folded = name.casefold().replace("-", "_")
+    begins = sorted((one for one in full if one.startswith(folded)), key=lambda one: (len(one), one))[:NEAR]
+    matches = begins if len(folded) > 3 and begins else get_close_matches(folded, full, n=NEAR)
     return [one for match in matches for one in full[match]]
 
 

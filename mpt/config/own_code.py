@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 from mpt.config.part_packages import outside_packages
 
@@ -30,6 +31,11 @@ KINDS = {
 }
 """A part package's folder -> what its files are."""
 MOST_FRAMES = 12
+
+
+def explain(error: BaseException) -> str | None:
+    """Return what failed in code of the user's own or of a model library, or None for what is mpt's own fault."""
+    return explain_own_code(error) or explain_library_model(error) or explain_plain_modules(error)
 
 
 def explain_own_code(error: BaseException) -> str | None:
@@ -65,6 +71,25 @@ def explain_library_model(error: BaseException) -> str | None:
     return "\n".join([shown, *more, "(the model's own refusal; mpt --debug COMMAND shows all)"])
 
 
+def explain_plain_modules(error: BaseException) -> str | None:
+    """Return which of torch's own modules raised in a model that a part from outside put together, or None.
+
+    A model that is a `Sequential` of torch's modules has no line of its own in the traceback of its forward.
+    """
+    selves: list[Any] = [frame.f_locals.get("self") for frame, _ in walk(error.__traceback__)]
+    owners = [owner for owner in selves if is_module(owner)]
+    if not owners or not any(True for _ in outside_packages()):
+        return None
+    if any(type(owner).__module__.partition(".")[0] != "torch" for owner in owners):
+        return None
+    outermost, innermost = owners[0], owners[-1]
+    path = next((name for name, one in outermost.named_modules() if one is innermost and name), "")
+    where = f"{innermost}, module {path} of the {type(outermost).__name__}" if path else str(innermost).split("(\n")[0]
+    more = (f"  {text}" for text in lines_of(error)[1:])
+    shown = f"your model raised in forward, in {where}: {first_line(error)}"
+    return "\n".join([shown, *more, "(no line of your own was running; mpt --debug COMMAND shows all)"])
+
+
 def first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of what it says."""
     return ": ".join([type(error).__name__, *lines_of(error)[:1]])
@@ -97,10 +122,14 @@ def is_own(frame: FrameType) -> bool:
 
 def is_of_model_library(frame: FrameType) -> bool:
     """Return whether a frame is a method of a module of neither mpt nor torch: timm's, torchvision's, another's."""
-    owner = frame.f_locals.get("self")
-    if not any(base.__name__ == "Module" for base in type(owner).__mro__):
+    if not is_module(frame.f_locals.get("self")):
         return False
     return library_of(frame) not in ("mpt", "torch", "torchao")
+
+
+def is_module(owner: object) -> bool:
+    """Return whether an object is an nn.Module, without importing torch."""
+    return any(base.__name__ == "Module" and base.__module__.startswith("torch.") for base in type(owner).__mro__)
 
 
 def library_of(frame: FrameType) -> str:
@@ -116,6 +145,6 @@ def said_of(frame: FrameType) -> str:
         if path.is_relative_to(package.folder.resolve()):
             kind = KINDS.get(path.relative_to(package.folder.resolve()).parts[0], "code")
     owner = frame.f_locals.get("self")
-    if kind == "code" and owner is not None and any(base.__name__ == "Module" for base in type(owner).__mro__):
+    if kind == "code" and is_module(owner):
         kind = "model"
     return f"your {kind} {path.stem if owner is None else type(owner).__name__}"

@@ -17,12 +17,12 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.config.schema import Config
 from mpt.engine.averages import describe as describe_averages
+from mpt.engine.built_parts import Networks, check_networks, require
 from mpt.engine.freezing import freeze
 from mpt.engine.initial_weights import load_initial_weights
 from mpt.errors import ConfigError, DataError
@@ -116,21 +116,27 @@ def build_run(
     if start and trains and not fake and not restores:
         translate = config.model.plugin.optional("translate_weights")
         messages.append(load_initial_weights(networks, Path(start), translate))
-    precision: Precision = config.precision.member("build")(
-        config.precision.mode, config.precision.native_settings(), device
+    mode = config.precision.mode
+    precision = require(
+        f"precision {mode}",
+        config.precision.member("build")(mode, config.precision.native_settings(), device),
+        Precision,
     )
     with unset_fake_temporarily():
         precision.convert(networks)
     tricks: list[MemoryTrick] = []
     for name, settings in config.memory.tricks.items():
         plugin = config.memory.plugins[name]
-        tricks.append(plugin.member("build")(plugin.native_settings(settings)))
+        made = plugin.member("build")(plugin.native_settings(settings))
+        tricks.append(require(f"memory.{name}", made, MemoryTrick))
     for trick in tricks:
         trick.host(networks, device)
-    modules = {name: place(networks.pop(name), device, fake) for name in list(networks)}
-    task: Task = config.task.member("build")(
+    placed = {name: place(networks.pop(name), device, fake) for name in list(networks)}
+    modules = Networks(config.model.name, config.task.name, placed)
+    made = config.task.member("build")(
         config.task.native_settings(), config.model.native_settings(), modules, data, precision
     )
+    task = require(f"task {config.task.name}", made, Task)
     task.limits = config.train.collapse
     if trains and (frozen := freeze(task, config.train.freeze, config.train.frozen_norm)):
         messages.append(frozen)
@@ -217,8 +223,7 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
     def on(device: str) -> dict[str, nn.Module]:
         with torch.device(device):
             built = build(settings, data, config.model.name) if ":" in config.model.name else build(settings, data)
-        refuse_lazy(config.model.name, built)
-        return dict(built)
+        return check_networks(config.model.name, built)
 
     if not fake:
         return on("cpu")
@@ -227,17 +232,6 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
             return on("meta")
         except (RuntimeError, NotImplementedError):
             return on("cpu")  # a builder that needs values, such as `torch.linspace(...).tolist()` for its rates
-
-
-def refuse_lazy(model: str, networks: Mapping[str, nn.Module]) -> None:
-    """Raise ConfigError for layers that take their sizes from their first input: they have no weights to plan yet."""
-    for name, network in networks.items():
-        for where, module in network.named_modules(prefix=name):
-            if any(isinstance(weight, UninitializedParameter) for weight in module.parameters(recurse=False)):
-                raise ConfigError(
-                    f"model {model}: {where} is a {type(module).__name__}, whose size is not known before its first "
-                    "input; give the layer its size, or call the network once in build()"
-                )
 
 
 def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
@@ -306,7 +300,8 @@ def build_optimizers(
         if says_foreach and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
             own = own.model_copy(update={"foreach": True})
         parameters = group_parameters(name, module, precision.parameters(module), own)
-        optimizers[name] = config.optimizer.member("build")(own, parameters)
+        made = config.optimizer.member("build")(own, parameters)
+        optimizers[name] = require(f"optimizer {config.optimizer.name}", made, Optimizer)
     return optimizers
 
 

@@ -165,3 +165,69 @@ def test_models_of_torchvision_and_timm_are_named_without_importing_them(go: Any
     assert "retinanet" not in said
     (tmp_path / "c.yaml").write_text(CONFIG % ("resnet5", "digits"))
     assert "found 'resnet5'; the nearest are torchvision:resnet50, " in go("validate", "c.yaml")[1]
+
+
+MODEL = """
+from torch import nn
+from mpt.config.options import ModelOptions
+
+TASK = "classify"
+
+class Settings(ModelOptions):
+    image_size: int = 16
+    channels: int = 1
+
+def build(settings, data):
+    net = nn.Sequential(nn.Flatten(), nn.Linear({width}, 10))
+    {ends}
+"""
+MODE = """
+from mpt.config.options import PrecisionOptions
+
+NAMES = {"forgetful": {}}
+
+class Settings(PrecisionOptions):
+    pass
+
+def build(name, settings, device):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "width", "ends", "expected", "words"),
+    [
+        (
+            1,
+            255,
+            'return {"net": net}',
+            1,
+            "your model raised in forward, in Linear(in_features=255, out_features=10, ",
+        ),
+        (2, 256, "return net", 2, "build returned a Sequential; expected a dict of networks by name"),
+        (3, 256, "return", 2, "model bare: its build returned nothing; expected a dict"),
+        (4, 256, 'return {"net": 3}', 2, "returned a dict whose 'net' is an int"),
+        (5, 256, 'return {"network": net}', 2, "wants a network called 'net'; the model's build returned 'network'"),
+        (
+            6,
+            256,
+            'return {"net": net}',
+            2,
+            "precision forgetful: its build returned nothing; expected an object of mpt.seams",
+        ),
+    ],
+)
+def test_what_a_part_must_build_is_said_in_one_line(
+    go: Any, tmp_path: Path, number: int, width: int, ends: str, expected: int, words: str
+) -> None:
+    own = tmp_path / f"bare{number}"
+    for kind, text in (("nn/bare.py", MODEL), ("precision/forgetful.py", MODE)):
+        (own / kind).parent.mkdir(parents=True)
+        (own / kind).write_text(text.replace("{width}", str(width)).replace("{ends}", ends))
+    (tmp_path / "c.yaml").write_text(CONFIG % ("bare", "digits"))
+    mode = ["precision=forgetful"] if number == 6 else []
+    code, said = go("train", "c.yaml", "--parts", str(own), *mode)
+    assert words in said
+    assert code == expected
+    assert "Traceback" not in said
+    assert "mpt/engine" not in said
