@@ -15,7 +15,9 @@ Parts, in their order; each runs in processes of its own, and none can take the 
    says: its memory and speed are right, its figure says nothing;
 5. `peers`: the same training written by hand, by hand and compiled, in mpt, in Accelerate and in Lightning
    (`gpu_check_peers.py`);
-6. `rest`: the remaining workloads and budgets of `plan`, and the remaining configs of `modes`.
+6. `features`: saves beside the training, streamed weights, DAIN's Triton operators beside torch's, sharded checkpoints
+   of two cards (`gpu_check_features.py`);
+7. `rest`: the remaining workloads and budgets of `plan`, and the remaining configs of `modes`.
 
 FOLDER gets gpu_check.md and gpu_check.json, rewritten after each step, so that an early end still leaves what was
 measured; the first lines of gpu_check.md say what to mend first. A second run with the same FOLDER on the same card
@@ -42,11 +44,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that a checkout can be checked without being installed
 
-from scripts import gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
+from scripts import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
 from scripts.gpu_check_processes import run  # noqa: E402
 
-PARTS = ("tests", "demo", "plan", "modes", "peers", "rest")
-SHARES = {"tests": 0.22, "demo": 0.35, "plan": 0.5, "modes": 0.6, "peers": 0.5, "rest": 1.0}
+PARTS = ("tests", "demo", "plan", "modes", "peers", "features", "rest")
+SHARES = {"tests": 0.22, "demo": 0.35, "plan": 0.5, "modes": 0.6, "peers": 0.5, "features": 0.5, "rest": 1.0}
 """The most that a part takes of the time that is left; what it leaves is the next one's."""
 FIRST_WORKLOADS = 20
 RESERVE_SECONDS = 15
@@ -131,6 +133,8 @@ def run_part(
         results["plan"] = gpu_check_plan.check_planner(options.folder, seconds, rehearsal, FIRST_WORKLOADS)
     elif part == "peers":
         results["peers"] = gpu_check_peers.measure_all(seconds, rehearsal, before)
+    elif part == "features":
+        results["features"] = gpu_check_features.try_all(seconds, rehearsal, before)
     elif part == "modes":
         check_configs(
             [p for p in chosen_configs(options) if p.name in FIRST_CONFIGS], results, seconds, rehearsal, save
@@ -203,7 +207,9 @@ def is_broken(results: dict[str, Any]) -> bool:
     tests_failed = results.get("tests", {}).get("exit_code") not in (0, 5, None)
     plan_failed = "plan" in results and gpu_check_plan.is_broken(results["plan"])
     demo_failed = results.get("demo", {}).get("exit_code") not in (0, None)
-    return tests_failed or demo_failed or plan_failed or any(is_broken_config(entry) for entry in results["configs"])
+    feature_failed = "features" in results and gpu_check_features.is_broken(results["features"])
+    config_failed = any(is_broken_config(entry) for entry in results["configs"])
+    return tests_failed or demo_failed or plan_failed or feature_failed or config_failed
 
 
 def is_broken_config(entry: dict[str, Any]) -> bool:
@@ -316,6 +322,7 @@ def summary(results: dict[str, Any]) -> list[str]:
         found.append(f"the demo ends with {demo['exit_code']}: {demo['said'].strip().splitlines()[-1]}")
     found += gpu_check_plan.faults(results["plan"]) if "plan" in results else []
     found += gpu_check_peers.faults(results["peers"]) if "peers" in results else []
+    found += gpu_check_features.faults(results["features"]) if "features" in results else []
     for entry in results["configs"]:
         rows = [{"mode": "", **entry}, *entry.get("modes", [])]
         found += [f"{entry['config']} {row['mode']}: {row['crash']}" for row in rows if "crash" in row]
@@ -324,7 +331,7 @@ def summary(results: dict[str, Any]) -> list[str]:
     for name, part in (("tests", tests), ("demo", demo)):
         if part and part["exit_code"] is None:
             found.append(f"{name}: {part['said'].strip().splitlines()[-1]}; run this again to go on")
-    missing = [part for part in ("tests", "demo", "plan", "peers") if part not in results]
+    missing = [part for part in ("tests", "demo", "plan", "peers", "features") if part not in results]
     found += [f"{part}: not done yet" for part in missing]
     return ["## What to mend first", "", *([f"1. {line}" for line in found] or ["Nothing failed."]), ""]
 
@@ -362,6 +369,8 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
         lines += gpu_check_plan.as_markdown(results["plan"])
     if "peers" in results:
         lines += gpu_check_peers.as_markdown(results["peers"])
+    if "features" in results:
+        lines += gpu_check_features.as_markdown(results["features"])
     for entry in results["configs"]:
         lines += gpu_check_modes.as_markdown(entry)
     lines.append(f"{results['seconds']:.0f} s in total.")

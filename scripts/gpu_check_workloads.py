@@ -91,6 +91,8 @@ class Workload:
             memory["micro_batch"] = max(1, batch_size // 4)
         if memory.get("offload_activations") and rehearsal:
             memory["offload_activations"] = 0.001
+        if memory.get("stream_weights") and rehearsal:
+            memory["stream_weights"] = {"min_kibibytes": 0}
         precision = self.precision
         if rehearsal and isinstance(precision, dict):
             precision = {**precision, "dtype": "bfloat16"}  # CPUs are slow in float16
@@ -145,6 +147,7 @@ WORKLOADS: list[Workload] = [
         (AMP, {"micro_batch": True}),
         ("fp32", {"low_bit_optimizer": True}),
         ("bf16", {"offload_activations": True}),
+        ("bf16-pure", {"stream_weights": 1.0}),
     ),
     *tricks("DCGAN", DCGAN, ("fp32", {}), (O2, {"release_grads_after": ["disc"]}), ("fp32", {"micro_batch": True})),
     *tricks("SAEHD", SAEHD, ("fp32", {}), (AMP, {"recompute": "all"}), ("bf16", {"offload_activations": True})),

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scripts import gpu_check, gpu_check_memory, gpu_check_modes, gpu_check_peers, gpu_check_plan
+from scripts import gpu_check, gpu_check_features, gpu_check_memory, gpu_check_modes, gpu_check_peers, gpu_check_plan
 from scripts.gpu_check_workloads import BUDGETS, WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -237,6 +237,7 @@ def run_parts(monkeypatch, folder, *words):
         gpu_check, "run_demo", lambda *args: done.append("demo") or {"exit_code": 6, "said": "a\nnot finite"}
     )
     monkeypatch.setattr(gpu_check_peers, "measure_all", lambda *args: done.append("peers") or {"rows": []})
+    monkeypatch.setattr(gpu_check_features, "try_all", lambda *args: done.append("features") or {"rows": []})
 
     def planner(folder, seconds, rehearsal, limit=None):
         done.append(f"plan {limit}")
@@ -260,14 +261,14 @@ def test_parts_run_by_value_and_a_second_run_goes_on(tmp_path, monkeypatch):
     assert code == 1  # the demo failed
     assert done[:3] == ["tests", "demo", "plan 20"]
     assert set(done[3:7]) == set(gpu_check.FIRST_CONFIGS)
-    assert done[7:9] == ["peers", "plan None"]
+    assert done[7:10] == ["peers", "features", "plan None"]
     text = (tmp_path / "gpu_check.md").read_text()
     first = text.split("## What to mend first")[1]
     assert first.index("the demo ends with 6: not finite") < first.index("vae.yaml: not measured in full")
     _, again = run_parts(monkeypatch, tmp_path)
-    assert again == ["demo", "plan 20", "peers", "plan None", "vae.yaml", "began.yaml"]  # what failed is tried again,
+    assert again == [*("demo", "plan 20", "peers", "features", "plan None"), *("vae.yaml", "began.yaml")]  # again,
     _, third = run_parts(monkeypatch, tmp_path)
-    assert third == ["plan 20", "peers", "plan None"]  # once
+    assert third == ["plan 20", "peers", "features", "plan None"]  # once
     text = (tmp_path / "gpu_check.md").read_text()
     assert "the demo ends with 6: not finite" in text
     assert "began.yaml : exit 1" in text
@@ -314,6 +315,42 @@ def test_a_contestant_that_failed_is_tried_once_more_and_one_that_was_measured_i
     assert third == second
     assert "side by side, by hand: no compiler" in gpu_check_peers.faults(third)
     assert not any("lightning" in line for line in gpu_check_peers.faults(third))
+
+
+def test_a_feature_that_failed_is_tried_once_more_and_what_is_wrong_is_said(monkeypatch):
+    tried = []
+    said = {"DAIN's Triton operators": {"said": "fast", "wrong": "other"}, "sharded checkpoints of two cards": None}
+
+    def run(command, timeout):
+        tried.append(command[2])
+        row = said.get(command[2], {"skipped": "no card"})
+        return subprocess.CompletedProcess(command, 0 if row else 1, json.dumps(row), "" if row else "a\nno NCCL")
+
+    monkeypatch.setattr(gpu_check_features, "run", run)
+    first = gpu_check_features.try_all(100, "cpu")
+    assert tried == list(gpu_check_features.FEATURES)
+    second = gpu_check_features.try_all(100, "cpu", first)
+    assert tried[4:] == ["sharded checkpoints of two cards"]
+    assert gpu_check_features.try_all(100, "cpu", second) == second
+    assert set(gpu_check_features.faults(second)) == {
+        "DAIN's Triton operators: other",
+        "sharded checkpoints of two cards: no NCCL",
+    }
+    text = "\n".join(gpu_check_features.as_markdown(second))
+    assert "| checkpoints beside the training | skipped: no card |" in text
+    assert "| DAIN's Triton operators | fast; WRONG: other |" in text
+    late = gpu_check_features.try_all(1, "cpu")
+    assert all("run this again" in line for line in gpu_check_features.faults(late))
+    assert gpu_check_features.is_broken(second)
+    assert not gpu_check_features.is_broken(late)
+
+
+def test_states_are_the_same_to_the_bit_or_not():
+    one = {"a": [torch.tensor([0.0, 1.0]), 2], "b": "x"}
+    assert gpu_check_features.same(one, {"a": [torch.tensor([0.0, 1.0]), 2], "b": "x"})
+    assert not gpu_check_features.same(one, {"a": [torch.tensor([-0.0, 1.0]), 2], "b": "x"})
+    assert not gpu_check_features.same(one, {"a": [torch.tensor([0.0, 1.0])], "b": "x"})
+    assert not gpu_check_features.same(torch.tensor(1.0), torch.tensor(1))
 
 
 def test_without_a_gpu_it_says_how_to_rehearse(tmp_path, monkeypatch, capsys):
