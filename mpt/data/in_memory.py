@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mpt.data.augment import Augmentation, Entry
 from mpt.data.fitting import fit_images
+from mpt.errors import DataError
 from mpt.samples import class_counts
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 
@@ -35,7 +36,13 @@ class InMemory(Dataset):
         augment: Sequence[Entry] = (),
         seed: int = 0,
     ) -> None:
-        assert images.dtype in (torch.float32, torch.uint8)
+        if images.dim() != 4 or images.dtype not in (torch.float32, torch.uint8):
+            raise DataError(
+                f"images: found {str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}; expected "
+                "(images, channels, height, width) in float32 from 0 to 1 or in uint8"
+            )
+        if len(labels) != len(images):
+            raise DataError(f"labels: found {len(labels)} for {len(images)} images; expected one for each")
         self.image_size = image_size or images.shape[-1]
         self.channels = channels or images.shape[1]
         self.labels = labels.long()

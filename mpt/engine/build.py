@@ -118,7 +118,7 @@ def build_run(
         messages.append(load_initial_weights(networks, Path(start), translate))
     mode = config.precision.mode
     precision = require(
-        f"precision {mode}",
+        f"precision {mode}: its build",
         config.precision.member("build")(mode, config.precision.native_settings(), device),
         Precision,
     )
@@ -128,7 +128,7 @@ def build_run(
     for name, settings in config.memory.tricks.items():
         plugin = config.memory.plugins[name]
         made = plugin.member("build")(plugin.native_settings(settings))
-        tricks.append(require(f"memory.{name}", made, MemoryTrick))
+        tricks.append(require(f"memory.{name}: its build", made, MemoryTrick))
     for trick in tricks:
         trick.host(networks, device)
     placed = {name: place(networks.pop(name), device, fake) for name in list(networks)}
@@ -136,7 +136,7 @@ def build_run(
     made = config.task.member("build")(
         config.task.native_settings(), config.model.native_settings(), modules, data, precision
     )
-    task = require(f"task {config.task.name}", made, Task)
+    task = require(f"task {config.task.name}: its build", made, Task)
     task.limits = config.train.collapse
     if trains and (frozen := freeze(task, config.train.freeze, config.train.frozen_norm)):
         messages.append(frozen)
@@ -301,7 +301,7 @@ def build_optimizers(
             own = own.model_copy(update={"foreach": True})
         parameters = group_parameters(name, module, precision.parameters(module), own)
         made = config.optimizer.member("build")(own, parameters)
-        optimizers[name] = require(f"optimizer {config.optimizer.name}", made, Optimizer)
+        optimizers[name] = require(f"optimizer {config.optimizer.name}: its build", made, Optimizer)
     return optimizers
 
 

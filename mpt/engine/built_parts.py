@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from mpt.errors import ConfigError, PartError
+from mpt.seams import Loss, Phase, Task
 
 Made = TypeVar("Made")
 
@@ -32,11 +33,31 @@ class Networks(dict[str, nn.Module]):
 
 
 def require(what: str, made: Any, kind: type[Made]) -> Made:
-    """Return what a part's build made if it is of that kind; PartError otherwise."""
+    """Return what a part made if it is of that kind; PartError otherwise. `what` names the part and its function."""
     if isinstance(made, kind):
         return made
     expected = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__.startswith("mpt") else kind.__qualname__
-    raise PartError(f"{what}: its build returned {article(made)}; expected an object of {expected}")
+    raise PartError(f"{what} returned {article(made)}; expected an object of {expected}")
+
+
+def check_figures(task: Task, made: Any) -> dict[str, float]:
+    """Return what a task's `conclude` made as numbers; PartError where it is none, or lacks the task's metric.
+
+    A tensor with one element is a number; anything else a task may add to what it says of an evaluation as `details`.
+    """
+    what = f"task {type(task).__name__}: its conclude"
+    if not isinstance(made, Mapping):
+        raise PartError(f"{what} returned {article(made)}; expected a dict of figures, as in {{{task.metric!r}: 0.9}}")
+    figures = {}
+    for name, figure in made.items():
+        try:
+            figures[str(name)] = float(figure)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PartError(f"{what} returned {article(figure)} as {name!r}; expected a number") from error
+    if task.metric not in figures:
+        known = ", ".join(figures) or "none"
+        raise PartError(f"{what} returned the figures {known}; {task.metric!r}, the task's metric, is missing")
+    return figures
 
 
 def check_networks(model: str, made: Any) -> dict[str, nn.Module]:
@@ -53,6 +74,20 @@ def check_networks(model: str, made: Any) -> dict[str, nn.Module]:
     networks = dict(made)
     refuse_lazy(model, networks)
     return networks
+
+
+def check_loss(loss: Loss, phase: Phase) -> None:
+    """Raise ConfigError for a loss whose backward must fail. Asked only when it did: a step has no time for it."""
+    value: Any = loss.value
+    if not isinstance(value, Tensor):
+        found = f"a {type(value).__name__}; do not call .item() on it"
+    elif value.numel() != 1:
+        found = f"a tensor of shape {tuple(value.shape)}; take its mean"
+    elif not value.requires_grad:
+        found = "a tensor that depends on no trained weight: it was detached, or its weights are frozen"
+    else:
+        return
+    raise ConfigError(f"loss {loss.name!r} of phase {phase.name}: expected a tensor with one number, found {found}")
 
 
 def article(made: Any) -> str:

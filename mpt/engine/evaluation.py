@@ -20,6 +20,7 @@ from mpt.data.images import write_grid
 from mpt.data.loader import Loader, to_device
 from mpt.data.seeds import mix
 from mpt.engine.averages import averaged
+from mpt.engine.built_parts import check_figures, require
 from mpt.phase_losses import arithmetic_of
 from mpt.run.layout import RunDirectory
 from mpt.seams import Batch, Dataset, Evidence, Inference, Run
@@ -55,7 +56,8 @@ def inferring(run: Run) -> Iterator[None]:
 def infer(run: Run, batch: Batch | None, count: int) -> Inference:
     """Return the task's inference for a batch on the run's device, or for `count` samples; the same each time."""
     with inferring(run):
-        return run.task.infer(batch, count, run.config.seed)
+        made = run.task.infer(batch, count, run.config.seed)
+    return require(f"task {run.config.task.name}: its infer", made, Inference)
 
 
 def preview(run: Run, batch: Batch) -> torch.Tensor | None:
@@ -91,7 +93,7 @@ def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int, count: int 
     with apart_from_training(run), first_buffers(run), casts_kept(run):
         own = [(at, found) for at, found in gather_evidence(run, batches, chunk) if is_counted(run, at, count)]
         evidence = sorted(itertools.chain(*run.world.gather(own)), key=lambda one: one[0])
-        return run.world.ask(lambda: run.task.conclude([found for _, found in evidence]))
+        return run.world.ask(lambda: check_figures(run.task, run.task.conclude([found for _, found in evidence])))
 
 
 def is_counted(run: Run, at: tuple[int, int], batches: int | None) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mpt.engine.built_parts import check_loss
 from mpt.engine.faults import fault_kind
 from mpt.engine.rank_random import RankRandom
 from mpt.errors import ConfigError
@@ -89,7 +90,11 @@ def back_propagate(
                 if exchange is not None:
                     exchange.before_backward()
                 with entered([trick.backward(phase) for trick in run.tricks]) if run.tricks else NOTHING:
-                    run.precision.backward(value, phase)
+                    try:
+                        run.precision.backward(value, phase)
+                    except (AttributeError, RuntimeError, TypeError):
+                        check_loss(loss, phase)
+                        raise
                 detached = value.detach()
                 if normaliser is None and loss.reduction == "sum":
                     detached = detached / (whole or size_of(batch))  # the mean over samples is what is told

@@ -1,8 +1,10 @@
+import pytest
 import torch
 
 from mpt.data import in_memory
 from mpt.data.in_memory import InMemory
 from mpt.data.loader import to_device
+from mpt.errors import DataError
 
 
 def bytes_set(**settings):
@@ -34,3 +36,13 @@ def test_grey_from_colour_is_the_luminance():
     images[:, 1] = 1.0
     data = InMemory(images, torch.zeros(1), ("x",), channels=1)
     assert torch.allclose(data.fetch([0], 0)["image"], torch.full((1, 1, 2, 2), 0.587))
+
+
+def test_images_and_labels_that_do_not_go_together_are_refused_in_words():
+    images, labels = torch.zeros(3, 1, 8, 8), torch.zeros(3)
+    with pytest.raises(DataError, match="found 2 for 3 images"):
+        InMemory(images, labels[1:], ("a",))
+    with pytest.raises(DataError, match=r"found float64 of shape \(3, 1, 8, 8\)"):
+        InMemory(images.double(), labels, ("a",))
+    with pytest.raises(DataError, match=r"found uint8 of shape \(3, 8, 8\)"):
+        InMemory(images[:, 0].byte(), labels, ("a",))
