@@ -16,25 +16,25 @@ Each case is a command of `mpt` in a process of its own, compared with a run tha
 something which had been there is gone, or that a resumed run differs from one never stopped by a bit; *silent* that a
 command ended well with a wrong result; *traceback* that a user meets a mistake of ours; *hang* that nothing came at
 all. All four are to be zero; the exit status is 1 where they are not, and each failed case is shown.
-Plots are left out of the reports: they touch no file, and take most of a report's time.
+Plots are left out of the reports: they touch no file, and take most of a report's time. Everything that a process
+reads before its work is read once and forked with: modules, templates, the command line, the YAML of the runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import gc
 import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +48,7 @@ from scripts import fault_battery_inputs as inputs
 from scripts import fault_battery_ranks as ranks
 from scripts import fault_battery_runs as runs
 from scripts.fault_battery_process import LIBRARY, build_library, start
+from scripts.fault_battery_warm import import_again, import_everything, parse_beforehand
 
 Case = tuple[object, ...]
 BAD = ("lost", "silent", "traceback", "hang")
@@ -77,6 +78,8 @@ class Row:
     all_cases: int = 0
     seconds: float = 0.0
     """Of all workers together."""
+    processor_seconds: float = 0.0
+    """Of all commands together."""
     bad: Counter[str] = field(default_factory=Counter)
     shown: list[str] = field(default_factory=list)
 
@@ -136,42 +139,6 @@ def begin_with_library() -> None:
     os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
 
-def import_everything() -> None:
-    """Import what commands import, so that their forks need not."""
-    import torch
-    import torch._dynamo
-    import yaml
-
-    import mpt.cli
-    import mpt.commands.convert
-    import mpt.commands.infer
-    import mpt.commands.report
-    import mpt.commands.train
-    import mpt.engine.assembly
-    import mpt.engine.loop
-    import mpt.memory.dry_run
-    import mpt.nn.small_cnn
-    import mpt.optim.adam
-    import mpt.parallel.ranks
-    import mpt.parallel.start
-    import mpt.planner.beside
-    import mpt.report.page
-    from mpt.config.load import load_config
-
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    mpt.report.page.draw_run = lambda record: {}
-    # What a process reads once is read here: the parts' sources, the templates, the declared commands.
-    load_config(yaml.safe_load(runs.CONFIG))
-    mpt.report.page.environment = functools.cache(mpt.report.page.environment)
-    for name in ("run.md.j2", "run.html.j2"):
-        mpt.report.page.environment().get_template(name)
-    mpt.cli.make_app = functools.cache(mpt.cli.make_app)
-    mpt.cli.make_app()
-    gc.collect()
-    gc.freeze()  # a collection in a fork would copy every page it marks
-
-
 @contextlib.contextmanager
 def prepared() -> Iterator[runs.Battery]:
     """Import everything, train what is compared with, and remove it at the end."""
@@ -179,7 +146,9 @@ def prepared() -> Iterator[runs.Battery]:
     memory = Path("/dev/shm")  # where syncing costs nothing
     folder = Path(tempfile.mkdtemp(prefix="mpt-faults-", dir=memory if os.access(memory, os.W_OK) else None))
     try:
-        yield runs.prepare(folder)
+        battery = runs.prepare(folder, import_again)
+        parse_beforehand(path.read_text("utf-8") for path in sorted(folder.rglob("*.yaml")))
+        yield battery
     finally:
         gc.unfreeze()
         shutil.rmtree(folder, ignore_errors=True)
@@ -222,6 +191,7 @@ def make_rows(outcomes: Iterable[dict[str, Any]], sizes: dict[str, int]) -> dict
         row.cases += faults * ("case" in outcome)
         row.all_cases = faults * max(sizes.get(kind, 0), outcome.get("of", 0))
         row.seconds += outcome["seconds"]
+        row.processor_seconds += outcome.get("processor_seconds", 0.0)
         if outcome["bad"]:
             row.bad[outcome["bad"]] += 1
             row.shown.append(f"{outcome['bad']}: {outcome.get('case', 'a worker')}: {outcome['seen']!r}")
@@ -241,6 +211,7 @@ def spread(battery: runs.Battery, kind: str, cases: list[Case], workers: int, lo
     """Try in several processes the cases whose outcome is not in the log, and add it."""
     known = {outcome.get("case") for outcome in read_log(log) if outcome.get("kind") == kind}
     left = [(number, case) for number, case in enumerate(cases) if name_of(case) not in known]
+    workers *= ranks.AT_A_TIME if kind == "ranks" else 1
     shares = [left[number::workers] for number in range(workers)]
     running = [
         start(
@@ -282,33 +253,43 @@ def try_cases(
         place = battery.folder / "cases" / f"{kind}-{number}"
         place.mkdir(parents=True)
         assert callable(function)
-        started = time.monotonic()
+        started, processor = time.monotonic(), processor_seconds()
         try:
             verdict = function(battery, place, *arguments)
         except Exception:
             verdict = ("traceback", f"in the battery: {traceback.format_exc()}")
         bad, seen = verdict or ("", "")
-        seconds = round(time.monotonic() - started, 2)
-        append(log, {"kind": kind, "case": name_of(case), "of": count, "bad": bad, "seen": seen, "seconds": seconds})
+        took = {
+            "seconds": round(time.monotonic() - started, 2),
+            "processor_seconds": round(processor_seconds() - processor, 3),
+        }
+        append(log, {"kind": kind, "case": name_of(case), "of": count, "bad": bad, "seen": seen, **took})
         shutil.rmtree(place, ignore_errors=True)
 
 
+def processor_seconds() -> float:
+    """Return the processor time of this process and of the commands it has waited for."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
 def describe(rows: dict[str, Row]) -> str:
-    """Return the table. Seconds are those of all workers together."""
+    """Return the table. Seconds, of the clock and of processors, are those of all workers together."""
     words = [word for word in sys.argv[1:] if word]
     lines = [
         " ".join(["`python scripts/fault_battery.py", *words]) + "`",
         "",
-        f"| faults | of | what is broken | {' | '.join(BAD)} | seconds |",
-        "|---:|---:|---|" + "---:|" * (len(BAD) + 1),
+        f"| faults | of | what is broken | {' | '.join(BAD)} | seconds | CPU s |",
+        "|---:|---:|---|" + "---:|" * (len(BAD) + 2),
     ]
     for kind, row in rows.items():
         counts = " | ".join(str(row.bad[bad]) for bad in BAD)
-        lines.append(f"| {row.cases:,} | {row.all_cases:,} | {KINDS[kind][0]} | {counts} | {row.seconds:.0f} |")
+        took = f"{row.seconds:.0f} | {row.processor_seconds:.0f}"
+        lines.append(f"| {row.cases:,} | {row.all_cases:,} | {KINDS[kind][0]} | {counts} | {took} |")
     totals = " | ".join(str(sum(row.bad[bad] for row in rows.values())) for bad in BAD)
     faults, every = sum(row.cases for row in rows.values()), sum(row.all_cases for row in rows.values())
     seconds = sum(row.seconds for row in rows.values())
-    lines.append(f"| {faults:,} | {every:,} | **all** | {totals} | {seconds:.0f} |")
+    processor = sum(row.processor_seconds for row in rows.values())
+    lines.append(f"| {faults:,} | {every:,} | **all** | {totals} | {seconds:.0f} | {processor:.0f} |")
     return "\n".join(lines)
 
 

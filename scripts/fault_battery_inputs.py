@@ -29,7 +29,7 @@ VALUES = (
 """What is put in place of a value."""
 BASE = """model: {name: small_cnn, features: 4, image_size: 8}
 task: {name: classify}
-dataset: {name: digits, workers: 0, seed: 0}
+dataset: {name: digits, workers: 0}
 precision: {mode: amp, dtype: bfloat16}
 optimizer: {name: adam, lr: 0.01, betas: [0.9, 0.99], schedule: cosine, warmup_steps: 1, clip_grad_norm: 1.0}
 memory: {micro_batch: 32, on_oom: adapt}

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import io
+import json
 import os
 import resource
 import select
@@ -149,8 +150,12 @@ def start(
     fault: Fault | None = None,
     streams: Callable[[], None] | None = None,
     memory_bytes: int | None = None,
+    modules: Path | None = None,
 ) -> Running:
-    """Run a function, or the words of a command line, in a fork; `streams` may replace its output."""
+    """Run a function, or the words of a command line, in a fork; `streams` may replace its output.
+
+    The names of what it has imported in the end are written to `modules`.
+    """
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -172,6 +177,8 @@ def start(
         if fault is not None:
             tell = arm(fault)
         code = perform(work)
+        if modules is not None:
+            modules.write_text(json.dumps(list(sys.modules)))
     finally:
         with contextlib.suppress(OSError):
             os.write(writing, str(tell()).encode())

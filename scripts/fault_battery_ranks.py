@@ -24,6 +24,10 @@ LOST = 9
 """The exit code of a rank that has lost another one."""
 KILLS, STOPS = (16, 8), (3, 3)
 """Cases of each rank."""
+PATIENCE = "parallel.timeout=25"
+"""A rank that says nothing for so many seconds is lost. Most of a case's time is this waiting."""
+AT_A_TIME = 4
+"""Cases that a core has at the same time, since they wait."""
 
 
 def train_together(
@@ -39,7 +43,7 @@ def train_together(
         own.mkdir(exist_ok=True)
         folder = runs if rank == 0 else own
         at, action, detail = faults.get(rank, (-1, 0, 0))
-        work = as_rank(rank, port, own, [*battery.words("train", runs), *options])
+        work = as_rank(rank, port, own, [*battery.words("train", runs), PATIENCE, *options])
         running.append(start(work, place / f"rank{rank}.log", Fault(folder, at, action, detail)))
     return [one.wait() for one in running]
 

@@ -14,7 +14,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,8 +87,8 @@ STEPS = {"train": 4, "extend": 6, "earlier": 4, "report": 4, "convert": 4, "infe
 """Scenario -> the steps its run has in the end. All but the first begin with a finished run of four steps."""
 
 
-def prepare(folder: Path) -> Battery:
-    """Train what cases begin from and count every command's operations."""
+def prepare(folder: Path, learn: Callable[[Iterable[str]], None] = lambda modules: None) -> Battery:
+    """Train what cases begin from and count every command's operations. `learn` is told what a command imports."""
     battery = Battery(folder)
     battery.config.write_text(CONFIG)
     for scenario in STEPS:
@@ -96,8 +96,10 @@ def prepare(folder: Path) -> Battery:
         runs.mkdir(parents=True)
         if scenario != "train":
             shutil.copytree(battery.template("after train"), runs, dirs_exist_ok=True)
-        ended = call(battery.words(scenario, runs), folder / f"{scenario}.log", Fault(runs))
+        modules = folder / "modules.json"
+        ended = call(battery.words(scenario, runs), folder / f"{scenario}.log", Fault(runs), modules=modules)
         assert ended.code == 0, f"{scenario}: {ended.code}\n{ended.text}"
+        learn(json.loads(modules.read_text()))
         battery.operations[scenario] = ended.operations
         battery.lines[scenario] = lines_of(runs / "run")
         battery.weights[STEPS[scenario]] = weights_of(runs / "run")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import fault_battery, fault_battery_runs
+from mpt.config.load import load_config
+from scripts import fault_battery, fault_battery_inputs, fault_battery_runs
 from scripts.fault_battery_process import Ended
 from scripts.fault_battery_runs import TOLD_CODES, failure_of
 
@@ -19,7 +20,8 @@ SLICE = """
 import json, sys
 sys.path.insert(0, {root!r})
 import os
-from scripts import fault_battery, fault_battery_runs
+from mpt.config.load import load_config
+from scripts import fault_battery, fault_battery_inputs, fault_battery_runs
 from scripts import fault_battery_runs as runs
 from scripts.fault_battery_process import KILL, LIBRARY
 if LIBRARY not in os.environ:
@@ -52,6 +54,12 @@ def test_a_slice_comes_out_well_and_broken_promises_are_noticed(tmp_path: Path) 
     assert {kind: shown for kind, (_, bad, shown) in rows.items() if bad} == {}
     assert unread["silent"]  # nobody looks at hashes
     assert "summary.json" in lost[1]  # no summary is written
+
+
+def test_what_is_mutated_was_right_before(tmp_path: Path) -> None:
+    config = tmp_path / "base.yaml"
+    config.write_text(fault_battery_inputs.BASE)
+    assert load_config(config).train.batch_size == 64
 
 
 def test_endings_are_judged() -> None:
