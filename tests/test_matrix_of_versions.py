@@ -29,3 +29,18 @@ def test_the_matrix_has_the_oldest_and_the_newest_torch_and_torchvision_and_each
     named = {one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)}
     assert named <= {python for python, _, _ in rows}
     assert PROJECT["requires-python"] == f">={rows[0][0]}"
+
+
+def test_every_wheel_that_the_pages_name_is_one_that_mpt_keeps() -> None:
+    """Of an index the newest torch is taken; one beyond the range mpt replaces by the ordinary CUDA wheel."""
+    pages = [(ROOT / page).read_text("utf-8") for page in ("README.md", "docs/gpu.md")]
+    commands = re.findall(r"pip install ([^`\n]*) --index-url https://download\.pytorch\.org", "\n".join(pages))
+    assert len(commands) == len(pages)
+    beyond = {
+        name: re.search(rf'"{name}>=[\d.]+,(<[\d.]+)"', str(PROJECT["dependencies"]).replace("'", '"'))
+        for name in ("torch", "torchvision")
+    }
+    for command in commands:
+        for name, found in beyond.items():
+            assert found
+            assert re.search(rf"'{name}\S*{found[1]}'", command), command

@@ -35,7 +35,7 @@ def examine_environment(device: torch.device, batch_size: int, runs: Path) -> Se
         section.add("warning", "command", text, advice)
     _examine_processor(section)
     if torch.version.cuda and not torch.cuda.is_available():
-        advice = "install the wheel that fits your driver; README, 'On your GPU', has a table"
+        advice = "install the wheel that fits your driver; docs/gpu.md has a table"
         text = "this torch is built for CUDA, but it sees no CUDA device: no card, no driver, or one that is too old"
         section.add("warning", "cuda", text, advice if device.type == "cuda" else "")
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -80,7 +80,7 @@ def _examine_card(section: Section, device: torch.device, batch_size: int) -> No
         section.add("note", name, f"{describe_bytes(others)} are taken by other programs or the desktop", advice)
     error = try_dtype(device, torch.float32, batch_size)
     if error:
-        advice = "the wheel and the driver or card do not fit; README, 'On your GPU', has a table"
+        advice = "the wheel and the driver or card do not fit; docs/gpu.md has a table"
         section.add("fault", name, f"a first computation failed: {error}", advice)
         return
     for dtype in (torch.float16, torch.bfloat16):
