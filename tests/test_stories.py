@@ -44,3 +44,10 @@ def test_what_a_newcomer_mistypes_is_answered_in_one_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", [name for name in STORIES if name != "mistakes"])
 def test_a_strangers_first_week(name: str, tmp_path: Path) -> None:
     tell(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORIES)
+def test_a_strangers_first_week_without_posix(name: str, tmp_path: Path) -> None:
+    stand_in = f"{sys.executable} -P {ROOT / 'tests' / 'run' / 'without_posix.py'}"
+    tell(name, tmp_path, MPT_STORY_COMMAND=stand_in, PYTHONIOENCODING="cp1252")

@@ -78,6 +78,7 @@ def start(words: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         encoding="utf-8",
+        errors="replace",
     )
 
 
