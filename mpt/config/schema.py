@@ -81,7 +81,7 @@ class Train(Options):
     """How many of the newest checkpoints stay on disk, beside the best one."""
     asynchronous_save: bool | None = None
     """Copy the state into host memory and write it beside the training; null does so where half of the memory that is
-    available holds the copy. Several processes save between steps."""
+    available holds the copy, and never in several processes, where it is to be asked for."""
     sample_every: int = Field(0, ge=0)
     """Steps between sample grids, the first before training; 0 writes one at the end only."""
     freeze: list[str] = Field(default_factory=list)

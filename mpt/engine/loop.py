@@ -102,7 +102,7 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
             with stop.undisturbed():
                 saved = save(training)
                 if ends or signal_number is not None:
-                    training.saver.finish()
+                    training.finish_saving()
             if not saved:
                 stream = training.stream()  # the state was poisoned and the run rolled back
                 continue
@@ -219,7 +219,7 @@ def check_floor(training: Training, updates: dict[str, Update]) -> None:
         training.journal.warn(f"{decision.why}; going on in bfloat16 without scaling", "fall_back")
         return
     save(training)
-    training.saver.finish()
+    training.finish_saving()
     recovery.stop(run, training.journal, decision.phase, updates[decision.phase.name], decision.why)
 
 
@@ -297,7 +297,7 @@ def return_from_collapse(training: Training) -> bool:
     if why is None or training.rollbacks >= training.train.max_rollbacks:
         return False
     world, directory, step = training.run.world, training.directory, training.progress.step
-    training.saver.finish()
+    training.finish_saving()
     sound, training.recent.sound = training.recent.sound, None  # where it collapses again, an older one is the next
     limit = world.tell(sound[0] if sound is not None else training.sound_step or 0)
     kept = world.ask(lambda: [one for one in list_steps(directory) if one <= limit])
@@ -313,7 +313,7 @@ def return_from_collapse(training: Training) -> bool:
 
 def roll_back(training: Training, why: str) -> None:
     """Return to the newest state in memory, else to the newest whole checkpoint."""
-    training.saver.finish()
+    training.finish_saving()
     newest = training.saver.newest
     recent = training.recent.take(since=newest if newest is not None else -1)
     go_back(training, why, recent[1] if recent is not None else None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from mpt.optim.schedules import set_learning_rates
 from mpt.parallel.world import ALONE, World
 from mpt.run import checkpoint
 from mpt.run.background_save import BackgroundSave
+from mpt.run.background_shards import finish_beside, start_beside
 from mpt.run.boards import Boards
 from mpt.run.console import Console
 from mpt.run.files import write_atomically
@@ -46,6 +47,8 @@ from mpt.run.skipped_files import write_skipped_files
 from mpt.run.state_checks import first_non_finite_on_ranks
 from mpt.seams import Batch, Dataset, DataSpec, Run
 
+OTHERS_SECONDS = 3.0
+"""How long a rank that fails waits for the others' parts of a checkpoint that is being written."""
 STRAGGLER, SETTLED_STEPS = 1.5, 10
 """A rank whose steps take so many times the median's is named, after the first steps."""
 
@@ -86,8 +89,9 @@ class Training:
         self.skipped_files = 0
         """Bad files of the data set that were skipped."""
         self.non_finite_in_a_row = 0
-        # Of several processes all wait for the first one's failures, so that it must know them at once.
-        self.saver = BackgroundSave(self.train.asynchronous_save if run.world.size == 1 else False)
+        beside = self.train.asynchronous_save
+        # Several processes share a machine's memory, so that none can say by itself whether there is room.
+        self.saver = BackgroundSave(beside if run.world.size == 1 else bool(beside))
         self.whole_steps = 0
         """Steps in this process in which no phase was skipped."""
         self.grad_norms: dict[str, Tensor] = {}
@@ -113,7 +117,7 @@ class Training:
         """Return the batches from the current step on."""
         run, batches = self.run, self.loader.batches(self.progress.step)
         if run.config.dataset.settings.workers:
-            self.saver.finish()  # the workers are forked at the first batch
+            self.finish_saving()  # the workers are forked at the first batch
         if run.world.size == 1:
             return prefetch(batches, run.device, run.data)
         parts = prefetch(batches, run.device, DataSpec({}, 0))  # as they are stored, a quarter of the bytes to send
@@ -261,47 +265,78 @@ class Training:
         Where something in it is not finite, write nothing and return its name.
         """
         world = self.run.world
+        self.finish_saving()
         self.progress.add_over_ranks(world)
         with self.peaks.beside_steps(self.run.device):
             state = capture(self.run)
             bad = first_non_finite_on_ranks({"modules": state["modules"]}, world)
         if bad is not None:
             return bad
-        shards = write_shards(world, self.directory, state) if world.is_sharded else None
-        world.ask(lambda: self.write_checkpoint(state, shards))
+        state["loop"] = self.loop_record()
+        step, commit = self.progress.step, self.committer()
+
+        def write(shards: Shards | None) -> None:
+            self.tell_removed_files()
+            encoded = checkpoint.encode(state, is_sharded=shards is not None)
+            if shards is None:
+                self.saver.start(step, encoded, lambda copied: commit(copied, None))
+                return
+            commit(encoded, shards)
+            self.saver.newest = step
+
+        if not world.is_sharded:
+            world.ask(lambda: write(None))
+        elif not (self.saver.beside and start_beside(world, self.saver, self.directory, step, state, commit)):
+            shards = write_shards(world, self.directory, state)
+            world.ask(lambda: write(shards))
         return None
 
-    def write_checkpoint(self, state: dict[str, Any], shards: Shards | None) -> None:
-        """Write a checkpoint of a captured state, or what is left of it where all ranks have written their shards."""
-        self.saver.finish()
-        self.tell_removed_files()
-        state["loop"] = self.loop_record()
+    def committer(self) -> Callable[[checkpoint.EncodedState, Shards | None], None]:
+        """Return what writes a checkpoint of this step: an encoded state, beside the shards that ranks have written."""
         task, step = self.run.task, self.progress.step
         about: checkpoint.About = {
             "keep_last": self.train.keep_last,
             "metric": self.progress.last_metrics.get(task.metric),
             "higher_is_better": task.higher_is_better,
             "extra_manifest": {"conditions": conditions(self.run)},
-            "shards": shards,
         }
 
-        def write(encoded: checkpoint.EncodedState) -> None:
-            checkpoint.write(self.directory, step, encoded, **about)
+        def commit(encoded: checkpoint.EncodedState, shards: Shards | None) -> None:
+            whole: checkpoint.About = {**about, "shards": shards}
+            checkpoint.write(self.directory, step, encoded, **whole)
             self.journal.recorder.sync()
 
-        self.saver.start(step, checkpoint.encode(state, is_sharded=shards is not None), write)
+        return commit
 
     def note_saved(self) -> None:
-        """Notice the end of a save beside the training. Raises InputOutputError where it failed."""
-        if self.saver.is_written:
+        """Notice the end of a save beside the training. Raises InputOutputError where it failed.
+
+        Several processes notice it together, at the next save, rollback or end.
+        """
+        if self.run.world.size == 1 and self.saver.is_written:
             self.saver.finish()
+
+    def finish_saving(self) -> None:
+        """Wait for the checkpoint that is being written; call on all ranks. Raises InputOutputError on all alike."""
+        world = self.run.world
+        if world.size == 1:
+            self.saver.finish()
+        elif self.saver.beside:
+            if world.is_sharded:
+                finish_beside(world, self.saver)
+            else:
+                world.ask(self.saver.finish)  # only the first one writes
 
     def settle(self) -> None:
         """Let a save beside the training end before a failure ends the program; what fails too is a warning."""
+        world = self.run.world
+        if world.is_sharded and self.saver.writing is not None:
+            world.mail().until = time.monotonic() + OTHERS_SECONDS  # it may be one of them that has failed
         try:
             self.saver.finish()
-        except (MptError, OSError) as error:
-            self.journal.console.warning(str(error))
+        except (MptError, OSError, RuntimeError) as error:
+            if world.is_first:
+                self.journal.console.warning(str(error))
 
     def loop_record(self) -> dict[str, Any]:
         """Return what a state keeps beside the run's."""

@@ -22,6 +22,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from mpt.config.schema import Parallel
 from mpt.errors import ConfigError, MptError
 from mpt.parallel.exchange import Exchange
+from mpt.parallel.mail import Mail
+from mpt.parallel.meeting import connect
 from mpt.parallel.place import Place
 from mpt.parallel.watch import Watch
 from mpt.parallel.world import FAULT_KINDS, Outcome, PeerFaultError, Stop, World, share
@@ -46,6 +48,7 @@ class Ranks(World):
         self.signal: int | None = None
         self.stop: Stop | None = None
         self.exchanges: dict[str, Exchange] = {}
+        self.letters: Mail | None = None
         self.on_gpu = device_type == "cuda"
         timeout = timedelta(seconds=settings.timeout + AFTER_WATCH_SECONDS)
         backend = "nccl" if self.on_gpu else "gloo"
@@ -264,6 +267,12 @@ class Ranks(World):
             from mpt.parallel.shard import settle
 
             settle(self.units)
+
+    def mail(self) -> Mail:
+        """Return what threads beside the training may tell other ranks by, over a connection of its own."""
+        if self.letters is None:
+            self.letters = Mail(connect(self.location, False), self.rank, self.size)
+        return self.letters
 
     def take_waited_seconds(self) -> float:
         """Return the seconds spent waiting for others since the last call."""

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from torch import Tensor, nn
 
 from mpt.parallel.exchange import Exchange
+from mpt.parallel.mail import Mail
 
 T = TypeVar("T")
 FaultKind = Literal["none", "out_of_memory", "unsuited", "error"]
@@ -127,6 +128,10 @@ class World:
 
     def settle(self) -> None:
         """Leave nothing gathered of sharded networks."""
+
+    def mail(self) -> Mail:
+        """Return what threads beside the training may tell other ranks by."""
+        raise AssertionError("a process alone has nobody to write to")
 
     def take_waited_seconds(self) -> float:
         """Return the seconds spent waiting for others since the last call."""

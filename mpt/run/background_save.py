@@ -33,6 +33,8 @@ class BackgroundSave:
         self.newest: int | None = None
         """The step of the newest checkpoint that was written to its end."""
         self.copies = HostCopies()
+        self.saves = 0
+        """How many checkpoints several processes have begun to write together."""
         self.writing: Writing | None = None
 
     def start(self, step: int, state: EncodedState, write: Callable[[EncodedState], object]) -> None:
@@ -44,8 +46,18 @@ class BackgroundSave:
             self.newest = step
             return
         held = EncodedState(state.structure, tensors)
-        self.writing = Writing(step, lambda: write(held))
+        self.write(step, lambda: write(held))
+
+    def write(self, step: int, work: Callable[[], object]) -> None:
+        """Let `work` write a checkpoint in a thread. The one before must be finished."""
+        assert self.writing is None, "one checkpoint is written at a time"
+        self.writing = Writing(step, work)
         self.writing.start()
+
+    @property
+    def is_writing(self) -> bool:
+        """Is a checkpoint being written?"""
+        return self.writing is not None and self.writing.is_alive()
 
     @property
     def is_written(self) -> bool:

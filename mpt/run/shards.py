@@ -56,7 +56,7 @@ def write_shards(world: World, run: RunDirectory, state: Mapping[str, Any]) -> S
         entry = write_shard(folder, parts)
     except InputOutputError as error:
         reason = str(error)
-    told = world.collect((entry, reason, zlib.crc32("\n".join(parts).encode())))
+    told = world.collect((entry, reason, checksum(parts)))
     return world.ask(lambda: accept(folder, told))
 
 
@@ -74,11 +74,24 @@ def write_shard(folder: Path, parts: Mapping[str, Any]) -> tuple[str, dict[str, 
 
     A rank whose rows another one writes (a replica) writes nothing and returns None.
     """
-    number, count, writes = place_of(parts.values())
-    if not writes:
+    name = shard_name(*place_of(parts.values()))
+    if name is None:
         return None
-    name = f"shard-{number:05d}-of-{count:05d}.safetensors"
-    own = {key: local(tensor).detach().contiguous() for key, tensor in parts.items()}
+    return write_rows(folder, name, {key: local(tensor).detach().contiguous() for key, tensor in parts.items()})
+
+
+def checksum(names: Iterable[str]) -> int:
+    """Return a number by which ranks see that they write the same tensors."""
+    return zlib.crc32("\n".join(names).encode())
+
+
+def shard_name(number: int, count: int, writes: bool) -> str | None:
+    """Return the name of a rank's file, by its part of how many (`place_of`); None where it writes none."""
+    return f"shard-{number:05d}-of-{count:05d}.safetensors" if writes else None
+
+
+def write_rows(folder: Path, name: str, own: Mapping[str, Tensor]) -> tuple[str, dict[str, Any]]:
+    """Write a rank's rows durably; return the file's name and its entry in the manifest."""
     size = sum(tensor.nbytes for tensor in own.values())
     with failures_explained(folder / name, size), opened(folder) as directory:
         descriptor = open_new(name, directory)

@@ -17,13 +17,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from mpt.config.load import load_config
+from mpt.parallel.local import local
 from mpt.parallel.start import joined
 from mpt.parallel.world import World
 from mpt.run import checkpoint
+from mpt.run.background_save import BackgroundSave
+from mpt.run.background_shards import finish_beside, start_beside
 from mpt.run.checkpoint import LoadedCheckpoint
 from mpt.run.layout import RunDirectory
 from mpt.run.retention import clean_temporaries
-from mpt.run.shards import write_shards
+from mpt.run.shards import Shards, write_shards
 
 from .forked import run_ranks
 
@@ -48,9 +51,19 @@ def sharded_state(step: int, size: int) -> dict[str, Any]:
     return {**state, "modules": {"net": own}}
 
 
-def save(world: World, run: RunDirectory, step: int, keep_last: int = 2) -> None:
-    """Save a step as a training does."""
+def save(world: World, run: RunDirectory, step: int, beside: BackgroundSave | None = None, keep_last: int = 2) -> None:
+    """Save a step as a training does, between steps or beside them."""
     state = sharded_state(step, world.size)
+    if beside is not None:
+
+        def commit(encoded: checkpoint.EncodedState, shards: Shards | None) -> None:
+            checkpoint.write(run, step, encoded, keep_last=keep_last, shards=shards)
+
+        assert start_beside(world, beside, run, step, state, commit)
+        for value in state["modules"]["net"].values():
+            local(value).zero_()  # the training goes on
+        finish_beside(world, beside)
+        return
     shards = write_shards(world, run, state)
     world.ask(lambda: checkpoint.save(run, step, state, keep_last=keep_last, shards=shards))
 
@@ -77,14 +90,17 @@ class Calls:
         return call
 
 
-def saving(rank: int, folder: Path, steps: tuple[int, ...], killed: tuple[int, int] | None) -> int:
+def saving(
+    rank: int, folder: Path, steps: tuple[int, ...], killed: tuple[int, int] | None, is_beside: bool = False
+) -> int:
     """Save some steps; in the last one, die at a call. Returns the number of calls of the last save."""
     run = RunDirectory(folder)
+    beside = BackgroundSave(True) if is_beside else None
     with joined(load_config(CONFIG)) as world:
         for step in steps[:-1]:
-            save(world, run, step)
+            save(world, run, step, beside)
         calls = Calls(killed[1] if killed is not None and killed[0] == rank else None)
-        save(world, run, steps[-1])
+        save(world, run, steps[-1], beside)
         return calls.count
 
 
@@ -103,9 +119,9 @@ def is_as_saved(loaded: LoadedCheckpoint) -> bool:
     return same and found["loop"]["step"] == loaded.step and float(found["loop"]["sum"]) == loaded.step
 
 
-def kill_and_look(folder: Path, size: int, rank: int, call: int) -> dict[str, Any]:
+def kill_and_look(folder: Path, size: int, rank: int, call: int, is_beside: bool = False) -> dict[str, Any]:
     """Save steps 1, 2 and 3 in `size` ranks, kill one in the third; return how all ended and what is found then."""
-    ends = run_ranks(size, saving, folder, (1, 2, 3), (rank, call))
+    ends = run_ranks(size, saving, folder, (1, 2, 3), (rank, call), is_beside)
     run = RunDirectory(folder)
     cleaned = clean_temporaries(run)
     loaded = checkpoint.load(run)

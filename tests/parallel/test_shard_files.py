@@ -79,8 +79,9 @@ def unreadable_on_rank_1(path: Path, original: object) -> object:
     return original(path)
 
 
+@pytest.mark.parametrize("is_beside", [False, True], ids=["between steps", "beside the training"])
 def test_a_rank_that_cannot_write_ends_all_and_leaves_nothing(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    is_beside: bool, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     original = shards.write_tensors
 
@@ -92,7 +93,7 @@ def test_a_rank_that_cannot_write_ends_all_and_leaves_nothing(
         return original(descriptor, tensors)  # type: ignore[arg-type]
 
     monkeypatch.setattr(shards, "write_tensors", full)
-    assert run_ranks(2, saving, run.path, (3,), None) == [InputOutputError.exit_code] * 2
+    assert run_ranks(2, saving, run.path, (3,), None, is_beside) == [InputOutputError.exit_code] * 2
     said = capfd.readouterr().err
     assert said.count("error:") == 1
     assert "rank 1: " in said
@@ -101,13 +102,14 @@ def test_a_rank_that_cannot_write_ends_all_and_leaves_nothing(
     assert not list(run.checkpoints.glob(".*"))
 
 
+@pytest.mark.parametrize("is_beside", [False, True], ids=["between steps", "beside the training"])
 @pytest.mark.parametrize(("rank", "call"), [(1, 2), (0, 12)], ids=["in a shard", "in the first rank's files"])
 def test_a_rank_killed_in_a_save_loses_nothing(
-    tmp_path: Path, rank: int, call: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rank: int, call: int, is_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """scripts/kill_saves.py does it at every call of every rank."""
     monkeypatch.setattr("mpt.parallel.watch.BEAT_SECONDS", 0.05)
-    found = kill_and_look(tmp_path, 2, rank, call)
+    found = kill_and_look(tmp_path, 2, rank, call, is_beside)
     assert found["ends"][rank] == -signal.SIGKILL
     assert found["ends"][1 - rank] == 9
     assert (found["step"], found["whole"], found["cleaned"], found["left"]) == (2, True, 1, [])

@@ -101,7 +101,7 @@ def test_a_checkpoint_of_shards_is_one_process_s(tmp_path: Path) -> None:
     """Written sharded, gone on with sharded bit by bit, and by one process and by whole copies within rounding."""
     alone = ("model.dropout=0", "train.batch_size=16")
     sharded = (*alone, "parallel.strategy=fsdp")
-    assert trained(tmp_path, 2, "whole", 6, *sharded) == ["done", "done"]
+    assert trained(tmp_path, 2, "whole", 6, *sharded, "train.asynchronous_save=true") == ["done", "done"]
     assert trained(tmp_path, 2, "parts", 3, *sharded, "parallel.offload=true") == ["done", "done"]
     shutil.copytree(tmp_path / "runs" / "parts", tmp_path / "runs" / "changed")
     assert trained(tmp_path, 2, "parts", 6, *sharded, resume="auto") == ["done", "done"]
