@@ -69,9 +69,9 @@ def compare(
     folder = open_folder(sides, output, name, runs)
     chosen = choose_jobs(list(sides.configs.values()), counts[-1], jobs) if train is None else Jobs(jobs or 1, "")
     told: set[str] = set()
-    if train is None and not quiet:
-        print(describe_start(sides, folder, counts, chosen), flush=True)
     with WarmProcess() as warm:
+        if train is None and not quiet:
+            print(describe_start(sides, folder, counts, chosen, warm), flush=True)
         trainer = Trainer(folder, sides, chosen, warm, train, check)
         for count in counts:
             groups = run_sides(trainer, count, told, quiet=quiet)
@@ -103,12 +103,12 @@ def rounds(seeds: int | None, max_seeds: int, *, until_decided: bool) -> tuple[S
     return [look for look in looks(max_seeds) if look >= (seeds or 0)], max_seeds
 
 
-def describe_start(sides: Sides, folder: Path, counts: Sequence[int], jobs: Jobs) -> str:
+def describe_start(sides: Sides, folder: Path, counts: Sequence[int], jobs: Jobs, warm: WarmProcess) -> str:
     """Say what is about to be trained and about how long it takes, from a few steps of the first side."""
     config = next(iter(sides.configs.values()))
     file = folder / "configs" / "pace.yaml"
     write_atomically(file, dataclasses.replace(config, name=None).to_yaml())
-    sides.pace = probe(file, sides.granted)
+    sides.pace = probe(file, sides.granted, warm)
     file.unlink(missing_ok=True)
     said = announce(
         counts[0] * len(sides.configs),

@@ -1,6 +1,7 @@
 """A process that has imported everything and trains nothing itself: each training of a comparison is a fork of it.
 
-Two thirds of a short run were imports. The process runs no operation of torch, so a fork finds torch as a new process
+Two thirds of a short run were imports. What a fork had to import beside them, as torchvision for random crops, is
+imported before the next one. The process runs no operation of torch, so a fork finds torch as a new process
 does: no threads, no generator used, no mode entered. Where torch is built for a GPU every run is a process that imports
 for itself, since a device's runtime does not survive a fork.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -21,7 +23,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,6 +34,10 @@ READY, STARTED, ENDED = "ready", "started", "ended"
 GONE = 1, "the process that starts runs has ended"
 LOOK_SECONDS = 0.1
 """How often the process looks whether a fork has ended."""
+LIBRARIES = ("mpt", "numpy", "PIL", "scipy", "sympy", "timm", "torch", "torchvision")
+"""What is imported for later forks. A user's packages may do anything when they are imported: each fork does that."""
+MOST_TOLD_BYTES = 60_000
+"""Of the names that a fork tells; a pipe holds more."""
 
 
 @dataclass
@@ -111,15 +118,21 @@ class WarmProcess:
                         answer.set_exception(BrokenPipeError())
 
     def run(
-        self, words: Sequence[str], while_waiting: Callable[[int], None], environment: Mapping[str, str] | None = None
+        self,
+        words: Sequence[str],
+        while_waiting: Callable[[int], None],
+        environment: Mapping[str, str] | None = None,
+        output: str = os.devnull,
     ) -> tuple[int, str]:
         """Run `mpt WORDS` in a fork; return its exit code as `Popen.returncode` and what it wrote to standard error.
 
         `environment` is added to this process's. `while_waiting` is called with the process id five times a second.
+        Standard output goes to the file `output`.
         """
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as errors:
+            request = {"words": list(words), "environment": dict(environment or {})}
             try:
-                asked = self.ask({"words": list(words), "errors": errors.name, "environment": dict(environment or {})})
+                asked = self.ask({**request, "errors": errors.name, "output": output})
                 process = asked.started.result()
                 while wait([asked.ended], 0.2).not_done:
                     while_waiting(process)
@@ -156,7 +169,8 @@ def serve(held: int, requests: int) -> None:
     os.dup2(2, 1)
     if not import_everything():
         return
-    forks: dict[int, int] = {}
+    forks: dict[int, tuple[int, int]] = {}
+    """Process id -> the request's number, and a pipe with what it imported."""
     rest, is_open = b"", True
     try:
         tell(answers, READY)
@@ -167,19 +181,26 @@ def serve(held: int, requests: int) -> None:
                 *lines, rest = (rest + read).split(b"\n")
                 for line in lines:
                     request = json.loads(line)
+                    reading, writing = os.pipe()
                     child = os.fork()
                     if child == 0:
                         answers.close()
-                        become(request, held, requests)
-                    forks[child] = request["number"]
+                        os.close(reading)
+                        become(request, held, requests, writing)
+                    os.close(writing)
+                    forks[child] = request["number"], reading
                     tell(answers, f"{request['number']} {STARTED} {child}")
             elif not is_open:
                 time.sleep(LOOK_SECONDS)
-            for child, number in list(forks.items()):
+            for child, (number, reading) in list(forks.items()):
                 ended, status = os.waitpid(child, os.WNOHANG)
                 if ended:
                     del forks[child]
                     tell(answers, f"{number} {ENDED} {os.waitstatus_to_exitcode(status)}")
+                    os.set_blocking(reading, False)  # what the fork started may hold the other end
+                    with contextlib.suppress(BlockingIOError):
+                        import_too(os.read(reading, MOST_TOLD_BYTES).decode().split())
+                    os.close(reading)
     except BrokenPipeError:  # who asked has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), answers.fileno())  # or it would be written at exit
 
@@ -209,15 +230,41 @@ def import_everything() -> bool:
     return True
 
 
-def become(request: dict[str, Any], held: int, requests: int) -> NoReturn:
+def import_too(names: Sequence[str]) -> None:
+    """Import what a fork had to import, for those that come."""
+    new = sorted(set(names).difference(sys.modules))  # packages before what is in them
+    if not new:
+        return
+    from mpt.vision_ops import import_torchvision
+
+    gc.disable()
+    with warnings.catch_warnings(action="ignore"):  # the fork has said them
+        if "torchvision" in new:
+            import_torchvision()
+        for name in new:
+            with contextlib.suppress(Exception):  # a name that its package made up, or something optional
+                importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+
+
+def imported_since(before: Set[str]) -> str:
+    """Return the modules of libraries that this process has imported beside those of before, with spaces between."""
+    names = [name for name in sys.modules if name not in before and name.split(".")[0] in LIBRARIES]
+    names = [name for name in names if not name.startswith("mpt.parts.") and not name.endswith("__main__")]
+    text = " ".join(names)
+    return text if len(text.encode()) <= MOST_TOLD_BYTES else ""
+
+
+def become(request: dict[str, Any], held: int, requests: int, telling: int) -> NoReturn:
     """Be the run that was asked for, with the streams of a process of its own."""
-    code = 1
+    code, before = 1, frozenset(sys.modules)
     try:
         errors = os.open(request["errors"], os.O_WRONLY | os.O_APPEND)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        output = os.open(request["output"], os.O_WRONLY)
         os.close(requests)
         os.environ |= request["environment"]
-        for source, target in ((held, 0), (nowhere, 1), (errors, 2)):
+        for source, target in ((held, 0), (output, 1), (errors, 2)):
             os.dup2(source, target)
         stop_at_end_of_input()
         sys.argv[1:] = request["words"]
@@ -231,6 +278,8 @@ def become(request: dict[str, Any], held: int, requests: int) -> NoReturn:
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            os.write(telling, imported_since(before).encode())
         os._exit(code)
 
 

@@ -1,6 +1,8 @@
 """A process from which runs are forked, asked and answered by lines."""
 
 import io
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -53,3 +55,18 @@ def test_a_process_that_ends_without_an_answer_is_not_waited_for(monkeypatch: py
         asked.ended.result()
     monkeypatch.setattr(warm_process.WarmProcess, "ask", lambda self, request: asked)
     assert warm.run(["list"], fail) == GONE
+
+
+def test_what_a_fork_imported_of_libraries_is_told_and_imported_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = frozenset(sys.modules) - {"mpt.errors", "wave"}
+    for name in ("mpt.parts.own", "mpt.__main__", "mpt.a_made_up_name"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    told = warm_process.imported_since(before).split()
+    assert told == ["mpt.errors", "mpt.a_made_up_name"], "neither what is not a library's nor a user's own parts"
+    monkeypatch.delitem(sys.modules, "mpt.a_made_up_name")
+    monkeypatch.delitem(sys.modules, "mpt.losses.focal", raising=False)
+    monkeypatch.setattr(warm_process.gc, "freeze", lambda: None)
+    warm_process.import_too([*told, "mpt.losses.focal"])
+    assert "mpt.losses.focal" in sys.modules
+    monkeypatch.setattr(warm_process, "MOST_TOLD_BYTES", 5)
+    assert warm_process.imported_since(before) == "", "more than the pipe holds"
