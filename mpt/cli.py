@@ -133,6 +133,15 @@ def call(find: Callable[[], Callable[[Any], None]], asked: Any) -> None:
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except RuntimeError as error:
+        if "torch" not in sys.modules:
+            raise
+        from mpt.commands.refused_memory import explain as explain_refusal
+
+        refusal = explain_refusal(error, asked)
+        if refusal is None:
+            raise
+        raise refusal from error
 
 
 def take_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -220,6 +220,23 @@ def test_an_error_is_a_message_and_a_code(monkeypatch, capsys, error, code, word
     assert capsys.readouterr().err == words
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("infer",), "try a smaller --batch-size, --vram SIZE, --half or --device cpu"),
+        (("infer", "--half", "--vram", "4GiB", "--device", "cpu"), "try a smaller --batch-size"),
+        (("report",), ""),
+    ],
+)
+def test_a_command_whose_memory_ran_out_says_what_asks_for_less(monkeypatch, capsys, words, advice):
+    def fail(*_):
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
+
+    monkeypatch.setattr(cli.importlib, "import_module", lambda name: types.SimpleNamespace(run=fail))
+    assert run(*words) == 7
+    assert capsys.readouterr().err == f"error: out of memory (CUDA error: out of memory){advice and f'; {advice}'}\n"
+
+
 def test_the_version_is_printed(capsys):
     assert run("--version") == 0
     assert capsys.readouterr().out == f"mpt {__version__}\n"

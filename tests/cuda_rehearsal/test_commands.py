@@ -90,6 +90,17 @@ def test_a_run_is_inferred_from_converted_compared_and_reported(tmp_path: Path) 
         assert "Traceback" not in said.text
 
 
+def test_inference_that_finds_no_memory_says_what_asks_for_less(tmp_path: Path) -> None:
+    assert train(tmp_path, CLASSIFIER, "train.steps=1").code == 0
+    for words in ((), ("--half",)):
+        installed().fail_once("aten::convolution", calls_before=1)
+        said = mpt("infer", "runs/run", *words)
+        assert said.code == 7, said
+        assert "error: out of memory (CUDA out of memory." in said.text
+        assert "try a smaller --batch-size, --vram SIZE" in said.text
+        assert "Traceback" not in said.text
+
+
 def test_an_overflow_is_skipped_and_logged(tmp_path: Path) -> None:
     said = train(tmp_path, CLASSIFIER, "precision={mode: amp, init_scale: 16777216}", "train.steps=3")
     assert said.code == 0, said

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from mpt.data.video import is_video, read_frames
+from mpt.engine.faults import is_out_of_memory
 from mpt.errors import ConfigError, DataError, InputOutputError, MemoryBudgetError
 from mpt.run.files import failures_explained, write_atomically
 from mpt.systems.deepfacelab.data.face_files import FaceFile, open_image
@@ -169,15 +170,20 @@ def merge_some(
 
 def draw_within_memory(batch: Tensor, draw: Draw) -> list[Drawn]:
     """Redraw a batch of faces, in halves where it does not fit. Raises MemoryBudgetError where one face does not."""
+    found: dict[str, Tensor] | None = None
     try:
         found = {name: value.float().cpu() for name, value in draw(batch).items()}
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         if len(batch) == 1:
             raise MemoryBudgetError("there is no memory to draw a single face; use --half or --device cpu") from error
-        torch.cuda.empty_cache()
-        middle = len(batch) // 2
-        return draw_within_memory(batch[:middle], draw) + draw_within_memory(batch[middle:], draw)
-    return [Drawn(*rows) for rows in zip(found["swap"], found["swap_mask"], found["dst_mask"])]
+    if found is not None:
+        return [Drawn(*rows) for rows in zip(found["swap"], found["swap_mask"], found["dst_mask"])]
+    # Past the except block: a traceback would go on holding what filled the memory.
+    torch.cuda.empty_cache()
+    middle = len(batch) // 2
+    return draw_within_memory(batch[:middle], draw) + draw_within_memory(batch[middle:], draw)
 
 
 def write_frame(path: Path, frame: Tensor) -> None:
