@@ -122,7 +122,28 @@ def make_low_bit(optimizer: Optimizer, backend: str) -> Optimizer:
     result: Optimizer = make(groups, lr=first["lr"], betas=first["betas"], eps=first["eps"])
     result.register_state_dict_post_hook(flatten_state)
     result.register_load_state_dict_pre_hook(rebuild_state)
+    if any(isinstance(group["lr"], Tensor) for group in result.param_groups):
+        hold_rates_as_tensors(result)
     return result
+
+
+def hold_rates_as_tensors(optimizer: Optimizer) -> None:
+    """Let each step, and nothing else, see the groups' rates as tensors: torchao compiles its step and refuses numbers,
+    which is what schedules set, logs read and checkpoints hold.
+    """
+    rates: list[float] = []
+
+    def before(_: Optimizer, args: Any, kwargs: Any) -> None:
+        rates[:] = [float(group["lr"]) for group in optimizer.param_groups]
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = torch.tensor(rate)
+
+    def after(_: Optimizer, args: Any, kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
 
 
 def flatten_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

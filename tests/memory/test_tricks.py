@@ -24,6 +24,7 @@ from mpt.errors import ConfigError
 from mpt.memory import compile as compile_networks
 from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations
 from mpt.memory.cpu_optimizer import HostOptimizer
+from mpt.optim.schedules import set_learning_rates
 from mpt.phase_losses import memory_forward
 from mpt.run.state import pack, unpack
 from mpt.seams import Run
@@ -324,6 +325,34 @@ def test_low_bit_optimizers_take_over_groups_and_hyperparameters(monkeypatch: py
     assert mechanism.same(mechanism.state(plain), mechanism.state(run))
     # The trick that stands before it in the configuration is on the new optimizers, not on those that went.
     assert all(parameter.grad is None for network in run.task.trainable.values() for parameter in network.parameters())
+
+
+def test_a_backend_that_wants_rates_as_tensors_gets_them_from_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao's optimizers begin with tensors and refuse a number, which a schedule sets at every step."""
+    seen: dict[torch.optim.Optimizer, list[float]] = {}
+
+    class Adam8bit(torch.optim.SGD):
+        def __init__(self, params: Any, lr: float, betas: Any, eps: float) -> None:
+            super().__init__(params, lr=lr)
+            for group in self.param_groups:
+                group["lr"] = torch.tensor(lr)
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            assert all(isinstance(group["lr"], Tensor) for group in self.param_groups)
+            seen.setdefault(self, []).append(float(self.param_groups[0]["lr"]))
+
+    backend = ModuleType("torchao.optim")
+    backend.Adam8bit = Adam8bit  # type: ignore[attr-defined]
+    monkeypatch.setattr(low_bit_optimizer, "find_spec", lambda name: name if name == "torchao" else None)
+    monkeypatch.setitem(sys.modules, "torchao.optim", backend)
+    run = parts.gan(memory={"low_bit_optimizer": True})
+    optimizer = run.optimizers["gen"]
+    for step in (0, 50):
+        set_learning_rates(run.optimizers, run.optimizer_settings, step, 100, 0.5 if step else 1.0)
+        mechanism.train(run, [parts.batch()])
+        assert type(optimizer.param_groups[0]["lr"]) is float  # for logs and checkpoints
+    first, last = seen[optimizer]
+    assert last == pytest.approx(0.5 * first)
 
 
 @pytest.mark.slow

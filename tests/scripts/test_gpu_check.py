@@ -232,7 +232,7 @@ def test_the_fp32_flags_are_put_back_by_the_switches_that_the_modes_use():
 def run_parts(monkeypatch, folder, *words):
     """Run the check with parts that only say that they were run; return them."""
     done = []
-    monkeypatch.setattr(gpu_check, "run_tests", lambda seconds: done.append("tests") or {"exit_code": 0, "said": "ok"})
+    monkeypatch.setattr(gpu_check, "run_tests", lambda *args: done.append("tests") or {"exit_code": 0, "said": "ok"})
     monkeypatch.setattr(
         gpu_check, "run_demo", lambda *args: done.append("demo") or {"exit_code": 6, "said": "a\nnot finite"}
     )
