@@ -24,6 +24,7 @@ from mpt.commands.arguments import (
     ValidateArguments,
 )
 from mpt.commands.init import DATASETS
+from mpt.commands.listing import show_table
 from mpt.config import registry
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, SUBPACKAGES
@@ -368,3 +369,10 @@ def test_the_shell_completes_commands_settings_and_runs(typed, place, expected, 
     environment = {**os.environ, "_MPT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": place}
     done = subprocess.run([sys.executable, "-m", "mpt"], env=environment, capture_output=True, text=True)
     assert expected in done.stdout.split()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60])
+def test_a_list_fits_a_narrow_terminal(width: int) -> None:
+    text = show_table("Models", {"torchvision:retinanet": "A detector with one stage and a focal loss."}, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "torchvision:retinanet" in text

@@ -15,18 +15,19 @@ STORIES = sorted(path.stem for path in (ROOT / "tests" / "stories").glob("*.py")
 NEEDS = {"fine_tuning": ["timm"], "onnx_elsewhere": ["onnx", "onnxscript", "onnxruntime"]}
 
 
-def tell(name: str, folder: Path, **variables: str) -> None:
-    """Run a story in a folder, with the mpt of this tree."""
+def tell(name: str, folder: Path, *program: str, **variables: str) -> None:
+    """Run a story in a folder, with the mpt of this tree; by another program where one is named."""
     missing = [package for package in NEEDS.get(name, ()) if find_spec(package) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "stories" / f"{name}.py")],
+        [sys.executable, *program, str(ROOT / "tests" / "stories" / f"{name}.py")],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         timeout=280,
     )
     assert done.returncode == 0, done.stdout
@@ -49,5 +50,6 @@ def test_a_strangers_first_week(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STORIES)
 def test_a_strangers_first_week_without_posix(name: str, tmp_path: Path) -> None:
-    stand_in = f"{sys.executable} -P {ROOT / 'tests' / 'run' / 'without_posix.py'}"
-    tell(name, tmp_path, MPT_STORY_COMMAND=stand_in, PYTHONIOENCODING="cp1252")
+    program = str(ROOT / "tests" / "run" / "without_posix.py")
+    command = f"{sys.executable} -P {program}"
+    tell(name, tmp_path, program, MPT_STORY_TOGETHER="1", MPT_STORY_COMMAND=command, PYTHONIOENCODING="cp1252")

@@ -89,11 +89,13 @@ def tell(part: Part, description: str) -> str:
 
 
 def show_table(heading: str, rows: dict[str, str], width: int) -> str:
-    """Return a heading and two columns, the second wrapped."""
+    """Return a heading and two columns, the second wrapped; on a narrow terminal it stands below the first."""
     left = max((len(name) for name in rows), default=0) + 4
+    is_narrow = width - left < 30
+    indent = " " * (6 if is_narrow else left)
     lines = [heading]
     for name, description in rows.items():
-        wrapped = textwrap.wrap(description.replace("`", ""), max(width - left, 30)) or [""]
-        lines.append(f"  {name:<{left - 2}}{wrapped[0]}".rstrip())
-        lines += [" " * left + line for line in wrapped[1:]]
+        wrapped = textwrap.wrap(description.replace("`", ""), max(width - len(indent), 20)) or [""]
+        lines.append(f"  {name}" if is_narrow else f"  {name:<{left - 2}}{wrapped.pop(0)}".rstrip())
+        lines += [indent + line for line in wrapped if line]
     return "\n".join(lines if rows else [heading, "  (none)"])

@@ -3,7 +3,8 @@
 torch's DataLoader is not used because of how it fails: its SIGCHLD handler raises wherever the program happens to be,
 in the middle of a checkpoint for instance, and without the handler a dead worker is noticed only after the whole
 timeout. Here one place waits for the answer and for every worker's end at once, so a dead worker is named at the next
-batch, and a hung one after `timeout_seconds`. Ctrl-C reaches the whole process group: workers ignore it, so that the
+batch, and a hung one after `timeout_seconds`, which begin when it has started: a spawned worker imports torch first, a
+minute's work on a busy machine. Ctrl-C reaches the whole process group: workers ignore it, so that the
 run can finish its step and save. A worker whose parent has gone goes too.
 
 Work is dealt out in turn (batch n to worker n modulo count) and collected in the same order. Tensors return through
@@ -31,6 +32,8 @@ from mpt.run.operating_system import ignore_interrupts, interrupts_held_back
 from mpt.seams import Batch, Dataset
 
 STOPPING_SECONDS = 2.0
+STARTING_SECONDS = 300.0
+"""As long may a worker take until it says that it has started."""
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Worker:
     process: Any
     pipe: Connection
     pending: deque[list[int]]
+    has_started: bool = False
 
 
 class WorkerPool:
@@ -82,20 +86,10 @@ class WorkerPool:
     def receive(self) -> Batch:
         """Return the oldest batch asked for. Raises DataError when its worker failed, and when any died or it hangs."""
         worker = self.workers[self.received % len(self.workers)]
-        waiting_for = [worker.pipe, *(other.process.sentinel for other in self.workers)]
-        ready = wait(waiting_for, self.timeout_seconds)
-        if not ready:
-            raise DataError(
-                f"data worker {worker.number} (process {worker.process.pid}) gave no batch for "
-                f"{self.timeout_seconds:g} seconds; it is reading the samples {preview(worker.pending[0])}. Check the "
-                "disk or network the data is on, or set dataset.workers=0 to see where it hangs"
-            )
-        if worker.pipe not in ready:
-            raise self.dead(next(other for other in self.workers if other.process.sentinel in ready))
-        try:
-            answer = worker.pipe.recv()
-        except (EOFError, OSError) as error:
-            raise self.dead(worker) from error
+        if not worker.has_started:
+            self.answer_of(worker, max(STARTING_SECONDS, self.timeout_seconds), "has not started within")
+            worker.has_started = True
+        answer = self.answer_of(worker, self.timeout_seconds, "gave no batch for")
         worker.pending.popleft()
         self.received += 1
         if isinstance(answer, BaseException):
@@ -104,6 +98,22 @@ class WorkerPool:
         if bad_files:
             self.dataset.pass_over(bad_files)
         return dict(batch)
+
+    def answer_of(self, worker: Worker, seconds: float, failing: str) -> Any:
+        """Return what a worker sends next. Raises DataError when it takes too long, and when any worker died."""
+        ready = wait([worker.pipe, *(other.process.sentinel for other in self.workers)], seconds)
+        if not ready:
+            raise DataError(
+                f"data worker {worker.number} (process {worker.process.pid}) {failing} {seconds:g} seconds; it is "
+                f"reading the samples {preview(worker.pending[0])}. Check the disk or network the data is on, or set "
+                "dataset.workers=0 to see where it hangs"
+            )
+        if worker.pipe not in ready:
+            raise self.dead(next(other for other in self.workers if other.process.sentinel in ready))
+        try:
+            return worker.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self.dead(worker) from error
 
     def dead(self, worker: Worker) -> DataError:
         """Return the error that names a worker that is gone."""
@@ -142,6 +152,10 @@ def serve(dataset: Dataset, pipe: Connection) -> None:
     ignore_interrupts()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker would otherwise run the parent's handler
     torch.set_num_threads(1)  # the cores belong to the workers together; and OpenMP's pool does not survive a fork
+    try:
+        pipe.send(None)  # it has started
+    except OSError:
+        return
     parent = parent_process()
     sentinels = [parent.sentinel] if parent is not None else []
     while pipe in wait([pipe, *sentinels]):

@@ -154,14 +154,23 @@ def test_no_worker_outlives_the_stream_and_ctrl_c_does_not_end_one():
     assert not any(process.is_alive() for process in processes)
 
 
+def test_a_worker_that_does_not_start_is_named(monkeypatch):
+    monkeypatch.setattr(workers, "serve", serve_late)
+    monkeypatch.setattr(workers, "STARTING_SECONDS", 0.1)
+    with WorkerPool(Numbers(8), 1, 0.1) as pool:
+        pool.send([1, 2], 0)
+        with pytest.raises(DataError, match=r"has not started within 0\.1 seconds"):
+            pool.receive()
+
+
 def serve_late(*arguments):
-    time.sleep(0.3)
+    time.sleep(0.6)
     serve(*arguments)
 
 
-def test_ctrl_c_does_not_end_a_worker_that_has_just_been_started(monkeypatch):
+def test_a_worker_that_starts_late_is_waited_for_and_not_ended_by_ctrl_c(monkeypatch):
     monkeypatch.setattr(workers, "serve", serve_late)
-    with WorkerPool(Numbers(8), 1, 30.0) as pool:
+    with WorkerPool(Numbers(8), 1, 0.5) as pool:
         os.kill(pool.workers[0].process.pid, signal.SIGINT)
         pool.send([1, 2], 0)
         assert pool.receive()["label"].tolist() == [[1, 0], [2, 0]]

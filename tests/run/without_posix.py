@@ -1,6 +1,7 @@
 """Runs `mpt WORDS` on a system that lacks what Windows lacks: `python without_posix.py WORDS then WORDS then ...`.
 
-It ends with the exit code of its command, of several with the first that is not 0.
+It ends with the exit code of its command, of several with the first that is not 0. With `MPT_STORY_TOGETHER=1` it also
+runs a story, `python without_posix.py ../stories/NAME.py`.
 No fcntl and no descriptors of folders, no O_NOFOLLOW and its like, no fork, no SIGHUP, and processes started by spawn.
 What libraries have imported before keeps its own ways, as their Windows builds would. Paths stay those of POSIX, and
 nothing here shows how Windows itself locks, renames and signals.
@@ -12,6 +13,7 @@ import fcntl
 import itertools
 import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -52,7 +54,10 @@ def locking(descriptor: int, mode: int, count: int) -> None:
 
 
 real_open = os.open
-if __name__ == "__main__":
+
+
+def hide_posix() -> None:
+    """Take away what Windows lacks. What mpt has imported so far it imports again, to find it missing."""
     from mpt import vision_ops
 
     vision_ops.import_torchvision()
@@ -71,15 +76,32 @@ if __name__ == "__main__":
     multiprocessing.set_start_method("spawn")
     torch.multiprocessing.set_start_method("spawn", force=True)
 
+
+def run(words: list[str]) -> int:
+    """Run `mpt WORDS` and return its exit code."""
     from mpt.cli import main
 
+    try:
+        main(words)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def main() -> int:
+    """Run the commands, or the story, and return the exit code."""
+    hide_posix()
+    if sys.argv[1].endswith(".py"):
+        sys.path.insert(0, os.path.dirname(sys.argv[1]))
+        runpy.run_path(sys.argv[1], run_name="story")  # workers import what is called __main__, which must be this file
+        return 0
     commands = [list(words) for is_then, words in itertools.groupby(sys.argv[1:], "then".__eq__) if not is_then]
-    codes: list[int] = []
+    codes = []
     for words in commands:
-        try:
-            main(words)
-        except SystemExit as ended:
-            codes.append(int(ended.code or 0))
+        codes.append(run(words))
         if len(commands) > 1:
             print(f"exit code {codes[-1]}")
-    sys.exit(next((code for code in codes if code), 0))
+    return next((code for code in codes if code), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

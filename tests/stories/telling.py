@@ -2,8 +2,8 @@
 
 A story is a script for an empty folder, `python first_generator.py`; it runs the `mpt` that its Python has installed.
 Two variables change how: MPT_STORY_COMMAND is put in place of `python -m mpt`, as in
-MPT_STORY_COMMAND="python tests/run/without_posix.py" for a system like Windows,
-and MPT_STORY_TOGETHER=1 runs all commands in the story's own process, which imports torch once.
+MPT_STORY_COMMAND="python tests/run/without_posix.py" for a system like Windows, and MPT_STORY_TOGETHER=1 runs all
+commands but those that are interrupted in the story's own process, which imports torch once.
 """
 
 from __future__ import annotations
@@ -60,12 +60,15 @@ def run_here(words: str) -> tuple[int, str]:
     """Run a command in this process."""
     from mpt.cli import main
 
-    said = io.StringIO()
+    said, before = io.StringIO(), dict(os.environ)
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
             main(shlex.split(words))
         except SystemExit as end:
             return int(end.code or 0), said.getvalue()
+        finally:  # where `--parts` is kept for the processes that a command starts
+            os.environ.clear()
+            os.environ.update(before)
     raise AssertionError("main returned")
 
 
