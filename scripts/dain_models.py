@@ -1,12 +1,14 @@
 """The table of docs/dain.md that sets the networks of task `interpolate` side by side.
 
-    python scripts/dain_models.py                       # configs/dain_demo.yaml with each network
-    python scripts/dain_models.py train.steps=100       # the same, shorter
+    python scripts/dain_models.py                       # every network, trained now or before
+    python scripts/dain_models.py train.steps=600       # the same, with other settings
+    python scripts/dain_models.py --only rife           # one of them
 
-Each network is trained as `mpt train configs/dain_demo.yaml` trains DAIN: the same data, seed, steps and schedule. A
-network without a flow of its own has no flow phase. Runs stay below `runs/dain_models`; a finished one is not trained
-again. Seconds are CPU seconds of one thread, the least of several steps after the training; memory is the peak of live
-tensors in training.
+Each network is trained as `mpt train configs/dain_demo.yaml` trains DAIN: the same data, seed, steps and schedule; one
+of them as `configs/rife_demo.yaml` says, on the same data. A network without a flow of its own has no flow phase. Runs
+stay below `runs/dain_models`; a finished one is not trained again. Seconds are CPU seconds of one thread, the least of
+several after the training: of a step in training, and per megapixel of frames made in float32. Memory is the peak of
+live tensors: in training, and per megapixel of inference.
 """
 
 from __future__ import annotations
@@ -22,27 +24,40 @@ import yaml
 from mpt import api
 from mpt.config.schema import Config
 from mpt.report.read_run import RunRecord, read_run
+from mpt.systems.dain.inference.memory import pass_memory
 
-CONFIG = Path(__file__).parent.parent / "configs" / "dain_demo.yaml"
+CONFIGS = Path(__file__).parent.parent / "configs"
 RUNS = Path("runs") / "dain_models"
-NETWORKS: dict[str, list[str]] = {
-    "flow_warp": ["model=null", "model={name: flow_warp}", "optimizer.parts=null", "optimizer.parts={}"],
-    "rife": [
-        "model=null",
-        "model={name: rife, size: small}",
-        "task.flow_steps=0",
-        "optimizer.parts=null",
-        "optimizer.parts={}",
-    ],
-    "dain": [],
+NETWORKS: dict[str, tuple[str, str, list[str]]] = {
+    "flow_warp": (
+        "`flow_warp`",
+        "dain_demo",
+        ["model=null", "model={name: flow_warp}", "optimizer.parts=null", "optimizer.parts={}"],
+    ),
+    "rife_paper": (
+        "`rife`, `size: small`",
+        "dain_demo",
+        [
+            "model=null",
+            "model={name: rife, size: small}",
+            "task.flow_steps=0",
+            "optimizer.parts=null",
+            "optimizer.parts={}",
+        ],
+    ),
+    "rife": ("`rife`, `size: small`, `start: cost_volume`", "rife_demo", []),
+    "dain": ("`dain`, `size: tiny`", "dain_demo", []),
 }
-TIMED_STEPS = 4
-MEBI = 2**20
+"""What each is called in the table, the file that it is trained by, and what is changed in it."""
+TIMED = 4
+INFERRED = (256, 256)
+MEBI, GIBI, MEGAPIXEL = 2**20, 2**30, 1e6
 
 
 def configure(name: str, overrides: list[str]) -> Config:
-    """Return the demo's configuration with another network."""
-    return api.load(CONFIG, *NETWORKS[name], f"name={name}", "train.plan_memory=false", *overrides)
+    """Return a network's configuration."""
+    _, file, changes = NETWORKS[name]
+    return api.load(CONFIGS / f"{file}.yaml", *changes, f"name={name}", "train.plan_memory=false", *overrides)
 
 
 def trained(config: Config) -> RunRecord:
@@ -65,11 +80,25 @@ def step_seconds(config: Config) -> float:
     built = api.build(config)
     batch = next(built.batches())
     seconds = []
-    for _ in range(TIMED_STEPS):
+    for _ in range(TIMED):
         begun = time.process_time()
         api.update(built, batch, config.train.steps - 1)
         seconds.append(time.process_time() - begun)
     return min(seconds)
+
+
+def inference_cost(config: Config) -> tuple[float, float]:
+    """Return the CPU seconds and the bytes per megapixel of a frame made in float32."""
+    net = api.build(config).run.task.modules["net"].eval()
+    first, last, time_b = torch.rand(1, 3, *INFERRED), torch.rand(1, 3, *INFERRED), torch.full((1,), 0.5)
+    seconds = []
+    with torch.no_grad():
+        for _ in range(TIMED):
+            begun = time.process_time()
+            net(first, last, time_b)
+            seconds.append(time.process_time() - begun)
+    megapixels = INFERRED[0] * INFERRED[1] / MEGAPIXEL
+    return min(seconds) / megapixels, pass_memory(net).per_pixel * MEGAPIXEL
 
 
 def row(name: str, config: Config, record: RunRecord) -> str:
@@ -77,19 +106,29 @@ def row(name: str, config: Config, record: RunRecord) -> str:
     figures = record.evaluations[-1]["metrics"]
     peak = max(line["memory"]["peak_bytes"] for line in record.train)
     average = f"{figures['average_psnr']:.2f}"
+    seconds, inference_bytes = inference_cost(config)
     return (
-        f"| `{name}` | {record.summary['parameters']:,} | {figures['psnr']:.2f} ({average}) | {figures['ssim']:.4f} | "
-        f"{figures['ie']:.2f} | {peak / MEBI:.0f} | {step_seconds(config):.2f} |"
+        f"| {NETWORKS[name][0]} | {record.summary['parameters']:,} | {figures['psnr']:.2f} ({average}) | "
+        f"{figures['ssim']:.4f} | {figures['ie']:.2f} | {peak / MEBI:.0f} | {step_seconds(config):.2f} | "
+        f"{inference_bytes / GIBI:.2f} | {seconds:.1f} |"
     )
 
 
 def main() -> None:
     """Train what is not trained yet and print the table."""
     torch.set_num_threads(1)
-    print("| Network | Parameters | PSNR, dB (mean of both frames) | SSIM | IE | Peak, MiB | Step, CPU s |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    for name in NETWORKS:
-        config = configure(name, sys.argv[1:])
+    words, names = sys.argv[1:], list(NETWORKS)
+    if words[:1] == ["--only"]:
+        if len(words) < 2 or words[1] not in NETWORKS:
+            sys.exit(f"--only: name one of {', '.join(NETWORKS)}")
+        names, words = [words[1]], words[2:]
+    print(
+        "| Network | Parameters | PSNR, dB (mean of both frames) | SSIM | IE | Training: peak, MiB | Step, CPU s | "
+        "Inference: GiB per megapixel | CPU s per megapixel |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for name in names:
+        config = configure(name, words)
         print(row(name, config, trained(config)), flush=True)
 
 

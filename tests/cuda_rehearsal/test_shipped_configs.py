@@ -23,6 +23,7 @@ SMALL = {
     "dcgan_fp32": 8,
     "dcgan_o1": 4,
     "lsgan": 8,
+    "rife_demo": 1,
     "saehd_demo": 2,
     "stylegan2_16": 4,
     "vae": 8,
@@ -30,12 +31,13 @@ SMALL = {
     "yolofuse_demo": 2,
 }
 """Configs that a CPU trains in seconds, with the batch that is taken."""
-SLOW_IN_HALF = ("dain_demo", "stylegan2_16", "yolofuse_demo")
+SLOW_IN_HALF = ("dain_demo", "rife_demo", "stylegan2_16", "yolofuse_demo")
 """Where a CPU's half precision takes too long."""
-SLOW = ("yolofuse_demo",)
-"""The detector takes as long as four others."""
+SLOW = ("rife_demo", "yolofuse_demo")
+"""The detector takes as long as four others; RIFE has the task, the data and most operators of `dain_demo`."""
 FURTHER = {
     "dain_demo": ("task.flow_steps=1", "dataset.count=8", "dataset.test_count=2"),
+    "rife_demo": ("task.flow_steps=1", "dataset.count=8", "dataset.test_count=2"),
     "saehd_demo": ("dataset.count=8", "dataset.test_count=4"),
     "stylegan2_16": ("task.ada_target=0.6",),
 }

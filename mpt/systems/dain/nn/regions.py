@@ -28,6 +28,9 @@ from mpt.systems.dain.nn.positions import gather_weighted
 from mpt.systems.dain.nn.projection import project_flow
 from mpt.systems.dain.nn.warping import INSIDE, bilinear_taps
 
+LEAST_SHARE = 0.01
+"""What a frame counts at the least where the other one sees a pixel better."""
+
 
 def raised(value: Tensor) -> Tensor:
     """Return half tensors as float32, others as they are (float64 stays)."""
@@ -66,14 +69,14 @@ class CorrelationRegion(OperatorRegion):
 class WarpRegion(nn.Module):
     """Bilinear warping with float32 positions; features keep their dtype."""
 
-    def __init__(self, masked: bool = True) -> None:
+    def __init__(self, masked: bool = True, border: bool = False) -> None:
         super().__init__()
-        self.masked = masked
+        self.masked, self.border = masked, border
 
     def forward(self, x_bchw: Tensor, flow_b2hw: Tensor) -> Tensor:
-        """Return x read at each pixel plus the flow."""
+        """Return x read at each pixel plus the flow; outside it is 0, or with `border` the nearest pixel."""
         with full_precision(x_bchw.device.type):
-            index, weight = bilinear_taps(raised(flow_b2hw))
+            index, weight = bilinear_taps(raised(flow_b2hw), border=self.border)
             if self.masked:
                 weight = weight * (weight.detach().sum(-1, keepdim=True) >= INSIDE)
             return gather_weighted(x_bchw, index, weight.to(x_bchw.dtype))
@@ -168,6 +171,25 @@ class BackwardBlendRegion(nn.Module):
             return total / weights
 
 
+class IntermediateFlowRegion(nn.Module):
+    """From the flows between two frames to those from a time between, and the mask that fuses what they warp."""
+
+    def forward(self, flows_b4hw: Tensor, time_b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return flows to the first and to the last frame (b, 4, h, w) and the mask's logit (b, 1, h, w), float32.
+
+        As in `BackwardBlendRegion` motion is that of the same pixel in either frame, and what leaves a frame counts
+        little there.
+        """
+        with full_precision(flows_b4hw.device.type):
+            flows, time = cast_floating([flows_b4hw, time_b[:, None, None, None]], torch.float32)
+            motion = (1 - time) * flows[:, :2] - time * flows[:, 2:]
+            to_first, to_last = -time * motion, (1 - time) * motion
+            inside = [bilinear_taps(flow.detach())[1].sum(-1)[:, None] + LEAST_SHARE for flow in (to_first, to_last)]
+            share_0, share_1 = (1 - time) + LEAST_SHARE, time + LEAST_SHARE
+            logit = torch.log(share_0 * inside[0]) - torch.log(share_1 * inside[1])
+            return torch.cat((to_first, to_last), dim=1), logit
+
+
 class FusionRegion(nn.Module):
     """Two warped frames fused by a mask given as its logit."""
 
@@ -186,5 +208,6 @@ FLOAT32_REGIONS = (
     FilterInterpolationRegion,
     BlendRegion,
     BackwardBlendRegion,
+    IntermediateFlowRegion,
     FusionRegion,
 )

@@ -5,7 +5,11 @@ the warped frames; each sees the frames warped by what is known so far, and the 
 warped alike, feed a U-Net that adds a residual. At the published width (240, 150, 90) about ten million parameters.
 
 Not in this implementation: the teacher of "privileged distillation", which only training uses (the loss here is the
-task's). Source: Huang et al., "Real-Time Intermediate Flow Estimation for Video Frame Interpolation", ECCV 2022,
+task's). Not in the paper: `start: cost_volume`, for short training. The paper's blocks must learn from pictures alone
+what matching is, which takes them millions of samples; there a small network with cost volumes, which the true flow can
+teach, gives the first flows in place of the coarsest block, and the other two refine them.
+
+Source: Huang et al., "Real-Time Intermediate Flow Estimation for Video Frame Interpolation", ECCV 2022,
 figures 3 to 5 and its appendix; written from the paper.
 """
 
@@ -21,11 +25,16 @@ from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
 from mpt.seams import DataSpec
+from mpt.systems.dain.nn.flow_net import UNITS_PER_PIXEL
 from mpt.systems.dain.nn.interpolation import Between, Interpolator
-from mpt.systems.dain.nn.regions import FusionRegion, WarpRegion
+from mpt.systems.dain.nn.regions import FlowScalingRegion, FusionRegion, IntermediateFlowRegion, WarpRegion
+from mpt.systems.dain.nn.small_nets import SmallFlowNet
 
 TASK = "interpolate"
 SCALES = (4, 2, 1)
+RECTIFIER_SLOPE = 0.25
+CONTRAST = 4.0
+"""By which centred frames are multiplied for the blocks, so that they are about as large as flows and masks."""
 
 
 class Settings(ModelOptions):
@@ -33,6 +42,9 @@ class Settings(ModelOptions):
 
     size: Literal["full", "small"] = "full"
     """full is the published width, small a narrow network for CPU runs."""
+    start: Literal["block", "cost_volume"] = "block"
+    """Where the first flows come from: the coarsest of three blocks as in the paper, or a small network with cost
+    volumes, which `task.flow_steps` trains by the true flow and which learns in minutes."""
     image_size: int | None = Field(None, ge=16)
     """Side of the training pictures where the data set can choose it."""
     channels: Literal[3] = 3
@@ -40,7 +52,12 @@ class Settings(ModelOptions):
 
 def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     """Return a 3 x 3 convolution and its parametric rectifier."""
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1), nn.PReLU(outputs))
+    layer = nn.Conv2d(inputs, outputs, 3, stride, 1)
+    # torch's default makes each layer's output 1.8 times smaller than its input, so that deep blocks begin as constants
+    nn.init.kaiming_normal_(layer.weight, RECTIFIER_SLOPE)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(layer, nn.PReLU(outputs, RECTIFIER_SLOPE))
 
 
 class FlowBlock(nn.Module):
@@ -127,35 +144,56 @@ class Refinement(nn.Module):
 
 
 class Rife(Interpolator):
-    """Intermediate flow, fusion and refinement."""
+    """Intermediate flow, fusion and refinement. The first of the widths is the coarsest block's."""
 
-    multiple, margin, has_flow = 32, 64, False
+    multiple, margin = 32, 64
 
-    def __init__(self, widths: tuple[int, int, int], depth: int, context: int) -> None:
+    def __init__(self, widths: tuple[int, int, int], depth: int, context: int, cost_volume: bool = False) -> None:
         super().__init__()
+        self.has_flow = cost_volume
+        inputs = (18, 18) if cost_volume else (7, 18, 18)
+        self.scales = SCALES[-len(inputs) :]
+        if cost_volume:
+            self.flownets = SmallFlowNet()
+            self.flow_scaling = FlowScalingRegion(UNITS_PER_PIXEL, 4)
+            self.first_flow = IntermediateFlowRegion()
         self.blocks = nn.ModuleList(
-            FlowBlock(inputs, width, depth) for inputs, width in zip((7, 18, 18), widths, strict=True)
+            FlowBlock(seen, width, depth) for seen, width in zip(inputs, widths[-len(inputs) :], strict=True)
         )
         self.context = ContextPyramid(context)
         self.refinement = Refinement(context)
-        self.warp, self.fusion = WarpRegion(masked=False), FusionRegion()
+        self.warp, self.fusion = WarpRegion(masked=False, border=True), FusionRegion()
 
-    def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> None:
-        """Return nothing: all depends on the time."""
+    def flow_both_ways(self, first_bchw: Tensor, last_bchw: Tensor) -> Tensor:
+        """Return the flows between the frames (b, 4, h, w), in pixels. Only where it starts from cost volumes."""
+        flows = self.flownets(torch.cat((first_bchw, last_bchw), dim=1), both_ways=True)
+        flows = self.flow_scaling(flows, flows.new_ones(len(flows)))
+        return torch.cat((flows[: len(first_bchw)], flows[len(first_bchw) :]), dim=1)
 
-    def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: None, time_b: Tensor) -> Between:
+    def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> Tensor | None:
+        """Return the flows between the frames, or nothing where all depends on the time."""
+        return self.flow_both_ways(first_bchw, last_bchw) if self.has_flow else None
+
+    def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Tensor | None, time_b: Tensor) -> Between:
         """Return the refined frame; `flow` is from the frame between to both frames."""
         time = time_b[:, None, None, None].expand_as(first_bchw[:, :1])
         flow = mask = None
         warped_0, warped_1 = first_bchw, last_bchw
-        for block, scale in zip(self.blocks, SCALES, strict=True):
-            known = [first_bchw, last_bchw, time]
+        pair = (first_bchw, last_bchw)
+        if prepared is not None:
+            flow, mask = self.first_flow(prepared, time_b)
+            warped_0, warped_1 = self.both_warped(pair, flow)
+            centre = (first_bchw + last_bchw).mean((2, 3), keepdim=True) / 2
+        for block, scale in zip(self.blocks, self.scales, strict=True):
+            known = [*pair, time]
             if flow is not None and mask is not None:
                 known += [warped_0, warped_1, mask.to(first_bchw.dtype)]
+            if prepared is not None:
+                known = [CONTRAST * (part - centre) if part.shape[1] == 3 else part for part in known]
             more_flow, more_mask = block(torch.cat(known, dim=1), flow, scale)
             flow = more_flow if flow is None else flow + more_flow
             mask = more_mask if mask is None else mask + more_mask
-            warped_0, warped_1 = self.warp(first_bchw, flow[:, :2]), self.warp(last_bchw, flow[:, 2:])
+            warped_0, warped_1 = self.both_warped(pair, flow)
         assert flow is not None
         assert mask is not None
         fused = self.fusion(warped_0, warped_1, mask)
@@ -167,9 +205,14 @@ class Rife(Interpolator):
         )
         return Between(fused + residual.to(fused.dtype), fused, flow)
 
+    def both_warped(self, pair: tuple[Tensor, Tensor], flow_b4hw: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both frames read at the flows to them."""
+        return self.warp(pair[0], flow_b4hw[:, :2]), self.warp(pair[1], flow_b4hw[:, 2:])
+
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """Build `net`."""
+    cost_volume = settings.start == "cost_volume"
     if settings.size == "full":
-        return {"net": Rife((240, 150, 90), 8, 16)}
-    return {"net": Rife((48, 32, 24), 3, 4)}
+        return {"net": Rife((240, 150, 90), 8, 16, cost_volume)}
+    return {"net": Rife((48, 32, 24), 3, 4, cost_volume)}

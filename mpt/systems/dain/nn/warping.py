@@ -25,11 +25,16 @@ def through_unit_range(position: Tensor, size: int) -> Tensor:
     return ((2.0 * position / span - 1.0) + 1.0) / 2.0 * (size - 1)
 
 
-def bilinear_taps(flow_b2hw: Tensor) -> tuple[Tensor, Tensor]:
-    """Return pixel numbers and weights (b, h, w, 4); weights are 0 for pixels outside."""
+def bilinear_taps(flow_b2hw: Tensor, *, border: bool = False) -> tuple[Tensor, Tensor]:
+    """Return pixel numbers and weights (b, h, w, 4); weights are 0 for pixels outside.
+
+    With `border` a position outside is that of the nearest pixel at the edge, as `padding_mode="border"`.
+    """
     height, width = flow_b2hw.shape[2:]
     x, y = landing(flow_b2hw)
     x, y = through_unit_range(x, width), through_unit_range(y, height)
+    if border:
+        x, y = x.clamp(0, width - 1), y.clamp(0, height - 1)
     # A flow of any size, or NaN, must index inside the image; two pixels outside all weights are zero anyway.
     x, y = x.nan_to_num(-2).clamp(-2, width + 1), y.nan_to_num(-2).clamp(-2, height + 1)
     left, top = x.detach().floor(), y.detach().floor()

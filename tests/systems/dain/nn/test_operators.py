@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mpt.systems.dain.nn.correlation import correlate
 from mpt.systems.dain.nn.filter_interpolation import interpolate_filtered
 from mpt.systems.dain.nn.projection import project_flow
+from mpt.systems.dain.nn.regions import WarpRegion
 from mpt.systems.dain.nn.warping import warp
 
 from . import direct_loops
@@ -99,6 +101,22 @@ def test_the_masked_warp_is_that_of_dains_flow_network(recorded, number):
     grad_x, grad_flow = torch.autograd.grad(out, (x, flow), c["grad_out"])
     assert close(grad_x, c["grad_x"])
     assert close(grad_flow, c["grad_flow"])
+
+
+def test_the_warp_that_repeats_the_border_is_torchs():
+    numbers = torch.Generator().manual_seed(0)
+    image, flow = (torch.randn(2, channels, 5, 7, generator=numbers) for channels in (3, 2))
+    flow = (4 * flow).requires_grad_()
+    rows, columns = torch.meshgrid(torch.arange(5.0), torch.arange(7.0), indexing="ij")
+    grid = torch.stack(((columns + flow[:, 0]) / 3 - 1, (rows + flow[:, 1]) / 2 - 1), dim=-1)
+    wanted = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=True)
+    found = WarpRegion(masked=False, border=True)(image, flow)
+    assert close(found, wanted)
+    weight = torch.randn(wanted.shape, generator=numbers)
+    gradients = [torch.autograd.grad((weight * out).sum(), flow, retain_graph=True)[0] for out in (found, wanted)]
+    assert close(*gradients)
+    outside = WarpRegion(masked=False)(image, flow)
+    assert not close(outside, wanted)
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)

@@ -52,6 +52,17 @@ def test_the_flow_is_trained_first_and_alone():
     assert {"flownets", "rectifyNet"} <= changed
 
 
+def test_rife_learns_its_flow_first_and_then_everything():
+    run, data, _ = make_run(model={"name": "rife", "size": "small", "start": "cost_volume"})
+    net = run.task.modules["net"]
+    for phase, wanted in zip(run.phases, ({"flownets"}, {"flownets", "blocks", "refinement"}), strict=True):
+        before = {name: p.detach().clone() for name, p in net.named_parameters()}
+        update(run, phase, batch_of(data))
+        assert {n.split(".")[0] for n, p in net.named_parameters() if not torch.equal(p, before[n])} >= wanted
+        if phase.name == "flow":
+            assert all(torch.equal(p, before[n]) for n, p in net.named_parameters() if not n.startswith("flownets"))
+
+
 def test_micro_batches_give_the_gradient_of_the_whole_batch():
     found = []
     for size in (None, 2):
