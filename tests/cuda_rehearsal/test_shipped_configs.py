@@ -53,6 +53,8 @@ UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 """Configs of data that is not shipped, with a batch and what makes them small enough for a CPU."""
 LARGE = {"saehd_512": 1}
+DRAWN_FACES = ("dataset=null", "dataset={name: procedural_faces, count: 2, test_count: 2}")
+"""In place of faces that are not shipped."""
 MAY_WAIT = ("LossWatch.saw_finite", "LossScaler.unscale", "mpt/run/")
 """Once per update: whether a loss is finite, and whether gradients overflowed, decides what the host does next. And
 saving, which here happens at the end: there is more of it where more optimizers have stepped."""
@@ -140,6 +142,7 @@ def test_a_config_trains_as_planned_and_without_waiting(config: str, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("config", UNSHIPPED_DATA)
 def test_a_config_of_others_data_needs_the_memory_that_is_planned(config: str, tmp_path: Path) -> None:
     from tests.test_configs import folder_of_images, folder_of_triplets
@@ -163,6 +166,7 @@ def test_weights_that_travel_take_what_was_planned(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("config", SLOW_IN_HALF)
 def test_a_config_in_its_own_precision(config: str, tmp_path: Path) -> None:
     os.chdir(tmp_path)
@@ -170,14 +174,16 @@ def test_a_config_in_its_own_precision(config: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("config", LARGE)
 @pytest.mark.cards("h100")
 def test_a_large_config_needs_the_memory_that_is_planned(config: str, tmp_path: Path) -> None:
     os.chdir(tmp_path)
-    check(config, LARGE[config], "precision=fp32", waits=False)
+    check(config, LARGE[config], "precision=null", "precision=fp32", *DRAWN_FACES, waits=False)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.cards("h100")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", SMALL)
