@@ -47,8 +47,9 @@ def losses_of(run: Run, phase: Phase, part: Batch) -> Iterator[Loss]:
 
 def forward_of(run: Run) -> AbstractContextManager[Any]:
     """Return what one forward is computed in, the precision mode's context and the tricks', as one."""
-    own = arithmetic_of(run)
-    return entered([own, *(trick.forward() for trick in run.tricks)]) if run.tricks else own
+    if not run.tricks:
+        return arithmetic_of(run)
+    return entered([arithmetic_of(run), *(trick.forward() for trick in run.tricks)])
 
 
 def arithmetic_of(run: Run) -> AbstractContextManager[Any]:

@@ -39,8 +39,9 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu, find_gpu
+from mpt.planner.patches import combinations, joined, parted, patched, precision_patches
 from mpt.planner.planned import count_workers
-from mpt.planner.search import PARTS, combinations, joined, parted, patched, precision_patches
+from mpt.planner.search import PARTS
 from mpt.planner.session import Answer, Session
 from mpt.run.files import write_atomically
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from mpt.commands.arguments import ConvertArguments
+from mpt.config.precision_names import FLOAT32
 from mpt.data.loader import to_device
 from mpt.errors import ConfigError
 from mpt.inference.export import write_onnx, write_weights
@@ -43,7 +44,7 @@ def run(arguments: ConvertArguments) -> None:
         raise ConfigError("--inside: only --to onnx holds what is computed around the network.")
     trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow)
     path = output_path(arguments, trained)
-    full = rebuild(trained, "fp32")
+    full = rebuild(trained, FLOAT32)
     trained.run = full
     with watch_calls(full.task.modules) as called:
         if not needs_inputs(full.task):

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from mpt.config.precision_names import FLOAT32
 from mpt.data.absent import AbsentDataset
 from mpt.engine.evaluation import evaluate
 from mpt.inference.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls
@@ -73,7 +74,7 @@ def infer_half(
     choice = choose_half(dtype, trained.run.device)
     decoded = Decoded()
     full, full_results, _ = measure(
-        dataclasses.replace(trained, run=rebuild(trained, "fp32")), "float32", samples, batch_size, decoded
+        dataclasses.replace(trained, run=rebuild(trained, FLOAT32)), "float32", samples, batch_size, decoded
     )
     release(trained.run.device)
     half_run = rebuild_half(trained, choice.dtype)

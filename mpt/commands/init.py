@@ -16,7 +16,7 @@ from mpt.commands.skeleton import write_part
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, Registry
-from mpt.config.schema import Config
+from mpt.config.schema import Choice, Config
 from mpt.config.shipped import find_shipped
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError
@@ -102,8 +102,9 @@ def section_notes(config: Config) -> dict[str, Mapping[str, str]]:
 
 
 def title(config: Config, section: str) -> str:
+    """Return what the chosen part says of itself; nothing for a section that is no choice of one."""
     choice = getattr(config, section)
-    return choice.plugin.description if hasattr(choice, "plugin") else ""
+    return choice.plugin.description if isinstance(choice, Choice) else ""
 
 
 def entry(key: str, value: Any, note: str, indent: int) -> list[str]:

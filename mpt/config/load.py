@@ -13,6 +13,7 @@ from typing import Any
 
 from mpt.config.checker import Checker
 from mpt.config.layers import read_layers
+from mpt.config.options import setting_of
 from mpt.config.precision_names import resolve_precision_name
 from mpt.config.registry import INSTALLED, Registry
 from mpt.config.schema import Config
@@ -49,7 +50,7 @@ def load_config(
 def beside_file(config: Config, file: Path) -> Config:
     """Return the configuration with a data folder that is not in the working directory taken from beside its file."""
     settings = config.dataset.settings
-    root = getattr(settings, "root", None)
+    root = setting_of(settings, "root")
     if not isinstance(root, str) or root.startswith("~") or Path(root).exists():
         return config
     beside = file.absolute().parent / root

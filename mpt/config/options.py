@@ -64,6 +64,18 @@ class Options(BaseModel):
     shorthand: ClassVar[str | None] = None
 
 
+def setting_of(settings: Options, name: str, default: Any = None) -> Any:
+    """Return a setting that not every part of a kind has, such as a model's `image_size`; the default where it lacks
+    it.
+    """
+    return settings.__dict__.get(name, default) if name in type(settings).model_fields else default
+
+
+def bare_setting(settings: Options) -> Any:
+    """Return the setting that a bare scalar gives (`shorthand`); None where there is none."""
+    return None if settings.shorthand is None else setting_of(settings, settings.shorthand)
+
+
 def options_within(annotation: Any) -> type[Options] | None:
     """Return the class of the mapping that a field may hold, or holds several of."""
     if isinstance(annotation, type) and issubclass(annotation, Options):

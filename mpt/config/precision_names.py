@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+FLOAT32 = "fp32"
+"""The mode that others are compared with, and in which what is to be exact is computed."""
+AUTOCAST = "amp"
+"""The mode that computes in a half dtype of one's choice, whatever dtype the weights are stored in."""
+
 ALIASES: dict[str, tuple[str, dict[str, str]]] = {
     "32-true": ("fp32", {}),
     "16-mixed": ("amp", {"dtype": "float16"}),

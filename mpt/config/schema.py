@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mpt.config.options import Options
+from mpt.config.options import Options, setting_of
 from mpt.config.registry import Plugin
 from mpt.config.yaml_text import write_text
 
@@ -275,9 +275,9 @@ class Config:
         """The data set with the image size and channels that its settings leave open taken from the model's."""
         settings = self.dataset.settings
         wanted = {
-            key: getattr(self.model.settings, key, None)
+            key: setting_of(self.model.settings, key)
             for key in ("image_size", "channels")
-            if key in type(settings).model_fields and getattr(settings, key) is None
+            if key in type(settings).model_fields and setting_of(settings, key) is None
         }
         return replace(self.dataset, settings=settings.model_copy(update=wanted))
 

@@ -64,10 +64,6 @@ class Loader:
         self.steps_per_epoch = full + (not drop_last and rest > 0)
         self.latest: tuple[int, list[int]] = (-1, [])
 
-    def position(self, step: int) -> tuple[int, int]:
-        """Return the epoch of a step and its place within it, both from 0."""
-        return divmod(step, self.steps_per_epoch)
-
     def order(self, epoch: int) -> list[int]:
         """Return the order of all samples in an epoch."""
         if not self.shuffle:
@@ -89,8 +85,9 @@ class Loader:
         With balanced classes the step in place of the epoch: a sample that comes again in the same epoch is augmented
         in another way.
         """
-        epoch, place = self.position(step)
-        batch = self.order(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
+        epoch, place = divmod(step, self.steps_per_epoch)
+        first = place * self.batch_size
+        batch = self.order(epoch)[first : first + self.batch_size]
         if self.place is not None:
             start, stop = self.place(len(batch))
             batch = batch[start:stop]
@@ -127,8 +124,7 @@ class Loader:
         return map(pin, stream) if self.pin_memory else stream
 
     def _in_process(self, steps: Iterator[int]) -> Iterator[Batch]:
-        for step in steps:
-            yield self.dataset.fetch(*self.indices(step))
+        return itertools.starmap(self.dataset.fetch, map(self.indices, steps))
 
     def _from_workers(self, steps: Iterator[int]) -> Iterator[Batch]:
         with WorkerPool(self.dataset, self.workers, self.timeout_seconds) as pool:
@@ -157,14 +153,16 @@ def to_device(batch: Batch, device: torch.device | str, spec: DataSpec) -> Batch
 
 
 def prefetch(batches: Iterable[Batch], device: torch.device, spec: DataSpec) -> Iterator[Batch]:
-    """Yield batches on a device, as a task sees them.
+    """Yield batches on a device, as a task sees them."""
+    if device.type == "cuda":
+        return copied_ahead(batches, device, spec)
+    if device.type == "cpu":  # they are there already
+        return map(spec.as_floats, batches)
+    return (to_device(batch, device, spec) for batch in batches)
 
-    On a GPU each is copied and converted on a stream of its own while the one before it is used.
-    """
-    if device.type != "cuda":
-        for batch in batches:  # on the CPU already
-            yield spec.as_floats(batch) if device.type == "cpu" else to_device(batch, device, spec)
-        return
+
+def copied_ahead(batches: Iterable[Batch], device: torch.device, spec: DataSpec) -> Iterator[Batch]:
+    """Yield batches on a GPU. Each is copied and converted on a stream of its own while the one before it is used."""
     copying: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:

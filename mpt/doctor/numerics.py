@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from mpt.config.load import change_precision
+from mpt.config.options import setting_of
+from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.doctor.instrument import Result, error_of, input_error
 from mpt.doctor.measured_step import Step, rounded_step, take_step
@@ -114,13 +116,13 @@ class Subject:
     def build_reference(self) -> Run:
         """Build the run in float32, as its model and losses are written but for the `reference_forms`."""
         forms = list(self.reference_forms)
-        return self.build(with_precision(change_precision(self.config, "fp32"), stable_forms=forms))
+        return self.build(with_precision(change_precision(self.config, FLOAT32), stable_forms=forms))
 
 
 def as_on_a_gpu(config: Config, dtype: str | None = None) -> Config:
     """Return the configuration with the dtype that a GPU would choose: float16 where nothing else is said."""
     settings = config.precision.settings
-    if getattr(settings, "dtype", None) != "auto" and dtype is None:
+    if setting_of(settings, "dtype") != "auto" and dtype is None:
         return config
     if "dtype" not in type(settings).model_fields:
         return config

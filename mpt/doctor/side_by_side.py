@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mpt.config.differences import Difference
 from mpt.config.load import change_precision
+from mpt.config.precision_names import FLOAT32
 from mpt.doctor.difference import FLOOR_UNITS, Move, differing, same, total
 from mpt.doctor.instrument import error_of
 from mpt.doctor.lockstep import Training
@@ -125,7 +126,7 @@ class Lockstep:
     def set_out(self, state: dict[str, Any], step: int, found: Comparison) -> Training | None:
         """Build the training that shows what rounding does, in the state of the first."""
         try:
-            third = Training(change_precision(self.first.config, "fp32"), self.first.run.device, self.first.data)
+            third = Training(change_precision(self.first.config, FLOAT32), self.first.run.device, self.first.data)
             third.restore(state)
         except CheckpointError as error:
             found.notes.append(f"rounding is judged by the dtype alone, as a float32 twin cannot set out here: {error}")

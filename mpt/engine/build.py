@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
 
-from mpt.config.options import OptimizerOptions
+from mpt.config.options import OptimizerOptions, setting_of
 from mpt.config.schema import Config
 from mpt.engine.averages import describe as describe_averages
 from mpt.engine.built_parts import Networks, check_networks, require
@@ -74,13 +74,7 @@ def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
 
     Raises DataError for a test set that the task cannot evaluate on, which a run would else meet at its end.
     """
-    settings: Any = config.dataset.native_settings()
-    wanted = {
-        key: getattr(config.model.settings, key)
-        for key in ("image_size", "channels")
-        if getattr(settings, key, None) is None and getattr(config.model.settings, key, None) is not None
-    }
-    settings = type(settings).model_validate({**settings.model_dump(), **wanted})
+    settings = config.sized_dataset.native_settings()
     build = config.dataset.member("build")
     built = [build(settings, split, config.seed) for split in ("train", "test")]
     train, test = (data if isinstance(data, Dataset) else Adopted(data) for data in built)
@@ -112,7 +106,7 @@ def build_run(
     seed_everything(config.seed)
     networks = build_networks(config, data, fake)
     messages = []
-    start = getattr(config.model.settings, "weights", None)
+    start = setting_of(config.model.settings, "weights")
     if start and trains and not fake and not restores:
         translate = config.model.plugin.optional("translate_weights")
         messages.append(load_initial_weights(networks, Path(start), translate))
@@ -283,7 +277,7 @@ def build_optimizers(
             f"optimizer.phases: no module {unknown[0]!r} is trained; there are {', '.join(task.trainable)}"
         )
     check_globs(dict(task.trainable), list(config.optimizer.settings.parts))
-    eps = getattr(config.optimizer.settings, "eps", 1.0)
+    eps = setting_of(config.optimizer.settings, "eps", 1.0)
     half_state = any(p.dtype == torch.float16 for m in task.trainable.values() for p in precision.parameters(m))
     if half_state and eps < SMALLEST_HALF:
         raise ConfigError(
@@ -297,7 +291,7 @@ def build_optimizers(
             own = own.model_copy(update={"fused": True})  # its steps are on float32, whatever the weights are
         # Optimizers choose the foreach path by looking at the devices, which fakes hide, and not where one of them is
         # the CPU, as with weights that wait there: say what a GPU would get.
-        if says_foreach and getattr(own, "foreach", False) is None and not getattr(own, "fused", None):
+        if says_foreach and setting_of(own, "foreach", False) is None and not setting_of(own, "fused"):
             own = own.model_copy(update={"foreach": True})
         parameters = group_parameters(name, module, precision.parameters(module), own)
         made = config.optimizer.member("build")(own, parameters)

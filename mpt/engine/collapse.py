@@ -73,9 +73,10 @@ class CollapseWatch:
         floors = {name: floor for name, scaler in run.precision.scalers.items() if scaler.dynamic}
         return cls(run.config.train.collapse, run.task.opponents, run.task.bounded_losses, floors)
 
-    def is_due(self, step: int) -> bool:
-        """Return whether samples are to be looked at after so many steps."""
-        return self.opponents is not None and self.limits.samples > 1 and step % self.limits.every == 0
+    @property
+    def every(self) -> int:
+        """Return after how many steps samples are looked at again; 0 is never."""
+        return self.limits.every if self.opponents is not None and self.limits.samples > 1 else 0
 
     @property
     def is_quiet(self) -> bool:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import BatchNorm1d, _BatchNorm
 
+from mpt.config.options import bare_setting
 from mpt.config.registry import INSTALLED
 from mpt.config.relief import Relief, reliefs, splitter
 from mpt.config.schema import Config
@@ -72,7 +73,7 @@ def micro_batch_size(config: Config) -> int:
     settings = config.memory.tricks.get(name)
     if settings is None:
         return config.train.batch_size
-    size: int | str = getattr(settings, config.memory.plugins[name].settings_class.shorthand or "size")
+    size: int | str = bare_setting(settings)
     return config.train.batch_size if size == "auto" else min(int(size), config.train.batch_size)
 
 

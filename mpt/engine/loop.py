@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -16,21 +16,18 @@ from torch import Tensor
 from mpt.engine import recovery
 from mpt.engine.diagnosis import Finding, find_first_non_finite
 from mpt.engine.memory import TRACKED_STEP, CudaPeaks, known_tensors
+from mpt.engine.progress import due
 from mpt.engine.recovery import Decision
 from mpt.engine.smallest_list import SmallestList, list_that_makes_finite
 from mpt.engine.step import Update
+from mpt.engine.summary import write_summary
 from mpt.engine.training import Training
 from mpt.errors import CheckpointError, NonFiniteError
 from mpt.run import checkpoint
 from mpt.run.memory_meter import MemoryMeter
 from mpt.run.retention import list_steps, set_aside_after
 from mpt.run.signals import Hurried, StopRequest
-from mpt.seams import Batch, Phase, Run
-
-
-def due(step: int, every: int) -> bool:
-    """Return whether something that is done every so many steps is done at this one; 0 is never."""
-    return every > 0 and step % every == 0
+from mpt.seams import NOTHING, Batch, Phase, Run
 
 
 def fit(training: Training, stop: StopRequest, stop_after: int | None = None) -> None:
@@ -58,30 +55,17 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
     except Hurried:
         raise_unsaved(training, stop)
     stream = training.stream()
-    window_started, window_steps = time.perf_counter(), 0
+    window_started, window_start = time.perf_counter(), progress.step
     while progress.step < end and not training.stops_early:
-        step_started = time.perf_counter()
-        world.note_step(progress.step)
-        training.note_saved()
-        try:
-            went_on = advance(training, next(stream))
-        except Hurried:
-            raise_unsaved(training, stop)
-        if not went_on:  # rolled back: go on from the restored step
-            stream = training.stream()
-            window_started, window_steps = time.perf_counter(), 0
+        if not advance_to(training, stop, stream, min(training.next_side_job(), end)):
+            stream = training.stream()  # rolled back: go on from the restored step
+            window_started, window_start = time.perf_counter(), progress.step
             continue
-        progress.step += 1
-        if training.recent.is_due(progress.step):
+        if due(progress.step, training.recent.every):
             training.keep_recent()
-        window_steps += 1
-        training.step_seconds.append(time.perf_counter() - step_started)
-        stop.expect(training.step_seconds[-1])
         if due(progress.step, settings.log_every) or progress.step == end:
-            training.log(window_started, window_steps)
-            window_started, window_steps = time.perf_counter(), 0
-        else:
-            training.journal.console.advance(progress.step)
+            training.log(window_started, progress.step - window_start)
+            window_started, window_start = time.perf_counter(), progress.step
         side_jobs_started = time.perf_counter()
         training.look_at_samples()
         evaluates = progress.step == training.total_steps or due(progress.step, settings.evaluate_every)
@@ -94,7 +78,7 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
                     training.write_preview()
         if training.collapse is not None and return_from_collapse(training):
             stream = training.stream()
-            window_started, window_steps = time.perf_counter(), 0
+            window_started, window_start = time.perf_counter(), progress.step
             continue
         signal_number = world.agreed_stop(stop)
         ends = progress.step == end or training.stops_early
@@ -103,19 +87,44 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
                 saved = save(training)
                 if ends or signal_number is not None:
                     training.finish_saving()
-            if not saved:
-                stream = training.stream()  # the state was poisoned and the run rolled back
+            if not saved:  # the state was poisoned and the run rolled back
+                stream = training.stream()
+                window_started, window_start = time.perf_counter(), progress.step
                 continue
         if signal_number is not None and not ends:
             training.list_skipped_files()
-            training.write_summary()
+            write_summary(training)
             stop.signal_number = signal_number  # which another rank may have received
             stop.raise_if_requested(f"Step {progress.step} is saved; go on with --resume.")
         window_started += time.perf_counter() - side_jobs_started  # throughput is that of training alone
     training.tell_early_end()
     training.list_skipped_files()
     if training.step_seconds:
-        training.write_summary()
+        write_summary(training)
+
+
+def advance_to(training: Training, stop: StopRequest, stream: Iterator[Batch], goal: int) -> bool:
+    """Perform the steps up to `goal`, or up to a signal. Return False when the run was rolled back meanwhile."""
+    progress, world, step_seconds = training.progress, training.run.world, training.step_seconds
+    console = training.journal.console
+    while progress.step < goal:
+        started = time.perf_counter()
+        world.note_step(progress.step)
+        if training.saver.writing is not None:
+            training.note_saved()
+        try:
+            if not advance(training, next(stream)):
+                return False
+        except Hurried:
+            raise_unsaved(training, stop)
+        progress.step += 1
+        seconds = time.perf_counter() - started
+        step_seconds.append(seconds)
+        stop.expect(seconds)
+        console.advance(progress.step)
+        if world.agreed_stop(stop) is not None:
+            return True
+    return True
 
 
 def raise_unsaved(training: Training, stop: StopRequest) -> NoReturn:
@@ -139,43 +148,48 @@ def begin(training: Training) -> None:
 def advance(training: Training, batch: Batch) -> bool:
     """Perform one step of every phase that is due. Return False when the run was rolled back instead."""
     training.set_learning_rates()
-    progress = training.progress
-    if progress.step in training.remedies.skipped_batches:
-        training.journal.event("skipped_batch", f"the batch of step {progress.step} was passed over")
+    run, progress, step = training.run, training.progress, training.progress.step
+    if step in training.remedies.skipped_batches:
+        training.journal.event("skipped_batch", f"the batch of step {step} was passed over")
         return True
-    phases = [phase for phase in training.run.phases if phase.is_due(progress.step)]
-    measures = training.whole_steps >= TRACKED_STEP and bool(progress.unmeasured)
-    if measures and not progress.unmeasured.isdisjoint(phase.name for phase in phases):
-        with MemoryMeter(lambda: known_tensors(training.run), training.run.device) as meter:
-            updates = perform(training, phases, batch)
-        split = meter.split
-    else:
-        updates, split = perform(training, phases, batch), None
+    phases = [phase for phase in run.phases if phase.is_due(step)]
+    updates = measured(training, phases, batch) if progress.unmeasured else perform(training, phases, batch)
     if updates is None:
         return False
-    skipped = [done for done in updates.values() if done.stats.skipped]
-    if not skipped or all(done.finite for done in skipped):
-        training.non_finite_in_a_row = 0
-    if not skipped:
-        training.whole_steps += 1
-        if split is not None:
-            progress.unmeasured.difference_update(phase.name for phase in phases)
-            if split.peak_bytes > progress.memory.get("peak_bytes", 0):
-                progress.memory = {"kind": "tracked", **split.to_record()}
     for name, done in updates.items():
         training.count(name, done)
-    if training.run.precision.scalers:
+    if run.precision.scalers:
         check_floor(training, updates)
     return True
+
+
+def measured(training: Training, phases: list[Phase], batch: Batch) -> dict[str, Update] | None:
+    """Perform updates as `perform` does, and track the memory of a step of phases that were not tracked before."""
+    progress, names = training.progress, {phase.name for phase in phases}
+    tracks = training.whole_steps >= TRACKED_STEP and not progress.unmeasured.isdisjoint(names)
+    meter = MemoryMeter(lambda: known_tensors(training.run), training.run.device) if tracks else None
+    with meter or NOTHING:
+        updates = perform(training, phases, batch)
+    if updates is None or any(done.stats.skipped for done in updates.values()):
+        return updates
+    training.whole_steps += 1
+    if meter is None:
+        return updates
+    progress.unmeasured -= names
+    if meter.split.peak_bytes > progress.memory.get("peak_bytes", 0):
+        progress.memory = {"kind": "tracked", **meter.split.to_record()}
+    return updates
 
 
 def perform(training: Training, phases: list[Phase], batch: Batch) -> dict[str, Update] | None:
     """Return the updates of some phases, or None when the run was rolled back."""
     progress = training.progress
     updates: dict[str, Update] = {}
+    is_finite = True
     for phase in phases:
         done = updates[phase.name] = training.ladder.update(phase, batch)
         if not done.finite:
+            is_finite = False
             message = f"{phase.name}: the loss is not finite at step {progress.step}"
             training.journal.event("non_finite", message, phase=phase.name)
             training.non_finite_in_a_row += 1
@@ -187,6 +201,8 @@ def perform(training: Training, phases: list[Phase], batch: Batch) -> dict[str, 
                 return None
             if decision.action == "stop":
                 recovery.stop(training.run, training.journal, phase, done, decision.why)
+    if is_finite:
+        training.non_finite_in_a_row = 0
     follow_step(training.run, progress.step, progress.step * training.train.batch_size)
     return updates
 

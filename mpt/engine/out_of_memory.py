@@ -37,7 +37,9 @@ class MemoryLadder:
 
     def __init__(self, run: Run, journal: Journal) -> None:
         self.run, self.journal = run, journal
-        self.steps_begun: dict[Optimizer, list[int]] = {}
+        self.watched: set[Optimizer] = set()
+        self.stepping = False
+        """Whether an optimizer has begun to step in this update, which can then not be repeated."""
 
     def update(self, phase: Phase, batch: Batch) -> Update:
         """Perform an update; out of memory, make one move on the ladder and repeat it.
@@ -46,18 +48,17 @@ class MemoryLadder:
         `memory.micro_batch: auto` nor `memory.on_oom: adapt` allows to go on.
         """
         run = self.run
-        random_state = capture_random(run.device) if run.micro_batch_auto else {}
-        notes = run.task.snapshot() if run.micro_batch_auto else {}
         refused: dict[str, str] = {}
         trial: Trial | None = None
+        if run.micro_batch_auto:
+            random_state, notes = capture_random(run.device), run.task.snapshot()
         while True:
-            steps = self.noted_steps(phase.optimizer)
-            steps.clear()
+            self.watch(phase.optimizer)
             try:
                 return update(run, phase, batch)
             except (RuntimeError, ConfigError) as error:
                 kind = fault_kind(error)
-                unsuited = trial is not None and kind == "unsuited" and not steps
+                unsuited = trial is not None and kind == "unsuited" and not self.stepping
                 if not unsuited and kind != "out_of_memory":
                     raise
                 reason = out_of_memory_reason(error)
@@ -67,24 +68,24 @@ class MemoryLadder:
                 trial.take_back()
                 refused[trial.name] = reason
                 self.tell(phase, f"{trial.name} cannot be used here ({reason})")
-            if steps or not run.micro_batch_auto:
-                self.fail(phase, reason, refused, bool(steps))
+            if self.stepping or not run.micro_batch_auto:
+                self.fail(phase, reason, refused)
             undo_update(run, phase, random_state, notes)
             notes = run.task.snapshot()
             trial = self.climb(phase, refused)
             if trial is None:
-                self.fail(phase, reason, refused, False)
+                self.fail(phase, reason, refused)
 
-    def noted_steps(self, optimizer: Optimizer) -> list[int]:
-        """Return the list that grows when this optimizer begins to step: from then on an update cannot be repeated.
+    def watch(self, optimizer: Optimizer) -> None:
+        """Notice from now on when this optimizer begins to step. The hook is put on once, not in every step."""
+        self.stepping = False
+        if optimizer not in self.watched:
+            self.watched.add(optimizer)
+            optimizer.register_step_pre_hook(self.note_begin)
 
-        The hook is put on once, not in every step.
-        """
-        steps = self.steps_begun.get(optimizer)
-        if steps is None:
-            steps = self.steps_begun[optimizer] = []
-            optimizer.register_step_pre_hook(lambda *_: steps.append(1))
-        return steps
+    def note_begin(self, *_: object) -> None:
+        """Note that an optimizer has begun to step."""
+        self.stepping = True
 
     def climb(self, phase: Phase, refused: dict[str, str]) -> Trial | None:
         """Make the next move that can be made, and say which; return None when none is left."""
@@ -115,12 +116,12 @@ class MemoryLadder:
         self.journal.event("out_of_memory", message, phase=phase.name, micro_batch=size, adapted=adapted)
         self.journal.console.warning(message)
 
-    def fail(self, phase: Phase, reason: str, refused: dict[str, str], stepping: bool) -> NoReturn:
+    def fail(self, phase: Phase, reason: str, refused: dict[str, str]) -> NoReturn:
         """Raise MemoryBudgetError with what to try."""
         run = self.run
         size = ladder.micro_batch_size(ladder.adapted_config(run))
         smaller = "a half-precision mode or a smaller model"
-        if stepping:
+        if self.stepping:
             advice = (
                 "the optimizer had begun to step, so the update cannot be repeated, and micro-batches do not make a "
                 f"step smaller: try memory.cpu_optimizer=true, {smaller}"

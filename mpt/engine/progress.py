@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,16 @@ from torch import Tensor
 from mpt.engine.early_stopping import Waiting
 from mpt.engine.step import Update
 from mpt.parallel.world import ALONE, World
+
+
+def due(step: int, every: int) -> bool:
+    """Return whether something that is done every so many steps is done at this one; 0 is never."""
+    return every > 0 and step % every == 0
+
+
+def next_due(step: int, periods: Iterable[int], end: int) -> int:
+    """Return the first step after this one at which something is due that is done every so many steps, or the end."""
+    return min((step - step % every + every for every in periods if every > 0), default=end)
 
 
 @dataclass
@@ -43,13 +53,12 @@ class Progress:
         return self.seconds_before + time.perf_counter() - self.started
 
     def add_losses(self, phase: str, done: Update) -> None:
-        """Add up an update's losses, and count it where its step was skipped."""
+        """Add up an update's losses."""
+        sums = self.sums
         for name, value in done.losses.items():
             key = f"{phase}/{name}"
-            self.sums[key] = self.sums[key] + value if key in self.sums else value
+            sums[key] = sums[key] + value if key in sums else value
             self.counts[key] += 1
-        if done.stats.skipped:
-            self.skipped[phase] += 1
 
     def add_over_ranks(self, world: World) -> None:
         """Let the first rank have the losses of all of them; each has added up its share."""

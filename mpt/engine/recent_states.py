@@ -23,14 +23,10 @@ class RecentStates:
     """Up to `count` states, a new one every `every` steps; none where `count` is 0."""
 
     def __init__(self, count: int, every: int, world: World = ALONE) -> None:
-        self.every, self.world = every, world
+        self.every, self.world = every if count else 0, world
         self.states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=count)
         self.sound: tuple[int, dict[str, Any]] | None = None
         """The state of the last evaluation that showed no collapse, where it is kept: one copy beside the ring."""
-
-    def is_due(self, step: int) -> bool:
-        """Return whether the state of a step is to be kept."""
-        return bool(self.states.maxlen) and step % self.every == 0
 
     def keep(self, step: int, state: Mapping[str, Any]) -> None:
         """Copy a state to host memory, unless something in its modules is not finite in any process."""

@@ -16,6 +16,7 @@ from mpt.config.differences import Difference, find_differences
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.yaml_text import read_text
+from mpt.engine.summary import write_summary
 from mpt.engine.training import Training, conditions
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.run.checkpoint import LoadedCheckpoint
@@ -145,7 +146,7 @@ def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) ->
         )
         return False
     if directory.summary_path.exists():  # from here on it is not the run's end: it says how far the run is
-        training.write_summary()
+        write_summary(training)
     for note in set_aside_after(directory, step):
         console.message(note)
     journal.recorder.truncate_after(step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -53,7 +53,10 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
         drop_gradients(run, phase)
         restore_buffers(run)
         return Update(StepStats(skipped=True), losses, finite=False, batch=batch)
-    with entered([trick.step(phase) for trick in run.tricks]) if run.tricks else NOTHING:
+    if run.tricks:
+        with entered([trick.step(phase) for trick in run.tricks]):
+            stats = run.precision.step(phase, run.clip_norms[phase.name])
+    else:
         stats = run.precision.step(phase, run.clip_norms[phase.name])
     if not stats.skipped:
         return Update(stats, losses)
@@ -89,16 +92,20 @@ def back_propagate(
                     watch.look(value)
                 if exchange is not None:
                     exchange.before_backward()
-                with entered([trick.backward(phase) for trick in run.tricks]) if run.tricks else NOTHING:
-                    try:
+                try:
+                    if run.tricks:
+                        with entered([trick.backward(phase) for trick in run.tricks]):
+                            run.precision.backward(value, phase)
+                    else:
                         run.precision.backward(value, phase)
-                    except (AttributeError, RuntimeError, TypeError):
-                        check_loss(loss, phase)
-                        raise
+                except (AttributeError, RuntimeError, TypeError):
+                    check_loss(loss, phase)
+                    raise
                 detached = value.detach()
                 if normaliser is None and loss.reduction == "sum":
                     detached = detached / (whole or size_of(batch))  # the mean over samples is what is told
-                losses[loss.name] = losses[loss.name] + detached if loss.name in losses else detached
+                name = loss.name
+                losses[name] = losses[name] + detached if name in losses else detached
                 del loss, value  # and the graph, before the next loss is computed
     if normaliser is not None and (normaliser.parts > 1 or exchange is not None):
         correction = normaliser.correction(None if exchange is None else exchange.add_weight)
@@ -232,7 +239,7 @@ def remember_buffers(run: Run) -> None:
     A forward that overflows would otherwise leave NaN in the running statistics for good, with every weight still
     finite.
     """
-    if run.buffers and not run.shadows:
+    if not run.shadows:
         # By dtype: where they are mixed, CUDA launches a kernel for each buffer.
         for dtype in dict.fromkeys(buffer.dtype for buffer in run.buffers):
             buffers = [buffer for buffer in run.buffers if buffer.dtype == dtype]
@@ -260,21 +267,24 @@ def only(frozen: list[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def split(batch: Batch, micro_batch_size: int | None, whole: int | None = None) -> Iterator[tuple[Batch, float]]:
-    """Yield micro-batches, the last one possibly smaller, each with its share of the samples.
+def split(batch: Batch, micro_batch_size: int | None, whole: int | None = None) -> Iterable[tuple[Batch, float]]:
+    """Return micro-batches, the last one possibly smaller, each with its share of the samples.
 
     `whole` is the number of samples that shares are of, where this batch is a rank's part of them.
     """
     if micro_batch_size is None and whole is None:
-        yield batch, 1.0
-        return
+        return ((batch, 1.0),)
     count = size_of(batch)
     if micro_batch_size is None or micro_batch_size >= count:
-        yield batch, count / whole if whole else 1.0
-        return
-    for start in range(0, count, micro_batch_size):
-        part = {name: value[start : start + micro_batch_size] for name, value in batch.items()}
-        yield part, min(micro_batch_size, count - start) / (whole or count)
+        return ((batch, count / whole if whole else 1.0),)
+    return parts_of(batch, count, micro_batch_size, whole or count)
+
+
+def parts_of(batch: Batch, count: int, size: int, whole: int) -> Iterator[tuple[Batch, float]]:
+    """Yield parts of so many samples of a batch of `count`, each with its share of `whole`."""
+    for start in range(0, count, size):
+        part = {name: value[start : start + size] for name, value in batch.items()}
+        yield part, min(size, count - start) / whole
 
 
 def size_of(batch: Batch) -> int:

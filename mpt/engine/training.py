@@ -5,7 +5,6 @@ What is done in which order is the loop's affair (`mpt.engine.loop`); here are i
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,16 +14,15 @@ import torch
 from torch import Tensor
 
 from mpt.data.loader import Loader, prefetch
-from mpt.engine.build import parameter_count
 from mpt.engine.collapse import ADVICE, CollapseWatch
 from mpt.engine.details import write_details
 from mpt.engine.early_stopping import Rule
 from mpt.engine.evaluation import evaluate, write_preview
 from mpt.engine.journal import Journal
 from mpt.engine.ladder import move_again
-from mpt.engine.memory import CudaPeaks, outside_bytes
+from mpt.engine.memory import CudaPeaks
 from mpt.engine.out_of_memory import MemoryLadder
-from mpt.engine.progress import Progress
+from mpt.engine.progress import Progress, due, next_due
 from mpt.engine.recent_states import RecentStates
 from mpt.engine.remedies import Remedies
 from mpt.engine.scale_watch import ScaleWatch
@@ -39,9 +37,8 @@ from mpt.run.background_save import BackgroundSave
 from mpt.run.background_shards import finish_beside, start_beside
 from mpt.run.boards import Boards
 from mpt.run.console import Console
-from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory
-from mpt.run.recorder import Recorder, tidy
+from mpt.run.recorder import Recorder
 from mpt.run.shards import Shards, write_shards
 from mpt.run.skipped_files import write_skipped_files
 from mpt.run.state_checks import first_non_finite_on_ranks
@@ -93,7 +90,7 @@ class Training:
         # Several processes share a machine's memory, so that none can say by itself whether there is room.
         self.saver = BackgroundSave(beside if run.world.size == 1 else bool(beside))
         self.whole_steps = 0
-        """Steps in this process in which no phase was skipped."""
+        """Steps in this process in which no phase was skipped, counted while there are phases to be tracked."""
         self.grad_norms: dict[str, Tensor] = {}
         """The norms of the last clipped gradients by phase, on the device until they are logged."""
         self.last_losses: dict[str, float] = {}
@@ -112,6 +109,12 @@ class Training:
     def stops_early(self) -> bool:
         """Have evaluations got no better for long enough?"""
         return self.early_stopping is not None and self.early_stopping.is_over(self.progress.waiting)
+
+    def next_side_job(self) -> int:
+        """Return the next step after which there is something to do but the following step."""
+        train = self.train
+        periods = (train.log_every, train.evaluate_every, train.sample_every, train.checkpoint_every)
+        return next_due(self.progress.step, (*periods, self.recent.every, self.collapse_watch.every), self.total_steps)
 
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
@@ -133,11 +136,12 @@ class Training:
 
     def count(self, phase: str, done: Update) -> None:
         """Add up losses, count a skipped step and record changes of the loss scale."""
-        progress, scale = self.progress, done.stats.scale
+        progress, stats, scale = self.progress, done.stats, done.stats.scale
         progress.add_losses(phase, done)
-        if done.stats.grad_norm is not None:
-            self.grad_norms[phase] = done.stats.grad_norm
-        if done.stats.skipped:
+        if stats.grad_norm is not None:
+            self.grad_norms[phase] = stats.grad_norm
+        if stats.skipped:
+            progress.skipped[phase] += 1
             kind = "overflow" if scale is not None else "skipped"
             self.journal.event(kind, f"step {progress.step} of {phase} was skipped", phase=phase, scale=scale)
         if scale is None:
@@ -221,7 +225,7 @@ class Training:
     def look_at_samples(self) -> None:
         """Look, now and then, whether the samples of a game between networks are all alike."""
         step = self.progress.step
-        if self.collapse_watch.is_due(step):
+        if due(step, self.collapse_watch.every):
             with self.peaks.beside_steps(self.run.device):
                 self.note_collapse(self.collapse_watch.look_at_samples(self.run, step, self.test_data))
 
@@ -401,45 +405,6 @@ class Training:
         for why in self.early_end().values():
             self.journal.event("stopped_early", why)
             self.journal.say(f"stopped early at step {self.progress.step} of {self.total_steps}: {why}")
-
-    def write_summary(self) -> None:
-        """Write summary.json: what comparisons and reports read first."""
-        run, progress = self.run, self.progress
-        if not run.world.is_first:
-            return
-        times = self.step_seconds if run.device.type == "cpu" else self.window_seconds
-        median = statistics.median(times) if times else None
-        summary = {
-            "metric": run.task.metric,
-            "higher_is_better": run.task.higher_is_better,
-            "final": progress.last_metrics.get(run.task.metric),
-            "best": progress.best,
-            "best_step": progress.best_step,
-            "steps": progress.step,
-            "total_steps": self.total_steps,
-            "test_samples": len(self.test_data),
-            "skipped_files": self.skipped_files,
-            **self.early_end(),
-            "median_step_seconds": median,
-            "samples_per_second": self.train.batch_size / median if median else None,
-            "peak_memory": {**self.measured_memory(), **outside_bytes(run.device)},
-            "skipped": dict(progress.skipped),
-            "precision": {
-                "mode": run.precision.name,
-                "dtype": str(run.precision.dtype).removeprefix("torch."),
-                "reason": run.precision.reason,
-                **({"raised_to_float32": self.remedies.float32} if self.remedies.float32 else {}),
-            },
-            "wall_seconds": progress.seconds,
-            "parameters": parameter_count(list(run.task.trainable.values())),
-            "losses": self.last_losses,
-            "evaluations": self.journal.evaluation_spans(),
-            "events": self.journal.event_counts(),
-            "adapted": dict(run.adapted),
-            **({"ranks": {"count": run.world.size, **self.last_ranks}} if run.world.size > 1 else {}),
-        }
-        text = json.dumps(tidy(summary), indent=1, allow_nan=False)
-        write_atomically(self.directory.summary_path, text + "\n", follow_folder=False)
 
 
 def conditions(run: Run) -> dict[str, Any]:

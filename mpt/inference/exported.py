@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mpt import __version__
 from mpt.config.load import change_precision, load_config
+from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.data.absent import AbsentDataset
 from mpt.engine.build import build_run, choose_device
@@ -99,7 +100,7 @@ def configuration(path: Path, about: Mapping[str, str], overrides: tuple[str, ..
             "do; other weights start a training with model.weights"
         )
     text = about["mpt_config"]
-    return change_precision(load_config(text + "\n", ("memory=null", *overrides), allow=allow), "fp32")
+    return change_precision(load_config(text + "\n", ("memory=null", *overrides), allow=allow), FLOAT32)
 
 
 def read_about(path: Path) -> Mapping[str, str]:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from mpt.config.load import change_precision
+from mpt.config.precision_names import AUTOCAST
 from mpt.config.schema import Config
 from mpt.engine.build import build_run
 from mpt.engine.state import restore_modules
@@ -101,7 +102,7 @@ def in_dtype(config: Config, dtype: str | None) -> Config:
 
 def rebuild_half(trained: Trained, dtype: str) -> Run:
     """Build a trained run again with its weights in half, for inference."""
-    run = rebuild(trained, "amp", dtype)
+    run = rebuild(trained, AUTOCAST, dtype)
     for module in run.task.modules.values():
         halve(module, DTYPES[dtype])
     return run

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mpt.config.precision_names import AUTOCAST, FLOAT32
 from mpt.engine.evaluation import infer as infer_batch
 from mpt.errors import ConfigError
 from mpt.inference.exported import is_export, open_exported
@@ -51,7 +52,7 @@ def in_dtype(trained: Trained, dtype: str | None) -> Trained:
         return trained
     if dtype not in ("float32", *DTYPES):
         raise ConfigError(f"--dtype: found {dtype!r}; allowed are float32, {', '.join(DTYPES)}.")
-    other = rebuild(trained, "fp32") if dtype == "float32" else rebuild(trained, "amp", dtype)
+    other = rebuild(trained, FLOAT32) if dtype == "float32" else rebuild(trained, AUTOCAST, dtype)
     return dataclasses.replace(trained, run=other)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from mpt.config.options import OptimizerOptions
+from mpt.config.options import OptimizerOptions, setting_of
 from mpt.errors import ConfigError
 
 Parameters = list[nn.Parameter] | list[dict[str, Any]]
@@ -40,7 +40,7 @@ def group_parameters(
     names = [f"{name}.{key}" for key, parameter in module.named_parameters() if parameter.requires_grad]
     assert len(names) == len(parameters), "a precision mode must keep the module's order of parameters"
     undecayed = {f"{name}.{key}" for key in undecayed_names(module, settings.no_decay)}
-    hidden = hidden_matrices(name, module, getattr(settings, "adam", [])) if settings.splits_matrices else set()
+    hidden = hidden_matrices(name, module, setting_of(settings, "adam", [])) if settings.splits_matrices else set()
     groups: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
     for full_name, parameter in zip(names, parameters, strict=True):
         changes: dict[str, Any] = {"weight_decay": 0.0} if full_name in undecayed else {}

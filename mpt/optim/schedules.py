@@ -53,7 +53,8 @@ def set_learning_rates(
 ) -> None:
     """Set a step's rate, times the factor, in every group of the optimizers, whose settings have the same names."""
     for name, optimizer in optimizers.items():
-        rate = learning_rate(settings[name], step, total_steps, settings[name].lr) * factor
+        own = settings[name]
+        rate = learning_rate(own, step, total_steps, own.lr) * factor
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("lr_scale", 1.0)
 

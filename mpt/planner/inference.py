@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from mpt.config.load import change_precision
+from mpt.config.precision_names import AUTOCAST, FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.build import build_run
 from mpt.engine.evaluation import infer, inferring
@@ -147,11 +148,11 @@ def in_mode(config: Config, wish: InferenceWish) -> tuple[Config, str]:
         raise ConfigError(f"--dtype: found {wish.dtype!r}; allowed here are {', '.join(allowed)}.")
     if wish.half:
         dtype = wish.dtype or "float16"
-        return in_dtype(change_precision(config, "amp"), dtype), f"weights in {dtype}"
+        return in_dtype(change_precision(config, AUTOCAST), dtype), f"weights in {dtype}"
     if wish.dtype == "float32":
-        return change_precision(config, "fp32"), "float32"
+        return change_precision(config, FLOAT32), "float32"
     if wish.dtype is not None:
-        return in_dtype(change_precision(config, "amp"), wish.dtype), f"{wish.dtype} with float32 weights"
+        return in_dtype(change_precision(config, AUTOCAST), wish.dtype), f"{wish.dtype} with float32 weights"
     return config, f"as trained, {config.precision.mode}"
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from mpt.config.options import setting_of
 from mpt.memory.set_to_none import Settings, SetToNone
 from mpt.planner import releases
 from mpt.seams import Run
@@ -52,7 +53,7 @@ def change_run(run: Run) -> None:
     if not releases.is_before("a tensor at a time"):
         return
     for name, optimizer in run.optimizers.items():
-        asked = getattr(run.optimizer_settings[name], "foreach", None)
+        asked = setting_of(run.optimizer_settings[name], "foreach")
         if asked is not None or not _is_of_torch(optimizer):
             continue
         for group in optimizer.param_groups:

@@ -20,22 +20,29 @@ is said: the tricks' own `exact`, the change of precision, and the warnings of t
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpt.config.layers import write_override
-from mpt.config.lighter_modes import holds_float32, is_scaled, lighter_modes
-from mpt.config.load import change_precision, load_config
-from mpt.config.relief import Dial, Relief, reliefs, splitter
+from mpt.config.lighter_modes import is_scaled, lighter_modes
+from mpt.config.relief import reliefs, splitter
 from mpt.config.schema import Config
 from mpt.errors import ConfigError
+from mpt.planner.dials import Turn
 from mpt.planner.gpus import Gpu
-from mpt.planner.recipe import MARGIN, TIE, Patch, Recipe, rank
+from mpt.planner.patches import (
+    combinations,
+    is_same_but_for_size,
+    joined,
+    mode_patch,
+    parted,
+    patched,
+    precision_patches,
+)
+from mpt.planner.recipe import TIE, Patch, Recipe, rank
 from mpt.planner.session import Answer, Session
 
 PARTS = (2, 4, 8)
@@ -44,71 +51,6 @@ DIAL_ROUNDS = 2
 """Each round tries two values of a dial and leaves about a third of the range."""
 HEAVY = 0.3
 """Share of the memory below which moving weights is not tried."""
-
-
-@dataclass(frozen=True)
-class Combinations:
-    """The combinations of memory tricks that are tried, from what the tricks' files declare (`mpt.config.relief`)."""
-
-    single: tuple[Patch, ...]
-    """No trick, and each proposal alone."""
-    pairs: tuple[Patch, ...]
-    """A trick for activations and one for the optimizer, or the strongest of two for activations."""
-    split: tuple[Patch, ...]
-    """What is also tried with micro-batches: the strongest for activations, one for the optimizer, both, neither."""
-    weights: tuple[Patch, ...] = ()
-    """What keeps weights elsewhere, tried where they are much of what does not fit."""
-    beside_weights: tuple[Patch, ...] = ()
-    """The strongest for activations and that."""
-
-
-def combinations(allow_lossy: bool = True) -> Combinations:
-    """Return what is tried with the tricks that there are."""
-    activations, optimizers, splitting = reliefs("activations"), reliefs("optimizer"), reliefs("batch")[0]
-    weights = reliefs("weights")
-    optimizers = [one for one in optimizers if allow_lossy or not one.is_lossy]
-    parted = [one for one in activations if one.proposals and one.in_parts and one.suits(splitting)]
-    with_parts = [one for one in optimizers if one.in_parts and one.suits(splitting)]
-    return Combinations(
-        single=({}, *each(activations), *each(optimizers)),
-        pairs=(
-            *({**first, **second} for first in each(activations) for second in each(optimizers) if suit(first, second)),
-            *(
-                {first.name: first.proposals[-1], second.name: second.proposals[-1]}
-                for first, second in itertools.combinations(activations, 2)
-                if first.proposals and second.proposals and first.suits(second)
-            ),
-        ),
-        weights=tuple(each(weights)),
-        beside_weights=tuple(
-            {first.name: first.proposals[-1], second.name: second.proposals[-1]}
-            for first in activations
-            for second in weights
-            if first.proposals and first.suits(second)
-        ),
-        split=(
-            {},
-            *({one.name: one.proposals[-1]} for one in parted),
-            *each(with_parts),
-            *(
-                {one.name: one.proposals[-1], **second}
-                for one in parted
-                for second in each(with_parts)
-                if suit({one.name: True}, second)
-            ),
-        ),
-    )
-
-
-def each(tricks: Iterable[Relief]) -> list[Patch]:
-    """Return every proposal of some tricks."""
-    return [{one.name: value} for one in tricks for value in one.proposals]
-
-
-def suit(first: Patch, second: Patch) -> bool:
-    """Return whether the tricks of two patches may be combined."""
-    known = {one.name: one for one in reliefs("activations", "optimizer")}
-    return all(known[one].suits(known[other]) for one in first for other in second)
 
 
 @dataclass(frozen=True)
@@ -171,55 +113,6 @@ def search(
     if largest_batch and ranked and ranked[0].fits:
         ranked = found.with_largest(ranked)
     return Search(ranked, found.refused, found.hopeless)
-
-
-@dataclass
-class Turn:
-    """A dial being turned: between `most`, which has to fit, and the configuration without it, which does not."""
-
-    precision: Patch
-    trick: str
-    dial: Dial
-    plain: Recipe
-    strongest: Recipe | None
-    """The trick's strongest proposal; where it does not fit well there is nothing to find."""
-    fitting: tuple[float, int] | None = None
-    """The gentlest value that fits well, and its bytes."""
-    fastest: float | None = None
-    """Seconds of the fastest recipe that fits well."""
-
-    def __post_init__(self) -> None:
-        self.most = self.dial.end({name: size / 2**30 for name, size in self.plain.plan["by_category"].items()})
-        self.too_large: tuple[float, int] = self.dial.least, self.plain.total
-        if self.strongest is not None and self.strongest.fits_well:
-            self.fitting = self.most, self.strongest.total
-
-    def patch(self, value: float) -> Patch:
-        """Return the patch with a value."""
-        return joined(self.precision, {self.trick: self.dial.settings(value)})
-
-    def note(self, value: float, recipe: Recipe | None) -> None:
-        """Take a value's plan into account."""
-        if recipe is None:
-            return
-        nearer = abs(value - self.dial.least)
-        if recipe.fits_well:
-            self.fastest = min(self.fastest or math.inf, float(recipe.plan["step_seconds"]))
-        if recipe.fits_well and (self.fitting is None or nearer < abs(self.fitting[0] - self.dial.least)):
-            self.fitting = value, recipe.total
-        elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
-            self.too_large = value, recipe.total
-
-    def next_values(self) -> list[float]:
-        """Return the values to try next: where the budget would be met on a line, and halfway to what is too large."""
-        if self.fitting is None:
-            return []
-        (good, small), (bad, large) = self.fitting, self.too_large
-        budget = self.plain.plan["budget_bytes"] * (1 - MARGIN)
-        share = min(0.9, max(0.1, (budget - small) / (large - small))) if large > small else 0.5
-        values = [good + part * (bad - good) for part in (share, (1 + share) / 2)]
-        known = [self.dial.settings(value) for value in (good, bad)]
-        return [value for value in values if self.dial.settings(value) not in known]
 
 
 _Attempt = tuple[Patch, Config, "Future[Answer]"]
@@ -290,7 +183,7 @@ class _Search:
         """Try in bfloat16, which needs no loss scale, what the configured half precision refuses for having one."""
         names = [one.usable(gpu.has_bfloat16, unscaled=True) for one in lighter_modes(lossy=False)]
         for name in filter(None, names if is_scaled(self.config.precision.mode) else ()):
-            mode = {"precision": _mode_patch(self.config, name)}
+            mode = {"precision": mode_patch(self.config, name)}
             refused = [patch["memory"] for patch, _ in self.refused if set(patch) == {"memory"}]
             self.try_all(joined(mode, tricks) for tricks in refused)
 
@@ -374,54 +267,9 @@ class _Search:
         peaks = {
             one.tricks[size]: one.plan["allocated"] + one.plan["context_bytes"]
             for one in self.recipes
-            if size in one.tricks and _is_same_but_for_size(one.patch, patch)
+            if size in one.tricks and is_same_but_for_size(one.patch, patch)
         }
         if len(peaks) < 2:
             return False
         small, large = sorted(peaks)[:2]
         return bool(peaks[small] - (peaks[large] - peaks[small]) * small / (large - small) > self.budget_bytes)
-
-
-def precision_patches(config: Config, gpu: Gpu, allow_lossy: bool = True) -> Iterator[Patch]:
-    """Yield no change, then the modes that hold less than the configured one on this GPU."""
-    yield {}
-    mode = config.precision.mode
-    for lighter in (
-        *(lighter_modes(lossy=False) if holds_float32(mode) else ()),
-        *(lighter_modes(lossy=True) if allow_lossy else ()),
-    ):
-        name = lighter.usable(gpu.has_bfloat16)
-        if name is not None and name != mode:
-            yield {"precision": _mode_patch(config, name)}
-
-
-def _mode_patch(config: Config, mode: str) -> Patch:
-    """Return what changes the mode, also over a file that names a dtype or a loss scale for its own."""
-    given, default = (one.to_data()["precision"] for one in (config, change_precision(config, config.precision.mode)))
-    patch: Patch = {"mode": mode}
-    if given != default:
-        new = change_precision(config, mode).to_data()["precision"]
-        patch.update({name: new[name] for name in ("dtype", "loss_scale") if name in new})
-    return patch
-
-
-def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> Config:
-    """Return the configuration as it is with a patch laid over its file. Raises ConfigError where it is refused."""
-    if "precision" in patch:
-        config = change_precision(config, patch["precision"]["mode"])
-    overrides = [write_override(f"memory.{name}", value) for name, value in patch.get("memory", {}).items()]
-    return load_config(config.to_data(), overrides, allow=allow)
-
-
-def parted(config: Config, parts: int) -> Patch:
-    """Return the trick that splits the batch into so many micro-batches."""
-    return {splitter(): -(-config.train.batch_size // parts)}
-
-
-def _is_same_but_for_size(one: Patch, other: Patch) -> bool:
-    return joined(one, {splitter(): 0}) == joined(other, {splitter(): 0})
-
-
-def joined(patch: Mapping[str, Any], tricks: Mapping[str, Any]) -> Patch:
-    """Return a patch with more memory tricks in it."""
-    return {**patch, "memory": {**patch.get("memory", {}), **tricks}} if tricks else dict(patch)

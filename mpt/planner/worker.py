@@ -70,6 +70,7 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
     """Return the data's layout. Labelled images that are not on this machine are assumed: a plan needs no data."""
     import torch
 
+    from mpt.config.options import setting_of
     from mpt.engine.build import build_datasets
     from mpt.errors import DataError
     from mpt.seams import DataSpec, FieldSpec
@@ -83,10 +84,10 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
         assumed = assume(plugin.native_settings(config.sized_dataset.settings)) if assume else None
         if assumed is not None:
             return assumed, [f"the data set is not here ({found}): its layout follows from the settings"]
-        size = getattr(config.sized_dataset.settings, "image_size", None)
+        size = setting_of(config.sized_dataset.settings, "image_size")
         if config.task.name != "classify" or size is None:
             raise
-        channels = getattr(config.sized_dataset.settings, "channels", None) or 3
+        channels = setting_of(config.sized_dataset.settings, "channels") or 3
         fields = {
             "image": FieldSpec((channels, size, size), torch.float32, "image"),
             "label": FieldSpec((), torch.int64),

@@ -98,8 +98,11 @@ class Policy(Precision):
                 f"({type(phase.module).__name__}): is something detached, or is another network's output used?"
             )
         scaler = self.scalers.get(phase.name)
-        needed = scaler is not None or clip_norm is not None
-        parameters = [p for group in phase.optimizer.param_groups for p in group["params"]] if needed else []
+        if scaler is None and clip_norm is None:
+            self.optimize(phase)
+            self.publish_weights(phase)
+            return StepStats()
+        parameters = [p for group in phase.optimizer.param_groups for p in group["params"]]
         overflowed = scaler.unscale(parameters) and scaler.dynamic if scaler else False
         grad_norm = None
         if clip_norm is not None and not overflowed:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpt.config.differences import flatten
+from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError
 from mpt.report.read_run import RunRecord, curves, finite_median
 from mpt.report.statistics import Margin, Spread, Verdict, judge, judge_until, spread
@@ -107,7 +108,7 @@ def compare_groups(
     if len(groups) < 2:
         raise ConfigError("A comparison needs two modes or two runs at least; name another one.")
     check_comparable(groups, models_differ=models_differ)
-    ordered = sorted(groups, key=lambda group: group.label != "fp32")  # stable: the others stay as they were named
+    ordered = sorted(groups, key=lambda group: group.label != FLOAT32)  # stable: the others stay as they were named
     baseline = ordered[0]
     with_metric = [group.any_run for group in ordered if group.any_run.metric]
     example = with_metric[0] if with_metric else baseline.any_run

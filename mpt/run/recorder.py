@@ -129,7 +129,7 @@ class LineFile:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one object as one line in one system call, or nothing of it."""
-        data = json.dumps(tidy(line), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        data = encode(line).encode() + b"\n"
         with failures_explained(self.path, len(data)):
             size = os.fstat(self.descriptor).st_size
             written = 0
@@ -143,6 +143,14 @@ class LineFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self.descriptor)
+
+
+def encode(line: Mapping[str, Any]) -> str:
+    """Return one line of strict JSON. Most lines are that as they are; the others are made `tidy` first."""
+    try:
+        return json.dumps(line, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError):
+        return json.dumps(tidy(line), allow_nan=False, separators=(",", ":"))
 
 
 def tidy(value: Any) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from mpt.config.options import GenerativeOptions, Options
+from mpt.config.options import GenerativeOptions, Options, setting_of
 from mpt.errors import ConfigError
 from mpt.losses import adversarial
 from mpt.metrics.feature_space import explain_distance
@@ -78,8 +78,8 @@ class Gan(Task):
         precision: Precision,
     ) -> None:
         def rule(name: str, default: Any) -> Any:
-            own = getattr(settings, name, None)
-            return getattr(model_settings, name, default) if own is None else own
+            own = setting_of(settings, name)
+            return setting_of(model_settings, name, default) if own is None else own
 
         if settings.inception_weights:
             require_inception(settings.inception_weights)

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpt.config.options import GenerativeOptions, Options
+from mpt.config.options import GenerativeOptions, Options, setting_of
 from mpt.losses import variational
 from mpt.metrics.feature_space import explain_distance
 from mpt.metrics.float64 import in_float64
@@ -59,7 +59,7 @@ class Vae(Task):
         self.encoder, self.decoder = modules["encoder"], modules["decoder"]
         self.modules: dict[str, nn.Module] = dict(modules)
         self.trainable: dict[str, nn.Module] = {"vae": nn.ModuleDict(dict(modules))}
-        self.noise: float = getattr(model_settings, "noise", 0.0)
+        self.noise: float = setting_of(model_settings, "noise", 0.0)
         self.classes: int = self.decoder.classes  # type: ignore[assignment]
         self.latent_size: int = self.decoder.latent_size  # type: ignore[assignment]
         self.reconstruction = precision.loss(variational.bernoulli_reconstruction)

@@ -27,8 +27,9 @@ from mpt.errors import ConfigError, MptError
 from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import load_calibration
 from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
+from mpt.planner.patches import patched
 from mpt.planner.recipe import Recipe, describe_cost, describe_patch
-from mpt.planner.search import patched, search
+from mpt.planner.search import search
 from mpt.planner.session import Session
 from mpt.workflows.retry import Retry
 

@@ -244,9 +244,11 @@ def renew_report(training: Training) -> None:
 
 def finish_again(training: Training, reports: bool) -> None:
     """Write what a run that was killed between its last checkpoint and its end still lacks."""
+    from mpt.engine.summary import write_summary
+
     directory, step = training.directory, training.progress.step
     whole = has_summary_of(directory, step)
     if not whole:
-        training.write_summary()
+        write_summary(training)
     if not whole or (reports and not has_report_of(directory, step)):
         finish(training, reports)

@@ -17,7 +17,7 @@ from mpt.config.part_packages import PartPackage, outside_packages, use_parts
 from mpt.config.registry import INSTALLED, Registry
 from mpt.errors import PartError
 from mpt.planner.gpus import find_gpu
-from mpt.planner.search import precision_patches
+from mpt.planner.patches import precision_patches
 
 MODEL = '''"""A model of one layer."""
 from torch import nn

@@ -18,7 +18,7 @@ from mpt.engine import ladder
 from mpt.engine.step import update
 from mpt.errors import ConfigError, MemoryBudgetError, PartError
 from mpt.memory.replay import Recomputed, RecomputedSequence
-from mpt.planner.search import combinations
+from mpt.planner.patches import combinations
 from mpt.precision.float32_modules import Float32Module
 from mpt.run import checkpoint
 from mpt.run.layout import open_run

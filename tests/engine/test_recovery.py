@@ -101,7 +101,7 @@ def test_a_state_in_memory_loses_fewer_steps_and_the_run_equals_a_clean_one(
 
 def test_the_ring_keeps_the_newest_good_states_and_gives_each_once() -> None:
     ring = RecentStates(2, 5)
-    assert [step for step in range(1, 20) if ring.is_due(step)] == [5, 10, 15]
+    assert ring.every == 5
     weight = torch.ones(3)
     for step in (5, 10, 15):
         ring.keep(step, {"modules": {"net": {"weight": weight}}})
@@ -114,7 +114,7 @@ def test_the_ring_keeps_the_newest_good_states_and_gives_each_once() -> None:
     assert taken[0] == 15
     assert taken[1]["modules"]["net"]["weight"].tolist() == [3.0, 3.0, 3.0]  # a copy of its time
     assert ring.take(since=10) is None  # no newer than the checkpoint
-    assert not RecentStates(0, 5).is_due(5)
+    assert RecentStates(0, 5).every == 0  # never
 
 
 def poison_sample(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

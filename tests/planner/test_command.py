@@ -18,7 +18,7 @@ from mpt.commands.plan_schema import PlanOutput
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner import planned
-from mpt.planner.search import Combinations
+from mpt.planner.patches import Combinations
 from mpt.planner.session import Session
 
 CONFIG = """

@@ -14,8 +14,9 @@ from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import MemoryBudgetError
 from mpt.planner.gpus import find_gpu
+from mpt.planner.patches import combinations, patched, precision_patches
 from mpt.planner.recipe import Patch, Recipe, describe_cost, rank, without_conflicts
-from mpt.planner.search import combinations, patched, precision_patches, search
+from mpt.planner.search import search
 from mpt.planner.session import Answer, PlanError
 
 GIB, MIB = 2**30, 2**20

@@ -30,9 +30,9 @@ kinds = ["kills", "errors", "signals", "files", "planted", "weights", "configs",
 with fault_battery.prepared() as battery:
     rows = fault_battery.try_kinds(battery, kinds, 0.002, 2)
     from mpt.run import checkpoint
-    from mpt.engine.training import Training
+    from mpt.engine import summary
     checkpoint.check_hash = lambda *_: None
-    Training.write_summary = lambda self: None
+    summary.write_atomically = lambda *_, **__: None
     unread = fault_battery.try_kinds(battery, ["checkpoints"], 0.002, 1)["checkpoints"].bad
     place = battery.folder / "killed"
     place.mkdir()

@@ -12,6 +12,7 @@ import torch
 import typer
 from torch import Tensor
 
+from mpt.config.precision_names import FLOAT32
 from mpt.engine.evaluation import inferring
 from mpt.errors import ConfigError, DataError, Interrupted, MemoryBudgetError
 from mpt.inference.half import choose_half, rebuild, rebuild_half
@@ -211,7 +212,7 @@ def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Ru
         return
     first, last = (image[None].float() / 255 for image in pair if image is not None)
     if command.half:
-        tell_half(command, maker, first, last, (run, rebuild(trained, "fp32")))
+        tell_half(command, maker, first, last, (run, rebuild(trained, FLOAT32)))
     if command.check_seams and maker.grid.count > 1:
         with inferring(run):
             error = seam_error(maker.net, first, last, maker.grid, maker.overlap)

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from mpt.config.load import load_config
+from mpt.config.options import setting_of
+from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.engine.build import build_datasets, build_networks, build_run
 from mpt.engine.state import capture
@@ -118,7 +120,7 @@ def leras_to_torch(model_dir: Path, output: Path, archi: str | None = None, conf
     checkpoint.save(directory, step, captured, keep_last=1, extra_manifest={"source": folder.prefix.rstrip("_")})
     model = chosen.model.settings
     print(f"wrote {directory.path}: {model.archi} at {model.image_size} pixels, {step} iterations")
-    if not Path(getattr(chosen.dataset.settings, "src", ".")).exists():
+    if not Path(setting_of(chosen.dataset.settings, "src", ".")).exists():
         print(
             f"to train on: mpt train {directory.config_path} --resume {directory.path} dataset.src=DIR dataset.dst=DIR"
         )
@@ -158,7 +160,7 @@ def config_of_data(data: Mapping[str, Any], folder: Folder, archi: str | None) -
     workspace = folder.path.resolve().parent
     sections["dataset"] |= {"name": "faceset", "src": str(workspace / SRC), "dst": str(workspace / DST)}
     sections["model"] |= {"name": "saehd"}
-    return load_config({**sections, "precision": {"mode": "fp32"}})
+    return load_config({**sections, "precision": {"mode": FLOAT32}})
 
 
 def config_of_weights(found: Mapping[str, Any], archi: str, folder: Folder) -> Config:
@@ -178,7 +180,7 @@ def config_of_weights(found: Mapping[str, Any], archi: str, folder: Folder) -> C
     data = {
         "model": model,
         "dataset": {"name": "procedural_faces"},
-        "precision": {"mode": "fp32"},
+        "precision": {"mode": FLOAT32},
         "optimizer": {"name": name},
         "train": {"batch_size": 8},
     }

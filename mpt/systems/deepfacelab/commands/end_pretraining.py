@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mpt.commands.arguments import Runs
+from mpt.config.options import setting_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def run(command: Command) -> None:
 
     directory, chosen = find_run(command.run, Path(command.runs))
     before = load_config(directory.config_path)
-    if before.model.name != "saehd" or not getattr(before.dataset.settings, "pretrain", False):
+    if before.model.name != "saehd" or not setting_of(before.dataset.settings, "pretrain", False):
         raise ConfigError(f"{directory.path}: dataset.pretrain is not on in this run; there is no pretraining to end")
     loaded = checkpoint.load(chosen or directory)
     tell_notes(loaded)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mpt.commands.arguments import Runs
+from mpt.config.precision_names import FLOAT32
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def run(command: Command) -> None:
     if trained.config.model.name != "saehd":
         raise ConfigError(f"{trained.directory.path}: its model is {trained.config.model.name}; a .dfm holds a saehd")
     size = trained.config.model.settings.image_size
-    difference = write_dfm(command.output, rebuild(trained, "fp32").task.modules["autoencoder"], size)
+    difference = write_dfm(command.output, rebuild(trained, FLOAT32).task.modules["autoencoder"], size)
     checked = (
         "install onnxruntime to have it run" if difference is None else f"ONNX Runtime differs by {difference:.1g}"
     )

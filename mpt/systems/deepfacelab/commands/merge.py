@@ -13,6 +13,7 @@ import typer
 from torch import Tensor
 
 from mpt.commands.arguments import Runs
+from mpt.config.precision_names import FLOAT32
 from mpt.data.video import VideoWriter, describe_video, is_video
 from mpt.engine.evaluation import inferring
 from mpt.errors import ConfigError
@@ -128,7 +129,7 @@ def run(command: Command) -> None:
     if command.vram:
         batch_size, planned = largest_batch(trained, half.dtype if half else None, parse_budget(command.vram))
         print(f"planned: {batch_size} faces at once, at most {describe_bytes(planned)} on the device")
-    built = rebuild_half(trained, half.dtype) if half else rebuild(trained, "fp32")
+    built = rebuild_half(trained, half.dtype) if half else rebuild(trained, FLOAT32)
     names = output_names(frames)
     wanted = {index for index, name in enumerate(names) if not (folder / name).is_file()}
     count = sum(len(found) for found in faces.values())

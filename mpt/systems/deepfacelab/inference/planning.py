@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from mpt.config.load import change_precision
+from mpt.config.precision_names import AUTOCAST, FLOAT32
 from mpt.engine.build import build_run
 from mpt.engine.evaluation import inferring
 from mpt.errors import MemoryBudgetError
@@ -39,7 +40,7 @@ def largest_batch(trained: Trained, dtype: str | None, budget_bytes: int) -> tup
 
 def peak_bytes(trained: Trained, dtype: str | None, count: int) -> int:
     """Return the most bytes of weights and activations while `count` faces are redrawn."""
-    config = in_dtype(change_precision(trained.config, "amp" if dtype else "fp32"), dtype)
+    config = in_dtype(change_precision(trained.config, AUTOCAST if dtype else FLOAT32), dtype)
     size = config.model.settings.image_size
     device = torch.device("cpu")
     recorder = Recorder(device.type)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mpt.config.precision_names import FLOAT32
 from mpt.data.video import is_video
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import open_trained
@@ -80,7 +81,7 @@ def run(command: Command) -> None:
     if command.half:
         choice = choose_half(command.dtype, run.device)
         print(choice.statement)
-        full = rebuild(trained, "fp32")
+        full = rebuild(trained, FLOAT32)
         reference = [one for one, _, _ in detect(full, samples(trained, inputs), command.batch_size)]
         run = rebuild_half(trained, choice.dtype)
     seconds: list[float] = []

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError
 from mpt.inference.half import rebuild
 from mpt.inference.trained import open_trained
@@ -61,7 +62,7 @@ def run(command: Command) -> None:
         f"task.{key}={value}" for key, value in (("confidence", command.confidence), ("iou", command.iou)) if value
     )
     trained = open_trained(command.run, Path(command.runs), "cpu", overrides)
-    run = rebuild(trained, "fp32")
+    run = rebuild(trained, FLOAT32)
     task = yolo_detector(run, "mpt yolofuse export")
     pictures = example(run, task)
     partial = command.output.with_name(f".partial-{command.output.name}")
