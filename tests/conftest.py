@@ -50,9 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         path = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
-        is_dear = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
-        is_dear = is_dear or f"{path}::{item.name}".startswith(NOT_FAST)
-        if not is_dear and any(path == one or path.startswith(f"{one}/") for one in FAST):
+        is_expensive = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
+        is_expensive = is_expensive or f"{path}::{item.name}".startswith(NOT_FAST)
+        if not is_expensive and any(path == one or path.startswith(f"{one}/") for one in FAST):
             item.add_marker("fast")
 
 

@@ -20,6 +20,18 @@ from mpt.config.schema import NAMED_SECTIONS, GeneralOptions, MemoryOptions, Par
 
 Schema = dict[str, Any]
 
+SECTIONS = {
+    "model": "The networks, by name, and their settings.",
+    "task": "What the networks are trained for; null takes the model's own task.",
+    "dataset": "Where the samples come from, and how they are prepared.",
+    "optimizer": "The optimizer, its settings and the learning rate's schedule.",
+    "precision": "The precision mode: in which dtypes weights are kept and products computed.",
+    "memory": "The memory tricks that are on, and what to do when memory runs out.",
+    "train": "How long to train, and how often to log, evaluate, sample and save.",
+    "parallel": "How several processes train together.",
+}
+"""What each section of a file is for."""
+
 EXTERNAL_MODEL: Schema = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.-]*$"}
 
 
@@ -35,6 +47,8 @@ def config_schema(registry: Registry = INSTALLED) -> Schema:
     schema_file = Path(__file__).with_name("schema.py")
     properties["train"] = _or_empty(_settings_schema(Train, {}, notes, "train", definitions, schema_file))
     properties["parallel"] = _or_empty(_settings_schema(Parallel, {}, notes, "parallel", definitions))
+    for section, text in SECTIONS.items():
+        properties[section]["description"] = text
     properties |= _settings_schema(GeneralOptions, {}, notes, "general", definitions)["properties"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -121,7 +135,7 @@ def _choice_schema(section: str, subpackage: str, key: str, registry: Registry, 
 
 
 def _named(schema: Schema, key: str, name: Schema, required: bool) -> Schema:
-    properties = {key: name, **schema["properties"]}
+    properties = {key: {"description": "What is chosen.", **name}, **schema["properties"]}
     return {
         **schema,
         "properties": properties,

@@ -88,7 +88,7 @@ class ModelOptions(Options):
 
     weights: str | None = None
     """Local file of weights to start from: .safetensors, or what torch.save writes; or the folder of a run or of a
-    checkpoint. What does not fit, such as a head for other classes, stays as it was made, and is said."""
+    checkpoint. Tensors that do not fit, such as a head for other classes, keep their initial values, and are listed."""
 
 
 class GenerativeOptions(Options):

@@ -52,7 +52,7 @@ class Collapse(Options):
     """Samples whose features vary less than this share of the data's are a sign of collapse; at an evaluation, which
     looks at more of them, once is enough."""
     won: float = Field(0.01, ge=0)
-    """A discriminator whose loss cannot be negative has won below this; seen once it counts."""
+    """Loss below which a discriminator has won, where its loss cannot be negative; seen once it counts."""
     ratio: float = Field(10.0, ge=0)
     """The losses are a sign where that of the discriminator over the generator's is so many times outside of the range
     that it had; 0 does not look. For losses that cannot be negative."""
@@ -103,8 +103,8 @@ class Train(Options):
     """Steps between two of the `recent_states`."""
     on_collapse: Literal["advise", "rollback"] = "advise"
     """Where samples have lost their variety, a discriminator has won, or the loss scale or the losses' ratio say so:
-    tell it, or return to a state from before it and halve the learning rates for `halved_steps`, within
-    `max_rollbacks`. With `recent_states` the state of the last evaluation that was well is kept in memory too; without,
+    report it, or return to a state from before it and halve the learning rates for `halved_steps`, within
+    `max_rollbacks`. With `recent_states` the state of the last evaluation without a sign of collapse is kept in memory too; without,
     a checkpoint from before it is needed."""
     collapse: Collapse = Field(default_factory=lambda: Collapse.model_validate({}))
     """What counts as a collapse."""

@@ -23,7 +23,7 @@ class Settings(Options):
     shorthand: ClassVar[str | None] = "updates"
 
     updates: int = Field(100, ge=1)
-    """Optimizer steps between two, over all phases."""
+    """Optimizer steps from one emptying to the next, over all phases."""
 
 
 class EmptyCacheEvery(MemoryTrick):

@@ -41,7 +41,7 @@ class Settings(Options):
     shorthand: ClassVar[str | None] = "min_mebibytes"
 
     min_mebibytes: float = Field(1.0, ge=0)
-    """Smaller ones stay: a copy has a fixed cost, and many small ones save little."""
+    """Smaller activations stay: a copy has a fixed cost, and many small ones save little."""
     at_most_gib: float | None = Field(None, ge=0)
     """GiB of one forward that wait on the host, the first ones, which backward wants last. null sends all of them."""
 

@@ -43,13 +43,13 @@ class Settings(GenerativeOptions):
     """How the game is played; what is null follows the model."""
 
     objective: Literal["nonsaturating", "least_squares", "wasserstein", "hinge", "energy", "balanced"] | None = None
-    """What the two play for; energy is EBGAN's and balanced BEGAN's, for critics that are autoencoders."""
+    """Adversarial loss; energy is EBGAN's and balanced BEGAN's, for critics that are autoencoders."""
     critic_steps: int | None = Field(None, ge=1)
     """Steps of the discriminator for one of the generator."""
     gradient_penalty: float | None = Field(None, ge=0)
-    """Weight of the squared departure of the critic's gradient norm from 1; 0 is without."""
+    """Weight of the squared departure of the critic's gradient norm from 1; 0 is none."""
     weight_clip: float | None = Field(None, ge=0)
-    """Limit of the critic's weights after each step; 0 is without."""
+    """Limit of the critic's weights after each step; 0 is none."""
     margin: float = Field(5.0, gt=0)
     """Energy beyond which fakes are left alone (EBGAN)."""
     pull_away: float = Field(0.0, ge=0)

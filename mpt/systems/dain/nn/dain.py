@@ -58,7 +58,7 @@ class Settings(ModelOptions):
     original_gradients: bool = False
     """Use DAIN's own gradients at the depth and at copied pixels, which are not the derivative."""
     kernels: Literal["torch", "triton"] = "torch"
-    """Who computes its operators on a GPU: torch, or Triton kernels, which hold less. On a CPU it is always torch."""
+    """What computes its operators on a GPU: torch, or Triton kernels, which hold less. On a CPU it is always torch."""
 
 
 class Prepared(NamedTuple):

@@ -1,4 +1,4 @@
-"""The simplest learnt interpolation: DAIN's small flow network, warping by that flow, and a mean. A floor to beat.
+"""The simplest learnt interpolation: DAIN's small flow network, warping by that flow, and a mean. A baseline.
 
 No depth, kernels, context or rectification. The motion at a pixel of the frame between is the time-weighted mean of
 what both flows say at that pixel; both frames are read against it, and where one's target lies outside, the other

@@ -40,11 +40,11 @@ class Settings(GenerativeOptions):
     """How the game is played. The defaults are those of the 256-pixel configuration."""
 
     r1_gamma: float = Field(1.0, ge=0)
-    """Weight of R1, 0 is without; 0.0002 * image_size^2 / batch_size is where to start."""
+    """Weight of R1, 0 is none; a usual first value is 0.0002 * image_size^2 / batch_size."""
     r1_every: int = Field(16, ge=1)
     """Steps from one R1 phase to the next; its loss is multiplied by as much."""
     path_weight: float = Field(2.0, ge=0)
-    """Weight of the path length penalty; 0 is without."""
+    """Weight of the path length penalty; 0 is none."""
     path_every: int = Field(4, ge=1)
     """Steps from one path length phase to the next; its loss is multiplied by as much."""
     path_decay: float = Field(0.01, gt=0, le=1)
@@ -52,7 +52,7 @@ class Settings(GenerativeOptions):
     style_mixing: float = Field(0.9, ge=0, le=1)
     """Probability that a sample's later layers get another latent's style."""
     ada_target: float | None = Field(None, gt=0, lt=1)
-    """Mean sign of real scores to hold by augmenting; 0.6 is usual for small data sets, null is without."""
+    """Mean sign of real scores to hold by augmenting; 0.6 is usual for small data sets, null augments nothing."""
     ada_kimg: float = Field(500.0, gt=0)
     """Thousands of images in which the probability may go from 0 to 1."""
     ema_kimg: float = Field(10.0, gt=0)
@@ -60,7 +60,7 @@ class Settings(GenerativeOptions):
     ema_rampup: float = Field(0.05, gt=0)
     """The half-life is at most this share of the images seen."""
     objective: Literal["nonsaturating", "hinge", "wasserstein"] = "nonsaturating"
-    """What the two play for."""
+    """Adversarial loss."""
 
 
 class StyleGan2(gan.Gan):

@@ -45,7 +45,7 @@ class Settings(ModelOptions):
     """The camera, the size of the pictures, and what the network's constructor is given."""
 
     camera: Literal["rgb", "ir"] = "rgb"
-    """The camera that is looked at; a grey picture is given in three equal channels."""
+    """The camera whose pictures are used; a grey picture is given in three equal channels."""
     image_size: int = Field(320, ge=32)
     """Longer side of the pictures in pixels."""
     most_detections: int = Field(300, ge=1)

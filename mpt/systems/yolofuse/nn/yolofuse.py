@@ -37,7 +37,7 @@ class Settings(ModelOptions):
     """Which network, in which size, started from what."""
 
     fusion: Fusion = "mid"
-    """Where the cameras meet; `rgb` and `ir` use one."""
+    """Where the features of the two cameras are joined; `rgb` and `ir` use one camera."""
     scale: Literal["n", "s", "m", "l", "x"] = "n"
     """The size: depth and width of all layers."""
     image_size: int = Field(640, ge=32, multiple_of=32)
