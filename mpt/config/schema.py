@@ -104,8 +104,8 @@ class Train(Options):
     on_collapse: Literal["advise", "rollback"] = "advise"
     """Where samples have lost their variety, a discriminator has won, or the loss scale or the losses' ratio say so:
     report it, or return to a state from before it and halve the learning rates for `halved_steps`, within
-    `max_rollbacks`. With `recent_states` the state of the last evaluation without a sign of collapse is kept in memory too; without,
-    a checkpoint from before it is needed."""
+    `max_rollbacks`. With `recent_states` the state of the last evaluation without a sign of collapse is kept in memory
+    too; without, a checkpoint from before it is needed."""
     collapse: Collapse = Field(default_factory=lambda: Collapse.model_validate({}))
     """What counts as a collapse."""
     deterministic: bool = True
