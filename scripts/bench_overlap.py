@@ -1,17 +1,21 @@
 """What sending gradients beside the last backward wins: steps with `parallel.overlap` against steps without, in turns.
 
     python scripts/bench_overlap.py                    # 2 gloo ranks on CPUs
+    python scripts/bench_overlap.py --link-mbit 200    # ... over a link of that rate; needs root, `ip` and `tc`
 
 Both are built in the same ranks from the same seed, and take their steps alternately, so that a machine that is busy
 with other work slows both. Told are medians over the steps: the ratio of their times, and what a rank still waits for
-sums after its backward. gloo sums on the CPU that computes too, so little of the time can be won here; what a network
-of its own would win is the share of buckets that leave in the backward.
+sums after its backward. Over loopback sending is copying, which needs the cores that the backward needs, so that there
+is nothing to win: bytes on their way cost processor time instead of waiting. `--link-mbit` puts the ranks into a
+network namespace whose loopback lets through so much and no more (`tc`, token bucket), as a cable does: bytes are on
+their way while the processor is free, and overlap can win what the backward covers.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -34,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lsgan, 4.2 M weights": {"model": {"name": "lsgan", "hidden": 2048, "image_size": 32}, "dataset": "digits"},
     "dcgan, 1.7 M weights": {"model": {"name": "dcgan", "features": 64, "image_size": 32}, "dataset": "digits"},
 }
+LIMITED = "MPT_BENCH_LINK_IS_LIMITED"
 COMMON = {"precision": "fp32", "optimizer": {"name": "sgd", "lr": 1e-4}, "train": {"batch_size": 32}}
 
 
@@ -70,7 +75,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[str]:
     """Yield the lines of the table."""
     yield "| network | buckets sent in the backward | step, of one without overlap | waited, ms | without overlap, ms |"
     yield "|---|---:|---:|---:|---:|"
-    for case in CASES:
+    for case in arguments.cases:
         told = run_ranks(2, on_rank, case, arguments.steps, arguments.bucket_mib, limit=600)
         first = told[0]
         ratio = statistics.fmean(one[True]["step"] / one[False]["step"] for one in told)
@@ -80,11 +85,25 @@ def rows(arguments: argparse.Namespace) -> Iterator[str]:
         )
 
 
+def start_behind(mbit: int) -> None:
+    """Start this script again in a network namespace of its own, with a loopback of a limited rate."""
+    if os.geteuid() or not (shutil.which("unshare") and shutil.which("tc")):
+        raise SystemExit("--link-mbit: limiting a link needs root, and the programs unshare, ip and tc")
+    limit = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 256kb latency 2000ms"
+    command = f'ip link set lo up && {limit} && exec "$0" "$@"'
+    os.environ[LIMITED] = "1"
+    os.execvp("unshare", ["unshare", "-n", "bash", "-c", command, sys.executable, *sys.argv])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--bucket-mib", type=float, default=1.0)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--link-mbit", type=int, help="rate of the link between the ranks, both directions together")
     arguments = parser.parse_args()
+    if arguments.link_mbit and LIMITED not in os.environ:
+        start_behind(arguments.link_mbit)
     torch.set_num_threads(1)
     os.environ.pop("WORLD_SIZE", None)
     for line in rows(arguments):

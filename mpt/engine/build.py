@@ -141,8 +141,9 @@ def build_run(
     precision.is_sharded = world.is_sharded
     precision.prepare(task)
     if world.is_sharded:
-        from mpt.parallel.shard import shard
+        from mpt.parallel.shard import numbers, shard
 
+        world.numbers = numbers(task.modules)
         world.units = shard(
             task.modules.values(),
             device.type,

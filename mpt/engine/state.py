@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from mpt.engine.averages import modules_to_save
 from mpt.errors import CheckpointError
 from mpt.optim.groups import fit_saved_groups
+from mpt.parallel.local import full, is_sharded
 from mpt.run.state_checks import compare_keys
 from mpt.seams import Run
 
@@ -30,14 +31,39 @@ def capture(run: Run) -> dict[str, Any]:
     Modules have the weights to evaluate. Where an optimizer trains others, those are beside, in `training_weights`.
     """
     modules, training = modules_to_save(run)
+    for number in run.world.numbers:
+        name, _, key = number.partition(".")
+        modules[name][key] = as_number(modules[name][key])
     return {
         "modules": modules,
         **({"training_weights": training} if training else {}),
         "task": run.task.state_dict(),
-        "optimizers": {name: optimizer.state_dict() for name, optimizer in run.optimizers.items()},
+        "optimizers": {name: optimizer_state(run, optimizer) for name, optimizer in run.optimizers.items()},
         "precision": run.precision.state_dict(),
         "random": capture_random(run.device),
     }
+
+
+def optimizer_state(run: Run, optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state; what it keeps for single numbers is single numbers."""
+    saved = optimizer.state_dict()
+    if not run.world.numbers:
+        return saved
+    named = ((f"{name}.{key}", p) for name, m in run.task.modules.items() for key, p in m.named_parameters())
+    own = {id(parameter) for name, parameter in named if name in run.world.numbers}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        if id(parameter) in own and index in saved["state"]:
+            entries = saved["state"][index]
+            saved["state"][index] = {
+                key: as_number(value) if is_sharded(value) else value for key, value in entries.items()
+            }
+    return saved
+
+
+def as_number(value: Tensor) -> Tensor:
+    """Return a sharded weight of one row as every rank's single number; call on all ranks."""
+    return full(value.detach()).reshape(()).clone()
 
 
 def restore(run: Run, state: Mapping[str, Any]) -> None:
@@ -86,14 +112,20 @@ def restore_modules(run: Run, state: Mapping[str, Any]) -> None:
         )
     for name, module in run.task.modules.items():
         own = {f"{name}.{key}": value for key, value in run.precision.module_state(module).items()}
-        compare_keys(own, {f"{name}.{key}": value for key, value in state["modules"][name].items()})
+        compare_keys(own, {f"{name}.{key}": value for key, value in rows_of(run, name, state["modules"][name]).items()})
     for name, module in run.task.modules.items():
-        saved = state["modules"][name]
+        saved = rows_of(run, name, state["modules"][name])
         if run.world.is_sharded:
             from mpt.parallel.shard import shards_of
 
             saved = shards_of(module, saved)
         run.precision.load_module_state(module, saved)
+
+
+def rows_of(run: Run, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a module's saved state with one row for the single numbers that are sharded here."""
+    numbers = run.world.numbers
+    return {key: value.reshape(1) if f"{name}.{key}" in numbers else value for key, value in saved.items()}
 
 
 def capture_random(device: torch.device) -> dict[str, Any]:

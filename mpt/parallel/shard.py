@@ -95,7 +95,7 @@ def shard(
     differentiated again needs it: its graph holds the gathered weights, and FSDP2 gathers into them for the first
     backward alone.
     """
-    refuse_scalars(networks := list(networks))
+    in_half = give_rows(networks := list(networks), in_half)
     mesh = make_mesh(device_type, world, settings)
     offload = CPUOffloadPolicy(pin_memory=device_type == "cuda") if settings.offload else OffloadPolicy()
     found: list[FSDPModule] = []
@@ -116,15 +116,29 @@ def shard(
     return found
 
 
-def refuse_scalars(networks: Iterable[nn.Module]) -> None:
-    """Raise ConfigError for a weight without rows, which FSDP2 does not shard."""
-    for network in networks:
-        for name, weight in network.named_parameters():
-            if not weight.dim():
-                raise ConfigError(
-                    f"parallel.strategy: fsdp shards the rows of weights, and {name} of {type(network).__name__} is a "
-                    "single number. Give it one row (shape [1]) in a network of yours, or use ddp"
-                )
+def give_rows(networks: Iterable[nn.Module], in_half: Collection[Tensor]) -> set[Tensor]:
+    """Replace single numbers (a noise's strength) by weights of one row, in place, which alone FSDP2 shards.
+
+    Where such a weight is multiplied or added it is broadcast, and nothing changes. Returns `in_half` with the new.
+    """
+    rows: dict[Tensor, nn.Parameter] = {}
+    for module in (module for network in networks for module in network.modules()):
+        for name, weight in module._parameters.items():
+            if weight is not None and not weight.dim():
+                if weight not in rows:
+                    rows[weight] = nn.Parameter(weight.detach().reshape(1), requires_grad=weight.requires_grad)
+                module._parameters[name] = rows[weight]
+    return {rows.get(weight, weight) for weight in in_half}
+
+
+def numbers(networks: Mapping[str, nn.Module]) -> list[str]:
+    """Return the dotted names, sorted, of the weights that `give_rows` replaces."""
+    return sorted(
+        f"{name}.{key}"
+        for name, network in networks.items()
+        for key, weight in network.named_parameters(remove_duplicate=False)
+        if not weight.dim()
+    )
 
 
 def parts(network: nn.Module, in_half: Collection[Tensor]) -> Iterator[nn.Module]:
@@ -251,5 +265,7 @@ def shard_state(optimizer: Optimizer) -> None:
     for parameter, entries in optimizer.state.items():
         if isinstance(parameter, DTensor):
             for name, value in entries.items():
+                if isinstance(value, Tensor) and not value.dim() and name != "step":
+                    value = value.reshape(1)  # of a single number, see `give_rows`
                 if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
                     entries[name] = like(value, parameter)

@@ -7,7 +7,7 @@ Several processes are `mpt.parallel.ranks.Ranks`; a "rank" is one of them, by nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -59,6 +59,8 @@ class World:
     """Whether each rank holds a part of the weights, so that forwards and saving need all of them."""
     units: Sequence[Any] = ()
     """The parts of sharded networks that are gathered together."""
+    numbers: Collection[str] = ()
+    """Names of weights that are single numbers in a checkpoint, and have one row while they are sharded."""
     can_fail_alone = True
     """Whether a rank that fails in an update can still meet the others: none waits for it inside a layer."""
 
