@@ -24,7 +24,7 @@ from mpt.config.schema import Config
 from mpt.engine.averages import describe as describe_averages
 from mpt.engine.built_parts import Networks, check_networks, require
 from mpt.engine.freezing import freeze
-from mpt.engine.initial_weights import load_initial_weights
+from mpt.engine.initial_weights import load_initial_weights, never_learnt
 from mpt.errors import ConfigError, DataError
 from mpt.nn.devices import waiting_places
 from mpt.nn.synchronised_norm import synchronise
@@ -105,11 +105,12 @@ def build_run(
     """
     seed_everything(config.seed)
     networks = build_networks(config, data, fake)
-    messages = []
+    messages: list[str] = []
+    newly_made: list[str] = []
     start = setting_of(config.model.settings, "weights")
     if start and trains and not fake and not restores:
         translate = config.model.plugin.optional("translate_weights")
-        messages.append(load_initial_weights(networks, Path(start), translate))
+        messages.append(load_initial_weights(networks, Path(start), translate, newly_made))
     mode = config.precision.mode
     precision = require(
         f"precision {mode}: its build",
@@ -175,7 +176,7 @@ def build_run(
         buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
         messages=messages,
-        notes=list(precision.notes),
+        notes=[*precision.notes, *never_learnt(task.trainable, newly_made)],
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         world=world,
     )

@@ -3,19 +3,22 @@ went.
 
 Names are matched as they are, and without what training wraps around them: a first component that all of the file's
 names share ("module.", "model.", "_orig_mod."), "modules." of mpt's own checkpoints, "net." of its exports, "_ema".
-Where a file is of another size of head, the head stays as it was made. What fits less than half is refused. A model
+Names without a dot beside names that all begin alike are counters of an average (torch's `AveragedModel`).
+Where a file is of another size of head, the head stays as it was made; position embeddings of another image size are
+interpolated (`mpt.engine.position_grids`). What fits less than half is refused. A model
 file may have a `translate_weights` for files of related models (a detector's backbone for both of two cameras).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from mpt.engine.position_grids import resample
 from mpt.errors import CheckpointError
 from mpt.run import checkpoint
 from mpt.run.manifest import TENSORS
@@ -40,17 +43,21 @@ class Match:
     """Tensors that stay as they were made, with the reason where the file has them."""
     unused: list[str] = field(default_factory=list)
     """The file's weights that nothing was found for."""
+    resampled: list[str] = field(default_factory=list)
+    """Position embeddings that were interpolated to the model's image size, with both grids."""
 
     @property
     def count(self) -> int:
         return len(self.found) + len(self.new)
 
 
-def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate: Translate | None = None) -> str:
+def load_initial_weights(
+    modules: Mapping[str, nn.Module], path: Path, translate: Translate | None = None, made: list[str] | None = None
+) -> str:
     """Copy a file's tensors into networks that were just built and return one line that says what was loaded.
 
     `translate` is the model file's own: where it knows the file for one of a related model, it returns the tensors
-    that this one can use, under its names, or None.
+    that this one can use, under its names, or None. `made` takes the names of what stays as it was made.
     Raises CheckpointError for a file that is refused, that fits less than half of the networks it touches, that holds
     another kind of numbers, or weights that are not finite.
     """
@@ -71,6 +78,8 @@ def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate
     with torch.no_grad():
         for name, tensor in match.found.items():
             own[name].copy_(tensor)
+    if made is not None:
+        made += [name.partition(" ")[0] for name in match.new]
     return describe(match, file, path)
 
 
@@ -120,6 +129,10 @@ def complete(
         if name in match.found or name.partition(".")[0] not in touched:
             continue
         there = tensors.get(name_of.get(name, ""))
+        if there is not None and match.found and (resized := resample(name, there, tensor)) is not None:
+            match.found[name], grids = resized
+            match.resampled.append(f"{name} ({grids})")
+            continue
         reason = f" (the file's is {shown_shape(there)}, not {shown_shape(tensor)})" if there is not None else ""
         match.new.append(name + reason)
     used = {name_of[name] for name in match.found}
@@ -136,14 +149,14 @@ def renamings(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, str]]:
     for _ in range(MOST_PREFIXES + 1):
         yield names
         yield {new.replace("_ema.", ".", 1): old for new, old in names.items()}
-        firsts = {new.partition(".")[0] for new in names}
-        if len(firsts) != 1 or not all("." in new for new in names):
+        dotted = {new: old for new, old in names.items() if "." in new}
+        if len({new.partition(".")[0] for new in dotted}) != 1:
             # Of a checkpoint with several networks and averages, "modules." may not be all that there is.
             names = {new.removeprefix("modules."): old for new, old in names.items() if new.startswith("modules.")}
             if not names:
                 return
             continue
-        names = {new.partition(".")[2]: old for new, old in names.items()}
+        names = {new.partition(".")[2]: old for new, old in dotted.items()}
 
 
 def own_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -178,6 +191,23 @@ def kind(tensor: Tensor) -> str:
     return "truth" if tensor.dtype == torch.bool else "whole"
 
 
+def never_learnt(networks: Mapping[str, nn.Module], made: Sequence[str]) -> list[str]:
+    """Return a warning where parameters that no file gave are frozen: they would keep their random numbers."""
+    frozen = [
+        name
+        for module_name, module in networks.items()
+        for name in (f"{module_name}.{key}" for key, one in module.named_parameters() if not one.requires_grad)
+        if name in made
+    ]
+    if not frozen:
+        return []
+    more = f" and {len(frozen) - SHOWN} more" if len(frozen) > SHOWN else ""
+    return [
+        f"{', '.join(frozen[:SHOWN])}{more} {'are' if len(frozen) > 1 else 'is'} newly made and will not be trained: "
+        "let train.freeze leave it out, or name it in memory.lora.full"
+    ]
+
+
 def describe(match: Match, file: WeightsFile, path: Path) -> str:
     """Return what was loaded, left out and newly made, as one line."""
     source = f"{path}" + (f" (its {file.wrapper!r})" if file.wrapper else "")
@@ -186,10 +216,10 @@ def describe(match: Match, file: WeightsFile, path: Path) -> str:
 
 
 def details(match: Match, separator: str = "") -> str:
-    """Return what is new and what was left out."""
+    """Return what was resampled, what is new and what was left out."""
     parts = [
         f"{title}: {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
-        for title, names in (("new", match.new), ("left out", match.unused))
+        for title, names in (("resampled", match.resampled), ("new", match.new), ("left out", match.unused))
         if names
     ]
     return separator + "; ".join(parts) if parts else ""

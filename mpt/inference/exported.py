@@ -36,10 +36,14 @@ from mpt.seams import DataSpec, Task
 
 SUFFIXES = (".onnx", ".safetensors", ".pt")
 FITS = {
-    "crop": "the largest centred part of the picture in these proportions, resized (bilinear, antialiased)",
-    "letterbox": "all of the picture between black bars, resized (bilinear, antialiased)",
-    "stretch": "all of the picture, distorted to the size (bilinear, antialiased)",
+    "crop": "the largest centred part of the picture in these proportions, resized (bilinear, antialiased): "
+    "PIL.ImageOps.fit(picture, (width, height), BILINEAR)",
+    "letterbox": "all of the picture between black bars, resized (bilinear, antialiased): "
+    "PIL.ImageOps.pad(picture, (width, height), BILINEAR, color=0)",
+    "stretch": "all of the picture, distorted to the size (bilinear, antialiased): "
+    "picture.resize((width, height), BILINEAR)",
 }
+"""How a picture in 8 bits is brought to the input's size, with the call of Pillow that does it."""
 
 
 def description(trained: Trained, task: Task, names: list[str], dtype: str) -> dict[str, str]:

@@ -90,6 +90,7 @@ def test_metadata_holds_what_a_program_needs_to_use_the_file(classifier: Path, t
     assert json.loads(about["mpt_mean"]) == [0.5]
     assert json.loads(about["mpt_input_sizes"]) == {"image": [1, 16, 16]}
     assert about["mpt_fit"].startswith("crop: the largest centred part")
+    assert "PIL.ImageOps.fit(picture, (width, height), BILINEAR)" in about["mpt_fit"]  # the rule to the pixel
     pytest.importorskip("onnxscript", reason="the exporter needs it")
     onnx = pytest.importorskip("onnx", reason="the exporter needs it")
     model = onnx.load(export(classifier, tmp_path, "e.onnx", inside=True))

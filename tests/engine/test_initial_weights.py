@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
-from mpt.engine.initial_weights import load_initial_weights
+from mpt.engine.initial_weights import load_initial_weights, never_learnt
 from mpt.errors import CheckpointError
 from mpt.inference.export import write_weights
 from tests.engine.parts import classifier, gan
@@ -43,13 +44,25 @@ def same(net: nn.Module, expected: dict[str, Tensor]) -> bool:
         (lambda: {"model": state(), "args": argparse.Namespace(lr=1.0), "epoch": 3}, "model"),
         (lambda: {"state_dict": state(prefix="module."), "best": 0.9}, "state_dict"),
         (lambda: {"model": state(5), "model_ema": state()}, "model_ema"),
+        (lambda: {"model_ema": {"n_averaged": torch.tensor(3), **state(prefix="module.")}}, "model_ema"),
         (lambda: state(prefix="model._orig_mod."), None),
         (lambda: state(prefix="net."), None),
         (lambda: state(prefix="net_ema."), None),
         (lambda: {**state(prefix="modules.net."), "optimizers.net.state.0": torch.ones(3)}, None),
         (lambda: network(seed=1), None),
     ],
-    ids=["plain", "args", "module", "ema", "compiled", "export", "export of an average", "checkpoint", "whole network"],
+    ids=[
+        "plain",
+        "args",
+        "module",
+        "ema",
+        "averaged model",
+        "compiled",
+        "export",
+        "export of an average",
+        "checkpoint",
+        "whole network",
+    ],
 )
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 def test_weights_load_in_whatever_they_are_wrapped(wrap: Any, key: str | None, zipped: bool, tmp_path: Path) -> None:
@@ -72,6 +85,55 @@ def test_a_head_for_other_classes_stays_new_and_the_line_says_so(tmp_path: Path)
     )
     assert torch.equal(net[3].weight, head)  # type: ignore[index, arg-type]
     assert torch.equal(net[0].weight, state()["0.weight"])  # type: ignore[index, arg-type]
+
+
+def embedded(tokens: int) -> nn.Module:
+    """Return a network with the position embeddings of a vision transformer."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    net.register_parameter("pos_embed", nn.Parameter(torch.randn(1, tokens, 6)))
+    return net
+
+
+@pytest.mark.parametrize(("before", "old", "new"), [(1, 7, 4), (0, 4, 6), (2, 3, 5)])
+def test_position_embeddings_of_another_image_size_are_interpolated(
+    before: int, old: int, new: int, tmp_path: Path
+) -> None:
+    theirs, net = embedded(before + old * old), embedded(before + new * new)
+    torch.save(theirs.state_dict(), tmp_path / "vit.pt")
+    said = load_initial_weights({"net": net}, tmp_path / "vit.pt")
+    assert said.endswith(
+        f"loaded all 5 tensors from {tmp_path}/vit.pt; resampled: net.pos_embed ({old}x{old} to {new}x{new})"
+    )
+    pictures = torch.arange(6.0).view(1, 6, 1, 1) + torch.rand(
+        1, 6, old, old
+    )  # the embeddings' six numbers as channels
+    with torch.no_grad():
+        theirs.get_parameter("pos_embed")[:, before:] = pictures.flatten(2).transpose(1, 2)
+    torch.save(theirs.state_dict(), tmp_path / "vit.pt")
+    load_initial_weights({"net": net}, tmp_path / "vit.pt")
+    expected = functional.interpolate(pictures, (new, new), mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
+    result = net.get_parameter("pos_embed")
+    assert torch.equal(result[:, :before], theirs.get_parameter("pos_embed")[:, :before])
+    assert torch.allclose(result[:, before:], expected, atol=1e-6)
+
+
+def test_position_embeddings_of_no_square_grid_stay_new(tmp_path: Path) -> None:
+    torch.save(embedded(12).state_dict(), tmp_path / "vit.pt")
+    said = load_initial_weights({"net": embedded(17)}, tmp_path / "vit.pt")
+    assert said.endswith("new: net.pos_embed (the file's is 1x12x6, not 1x17x6)")
+
+
+def test_what_is_newly_made_and_frozen_is_warned_of(tmp_path: Path) -> None:
+    torch.save(state(classes=7), tmp_path / "w.pt")
+    made: list[str] = []
+    net = network()
+    load_initial_weights({"net": net}, tmp_path / "w.pt", made=made)
+    assert made == ["net.3.weight", "net.3.bias"]
+    assert never_learnt({"net": net}, made) == []
+    net[0].requires_grad_(False)  # type: ignore[index]
+    assert never_learnt({"net": net}, made) == []
+    net[3].requires_grad_(False)  # type: ignore[index]
+    assert "net.3.weight, net.3.bias are newly made and will not be trained" in never_learnt({"net": net}, made)[0]
 
 
 def test_half_weights_are_loaded_into_float32(tmp_path: Path) -> None:
