@@ -108,6 +108,10 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
             f"{show_figure(row.best.mean)}\n{show_ratio(row.best_ratio)}",
         )
     console.print(table)
+    if len(comparison.seeds) > 1:
+        label = comparison.baseline.group.label
+        said = f"Ratios are to {label}; of memory, step and samples/s to the same seed's, and their median is shown."
+        console.print(said, markup=False, highlight=False)
     for row in comparison.rows:
         for phase, (first, lowest, last) in row.scales.items():
             scales = f"first {show_figure(first)}, lowest {show_figure(lowest)}, last {show_figure(last)}"

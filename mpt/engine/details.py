@@ -1,5 +1,5 @@
 """The details of a run's last evaluation, `evaluation.json`: what the task found, with the pictures of its worst
-errors.
+errors and of examples.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from mpt.run.files import write_atomically
 from mpt.seams import Dataset
 
 SIDE = 96
+PICTURED = ("worst", "examples")
 
 
 def write_details(path: Path, details: Mapping[str, Any], step: int, data: Dataset) -> None:
-    """Write what a task found in an evaluation, beside the pictures of the samples that it calls worst."""
-    worst = [{**one, "name": data.name_of(one["index"])} for one in details.get("worst", [])]
-    for one in worst:
-        with contextlib.suppress(MptError):  # a file that went away since is no reason to stop a training
-            one["picture"] = picture_of(data, one["index"])
-    write_atomically(path, json.dumps({"step": step, **details, "worst": worst}, indent=1) + "\n", durable=False)
+    """Write what a task found in an evaluation, beside the pictures of the samples that it calls worst or examples."""
+    shown = {}
+    for kind in PICTURED:
+        shown[kind] = [{**one, "name": data.name_of(one["index"])} for one in details.get(kind, [])]
+        for one in shown[kind]:
+            with contextlib.suppress(MptError):  # a file that went away since is no reason to stop a training
+                one["picture"] = picture_of(data, one["index"])
+    write_atomically(path, json.dumps({"step": step, **details, **shown}, indent=1) + "\n", durable=False)
 
 
 def picture_of(data: Dataset, index: int) -> str:

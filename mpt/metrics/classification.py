@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BINS, WORST, PAIRS, LARGEST_MATRIX = 10, 12, 10, 30
+BINS, WORST, EXAMPLES, PAIRS, LARGEST_MATRIX = 10, 12, 14, 10, 30
 
 
 def describe(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str, Any]:
     """Return the details of logits (n, classes or more) against labels (n,) as plain data.
 
-    `worst` names samples by their number. The matrix, rows being the truth, is left out above 30 classes, where the
-    pairs that are confused most often tell more.
+    `worst` names the wrong samples of highest confidence by their number, `examples` some of all, evenly over the set.
+    The matrix, rows being the truth, is left out above 30 classes, where the pairs that are confused most often tell
+    more.
     """
     count = len(classes)
     probabilities = logits[:, :count].float().softmax(1)
@@ -33,6 +34,11 @@ def describe(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str
     f1 = 2 * hits / (truths + taken).clamp_min(1)
     wrong = (found != labels).nonzero().flatten()
     surest = wrong[confidence[wrong].argsort(descending=True)][:WORST]
+
+    def sample(index: int) -> dict[str, Any]:
+        label, truth = classes[int(found[index])], classes[int(labels[index])]
+        return {"index": index, "label": label, "truth": truth, "probability": float(confidence[index])}
+
     return {
         "classes": list(classes),
         "samples": len(labels),
@@ -44,16 +50,15 @@ def describe(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str
         "macro_f1": float(f1[truths > 0].mean()) if len(labels) else 0.0,
         "pairs": most_confused(matrix, classes),
         "calibration": calibration(confidence, found == labels),
-        "worst": [
-            {
-                "index": int(index),
-                "label": classes[int(found[index])],
-                "truth": classes[int(labels[index])],
-                "probability": float(confidence[index]),
-            }
-            for index in surest
-        ],
+        "worst": [sample(index) for index in surest.tolist()],
+        "examples": [sample(index) for index in spread_out(len(labels))],
     }
+
+
+def spread_out(count: int) -> list[int]:
+    """Return the numbers of a few samples, evenly over all: a folder's lie class by class."""
+    shown = min(EXAMPLES, count)
+    return [(2 * place + 1) * count // (2 * shown) for place in range(shown)]
 
 
 def most_confused(matrix: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:

@@ -57,19 +57,22 @@ def read_classification(run_path: Path) -> dict[str, Any] | None:
             "pairs": [(str(one["truth"]), str(one["label"]), int(one["count"])) for one in content["pairs"]],
             "expected_error": float(content["calibration"]["expected_error"]),
             "calibration": Markup(draw_calibration(content["calibration"]["bins"])),  # drawn here: no text of the file
-            "worst": [
-                {
-                    "name": str(one.get("name", one["index"])),
-                    "label": str(one["label"]),
-                    "truth": str(one["truth"]),
-                    "probability": float(one["probability"]),
-                    "picture": one["picture"] if PICTURE.fullmatch(str(one.get("picture", ""))) else "",
-                }
-                for one in content["worst"]
-            ],
+            "worst": [read_sample(one) for one in content["worst"]],
+            "examples": [read_sample(one) for one in content.get("examples", [])],
         }
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
+
+
+def read_sample(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the template shows of one test sample."""
+    return {
+        "name": str(one.get("name", one["index"])),
+        "label": str(one["label"]),
+        "truth": str(one["truth"]),
+        "probability": float(one["probability"]),
+        "picture": one["picture"] if PICTURE.fullmatch(str(one.get("picture", ""))) else "",
+    }
 
 
 def cells(matrix: Any, size: int, totals: Any = None) -> list[list[Cell]]:

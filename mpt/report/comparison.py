@@ -81,6 +81,8 @@ class Comparison:
     higher_is_better: bool
     seeds: Sequence[int]
     notes: Sequence[str]
+    most_seeds: int | None = None
+    """Where seeds are added until the verdicts are in: how many there may be."""
 
     @property
     def baseline(self) -> Row:
@@ -119,6 +121,7 @@ def compare_groups(
         higher_is_better=example.higher_is_better,
         seeds=sorted({seed for group in ordered for seed in group.runs}),
         notes=find_notes(ordered),
+        most_seeds=most_seeds,
     )
 
 

@@ -71,7 +71,9 @@ def test_modes_take_turns_and_every_other_seed_turns_them_round(tmp_path, capsys
     said = capsys.readouterr().out
     assert "[6/6] amp, seed 2: accuracy 0.951" in said
     assert "amp against fp32, accuracy, 3 paired seeds: within the margin" in " ".join(said.split())
+    assert "of memory, step and samples/s to the same seed's, and their median is shown" in " ".join(said.split())
     folder = tmp_path / "compare-small_cnn-fp32-amp"
+    assert "one-sided tests at 5 % each, so a 90 % interval" in (folder / "comparison.html").read_text("utf-8")
     assert {path.name for path in folder.glob("comparison.*")} == {
         f"comparison.{k}" for k in ("md", "json", "html", "png")
     }
@@ -340,6 +342,9 @@ def test_seeds_are_added_until_they_decide_and_no_run_is_told_twice(tmp_path, ca
     assert said.count("fp32, seed 0: accuracy") == 1
     content = json.loads((tmp_path / "compare-small_cnn-fp32-amp" / "comparison.json").read_text())
     assert content["modes"][1]["verdict"]["outcome"] == "within"
+    page = (tmp_path / "compare-small_cnn-fp32-amp" / "comparison.html").read_text("utf-8")
+    assert "repeated as seeds were added (16 at most)" in page
+    assert "90 % interval" not in page
 
 
 def test_a_test_that_ends_undecided_says_what_it_would_take(tmp_path, capsys):

@@ -62,3 +62,11 @@ def test_figures_are_torchmetrics_own() -> None:
     assert details["calibration"]["expected_error"] == pytest.approx(float(expected), abs=1e-5)
     recall = functional.multiclass_recall(logits, labels, 7, average=None)
     assert [row["recall"] for row in details["per_class"]] == pytest.approx(recall.tolist(), abs=1e-6)
+
+
+def test_examples_are_spread_evenly_over_the_set() -> None:
+    examples = describe(torch.eye(3).repeat(100, 1), torch.arange(3).repeat(100), CLASSES)["examples"]
+    assert [one["index"] for one in examples][:2] == [10, 32]
+    assert len({one["index"] for one in examples}) == 14
+    assert all(one["label"] == one["truth"] for one in examples)
+    assert [one["index"] for one in describe(torch.eye(3), torch.arange(3), CLASSES)["examples"]] == [0, 1, 2]

@@ -28,7 +28,9 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
     page = (path / "report.html").read_text("utf-8")
     assert "Confusion: rows are the truth" in page
     assert 'aria-label="calibration"' in page
-    assert page.count("data:image/png;base64,") >= len(details["worst"]) > 0
+    assert page.count("data:image/png;base64,") >= len(details["worst"]) + len(details["examples"])
+    assert len(details["worst"]) > 0
+    assert "Examples, evenly over the test set" in page
     assert page.count("<script") == 1
     assert 'class="heat confusion" style="--cells: 32.0em; --names: 1ch"' in page  # ten columns of one width
 
