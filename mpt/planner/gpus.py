@@ -57,6 +57,8 @@ class Gpu:
     tf32: float
     bandwidth: float
     host_link: float = 12.0
+    peer_link: float = 0.0
+    """To the other cards of a machine as sold with eight, in one direction; 0 is PCI Express."""
     aliases: tuple[str, ...] = ()
     is_installed: bool = False
     """`memory_gib` was read from the card and is what programs can have."""
@@ -93,6 +95,8 @@ class Gpu:
         return self.capability >= (8, 0)
 
 
+# `peer_link` is half of what the datasheets advertise, which is both ways: P100 160, V100 300, A100 600, H100 and H200
+# (SXM) 900 GB/s of NVLink; Instinct MI210 up to 300, MI250 600, MI300X 896 GB/s of Infinity Fabric.
 TABLE = (
     Gpu("gtx1060", 6, (6, 1), 4.4, 4.4, 0, 192),
     Gpu("gtx1070", 8, (6, 1), 6.5, 6.5, 0, 256, aliases=("gtx1070ti",)),
@@ -152,9 +156,9 @@ TABLE = (
     Gpu("rtx5080", 16, (12, 0), 56.3, 112.6, 56.3, 960),
     Gpu("rtx5090", 32, (12, 0), 104.8, 209.5, 104.8, 1792, 24),
     Gpu("t4", 16, (7, 5), 8.1, 65, 0, 320, aliases=("tesla-t4",)),
-    Gpu("p100", 16, (6, 0), 9.5, 19.0, 0, 732),
-    Gpu("v100", 16, (7, 0), 15.7, 125, 0, 900, aliases=("v100-16gb",)),
-    Gpu("v100-32gb", 32, (7, 0), 15.7, 125, 0, 900),
+    Gpu("p100", 16, (6, 0), 9.5, 19.0, 0, 732, peer_link=80),
+    Gpu("v100", 16, (7, 0), 15.7, 125, 0, 900, aliases=("v100-16gb",), peer_link=150),
+    Gpu("v100-32gb", 32, (7, 0), 15.7, 125, 0, 900, peer_link=150),
     Gpu("rtx8000", 48, (7, 5), 16.3, 130.5, 0, 672),
     Gpu("a10", 24, (8, 6), 31.2, 125, 62.5, 600, aliases=("a10g",)),
     Gpu("a2000", 6, (8, 6), 8.0, 31.9, 16.0, 288, aliases=("rtxa2000",)),
@@ -167,14 +171,14 @@ TABLE = (
     Gpu("rtx6000ada", 48, (8, 9), 91.1, 364, 182, 960),
     Gpu("l4", 24, (8, 9), 30.3, 121, 60, 300),
     Gpu("l40s", 48, (8, 9), 91.6, 362, 183, 864),
-    Gpu("a100", 40, (8, 0), 19.5, 312, 156, 1555, 20, aliases=("a100-40gb",)),
-    Gpu("a100-80gb", 80, (8, 0), 19.5, 312, 156, 2039, 20),
-    Gpu("h100", 80, (9, 0), 67, 989, 494, 3350, 40, aliases=("h100-80gb",)),
-    Gpu("h200", 141, (9, 0), 67, 989, 494, 4800, 40),
+    Gpu("a100", 40, (8, 0), 19.5, 312, 156, 1555, 20, aliases=("a100-40gb",), peer_link=300),
+    Gpu("a100-80gb", 80, (8, 0), 19.5, 312, 156, 2039, 20, peer_link=300),
+    Gpu("h100", 80, (9, 0), 67, 989, 494, 3350, 40, aliases=("h100-80gb",), peer_link=450),
+    Gpu("h200", 141, (9, 0), 67, 989, 494, 4800, 40, peer_link=450),
     # AMD's, under torch's ROCm build; their capabilities stand for the routes that come nearest.
-    Gpu("mi210", 64, (8, 0), 22.6, 181, 0, 1638, 20),
-    Gpu("mi250", 64, (8, 0), 22.6, 181, 0, 1638, 20, aliases=("mi250x",)),
-    Gpu("mi300x", 192, (9, 0), 163.4, 1307, 654, 5300, 40),
+    Gpu("mi210", 64, (8, 0), 22.6, 181, 0, 1638, 20, peer_link=150),
+    Gpu("mi250", 64, (8, 0), 22.6, 181, 0, 1638, 20, aliases=("mi250x",), peer_link=300),
+    Gpu("mi300x", 192, (9, 0), 163.4, 1307, 654, 5300, 40, peer_link=448),
 )
 
 

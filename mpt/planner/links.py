@@ -8,9 +8,9 @@ A collective costs a latency per step of its algorithm and the time of its bytes
 
 Latencies are those of NCCL's own model (`src/graph/tuning.cc`, `baseLat` and `hwLat`, protocol Simple). Between
 machines every card drives its own network card, so a ring gets the sum of a machine's network cards, and never more
-than the links inside give. Links inside are the makers' figures: NVLink and Infinity Fabric from the datasheets (one
-direction, half of what they advertise), else PCI Express at the rate of `mpt.planner.gpus`. GeForce cards since the
-RTX 40 series have no NVLink, and consumer cards reach each other through the host's memory, which halves the rate.
+than the links inside give. Links inside are those of `mpt.planner.gpus`: NVLink and Infinity Fabric, else PCI Express.
+GeForce cards since the RTX 40 series have no NVLink, and consumer cards reach each other through the host's memory,
+which halves the rate.
 """
 
 from __future__ import annotations
@@ -25,19 +25,6 @@ from mpt.planner.gpus import Gpu
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
-NVLINK: Mapping[str, float] = {
-    "p100": 80,  # NVIDIA Tesla P100 datasheet: 160 GB/s both ways
-    "v100": 150,  # V100 datasheet: 300 GB/s
-    "v100-32gb": 150,
-    "a100": 300,  # A100 datasheet: 600 GB/s
-    "a100-80gb": 300,
-    "h100": 450,  # H100 SXM datasheet: 900 GB/s
-    "h200": 450,  # H200 SXM datasheet: 900 GB/s
-    "mi210": 150,  # AMD Instinct MI210 datasheet: up to 300 GB/s of Infinity Fabric links
-    "mi250": 300,
-    "mi300x": 448,  # AMD Instinct MI300X datasheet: 896 GB/s to seven peers
-}
-"""Card -> GB/s in one direction between the cards of one machine, as sold in machines of eight."""
 NETWORKS: Mapping[str, tuple[float, str]] = {
     "ethernet-10": (1.25, "10 Gbit/s Ethernet"),
     "ethernet-25": (3.125, "25 Gbit/s Ethernet"),
@@ -106,7 +93,7 @@ def find_cluster(gpu: Gpu, network: str | None, per_machine: int) -> Cluster:
     rate = NETWORKS[network][0] * 1e9
     if network.startswith("infiniband"):
         rate *= per_machine / 8
-    if gpu.name in NVLINK:
-        return Cluster("NVLink", NVLINK[gpu.name] * 1e9, network, rate, per_machine)
+    if gpu.peer_link:
+        return Cluster("NVLink", gpu.peer_link * 1e9, network, rate, per_machine)
     through_host = 0.5 if gpu.name.startswith(("gtx", "rtx")) else 1.0
     return Cluster("PCI Express", gpu.host_link * 1e9 * through_host, network, rate, per_machine)
