@@ -39,11 +39,23 @@ def apart_from_training(run: Run) -> Iterator[None]:
         for root in roots:
             root.eval()
         with averaged(run), torch.no_grad(), torch.random.fork_rng(devices=devices):
-            torch.manual_seed(run.config.seed)
+            seed_for(run, run.config.seed)
             yield
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def seed_for(run: Run, seed: int) -> None:
+    """Seed what is drawn from on the run's device.
+
+    `torch.manual_seed` also keeps a formatted stack for each kind of device that is not in use: a twentieth of the time
+    that a small network's evaluation takes.
+    """
+    if run.device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 @contextlib.contextmanager
@@ -136,14 +148,14 @@ def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[
     """
     rank, size = run.world.rank, run.world.size
     for number, batch in zip(itertools.count(rank, size), batches):
-        torch.manual_seed(mix(run.config.seed, number))
+        seed_for(run, mix(run.config.seed, number))
         with arithmetic_of(run):
             evidence = run.task.evaluate_batch(batch)
         yield (0, number), {name: value.cpu() for name, value in evidence.items()}
     count = run.task.evaluation_samples
     rounds = -(-count // (size * chunk)) * size * chunk if run.world.is_sharded else count
     for first in range(rank * chunk, rounds, size * chunk):
-        torch.manual_seed(mix(run.config.seed, first))
+        seed_for(run, mix(run.config.seed, first))
         begin = min(first, count - 1)  # beyond the last one it is made again, for the other ranks
         with arithmetic_of(run):
             evidence = run.task.evaluate_samples(begin, min(chunk, count - begin))

@@ -153,3 +153,13 @@ def test_ranks_that_wait_for_each_other_evaluate_equally_often_and_count_nothing
         calls.append(len(task.seen))
     assert shared == alone
     assert calls[0] == calls[1] == (2 if count > 4 else 1)
+
+
+def test_no_generator_of_another_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.manual_seed would format a stack for each kind of device, at every batch."""
+    asked: list[int] = []
+    run, _ = careless_run()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", asked.append)
+    first, again = (evaluate(run, Few(batch()), 4) for _ in range(2))
+    assert first == again
+    assert asked == []
