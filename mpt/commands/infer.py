@@ -83,7 +83,7 @@ def run(arguments: InferArguments) -> None:
     from_noise = not samples and not needs_inputs(trained.run.task)
     begun = time.perf_counter()
     if arguments.half:
-        results = infer_half(trained, samples, batch_size, arguments.dtype, output.folder)
+        results = infer_half(trained, samples, batch_size, count, arguments.dtype, output.folder)
     else:
         trained = in_dtype(trained, arguments.dtype)
         numbered = from_noise and bool(arguments.count or arguments.single or arguments.vram)
@@ -98,16 +98,16 @@ def run(arguments: InferArguments) -> None:
     if samples and trained.run.task.inputs_note is not None:
         print(trained.run.task.inputs_note.replace("RUN", str(trained.directory.path)))
     if arguments.single and from_noise:
-        print(write_single(results, output.folder))
+        print(write_single(results, output))
     if seeds:
         with torch.no_grad(), inferring(trained.run):
             print(write_walk(trained.run.task.walk(seeds, arguments.frames), output.folder, arguments.frames))
     if arguments.pictures and any(result.rows for result in results):
         shown = next(iter(read_inputs(trained, samples, min(made, MOST_PICTURES), count)))[0]
         assert shown is not None
-        print(write_labelled(shown, results, output.folder))
+        print(write_labelled(shown, results, output.beside("labels.png")))
     if bad:
-        print(write_bad(bad, output.folder))
+        print(write_bad(bad, output.beside("skipped.csv")))
     if not arguments.half:
         print(
             f"{made} sample{'s' if made != 1 else ''} in {seconds:.2f} s ({made / max(seconds, 1e-9):.3g} per second)"

@@ -68,18 +68,18 @@ class Statement:
 
 
 def infer_half(
-    trained: Trained, samples: Sequence[Sample], batch_size: int, dtype: str | None, output: Path
+    trained: Trained, samples: Sequence[Sample], batch_size: int, count: int, dtype: str | None, output: Path
 ) -> list[Inference]:
     """Infer in float32 and in half, state the difference, write it, and return what half made."""
     choice = choose_half(dtype, trained.run.device)
     decoded = Decoded()
     full, full_results, _ = measure(
-        dataclasses.replace(trained, run=rebuild(trained, FLOAT32)), "float32", samples, batch_size, decoded
+        dataclasses.replace(trained, run=rebuild(trained, FLOAT32)), "float32", samples, batch_size, count, decoded
     )
     release(trained.run.device)
     half_run = rebuild_half(trained, choice.dtype)
     half_trained = dataclasses.replace(trained, run=half_run)
-    half, results, awkward = measure(half_trained, choice.dtype, samples, batch_size, decoded)
+    half, results, awkward = measure(half_trained, choice.dtype, samples, batch_size, count, decoded)
     statement = Statement(
         choice.statement, full, half, measure_distance(full_results, results), trained.run.task.metric, awkward
     )
@@ -90,11 +90,11 @@ def infer_half(
 
 
 def measure(
-    trained: Trained, name: str, samples: Sequence[Sample], batch_size: int, decoded: Decoded
+    trained: Trained, name: str, samples: Sequence[Sample], batch_size: int, count: int, decoded: Decoded
 ) -> tuple[Measured, list[Inference], list[str]]:
     """Infer all inputs and measure size, memory, latency and metric; also name layers of awkward sizes."""
     run = trained.run
-    inputs = read_inputs(trained, samples, batch_size, decoded=decoded)
+    inputs = read_inputs(trained, samples, batch_size, count, decoded)
     first = next(inputs)  # of the others only what was made is kept
     with watch_calls(run.task.modules) as called:
         results = [on_host(infer_one(trained, one)) for one in itertools.chain([first], inputs)]

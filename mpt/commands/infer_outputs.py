@@ -35,6 +35,12 @@ class Output:
     folder: Path
     table: Path
     grid: Path
+    named: str = ""
+    """The name of the one file, without suffix: what is written beside it begins so, and takes no other's place."""
+
+    def beside(self, name: str) -> Path:
+        """Return the path of what accompanies the results."""
+        return self.folder / (f"{self.named}-{name}" if self.named else name)
 
 
 def choose_output(arguments: InferArguments, run_folder: Path) -> Output:
@@ -59,6 +65,7 @@ def choose_output(arguments: InferArguments, run_folder: Path) -> Output:
         folder,
         path if is_table else folder / "labels.csv",
         path if is_file and not is_table else folder / "samples.png",
+        path.stem if is_file else "",
     )
 
 
@@ -153,12 +160,12 @@ def write_table(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     return path
 
 
-def write_single(results: Sequence[Inference], folder: Path) -> str:
+def write_single(results: Sequence[Inference], output: Output) -> str:
     """Write each sample as a file of its own, as large as it was made."""
     tiles = [tile for result in results if result.tiles is not None for tile in result.tiles]
     for number, tile in enumerate(tiles):
-        save(as_picture(tile), folder / f"sample-{number:04d}.png")
-    return f"wrote {len(tiles)} files {folder / 'sample-0000.png'} to sample-{len(tiles) - 1:04d}.png"
+        save(as_picture(tile), output.beside(f"sample-{number:04d}.png"))
+    return f"wrote {len(tiles)} files {output.beside('sample-0000.png')} to sample-{len(tiles) - 1:04d}.png"
 
 
 def write_walk(frames_bchw: Tensor, folder: Path, columns: int) -> str:
@@ -176,7 +183,7 @@ def write_walk(frames_bchw: Tensor, folder: Path, columns: int) -> str:
     return f"wrote {folder / 'walk.gif'} ({len(pictures)} frames) and walk.png"
 
 
-def write_labelled(batch: Batch, results: Sequence[Inference], folder: Path) -> str:
+def write_labelled(batch: Batch, results: Sequence[Inference], path: Path) -> str:
     """Write the first inputs as one picture, each with its label below, wrong ones in red."""
     images = next(iter(batch.values())).float()
     rows = [row for result in results for row in result.rows][: len(images)]
@@ -191,13 +198,13 @@ def write_labelled(batch: Batch, results: Sequence[Inference], folder: Path) -> 
         wrong = truth is not None and label != truth
         text = f"{label[:14]} {row.get('probability', '')}" + (f"\n(true: {str(truth)[:12]})" if wrong else "")
         draw.multiline_text((left, top + PICTURE_SIDE), text, fill="#b00020" if wrong else "black", spacing=1)
-    save(canvas, folder / "labels.png")
-    return f"wrote {folder / 'labels.png'}"
+    save(canvas, path)
+    return f"wrote {path}"
 
 
-def write_bad(bad: Mapping[str, str], folder: Path) -> str:
+def write_bad(bad: Mapping[str, str], path: Path) -> str:
     """Write which inputs were left out and why."""
-    path = write_table([{"input": name, "reason": reason} for name, reason in bad.items()], folder / "skipped.csv")
+    path = write_table([{"input": name, "reason": reason} for name, reason in bad.items()], path)
     name, reason = next(iter(bad.items()))
     return f"left out {len(bad)} bad input{'s' if len(bad) > 1 else ''}, listed in {path}; the first: {name}: {reason}"
 

@@ -264,7 +264,8 @@ def write_results(
     shown = [one for one in worth_showing(recipes)[:PICTURED] if one.patch]
     panels += [(describe_patch(one.patch), one.plan["timeline"]) for one in shown]
     picture = path.with_suffix(".png")
-    write_timeline(picture, panels, budget - plan["context_bytes"])
+    title = f"{config.run_name}, batch {plan['batch_size']}, on {gpu.name} with {describe_bytes(budget)}"
+    write_timeline(picture, panels, budget - plan["context_bytes"], title)
     return [str(path), str(picture)]
 
 

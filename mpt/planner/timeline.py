@@ -29,7 +29,7 @@ GIB = 2**30
 
 
 def write_timeline(
-    path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[int]]]], budget_bytes: int | None
+    path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[int]]]], budget_bytes: int | None, title: str = ""
 ) -> None:
     """Write a PNG with one panel per recipe; `budget_bytes`, less the context, is drawn as a line.
 
@@ -44,7 +44,9 @@ def write_timeline(
         len(panels), 1, figsize=(9, 1.2 + 2.3 * len(panels)), sharey=True, squeeze=False, layout="constrained"
     )
     highest = max(sum(values) for _, lines in panels for values in zip(*lines.values(), strict=True)) / GIB
-    for axes, (title, lines) in zip(rows[:, 0], panels, strict=True):
+    if title:
+        figure.suptitle(title, fontsize=11)
+    for axes, (recipe, lines) in zip(rows[:, 0], panels, strict=True):
         names = [name for name in COLOURS if name in lines]
         count = len(next(iter(lines.values())))
         axes.stackplot(
@@ -54,8 +56,9 @@ def write_timeline(
             colors=[COLOURS[name] for name in names],
         )
         if budget_bytes is not None:
-            axes.axhline(budget_bytes / GIB, color="black", linestyle="--", linewidth=1)
-        axes.set_title(title, fontsize=10, loc="left")
+            said = f"budget less the context: {budget_bytes / GIB:.2f} GiB"
+            axes.axhline(budget_bytes / GIB, color="black", linestyle="--", linewidth=1, label=said)
+        axes.set_title(recipe, fontsize=10, loc="left")
         axes.set_ylabel("GiB")
         axes.set_xlim(0, count - 1)
         axes.set_xticks([])
@@ -65,7 +68,7 @@ def write_timeline(
     handles: dict[str, Any] = {}
     for axes in rows[:, 0]:
         handles.update({label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)})
-    ordered = [name for name in COLOURS if name in handles]
+    ordered = [*(name for name in COLOURS if name in handles), *(name for name in handles if name not in COLOURS)]
     figure.legend([handles[name] for name in ordered], ordered, loc="outside lower center", ncols=5, fontsize=8)
     try:
         figure.savefig(path, dpi=110)

@@ -124,7 +124,8 @@ def test_half_on_a_cpu_opens_no_context_on_a_gpu(monkeypatch):
 
 
 def test_half_warns_of_dimensions_that_are_no_multiple_of_eight(classifier, tmp_path, capsys):
-    go(classifier, tmp_path, half=True)
+    output = go(classifier, tmp_path, half=True, count=3)
+    assert len(read_rows(output)) == 3  # --count holds here too
     said = " ".join(capsys.readouterr().out.split())
     assert "no multiple of 8" in said
     assert "out 10" in said
@@ -250,6 +251,12 @@ def test_bad_inputs_are_left_out_and_listed_where_that_is_wanted(classifier, pic
             (str(pictures / "below" / "1.png"), "not an image")
         ]
     assert "left out 1 bad input, listed in" in capsys.readouterr().out
+    (tmp_path / "skipped.csv").write_text("another's")
+    named = InferArguments(run=str(classifier), device="cpu", input=(str(pictures),), skip_bad=True, pictures=True,
+                           output=str(tmp_path / "mine.csv"))  # fmt: skip
+    infer.run(named)
+    assert (tmp_path / "skipped.csv").read_text() == "another's"
+    assert {path.name for path in tmp_path.glob("mine*")} == {"mine.csv", "mine-skipped.csv", "mine-labels.png"}
 
 
 def test_nothing_is_written_over_without_a_word(classifier, tmp_path):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from mpt.errors import ConfigError
 from mpt.planner.batch_fit import fit, largest_batch
@@ -180,8 +183,19 @@ def test_another_process_on_the_card_is_not_taken_for_its_context() -> None:
     assert learn(measured, 1000, 1100, 0.1, "runs/a").context_bytes == Calibration().context_bytes
 
 
-def test_the_picture_is_written(tmp_path: Path) -> None:
+def test_the_picture_is_written_with_its_title_and_what_its_line_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    save = Figure.savefig
+
+    def watched(figure: Figure, *arguments: Any, **options: Any) -> None:
+        texts.extend(str(one.get_text()) for one in figure.findobj(Text))
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", watched)
     curves = timeline(small_trace(8))
     path = tmp_path / "plan.png"
-    write_timeline(path, [("as it stands", curves), ("recompute", curves)], GIB)
+    write_timeline(path, [("as it stands", curves), ("recompute", curves)], GIB, "dcgan, batch 8")
     assert path.read_bytes().startswith(b"\x89PNG")
+    assert {"dcgan, batch 8", "as it stands", "recompute", "budget less the context: 1.00 GiB"} <= set(texts)
