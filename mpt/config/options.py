@@ -128,10 +128,12 @@ class DatasetOptions(Options):
                 raise ValueError("give each augmentation its own list item: a name, or one {Name: {argument: value}}")
             name = entry if isinstance(entry, str) else next(iter(entry))
             if name not in AUGMENTATIONS:
-                nearest = get_close_matches(name, AUGMENTATIONS, n=1, cutoff=0.5)
-                hint = f"; did you mean {nearest[0]}?" if nearest else "."
-                if name in ("MixUp", "CutMix"):
-                    hint = f": it mixes samples of a batch; a classifier has task.{name.lower()}=1.0 for it."
+                plain = name.casefold().replace("_", "").replace("-", "")
+                spelt = {one.casefold(): one for one in AUGMENTATIONS}
+                nearest = get_close_matches(plain, [*spelt, "mixup", "cutmix"], n=1, cutoff=0.5)
+                hint = f"; did you mean {spelt[nearest[0]]}?" if nearest and nearest[0] in spelt else "."
+                if nearest and nearest[0] not in spelt:
+                    hint = f": it mixes samples of a batch; a classifier has task.{nearest[0]}=1.0 for it."
                 raise ValueError(f"no augmentation {name!r}{hint} Allowed: {', '.join(AUGMENTATIONS)}")
         return entries
 

@@ -77,6 +77,10 @@ def test_impossible_arguments_are_a_config_error_that_says_which(entry, message)
     [
         (["RandomHorizontalFlipp"], "did you mean RandomHorizontalFlip"),
         (["os.system"], "no augmentation 'os.system'"),
+        (["randaugment"], "did you mean RandAugment"),
+        (["random_crop"], "did you mean RandomCrop"),
+        (["cutmix"], r"a classifier has task\.cutmix=1\.0"),
+        (["mix_up"], r"a classifier has task\.mixup=1\.0"),
         ([{"RandomCrop": {}, "RandomErasing": {}}], "its own list item"),
     ],
 )
