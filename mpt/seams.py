@@ -73,6 +73,13 @@ class Precision:
     """The float32 parameters that are gathered in half, where networks are sharded."""
     steps_in_backward: bool = False
     """Set where parameters are updated, and their gradients released, before `step` is called."""
+    uses_tf32: bool = False
+    """Whether products of float32 are computed in TF32, on a GPU that has it."""
+    product_unit: float | None = None
+    """Relative distance of neighbouring numbers in which products are computed, where that is coarser than `dtype`'s.
+    """
+    changes_calls: bool = False
+    """Whether calls are changed one by one as they are made, which a compiled graph has none of."""
     replaces_step: bool = False
     """Whether `optimize` works on the optimizer's state by itself, and so needs one that keeps it as tensors."""
 

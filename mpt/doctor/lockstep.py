@@ -29,9 +29,6 @@ from mpt.phase_losses import draw_batch
 from mpt.precision.products import set_products
 from mpt.seams import Batch, Dataset, Phase, Run
 
-UNITS = {"tf32": 2.0**-10, "fp8": 2.0**-3, "int8": 2.0**-7}
-"""Of the modes whose products are coarser than their dtype: relative distance of neighbouring numbers."""
-
 
 class Training:
     """One training of the lockstep, at the step that `restore_at` set, 0 to begin with."""
@@ -50,7 +47,7 @@ class Training:
     @property
     def unit(self) -> float:
         """The relative distance of neighbouring numbers where this training computes most."""
-        return UNITS.get(self.run.precision.name, torch.finfo(self.run.precision.dtype).eps)
+        return self.run.precision.product_unit or torch.finfo(self.run.precision.dtype).eps
 
     def batch(self, step: int) -> Batch:
         """Return a step's batch on the device, as the task sees it."""

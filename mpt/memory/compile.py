@@ -47,9 +47,9 @@ class Compile(MemoryTrick):
 
     def attach(self, run: Run) -> None:
         """Compile each trained network, after precision has changed it."""
-        if run.precision.name == "O1":
+        if run.precision.changes_calls:
             raise ConfigError(
-                "memory.compile: O1 casts call by call, which a compiled graph has no calls for; "
+                f"memory.compile: {run.precision.name} casts call by call, which a compiled graph has no calls for; "
                 "use precision=amp, which the compiler knows"
             )
         if run.config.precision.settings.stable_forms:

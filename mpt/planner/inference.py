@@ -179,10 +179,10 @@ def trace_inference(
 ) -> _Traced:
     """Build the networks and infer two batches on a fake GPU."""
     device, work, watching = fake_device.fake_gpu(), Work(), [False]
-    work.uses_tf32 = config.precision.mode == "tf32" and gpu.tf32 > 0
     recorder = Recorder(device.type, unseen, lambda *operator: work.observe(*operator) if watching[0] else None)
     with on_fake_gpu(recorder, gpu), values_as_zeros() as values:
         run = build_run(config, device, data, fake=True, trains=False)
+        work.uses_tf32 = run.precision.uses_tf32 and gpu.tf32 > 0
         if wish.half or wish.dtype is not None:
             for trick in run.tricks:
                 trick.fold(run.task.modules)

@@ -99,7 +99,6 @@ def trace_config(
     """
     device = device or fake_device.fake_gpu()
     work = Work() if work is None else work
-    work.uses_tf32 = config.precision.mode == "tf32" and gpu.tf32 > 0
     watching = {"work": False}
 
     def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -121,6 +120,7 @@ def trace_config(
         shards = watch_shards(recorder, work, device.type == "cpu")
     with on_fake_gpu(recorder, gpu, shards), adam_as_released():
         run = build_run(config, device, data, fake=True, world=world)
+        work.uses_tf32 = run.precision.uses_tf32 and gpu.tf32 > 0
         change_run(run)
         perform_steps(run, recorder, batch_size, on_step, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)

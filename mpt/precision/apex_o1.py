@@ -29,6 +29,7 @@ class ApexCasts(Policy):
     """Forwards under O1's cast lists."""
 
     can_fall_back = True
+    changes_calls = True
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the casting context of this dtype."""

@@ -51,4 +51,7 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
     asked = {"dtype": settings.dtype, "loss_scale": settings.loss_scale}
     if unused := [f"precision.{key}={value}" for key, value in asked.items() if value not in ("auto", 1.0)]:
         reason += f"; {' and '.join(unused)} changes nothing here"
-    return Float32(name, settings, device, torch.float32, reason)
+    mode = Float32(name, settings, device, torch.float32, reason)
+    if name == "tf32":
+        mode.uses_tf32, mode.product_unit = True, 2.0**-10
+    return mode

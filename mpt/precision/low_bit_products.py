@@ -188,4 +188,6 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
     """Build the mode."""
     kind = {"fp8": "float8", "int8": "int8"}[name]
     reason = f"bfloat16, and {kind} in the products of large Linear layers"
-    return LowBitProducts(name, settings, device, torch.bfloat16, reason)
+    mode = LowBitProducts(name, settings, device, torch.bfloat16, reason)
+    mode.product_unit = 2.0**-3 if name == "fp8" else 2.0**-7
+    return mode
