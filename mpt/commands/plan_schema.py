@@ -48,6 +48,8 @@ class CalibrationData(Closed):
     """Measured over predicted seconds of a step."""
     source: str
     """The run; empty when uncalibrated."""
+    time_from: str
+    """The other card that the factor was measured on, moved by rooflines; else empty."""
 
 
 class Growing(Closed):

@@ -85,7 +85,7 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
     if plan["largest_batch"] is not None:
         table.add_row("largest batch", *describe_largest(plan))
     band = plan["step_seconds"] * plan["time_band"]
-    table.add_row("step", show_seconds(plan["step_seconds"]), f"give or take {show_seconds(band)}")
+    table.add_row("step", show_seconds(plan["step_seconds"]), f"give or take {show_seconds(band)}{moved(calibration)}")
     if ranks:
         add_rank_rows(table, ranks)
     console.print(table)
@@ -93,6 +93,13 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
     console.print(held_tables(plan))
     for note in plan["notes"]:
         console.print(f"note: {note}", markup=False)
+
+
+def moved(calibration: Calibration) -> str:
+    """Return which other card the step's time was fitted on, if one was."""
+    if not calibration.time_from:
+        return ""
+    return f"; ×{calibration.time_factor:.2f} as measured on {calibration.time_from}, moved by both cards' rooflines"
 
 
 def held_tables(plan: dict[str, Any]) -> Table:

@@ -58,19 +58,24 @@ class Compile(MemoryTrick):
                 "for; leave one of the two out, or write the stable forms into the model (mpt doctor names the lines)"
             )
         if torch._guards.detect_fake_mode() is not None:
-            run.notes.append(
-                "memory.compile: planned as the eager step, without the pool that the CUDA graphs of "
-                f"{self.settings.mode} keep for themselves"
-                if self.settings.mode in GRAPHED and self.settings.backend == "inductor"
-                else "memory.compile: planned as the eager step; a compiled one usually needs less and runs faster"
-            )
-            return
+            run.notes.append(self._planned_how())
         mode = None if self.settings.mode == "default" else self.settings.mode
         for network in _networks(run.task.trainable.values()):
             if self.settings.backend == "inductor":
                 network.compile(dynamic=self.settings.dynamic, mode=mode)
             else:
                 network.compile(dynamic=self.settings.dynamic, backend=self.settings.backend)
+
+    def _planned_how(self) -> str:
+        """Return what a plan says of its figures."""
+        if self.settings.backend == "aot_eager":
+            return "memory.compile: planned from AOTAutograd's graphs, operator by operator, as aot_eager runs them"
+        how = (
+            "memory.compile: planned from AOTAutograd's graphs and its partition; elementwise results that only "
+            "elementwise operators and reductions read are taken as fused away"
+        )
+        pool = f"; without the pool that the CUDA graphs of {self.settings.mode} keep for themselves"
+        return how + (pool if self.settings.mode in GRAPHED else "")
 
 
 def _networks(modules: Any) -> Iterator[nn.Module]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ class Calibration:
     """Measured over predicted seconds of a step."""
     source: str = ""
     """The run it was learnt from; empty when uncalibrated."""
+    time_from: str = ""
+    """The other card that `time_factor` was measured on; empty where it was measured on this one, or not at all."""
 
 
 def calibration_path(gpu_name: str) -> Path:
@@ -42,10 +45,27 @@ def calibration_path(gpu_name: str) -> Path:
 
 
 def load_calibration(gpu_name: str) -> Calibration:
-    """Return a GPU's calibration, or the defaults where there is none. Raises ConfigError for a damaged file."""
+    """Return a GPU's calibration. Raises ConfigError for a damaged file.
+
+    Where there is none, times are moved from the card that was measured last: its factor over the roofline holds for
+    another card's roofline, too, while context and scratch are each card's own. Without any card, the defaults.
+    """
     path = calibration_path(gpu_name)
-    if not path.is_file():
-        return Calibration()
+    return _read(path) if path.is_file() else _moved(path)
+
+
+def _moved(path: Path) -> Calibration:
+    """Return the defaults with the time factor of the card that was measured last, if one was."""
+    others = sorted(path.parent.glob("calibration-*.json"), key=lambda one: one.stat().st_mtime)
+    for other in reversed(others):
+        with suppress(ConfigError):  # that card's plans say so
+            found = _read(other)
+            card = found.time_from or other.stem.removeprefix("calibration-")
+            return Calibration(time_factor=found.time_factor, time_from=card)
+    return Calibration()
+
+
+def _read(path: Path) -> Calibration:
     try:
         values = json.loads(path.read_text("utf-8"))
         found = Calibration(**values)

@@ -30,6 +30,8 @@ class Combinations:
     """What keeps weights elsewhere, tried where they are much of what does not fit."""
     beside_weights: tuple[Patch, ...] = ()
     """The strongest for activations and that."""
+    split_weights: tuple[Patch, ...] = ()
+    """What is also tried with micro-batches there: that, alone and beside the strongest for activations."""
 
 
 def combinations(allow_lossy: bool = True) -> Combinations:
@@ -55,6 +57,12 @@ def combinations(allow_lossy: bool = True) -> Combinations:
             for first in activations
             for second in weights
             if first.proposals and first.suits(second)
+        ),
+        split_weights=tuple(
+            {**({one.name: one.proposals[-1]} if one is not None else {}), second.name: second.proposals[-1]}
+            for one in (None, *parted)
+            for second in weights
+            if second.in_parts and second.suits(splitting) and (one is None or one.suits(second))
         ),
         split=(
             {},

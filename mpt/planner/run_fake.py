@@ -34,6 +34,7 @@ from mpt.errors import MptError
 from mpt.parallel.local import local
 from mpt.parallel.world import ALONE, World
 from mpt.planner import fake_device, routes
+from mpt.planner.compiled import compiling_on_fake
 from mpt.planner.device_guard import lost_error
 from mpt.planner.fake_mode import LeanFakeMode
 from mpt.planner.gpus import Gpu
@@ -118,7 +119,7 @@ def trace_config(
     shards: AbstractContextManager[Any] = NOTHING
     if sharded and isinstance(work, OrderedWork):
         shards = watch_shards(recorder, work, device.type == "cpu")
-    with on_fake_gpu(recorder, gpu, shards), adam_as_released():
+    with on_fake_gpu(recorder, gpu, shards), adam_as_released(), compiling_on_fake(recorder) as compiled_notes:
         run = build_run(config, device, data, fake=True, world=world)
         work.uses_tf32 = run.precision.uses_tf32 and gpu.tf32 > 0
         change_run(run)
@@ -129,7 +130,9 @@ def trace_config(
         moments = list(trace_moments(run, recorder, batch_size, _reason)) if whole_run else []
     whole = recorder.trace
     spans = [span for span in whole.spans if span.start < steps]
-    notes = [note for note in run.notes if fake_device.DEVICE not in note]  # "has no such thing" is about the fake
+    notes = [
+        note for note in [*run.notes, *compiled_notes] if fake_device.DEVICE not in note
+    ]  # "has no such thing" is about the fake
     inexact = [trick.name for trick in run.tricks if not trick.exact]
     steps_alone = Trace(whole.storages[:born], whole.events[:steps], spans)
     return FakeRun(steps_alone, work, notes, inexact, whole, moments, on_host)
@@ -154,7 +157,7 @@ def on_fake_gpu(recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[An
     fake_device.register()
     routes.register()
     routes.target.capability = gpu.capability
-    torch.compiler.set_stance("force_eager")  # a compiled step is planned as the eager one
+    torch.compiler.set_stance("force_eager")  # what a model compiles by itself; memory.compile has a way of its own
     fake_device.clear_weight_casts()
     with (
         _explained(recorder),

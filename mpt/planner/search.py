@@ -50,7 +50,7 @@ LAST_RESORT_PARTS = (16, 32)
 DIAL_ROUNDS = 2
 """Each round tries two values of a dial and leaves about a third of the range."""
 HEAVY = 0.3
-"""Share of the memory below which moving weights is not tried."""
+"""Share of the memory, or of the budget where that is less, below which moving weights is not tried."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,11 @@ def search(
             break
         found.try_all(
             joined(precision, {**tricks, **parted(config, count)}) for precision in precisions for tricks in tried.split
+        )
+        found.try_all(
+            joined(precision, {**tricks, **parted(config, count)})
+            for precision in heavy
+            for tricks in tried.split_weights
         )
     if found.recipes and not any(one.fits for one in found.recipes):
         found.shrink_smallest()
@@ -188,11 +193,11 @@ class _Search:
             self.try_all(joined(mode, tricks) for tricks in refused)
 
     def is_heavy(self, precision: Patch) -> bool:
-        """Return whether weights, gradients and optimizer state are much of what does not fit in a precision."""
+        """Return whether weights, gradients and optimizer state are much of what does not fit, or of the budget."""
         plain = next((one for one in self.recipes if str(one.patch) == str(precision)), None)
         if plain is None or plain.fits_well:
             return False
-        return bool(plain.plan["held_throughout"] >= HEAVY * plain.total)
+        return bool(plain.plan["held_throughout"] >= HEAVY * min(plain.total, self.budget_bytes))
 
     def turn_dials(self, precisions: Sequence[Patch]) -> None:
         """Find the gentlest number of each dial that fits well, beside each precision that does not fit without.

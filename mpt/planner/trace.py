@@ -130,6 +130,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if after:
             self._live.add(tensor, self._birth(after, category, self._owner(), "resize_"))
 
+    def born(self, result: Any, operator: str) -> None:
+        """Note what an operator made while it was not seen."""
+        for tensor in tensors_in(result):
+            self._note(tensor, operator)
+
     @property
     def moment(self) -> str:
         """What the run is doing."""

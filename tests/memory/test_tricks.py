@@ -419,7 +419,7 @@ def test_compiled_networks_train_as_before_up_to_rounding() -> None:
         parts.classifier("O1", memory={"compile": True})
 
 
-@pytest.mark.parametrize(("mode", "said"), [("default", "usually needs less"), ("reduce-overhead", "CUDA graphs")])
+@pytest.mark.parametrize(("mode", "said"), [("default", "taken as fused"), ("reduce-overhead", "CUDA graphs")])
 def test_a_plan_says_what_it_leaves_out_of_a_compiled_run(mode: str, said: str) -> None:
     run = parts.classifier()
     with FakeTensorMode():

@@ -66,6 +66,18 @@ def run(session: FakeSession, gpu: str = "rtx2060", **config: Any) -> Any:
     return search(session, load_config({**CONFIG, **config}), find_gpu(gpu), BUDGET, allow_lossy=True)  # type: ignore[arg-type]
 
 
+def test_weights_elsewhere_are_combined_with_recomputation_and_micro_batches_where_nothing_less_fits() -> None:
+    def answer(memory: dict[str, Any], mode: str) -> dict[str, Any]:
+        streams = (memory.get("stream_weights") or {}).get("fraction") == 1.0
+        fits = streams and "recompute" in memory and memory.get("micro_batch", {"size": 32})["size"] <= 8
+        return plan(4.0 if fits else 40.0, held_throughout=(1 if streams else 10) * GIB)
+
+    found = run(FakeSession(answer), precision="fp32")
+    best = found.recipes[0]
+    assert best.fits
+    assert {"stream_weights", "recompute", "micro_batch"} <= set(best.tricks)
+
+
 def test_where_the_configuration_fits_single_tricks_are_tried_once_and_no_pairs_nor_micro_batches() -> None:
     session = FakeSession(lambda memory, mode: plan(2.0))
     found = run(session)

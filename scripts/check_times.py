@@ -1,0 +1,119 @@
+"""Compare planned step times with published throughputs, as they are and moved from what was measured.
+
+python scripts/check_times.py
+
+What `mpt plan --calibrate` learns is one factor: measured over planned seconds. Here each published row in turn is the
+measured one, and the others are planned with its factor: the same network on another card, or another network on the
+same card. Nothing is fitted to the row that is predicted. Sources:
+
+- NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5, "Training performance results" of one GPU:
+  ResNet-50, batch 256 (128 in float32 on 16 GB), SGD with momentum, channels last, data from DALI.
+- timm, results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv: amp, SGD, contiguous, no data loading.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from mpt.config.load import load_config
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import find_gpu
+from mpt.planner.session import Session
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published throughput, in images per second."""
+
+    source: str
+    gpu: str
+    model: str
+    mode: str
+    batch: int
+    images_per_second: float
+
+    def config(self) -> dict[str, Any]:
+        """Return the run as a configuration."""
+        return {
+            "model": {"name": f"timm:{self.model}", "image_size": 224, "channels": 3},
+            "dataset": {"name": "image_folder", "root": "nowhere"},
+            "precision": {"mode": self.mode},
+            "optimizer": {"name": "sgd", "momentum": 0.9},
+            "train": {"batch_size": self.batch, "deterministic": False},
+        }
+
+
+ROWS = (
+    Row("NVIDIA", "v100", "resnet50", "fp32", 128, 367),
+    Row("NVIDIA", "v100", "resnet50", "amp", 256, 1200),
+    Row("NVIDIA", "a100-80gb", "resnet50", "tf32", 256, 938),
+    Row("NVIDIA", "a100-80gb", "resnet50", "amp", 256, 2470),
+    Row("timm", "rtx3090", "resnet50", "amp", 512, 826.06),
+    Row("timm", "rtx3090", "resnet18", "amp", 512, 2764.22),
+    Row("timm", "rtx3090", "mobilenetv2_100", "amp", 512, 1832.14),
+    Row("timm", "rtx3090", "vit_small_patch16_224", "amp", 384, 1052.92),
+    Row("timm", "rtx3090", "convnext_tiny", "amp", 256, 813.16),
+    Row("timm", "rtx3090", "densenet121", "amp", 256, 730.11),
+    Row("timm", "rtx3090", "resnext50_32x4d", "amp", 384, 663.39),
+    Row("timm", "rtx3090", "swin_tiny_patch4_window7_224", "amp", 256, 646.76),
+    Row("timm", "rtx3090", "vgg11", "amp", 512, 825.98),
+)
+
+
+def plan_rows() -> list[float]:
+    """Return the planned images per second of each row, without any calibration."""
+    found: dict[Row, float] = {}
+    for gpu in dict.fromkeys(row.gpu for row in ROWS):
+        rows = [row for row in ROWS if row.gpu == gpu]
+        with Session(find_gpu(gpu), Calibration()) as session:
+            answers = session.plan([load_config(row.config()) for row in rows])
+        found |= {row: row.batch / answer.get()["step_seconds"] for row, answer in zip(rows, answers, strict=True)}
+    return [found[row] for row in ROWS]
+
+
+def main() -> None:
+    """Print the published and planned throughputs, and the errors of every move."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    planned = plan_rows()
+    factors = [plan / row.images_per_second for plan, row in zip(planned, ROWS, strict=True)]
+    print("| Source | Card | Network | Mode | Batch | Published img/s | Planned | Error |")
+    print("|---|---|---|---|---:|---:|---:|---:|")
+    for row, plan, factor in zip(ROWS, planned, factors, strict=True):
+        name = f"{row.source} | {row.gpu} | {row.model} | {row.mode} | {row.batch}"
+        print(f"| {name} | {row.images_per_second:,.0f} | {plan:,.0f} | {factor - 1:+.0%} |")
+    pairs = [(one, other) for one in range(len(ROWS)) for other in range(len(ROWS)) if one != other]
+    moves = {
+        "none": [abs(factor - 1) for factor in factors],
+        "same network and arithmetic, another card": [
+            abs(factors[b] / factors[a] - 1)
+            for a, b in pairs
+            if ROWS[a].gpu != ROWS[b].gpu
+            and ROWS[a].model == ROWS[b].model
+            and (ROWS[a].mode == "amp") == (ROWS[b].mode == "amp")
+        ],
+        "same network and card, other arithmetic": [
+            abs(factors[b] / factors[a] - 1)
+            for a, b in pairs
+            if ROWS[a].gpu == ROWS[b].gpu and ROWS[a].model == ROWS[b].model
+        ],
+        "same card and arithmetic, another network": [
+            abs(factors[b] / factors[a] - 1)
+            for a, b in pairs
+            if ROWS[a].gpu == ROWS[b].gpu and ROWS[a].mode == ROWS[b].mode and ROWS[a].model != ROWS[b].model
+        ],
+    }
+    print("\n| Measured, and moved to | Moves | Median error | Largest |\n|---|---:|---:|---:|")
+    for name, errors in moves.items():
+        print(f"| {name} | {len(errors)} | {statistics.median(errors):.0%} | {max(errors):.0%} |")
+
+
+if __name__ == "__main__":
+    main()

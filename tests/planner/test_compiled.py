@@ -1,0 +1,51 @@
+"""What a compiled network holds is planned: what fusion never writes is left out, and real compiled steps agree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from mpt.planner.compiled import find_fused
+from mpt.planner.session import Session
+from tests.planner.configs import UNET, make
+
+
+def test_only_what_elementwise_operators_and_reductions_read_is_fused_away() -> None:
+    def network(tensor: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scaled = torch.sin(tensor) * 2
+        return torch.mm(torch.exp(scaled).sum(1, keepdim=True) + scaled, weight), torch.cos(weight)
+
+    graph = make_fx(network)(torch.ones(4, 4), torch.ones(4, 4))
+    names = {node.name for node in find_fused(list(graph.graph.nodes))}
+    assert names == {"sin", "mul", "exp"}  # not sum, a reduction; not add, read by mm; not cos, which leaves the graph
+
+
+def test_a_compiled_plan_holds_less_and_says_how_it_was_made(session: Session) -> None:
+    eager, compiled = session.plan([make(UNET, "fp32", 16), make(UNET, "fp32", 16, compile=True)])
+    assert compiled.get()["by_category"]["activations"] < 0.9 * eager.get()["by_category"]["activations"]
+    assert compiled.get()["allocated"] < eager.get()["allocated"]
+    notes = [note for note in compiled.get()["notes"] if "memory.compile" in note]
+    assert len(notes) == 1
+    assert "AOTAutograd" in notes[0]
+
+
+@pytest.mark.slow
+def test_compiled_plans_agree_with_a_few_real_compiled_steps() -> None:
+    root = Path(__file__).resolve().parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.planner.compiled_against_real", "few"],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    errors = [float(line.split("|")[-2].strip(" %")) for line in ended.stdout.splitlines() if "aot_eager" in line]
+    assert len(errors) == 2
+    assert max(map(abs, errors)) < 1.5
