@@ -98,7 +98,7 @@ def cell(key: str, value: Any) -> Cell:
         return Cell("", "transparent")
     if key.endswith("bits"):
         strength = min(1.0, max(0.0, 1 - amount / COMFORTABLE_BITS))
-        return Cell(f"{amount:.0f}", f"rgba(200, 60, 50, {0.7 * strength:.2f})")
+        return Cell(f"{amount:z.0f}", f"rgba(200, 60, 50, {0.7 * strength:.2f})")
     return Cell(f"{amount:.0%}" if amount >= 0.005 else "", f"rgba(60, 90, 200, {0.7 * min(1.0, amount):.2f})")
 
 
