@@ -184,6 +184,8 @@ class PlanArguments:
     output: Output = None
     calibrate: Annotated[str | None, typer.Option(metavar="RUN")] = None
     """Learn from a run's measured peak; then CONFIG is left out."""
+    times_from: Annotated[str | None, typer.Option(metavar="CARD")] = None
+    """Take the step time's factor of another calibrated card, moved by both cards' rooflines."""
     torch: Annotated[str | None, typer.Option(metavar="RELEASE")] = None
     """Plan as an earlier release of torch would, such as 1.12 or 2.8, and say what it does otherwise."""
     desktop: Annotated[str | None, typer.Option(metavar="SIZE")] = None

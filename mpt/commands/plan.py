@@ -65,6 +65,8 @@ def run(arguments: PlanArguments) -> None:
     """
     if arguments.torch is not None:
         refuse_beside_torch(arguments)
+    if arguments.times_from is not None:
+        refuse_beside_times_from(arguments)
     if arguments.calibrate is not None:
         calibrate(arguments, arguments.calibrate)
         return
@@ -106,6 +108,7 @@ def run(arguments: PlanArguments) -> None:
             gpu=arguments.gpu,
             desktop=arguments.desktop,
             torch=arguments.torch,
+            times_from=arguments.times_from,
             placement=placement,
             largest=arguments.largest,
             allow_lossy=arguments.allow_lossy,
@@ -154,6 +157,13 @@ def refuse_beside_torch(arguments: PlanArguments) -> None:
     for name in ("calibrate", "check", "lock", "cards", "presets", "infer", "scaling", "nproc"):
         if getattr(arguments, name) != getattr(PlanArguments, name):
             raise ConfigError(f"--torch: it is about training CONFIG on one card; leave it or --{name} out")
+
+
+def refuse_beside_times_from(arguments: PlanArguments) -> None:
+    """Raise ConfigError for what shows no time of one plan, or must not depend on what this machine has calibrated."""
+    for name in ("calibrate", "check", "lock", "cards", "presets", "infer", "scaling"):
+        if getattr(arguments, name) != getattr(PlanArguments, name):
+            raise ConfigError(f"--times-from: it is about the time of a plan of CONFIG; leave it or --{name} out")
 
 
 def load_planned(arguments: PlanArguments) -> Config:

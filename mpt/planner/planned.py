@@ -52,6 +52,7 @@ def make_plan(
     gpu: str | None = None,
     desktop: str | None = None,
     torch: str | None = None,
+    times_from: str | None = None,
     placement: Placement | None = None,
     largest: bool = False,
     allow_lossy: bool = False,
@@ -59,12 +60,13 @@ def make_plan(
 ) -> Planned:
     """Plan a configuration, and search recipes where a budget is given. What fits, or whether, is left to the caller.
 
-    `torch` is the release of torch to plan for, where it is not the installed one.
+    `torch` is the release of torch to plan for, where it is not the installed one; `times_from` another card whose
+    calibrated times are taken.
     `largest` looks for the largest batch too; `on_answer` is told how many recipes are planned and how many fit. Raises
     ConfigError for an unknown GPU or budget, and MemoryBudgetError for a budget that the weights exceed.
     """
     card = choose_gpu(gpu)
-    calibration = load_calibration(card.name)
+    calibration = load_calibration(card.name, times_from)
     capacity = find_capacity(card, gpu is not None, vram, desktop)
     limit = capacity.budget_bytes
     budget = limit if vram else None

@@ -137,11 +137,13 @@ def test_a_calibration_explains_the_surplus_by_scratch_and_comes_back_from_disk(
     assert learnt == Calibration(300, 0.5, 1.5, "runs/a")
     save_calibration("RTX 2060", learnt)
     assert load_calibration("rtx2060") == learnt
-    assert load_calibration("rtx3060") == Calibration(time_factor=1.5, time_from="rtx2060")  # context: each card's own
+    assert load_calibration("rtx3060") == Calibration()  # nothing is moved unasked
+    assert load_calibration("rtx3060", "rtx2060") == Calibration(time_factor=1.5, time_from="rtx2060")
+    with pytest.raises(ConfigError, match="rtx4090 has no calibration; calibrated are rtx2060"):
+        load_calibration("rtx3060", "rtx4090")
     calibration_path("rtx2060").write_text('{"time_factor": -1}')
     with pytest.raises(ConfigError, match="time_factor"):
         load_calibration("rtx2060")
-    assert load_calibration("rtx3060") == Calibration()
 
 
 def test_a_run_without_a_gpu_teaches_nothing(tmp_path: Path) -> None:
