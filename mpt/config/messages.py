@@ -98,11 +98,29 @@ PRETRAINED = ("pretrained", "checkpoint_path", "pretrained_cfg")
 """Keys by which other programs are told to fetch weights."""
 
 
+FOREIGN = MappingProxyType(
+    {
+        **dict.fromkeys(("save_every", "save_steps", "save_freq", "save_period", "save_interval"), "checkpoint_every"),
+        **dict.fromkeys(("eval_steps", "eval_every", "val_interval", "val_check_interval"), "evaluate_every"),
+        **dict.fromkeys(("logging_steps", "print_freq", "log_interval", "log_every_n_steps"), "log_every"),
+        **dict.fromkeys(("max_epochs", "num_epochs", "num_train_epochs", "n_epochs"), "epochs"),
+        **dict.fromkeys(("max_steps", "num_steps", "max_iters", "iterations"), "steps"),
+        **dict.fromkeys(("bs", "batch", "batchsize", "per_device_train_batch_size"), "batch_size"),
+        **dict.fromkeys(("num_workers", "dataloader_num_workers"), "workers"),
+        **dict.fromkeys(("save_total_limit", "save_top_k", "max_to_keep"), "keep_last"),
+    }
+)
+"""What other trainers call a key -> ours."""
+
+
 def unknown_key(key: str, allowed: Sequence[str], elsewhere: Mapping[str, str]) -> str:
     """Return the words for a key that does not exist; `elsewhere` maps keys of other sections to their full paths."""
     outer, dot, inner = key.partition(".")
-    guess = nearest(key, allowed) or elsewhere.get(key)
+    foreign = FOREIGN.get(key, "")
+    guess = foreign if foreign in allowed else nearest(key, allowed) or elsewhere.get(key) or elsewhere.get(foreign)
     hint = f"; did you mean '{guess}'?" if guess else ""
+    if guess == key:  # a key of the top level, written into a section
+        hint = f"; '{key}' stands at the top level, beside the sections"
     if key in PRETRAINED and "weights" in allowed:
         hint = "; nothing is downloaded: write weights: PATH with a local file (.safetensors, .pth)"
     if dot and inner and outer in allowed:  # the command line's spelling in a file

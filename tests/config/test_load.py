@@ -343,6 +343,15 @@ def test_a_hint_is_given_for_a_slip_and_not_for_another_word():
     assert nearest("x" * 5000, ["optimizer"]) is None
 
 
+def test_keys_of_other_trainers_and_keys_in_the_wrong_section_are_answered_with_ours(registry):
+    text = "model: net\nseed: 1\ntrain: {save_every: 3, seed: 2}\noptimizer: {max_epochs: 3}"
+    found = "\n".join(complaints(registry, text))
+    assert "unknown key 'save_every'" in found
+    assert "did you mean 'checkpoint_every'?" in found
+    assert "'seed' stands at the top level" in found
+    assert "did you mean 'train.epochs'?" in found
+
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz_"
 KEYS = [(section, key) for section, owner in (("train", Train), ("", GeneralOptions)) for key in owner.model_fields]
 KEYS += [("memory", key) for key in MemoryOptions.model_fields]
