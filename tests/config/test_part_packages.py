@@ -15,7 +15,7 @@ from mpt.config.lighter_modes import is_lossy, is_scaled
 from mpt.config.load import load_config
 from mpt.config.part_packages import PartPackage, outside_packages, use_parts
 from mpt.config.registry import INSTALLED, Registry
-from mpt.errors import PartError
+from mpt.errors import ConfigError, PartError
 from mpt.planner.gpus import find_gpu
 from mpt.planner.patches import precision_patches
 
@@ -50,6 +50,13 @@ def folder(tmp_path: Path) -> Path:
     (parts / "nn" / "one_layer.py").write_text(MODEL)
     (parts / "losses" / "shared.py").write_text("WIDTH = 1\n")
     return parts
+
+
+def test_a_loss_with_other_arguments_is_refused_with_those_it_must_take(folder: Path) -> None:
+    (folder / "losses" / "mine.py").write_text("def loss(logits):\n    return logits.mean()\n")
+    use_parts([folder])
+    with pytest.raises(ConfigError, match=r"declares `loss\(logits, labels\)`, which .*mine.py does not; found 'mine'"):
+        load_config({"model": "one_layer"}, ["task.loss=mine"])
 
 
 def test_a_folder_s_parts_are_found_and_imported_without_being_on_the_path(folder: Path) -> None:
