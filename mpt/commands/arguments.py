@@ -328,8 +328,8 @@ class ConvertArguments:
     """A run or a checkpoint."""
     half: bool = False
     """Write half precision."""
-    to: str = "safetensors"
-    """pt, safetensors or onnx."""
+    to: str | None = None
+    """pt, safetensors or onnx; without it as --output ends, else safetensors."""
     inside: bool = False
     """ONNX: with normalisation and softmax inside, from images in [0, 1] to probabilities."""
     dtype: str | None = None

@@ -34,16 +34,15 @@ def run(arguments: ConvertArguments) -> None:
 
     Raises ConfigError for formats and dtypes that are none, CheckpointError for runs without weights.
     """
-    if arguments.to not in FORMATS:
-        raise ConfigError(f"--to: found {arguments.to!r}; allowed are {', '.join(FORMATS)}.")
+    wanted = choose_format(arguments)
     if arguments.dtype is not None and not (arguments.half and arguments.dtype in DTYPES):
         raise ConfigError(
             f"--dtype: found {arguments.dtype!r}; allowed are {' and '.join(DTYPES)}, together with --half."
         )
-    if arguments.inside and arguments.to != "onnx":
+    if arguments.inside and wanted != "onnx":
         raise ConfigError("--inside: only --to onnx holds what is computed around the network.")
     trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow)
-    path = output_path(arguments, trained)
+    path = output_path(arguments, wanted, trained)
     full = rebuild(trained, FLOAT32)
     trained.run = full
     with watch_calls(full.task.modules) as called:
@@ -60,7 +59,7 @@ def run(arguments: ConvertArguments) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     whole = stored_bytes({name: module for name, (module, _, _) in called.items()})
     about = description(trained, chosen.task, list(modules), dtype if arguments.half else "float32")
-    if arguments.to == "onnx":
+    if wanted == "onnx":
         for name, module in modules.items():
             file = path if len(modules) == 1 else path.with_name(f"{path.stem}-{name}.onnx")
             terms, own = chosen.task.export_terms(), {**about, "mpt_networks": name}
@@ -69,12 +68,14 @@ def run(arguments: ConvertArguments) -> None:
                 assert whole_network is not None
                 module, terms, own = whole_network, (terms[0], ("probabilities",)), {**own, "mpt_inside": "true"}
             kind = DTYPES[dtype] if arguments.half else torch.float32
+            over = " over the file that was there" * file.exists()
             said = write_onnx(file, module, called[name][1], kind, terms, own)
-            print(f"wrote {file}: {show_bytes(file.stat().st_size)}; {said}")
+            print(f"wrote {file}{over}: {show_bytes(file.stat().st_size)}; {said}")
         return
+    over = " over the file that was there" * path.exists()
     write_weights(path, modules, about)
     print(
-        f"wrote {path}: {show_bytes(path.stat().st_size)}, against {show_bytes(whole)} in float32 "
+        f"wrote {path}{over}: {show_bytes(path.stat().st_size)}, against {show_bytes(whole)} in float32 "
         f"({', '.join(modules)}, step {trained.loaded.step}); it reads back as it was written"
     )
 
@@ -89,9 +90,19 @@ def drawn_inputs(run: Run) -> Inputs:
     return to_device(batch, run.device, run.data), 2
 
 
-def output_path(arguments: ConvertArguments, trained: Trained) -> Path:
+def choose_format(arguments: ConvertArguments) -> str:
+    """Return `--to`, else what --output's suffix says, else safetensors. Raises ConfigError for another word."""
+    if arguments.to is None:
+        suffix = Path(arguments.output or "").suffix.removeprefix(".")
+        return suffix if suffix in FORMATS else "safetensors"
+    if arguments.to not in FORMATS:
+        raise ConfigError(f"--to: found {arguments.to!r}; allowed are {', '.join(FORMATS)}.")
+    return arguments.to
+
+
+def output_path(arguments: ConvertArguments, wanted: str, trained: Trained) -> Path:
     """Return where to write: the given file, or one named after the run in its folder."""
-    suffix = f".{arguments.to}"
+    suffix = f".{wanted}"
     if arguments.output is None:
         half = "-half" if arguments.half else ""
         return trained.directory.path / f"{trained.directory.name}{half}{suffix}"
@@ -99,5 +110,5 @@ def output_path(arguments: ConvertArguments, trained: Trained) -> Path:
     if path.is_dir():
         raise ConfigError(f"--output: {path} is a folder; name a file ending in {suffix}.")
     if path.suffix != suffix:
-        raise ConfigError(f"--output: {path} does not end in {suffix}, which --to {arguments.to} writes.")
+        raise ConfigError(f"--output: {path} does not end in {suffix}, which --to {wanted} writes.")
     return path

@@ -33,7 +33,11 @@ def test_weights_are_half_but_for_normalisations(classifier, tmp_path, capsys, k
     full = load_weights_file(classifier / f"classifier.{kind}")
     assert torch.equal(full["net.stages.0.0.weight"].half(), tensors["net.stages.0.0.weight"])
     assert path.stat().st_size < (classifier / f"classifier.{kind}").stat().st_size
-    assert "reads back as it was written" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "reads back as it was written" in said
+    assert "over the file that was there" not in said
+    go(classifier, tmp_path, half=False, output=str(classifier / f"classifier.{kind}"))  # the suffix says which format
+    assert f"classifier.{kind} over the file that was there: " in capsys.readouterr().out
 
 
 def test_a_pt_file_is_read_by_torch_without_its_pickle_being_trusted(classifier, tmp_path):
