@@ -207,7 +207,8 @@ def print_search(console: Console, found: Search, plan: dict[str, Any]) -> None:
     fitting = [recipe for recipe in found.recipes if recipe.fits]
     if fitting:
         shown = worth_showing(fitting)[:SHOWN]
-        console.print(f"\nfastest that fit in {budget}", style="bold")
+        more = f", {len(fitting) - len(shown)} more with --json" * (len(fitting) > len(shown))
+        console.print(f"\nfastest that fit in {budget}{more}", style="bold")
     else:
         shown = sorted(found.recipes, key=lambda recipe: recipe.total)[:SHOWN]
         console.print(f"\nnone fits in {budget}; the smallest", style="bold")
