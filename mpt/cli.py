@@ -129,6 +129,8 @@ def call(find: Callable[[], Callable[[Any], None]], asked: Any) -> None:
         if not isinstance(asked, arguments.TrainArguments):  # which says itself when it has imported everything
             collect_rarely()
         work(asked)
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()  # here, where a reader that has left is no error
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of our output left, as `| head` does

@@ -33,6 +33,8 @@ class GpuData(Closed):
     """0 where there is none."""
     bandwidth: float
     host_link: float
+    peer_link: float
+    """To the other cards of a machine as sold with eight, in one direction; 0 is PCI Express."""
     aliases: list[str]
     """Other names."""
     is_installed: bool

@@ -32,14 +32,26 @@ class Trial:
     take_back: Callable[[], None]
 
 
+class Stepping:
+    """Whether an optimizer has begun to step in an update, which can then not be repeated.
+
+    It holds nothing else: an optimizer's hook that led back to the run would keep a failed run's memory.
+    """
+
+    has_begun = False
+
+    def note(self, *_: object) -> None:
+        """Note that an optimizer has begun to step."""
+        self.has_begun = True
+
+
 class MemoryLadder:
     """Performs a run's updates, and adapts the run where one does not fit and the configuration allows it."""
 
     def __init__(self, run: Run, journal: Journal) -> None:
         self.run, self.journal = run, journal
         self.watched: set[Optimizer] = set()
-        self.stepping = False
-        """Whether an optimizer has begun to step in this update, which can then not be repeated."""
+        self.stepping = Stepping()
 
     def update(self, phase: Phase, batch: Batch) -> Update:
         """Perform an update; out of memory, make one move on the ladder and repeat it.
@@ -58,7 +70,7 @@ class MemoryLadder:
                 return update(run, phase, batch)
             except (RuntimeError, ConfigError) as error:
                 kind = fault_kind(error)
-                unsuited = trial is not None and kind == "unsuited" and not self.stepping
+                unsuited = trial is not None and kind == "unsuited" and not self.stepping.has_begun
                 if not unsuited and kind != "out_of_memory":
                     raise
                 reason = out_of_memory_reason(error)
@@ -68,7 +80,7 @@ class MemoryLadder:
                 trial.take_back()
                 refused[trial.name] = reason
                 self.tell(phase, f"{trial.name} cannot be used here ({reason})")
-            if self.stepping or not run.micro_batch_auto:
+            if self.stepping.has_begun or not run.micro_batch_auto:
                 self.fail(phase, reason, refused)
             undo_update(run, phase, random_state, notes)
             notes = run.task.snapshot()
@@ -78,14 +90,10 @@ class MemoryLadder:
 
     def watch(self, optimizer: Optimizer) -> None:
         """Notice from now on when this optimizer begins to step. The hook is put on once, not in every step."""
-        self.stepping = False
+        self.stepping.has_begun = False
         if optimizer not in self.watched:
             self.watched.add(optimizer)
-            optimizer.register_step_pre_hook(self.note_begin)
-
-    def note_begin(self, *_: object) -> None:
-        """Note that an optimizer has begun to step."""
-        self.stepping = True
+            optimizer.register_step_pre_hook(self.stepping.note)
 
     def climb(self, phase: Phase, refused: dict[str, str]) -> Trial | None:
         """Make the next move that can be made, and say which; return None when none is left."""
@@ -121,7 +129,7 @@ class MemoryLadder:
         run = self.run
         size = ladder.micro_batch_size(ladder.adapted_config(run))
         smaller = "a half-precision mode or a smaller model"
-        if self.stepping:
+        if self.stepping.has_begun:
             advice = (
                 "the optimizer had begun to step, so the update cannot be repeated, and micro-batches do not make a "
                 f"step smaller: try memory.cpu_optimizer=true, {smaller}"

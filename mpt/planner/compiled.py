@@ -20,6 +20,7 @@ A network that cannot be traced is planned as the eager one, with a note.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -73,9 +74,9 @@ class PlannedNetwork:
             return found(weights, buffers, *args, **kwargs)
         if self._stays_eager:
             return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        found = self._traced(len(weights) + len(buffers))
         self.module._compiled_call_impl, self.recorder.is_paused = None, True
         try:
+            found = self._traced(len(weights) + len(buffers))
             examples = tree_map_only(Tensor, _example, (args, kwargs))  # AOTAutograd keeps what it traced with
             found(weights, buffers, *examples[0], **examples[1])
             self._graphs[key] = found
@@ -89,11 +90,13 @@ class PlannedNetwork:
 
     def _traced(self, weights: int) -> Callable[..., Any]:
         """Return what traces the network at its first call."""
-        from torch._functorch.aot_autograd import aot_function
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
-        from torch._inductor import lowering  # noqa: F401 - the table wants it imported
-        from torch._inductor.decomposition import select_decomp_table
-        from torch._inductor.graph import GraphLowering
+        with warnings.catch_warnings():  # of torch about itself
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from torch._functorch.aot_autograd import aot_function
+            from torch._functorch.partitioners import min_cut_rematerialization_partition
+            from torch._inductor import lowering  # noqa: F401 - the table wants it imported
+            from torch._inductor.decomposition import select_decomp_table
+            from torch._inductor.graph import GraphLowering
 
         def called(weights: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.module, {**weights, **buffers}, args, kwargs)

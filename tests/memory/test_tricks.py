@@ -100,7 +100,7 @@ def test_every_trick_keeps_names_and_copies_and_says_whether_it_is_exact(trick: 
     assert list(twin.state_dict()) == list(plain.task.modules["gen"].state_dict())
 
 
-@pytest.mark.parametrize("trick", PLANNED, ids=str)
+@pytest.mark.parametrize("trick", [trick for trick in PLANNED if "compile" not in trick], ids=str)
 @pytest.mark.parametrize("mode", ["fp32", "amp"])
 def test_every_trick_can_be_planned(mode: str, trick: dict[str, Any]) -> None:
     config = load_config(
