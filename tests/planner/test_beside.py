@@ -65,10 +65,11 @@ def test_a_run_on_a_cpu_is_planned_with_the_optimizer_that_a_cpu_gets(tmp_path: 
     ("file", "settings"),
     [
         ("classify_digits", ["train.epochs=null", "train.steps=3", "train.batch_size=512", "memory.micro_batch=64"]),
-        (
+        pytest.param(
             "wgan_gp",
-            ["train.steps=7", "model.hidden=1024", "task.metric_samples=64"],
-        ),  # the generator's 2nd step is 6th
+            ["train.steps=7", "model.hidden=1024", "task.metric_samples=64"],  # the generator's 2nd step is 6th
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_on_a_cpu_needs_what_was_planned(file: str, settings: list[str], tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ SHARES = {6: 0.0, 8: 0.7, 12: 0.85, 24: 2.0}
 """Size -> budget for the tensors, as a share of what the configuration reserves as it stands."""
 
 
+@pytest.mark.slow
 def test_each_size_gets_the_recipe_that_a_search_of_its_own_finds(
     arguments: PlanArguments,
     session: Session,

@@ -280,6 +280,7 @@ def test_dials_are_turned_to_the_gentlest_number_that_fits() -> None:
     assert len(by_block) <= 3  # the strictest, and one round: it is slower than the other dial
 
 
+@pytest.mark.slow
 def test_what_a_loss_scale_refuses_is_tried_in_bfloat16_where_the_card_has_it() -> None:
     def asked(gpu: str) -> list[tuple[str, dict[str, Any]]]:
         def answer(memory: dict[str, Any], mode: str) -> dict[str, Any] | str:
