@@ -27,6 +27,7 @@ def test_it_learns_which_tokens_may_follow(tmp_path: Path, precision: str) -> No
     assert math.log(2) < run.figures["nats"] < 0.8 * math.log(31)  # every other token is a coin's
 
 
+@pytest.mark.slow
 def test_half_weights_are_planned_once_with_the_peak_in_the_step() -> None:
     """The peak is the weights and a copy of the largest, which the shared embedding is: building takes no more."""
     config = mpt.load(LARGE, "model.layers=6", "precision=bf16-sr", parts=[PARTS])

@@ -33,8 +33,8 @@ SMALL = {
 """Configs that a CPU trains in seconds, with the batch that is taken."""
 SLOW_IN_HALF = ("dain_demo", "rife_demo", "stylegan2_16", "yolofuse_demo")
 """Where a CPU's half precision takes too long."""
-SLOW = ("rife_demo", "stylegan2_16", "yolofuse_demo")
-"""The detector and StyleGAN2 take as long as four others; RIFE has the task, data and most operators of `dain_demo`."""
+SLOW = ("rife_demo", "yolofuse_demo")
+"""The detector takes as long as four others; RIFE has the task, the data and most operators of `dain_demo`."""
 FURTHER = {
     "dain_demo": ("task.flow_steps=1", "dataset.count=8", "dataset.test_count=2"),
     "rife_demo": ("task.flow_steps=1", "dataset.count=8", "dataset.test_count=2"),

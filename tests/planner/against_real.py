@@ -31,17 +31,17 @@ RESNET, MOBILENET, DENSENET = "torchvision:resnet18", "torchvision:mobilenet_v2"
 Settings = tuple[str, Any, dict[str, Any]]
 
 FEW_SMALL: list[Settings] = [
-    ("small_cnn", "fp32", {}),
     ("dcgan", "amp", {}),
     ("dcgan", O2, {"release_grads_after": ["disc"]}),
     (UNET, O1, {"recompute": "all"}),
-    (UNET, "fp32", {"micro_batch": 3}),
     (VIT, "fp32", {"optimizer_in_backward": True}),
     ("tests.planner.models:Recurrent", "amp", {}),
     ("tests.planner.models:Normed", "amp", {}),
 ]
 SMALL: list[Settings] = [
     *FEW_SMALL,
+    ("small_cnn", "fp32", {}),
+    (UNET, "fp32", {"micro_batch": 3}),
     *((model, mode, {}) for model in ("small_cnn", UNET) for mode in ("amp", "bf16-pure")),
     ("dcgan", "bf16-pure", {}),
     *((model, mode, {}) for model in ("small_cnn", "dcgan", UNET) for mode in (O1, O2)),
@@ -53,9 +53,10 @@ SMALL: list[Settings] = [
     ("stylegan2_16.yaml", "fp32", {}),
     ("stylegan2_16.yaml", "amp", {}),
 ]
-FEW_DEEP: list[Settings] = [(RESNET, "fp32", {}), (MOBILENET, "fp32", {})]
+FEW_DEEP: list[Settings] = [(RESNET, "fp32", {})]
 DEEP: list[Settings] = [
     *FEW_DEEP,
+    (MOBILENET, "fp32", {}),
     *((RESNET, mode, {}) for mode in ("amp", "bf16-pure", O1, O2)),
     *((RESNET, "fp32", {"recompute": layers}) for layers in ("sqrt", "all", "selective")),
     (RESNET, "fp32", {"micro_batch": 16}),

@@ -106,6 +106,7 @@ def test_recomputed_gradients_are_bit_equal(fusion: str) -> None:
     assert all(torch.equal(first, second) for first, second in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_bytes_of_a_real_step() -> None:
     """Of YOLOFuse, and of a torchvision detector, whose shapes depend on values and are planned by bounds."""
     root = Path(__file__).resolve().parents[4]
