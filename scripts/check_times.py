@@ -16,7 +16,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -89,26 +91,20 @@ def main() -> None:
     for row, plan, factor in zip(ROWS, planned, factors, strict=True):
         name = f"{row.source} | {row.gpu} | {row.model} | {row.mode} | {row.batch}"
         print(f"| {name} | {row.images_per_second:,.0f} | {plan:,.0f} | {factor - 1:+.0%} |")
-    pairs = [(one, other) for one in range(len(ROWS)) for other in range(len(ROWS)) if one != other]
+
+    def errors_where(alike: Callable[[Row, Row], bool]) -> list[float]:
+        measured = list(zip(ROWS, factors, strict=True))
+        return [abs(to / at - 1) for (one, at), (other, to) in permutations(measured, 2) if alike(one, other)]
+
     moves = {
         "none": [abs(factor - 1) for factor in factors],
-        "same network and arithmetic, another card": [
-            abs(factors[b] / factors[a] - 1)
-            for a, b in pairs
-            if ROWS[a].gpu != ROWS[b].gpu
-            and ROWS[a].model == ROWS[b].model
-            and (ROWS[a].mode == "amp") == (ROWS[b].mode == "amp")
-        ],
-        "same network and card, other arithmetic": [
-            abs(factors[b] / factors[a] - 1)
-            for a, b in pairs
-            if ROWS[a].gpu == ROWS[b].gpu and ROWS[a].model == ROWS[b].model
-        ],
-        "same card and arithmetic, another network": [
-            abs(factors[b] / factors[a] - 1)
-            for a, b in pairs
-            if ROWS[a].gpu == ROWS[b].gpu and ROWS[a].mode == ROWS[b].mode and ROWS[a].model != ROWS[b].model
-        ],
+        "same network and arithmetic, another card": errors_where(
+            lambda a, b: a.gpu != b.gpu and a.model == b.model and (a.mode == "amp") == (b.mode == "amp")
+        ),
+        "same network and card, other arithmetic": errors_where(lambda a, b: a.gpu == b.gpu and a.model == b.model),
+        "same card and arithmetic, another network": errors_where(
+            lambda a, b: a.gpu == b.gpu and a.mode == b.mode and a.model != b.model
+        ),
     }
     print("\n| Measured, and moved to | Moves | Median error | Largest |\n|---|---:|---:|---:|")
     for name, errors in moves.items():

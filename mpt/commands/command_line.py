@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -13,13 +13,13 @@ from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
 from mpt.config.layers import SECTIONS
+from mpt.config.messages import FOREIGN
 from mpt.config.options import DatasetOptions, OptimizerOptions, Options
 from mpt.config.schema import GeneralOptions, Train
 from mpt.errors import ConfigError
 
 SPELT = {
-    "batch": "train.batch_size",
-    "bs": "train.batch_size",
+    **FOREIGN,
     "learning_rate": "optimizer.lr",
     "wd": "optimizer.weight_decay",
     "weight_decay": "optimizer.weight_decay",
@@ -84,6 +84,13 @@ def declare(
     command_class = OverridableCommand if "overrides" in parameters else None
     help_text = inspect.cleandoc(arguments.__doc__ or "")
     app.command(name, cls=command_class, help=help_text)(command)
+
+
+def given(arguments: Any, names: Iterable[str]) -> Iterator[str]:
+    """Yield those of some options that were given, as they are typed."""
+    for name in names:
+        if getattr(arguments, name) != getattr(type(arguments), name):
+            yield f"--{name.replace('_', '-')}"
 
 
 class OverridableCommand(TyperCommand):

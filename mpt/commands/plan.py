@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
+from mpt.commands.command_line import given
 from mpt.commands.plan_cheapest import show_cheapest
 from mpt.commands.plan_inference import refuse_inference_options, show_inference
 from mpt.commands.plan_lock import check_plan, keep_plan
@@ -56,6 +57,8 @@ from mpt.run.layout import find_run
 from mpt.run.used_parts import missing_parts_explained
 
 PICTURED = 3
+OTHER_PLANS = ("calibrate", "check", "lock", "cards", "presets", "infer", "scaling")
+"""Options that ask for something else than one plan of CONFIG's training."""
 
 
 def run(arguments: PlanArguments) -> None:
@@ -154,16 +157,14 @@ def run(arguments: PlanArguments) -> None:
 def refuse_beside_torch(arguments: PlanArguments) -> None:
     """Raise ConfigError for a release of torch that is not known, and for what is planned as the installed one only."""
     parse_release(str(arguments.torch))
-    for name in ("calibrate", "check", "lock", "cards", "presets", "infer", "scaling", "nproc"):
-        if getattr(arguments, name) != getattr(PlanArguments, name):
-            raise ConfigError(f"--torch: it is about training CONFIG on one card; leave it or --{name} out")
+    for option in given(arguments, (*OTHER_PLANS, "nproc")):
+        raise ConfigError(f"--torch: it is about training CONFIG on one card; leave it or {option} out")
 
 
 def refuse_beside_times_from(arguments: PlanArguments) -> None:
     """Raise ConfigError for what shows no time of one plan, or must not depend on what this machine has calibrated."""
-    for name in ("calibrate", "check", "lock", "cards", "presets", "infer", "scaling"):
-        if getattr(arguments, name) != getattr(PlanArguments, name):
-            raise ConfigError(f"--times-from: it is about the time of a plan of CONFIG; leave it or --{name} out")
+    for option in given(arguments, OTHER_PLANS):
+        raise ConfigError(f"--times-from: it is about the time of a plan of CONFIG; leave it or {option} out")
 
 
 def load_planned(arguments: PlanArguments) -> Config:

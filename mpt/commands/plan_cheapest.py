@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
+from mpt.commands.command_line import given
 from mpt.commands.plan_progress import progress
 from mpt.commands.plan_tables import columns
 from mpt.config.differences import flatten
@@ -26,9 +27,8 @@ CLASHES = ("vram", "gpu", "desktop", "nproc", "strategy", "scaling", "largest", 
 
 def show_cheapest(config: Config, arguments: PlanArguments) -> None:
     """Search and print. Raises MemoryBudgetError where no set of the cards is enough."""
-    for name in CLASHES:
-        if getattr(arguments, name) != getattr(PlanArguments, name):
-            raise ConfigError(f"--{name}: --cards names the cards and finds how many and how; leave it out")
+    for option in given(arguments, CLASHES):
+        raise ConfigError(f"{option}: --cards names the cards and finds how many and how; leave it out")
     with progress() as told:
         found = find_cheapest(
             config,

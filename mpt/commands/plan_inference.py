@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
+from mpt.commands.command_line import given
 from mpt.commands.plan_tables import columns, held_tables
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MemoryBudgetError
@@ -58,9 +59,8 @@ def show_inference(config: Config, arguments: PlanArguments, gpu: Gpu, capacity:
 
 def refuse_training_options(arguments: PlanArguments) -> None:
     """Raise ConfigError for options beside --infer that are about training."""
-    for name in CLASHES:
-        if getattr(arguments, name) != getattr(PlanArguments, name):
-            raise ConfigError(f"--{name.replace('_', '-')}: it is about training; leave it or --infer out")
+    for option in given(arguments, CLASHES):
+        raise ConfigError(f"{option}: it is about training; leave it or --infer out")
 
 
 def refuse_inference_options(arguments: PlanArguments) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mpt import __version__
 from mpt.commands.arguments import PlanArguments
+from mpt.commands.command_line import given
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, GateError, InputOutputError
 from mpt.planner.budget import describe_bytes
@@ -125,9 +126,8 @@ def check_plan(arguments: PlanArguments, path: Path) -> None:
 
 def refuse_other_options(arguments: PlanArguments, own: str) -> None:
     """Raise ConfigError for options that a lock does not keep."""
-    for name in CLASHES:
-        if getattr(arguments, name) != getattr(PlanArguments, name):
-            raise ConfigError(f"--{name}: {own} is about the configuration as it stands on one card; leave it out")
+    for option in given(arguments, CLASHES):
+        raise ConfigError(f"{option}: {own} is about the configuration as it stands on one card; leave it out")
 
 
 def plan_lock(lock: Lock, allow: tuple[str, ...]) -> Lock:

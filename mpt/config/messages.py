@@ -100,24 +100,27 @@ PRETRAINED = ("pretrained", "checkpoint_path", "pretrained_cfg")
 
 FOREIGN = MappingProxyType(
     {
-        **dict.fromkeys(("save_every", "save_steps", "save_freq", "save_period", "save_interval"), "checkpoint_every"),
-        **dict.fromkeys(("eval_steps", "eval_every", "val_interval", "val_check_interval"), "evaluate_every"),
-        **dict.fromkeys(("logging_steps", "print_freq", "log_interval", "log_every_n_steps"), "log_every"),
-        **dict.fromkeys(("max_epochs", "num_epochs", "num_train_epochs", "n_epochs"), "epochs"),
-        **dict.fromkeys(("max_steps", "num_steps", "max_iters", "iterations"), "steps"),
-        **dict.fromkeys(("bs", "batch", "batchsize", "per_device_train_batch_size"), "batch_size"),
-        **dict.fromkeys(("num_workers", "dataloader_num_workers"), "workers"),
-        **dict.fromkeys(("save_total_limit", "save_top_k", "max_to_keep"), "keep_last"),
+        **dict.fromkeys(
+            ("save_every", "save_steps", "save_freq", "save_period", "save_interval"), "train.checkpoint_every"
+        ),
+        **dict.fromkeys(("eval_steps", "eval_every", "val_interval", "val_check_interval"), "train.evaluate_every"),
+        **dict.fromkeys(("logging_steps", "print_freq", "log_interval", "log_every_n_steps"), "train.log_every"),
+        **dict.fromkeys(("max_epochs", "num_epochs", "num_train_epochs", "n_epochs"), "train.epochs"),
+        **dict.fromkeys(("max_steps", "num_steps", "max_iters", "iterations"), "train.steps"),
+        **dict.fromkeys(("bs", "batch", "batchsize", "per_device_train_batch_size"), "train.batch_size"),
+        **dict.fromkeys(("num_workers", "dataloader_num_workers"), "dataset.workers"),
+        **dict.fromkeys(("save_total_limit", "save_top_k", "max_to_keep"), "train.keep_last"),
     }
 )
-"""What other trainers call a key -> ours."""
+"""What other trainers call a setting -> ours, in files and on the command line."""
 
 
 def unknown_key(key: str, allowed: Sequence[str], elsewhere: Mapping[str, str]) -> str:
     """Return the words for a key that does not exist; `elsewhere` maps keys of other sections to their full paths."""
     outer, dot, inner = key.partition(".")
     foreign = FOREIGN.get(key, "")
-    guess = foreign if foreign in allowed else nearest(key, allowed) or elsewhere.get(key) or elsewhere.get(foreign)
+    ours = foreign.rpartition(".")[2]
+    guess = ours if ours in allowed else nearest(key, allowed) or elsewhere.get(key) or foreign
     hint = f"; did you mean '{guess}'?" if guess else ""
     if guess == key:  # a key of the top level, written into a section
         hint = f"; '{key}' stands at the top level, beside the sections"
