@@ -86,7 +86,7 @@ FAULTS = (
     Fault(
         "--exact",
         "another kind of GPU did not count among what makes a resume inexact",
-        "mpt/engine/training.py",
+        "mpt/engine/saving.py",
         '        **({"gpu": torch.cuda.get_device_name(run.device)} if run.device.type == "cuda" else {}),\n',
         "",
         f"{FAULTS_FILE}::test_an_exact_resume_takes_no_other_card",

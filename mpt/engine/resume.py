@@ -16,8 +16,9 @@ from mpt.config.differences import Difference, find_differences
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.config.yaml_text import read_text
+from mpt.engine.saving import conditions
 from mpt.engine.summary import write_summary
-from mpt.engine.training import Training, conditions
+from mpt.engine.training import Training
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.run.checkpoint import LoadedCheckpoint
 from mpt.run.console import Console

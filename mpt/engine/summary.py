@@ -52,5 +52,5 @@ def summary_of(training: Training) -> dict[str, Any]:
         "evaluations": training.journal.evaluation_spans(),
         "events": training.journal.event_counts(),
         "adapted": dict(run.adapted),
-        **({"ranks": {"count": run.world.size, **training.last_ranks}} if run.world.size > 1 else {}),
+        **({"ranks": {"count": run.world.size, **training.rank_times.last}} if run.world.size > 1 else {}),
     }

@@ -5,12 +5,10 @@ What is done in which order is the loop's affair (`mpt.engine.loop`); here are i
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mpt.data.loader import Loader, prefetch
@@ -23,31 +21,24 @@ from mpt.engine.ladder import move_again
 from mpt.engine.memory import CudaPeaks
 from mpt.engine.out_of_memory import MemoryLadder
 from mpt.engine.progress import Progress, due, next_due
+from mpt.engine.rank_times import RankTimes
 from mpt.engine.recent_states import RecentStates
 from mpt.engine.remedies import Remedies
+from mpt.engine.saving import CheckpointSaver
 from mpt.engine.scale_watch import ScaleWatch
 from mpt.engine.state import capture, restore
 from mpt.engine.step import Update
 from mpt.engine.told_plan import ToldPlan
-from mpt.errors import MptError
 from mpt.optim.schedules import set_learning_rates
 from mpt.parallel.world import ALONE, World
 from mpt.run import checkpoint
-from mpt.run.background_save import BackgroundSave
-from mpt.run.background_shards import finish_beside, start_beside
 from mpt.run.boards import Boards
 from mpt.run.console import Console
 from mpt.run.layout import RunDirectory
 from mpt.run.recorder import Recorder
-from mpt.run.shards import Shards, write_shards
 from mpt.run.skipped_files import write_skipped_files
 from mpt.run.state_checks import first_non_finite_on_ranks
 from mpt.seams import Batch, Dataset, DataSpec, Run
-
-OTHERS_SECONDS = 3.0
-"""How long a rank that fails waits for the others' parts of a checkpoint that is being written."""
-STRAGGLER, SETTLED_STEPS = 1.5, 10
-"""A rank whose steps take so many times the median's is named, after the first steps."""
 
 
 class Training:
@@ -86,16 +77,13 @@ class Training:
         self.skipped_files = 0
         """Bad files of the data set that were skipped."""
         self.non_finite_in_a_row = 0
-        beside = self.train.asynchronous_save
-        # Several processes share a machine's memory, so that none can say by itself whether there is room.
-        self.saver = BackgroundSave(beside if run.world.size == 1 else bool(beside))
+        self.saver = CheckpointSaver(run, directory, self.journal)
         self.whole_steps = 0
         """Steps in this process in which no phase was skipped, counted while there are phases to be tracked."""
         self.grad_norms: dict[str, Tensor] = {}
         """The norms of the last clipped gradients by phase, on the device until they are logged."""
         self.last_losses: dict[str, float] = {}
-        self.last_ranks: dict[str, Any] = {}
-        """Seconds per step and peak of each rank, of the last logged window."""
+        self.rank_times = RankTimes(run.world, self.journal)
         self.step_seconds: list[float] = []
         self.window_seconds: list[float] = []
         """Seconds per step of each logged window. Reading its losses waits for the device: on a GPU these are true."""
@@ -120,7 +108,7 @@ class Training:
         """Return the batches from the current step on."""
         run, batches = self.run, self.loader.batches(self.progress.step)
         if run.config.dataset.settings.workers:
-            self.finish_saving()  # the workers are forked at the first batch
+            self.saver.finish()  # the workers are forked at the first batch
         if run.world.size == 1:
             return prefetch(batches, run.device, run.data)
         parts = prefetch(batches, run.device, DataSpec({}, 0))  # as they are stored, a quarter of the bytes to send
@@ -161,7 +149,7 @@ class Training:
         seconds = (time.perf_counter() - window_started) / max(window_steps, 1)
         self.window_seconds.append(seconds)
         norms = {phase: float(norm) for phase, norm in self.grad_norms.items()}
-        self.grad_norms = {}
+        self.grad_norms, memory = {}, self.measured_memory()
         self.journal.row(
             {
                 "seconds": self.progress.seconds,
@@ -173,8 +161,8 @@ class Training:
                 "skipped": dict(self.progress.skipped),
                 "step_seconds": seconds,
                 "samples_per_second": self.train.batch_size / seconds,
-                "memory": self.measured_memory(),
-                **self.of_ranks(seconds, window_steps),
+                "memory": memory,
+                **self.rank_times.take(seconds, window_steps, memory.get("peak_bytes", 0)),
             }
         )
         self.advise(self.last_losses)
@@ -182,28 +170,6 @@ class Training:
         self.note_collapse(signs)
         if (plan := self.told_plan.take()) is not None:
             self.journal.say(plan)
-
-    def of_ranks(self, seconds: float, steps: int) -> dict[str, Any]:
-        """Return what each rank needed for a step without waiting for others, and its peak; name one that is slow."""
-        world = self.run.world
-        if world.size == 1:
-            return {}
-        busy = seconds - world.take_waited_seconds() / max(steps, 1)
-        told = world.collect((busy, self.measured_memory().get("peak_bytes", 0)))
-        self.last_ranks = {
-            "step_seconds": [max(one, 0.0) for one, _ in told],
-            "peak_bytes": [peak for _, peak in told],
-        }
-        times = self.last_ranks["step_seconds"]
-        slowest, others = max(times), statistics.median(times)
-        if slowest > STRAGGLER * others and slowest - others > 0.2 * seconds and self.progress.step > SETTLED_STEPS:
-            self.journal.warn(
-                f"rank {times.index(slowest)} is slow: {slowest:.3g} s per step without waiting, {others:.3g} s on the "
-                "median rank, and all wait for it",
-                "straggler",
-                rank=times.index(slowest),
-            )
-        return {"ranks": self.last_ranks}
 
     def measured_memory(self) -> dict[str, Any]:
         """Return the peak so far as a row for the log: the allocator's on CUDA, elsewhere what was tracked."""
@@ -268,79 +234,15 @@ class Training:
 
         Where something in it is not finite, write nothing and return its name.
         """
-        world = self.run.world
-        self.finish_saving()
-        self.progress.add_over_ranks(world)
+        self.saver.finish()
+        self.progress.add_over_ranks(self.run.world)
         with self.peaks.beside_steps(self.run.device):
             state = capture(self.run)
-            bad = first_non_finite_on_ranks({"modules": state["modules"]}, world)
-        if bad is not None:
-            return bad
-        state["loop"] = self.loop_record()
-        step, commit = self.progress.step, self.committer()
-
-        def write(shards: Shards | None) -> None:
-            self.tell_removed_files()
-            encoded = checkpoint.encode(state, is_sharded=shards is not None)
-            if shards is None:
-                self.saver.start(step, encoded, lambda copied: commit(copied, None))
-                return
-            commit(encoded, shards)
-            self.saver.newest = step
-
-        if not world.is_sharded:
-            world.ask(lambda: write(None))
-        elif not (self.saver.beside and start_beside(world, self.saver, self.directory, step, state, commit)):
-            shards = write_shards(world, self.directory, state)
-            world.ask(lambda: write(shards))
-        return None
-
-    def committer(self) -> Callable[[checkpoint.EncodedState, Shards | None], None]:
-        """Return what writes a checkpoint of this step: an encoded state, beside the shards that ranks have written."""
-        task, step = self.run.task, self.progress.step
-        about: checkpoint.About = {
-            "keep_last": self.train.keep_last,
-            "metric": self.progress.last_metrics.get(task.metric),
-            "higher_is_better": task.higher_is_better,
-            "extra_manifest": {"conditions": conditions(self.run)},
-        }
-
-        def commit(encoded: checkpoint.EncodedState, shards: Shards | None) -> None:
-            whole: checkpoint.About = {**about, "shards": shards}
-            checkpoint.write(self.directory, step, encoded, **whole)
-            self.journal.recorder.sync()
-
-        return commit
-
-    def note_saved(self) -> None:
-        """Notice the end of a save beside the training. Raises InputOutputError where it failed.
-
-        Several processes notice it together, at the next save, rollback or end.
-        """
-        if self.run.world.size == 1 and self.saver.is_written:
-            self.saver.finish()
-
-    def finish_saving(self) -> None:
-        """Wait for the checkpoint that is being written; call on all ranks. Raises InputOutputError on all alike."""
-        world = self.run.world
-        if world.size == 1:
-            self.saver.finish()
-        elif self.saver.beside:
-            if world.is_sharded:
-                finish_beside(world, self.saver)
-            else:
-                world.ask(self.saver.finish)  # only the first one writes
-
-    def settle(self) -> None:
-        """Let a save beside the training end before a failure ends the program; what fails too is a warning."""
-        world = self.run.world
-        if world.is_sharded and self.saver.writing is not None:
-            world.mail().until = time.monotonic() + OTHERS_SECONDS  # it may be one of them that has failed
-        try:
-            self.saver.finish()
-        except (MptError, OSError, RuntimeError) as error:
-            if world.is_first:
-                self.journal.console.warning(str(error))
+            bad = first_non_finite_on_ranks({"modules": state["modules"]}, self.run.world)
+        if bad is None:
+            state["loop"] = self.loop_record()
+            self.saver.start(self.progress.step, state, self.progress.last_metrics.get(self.run.task.metric))
+        return bad
 
     def loop_record(self) -> dict[str, Any]:
         """Return what a state keeps beside the run's."""
@@ -354,15 +256,6 @@ class Training:
     def state_in_memory(self) -> dict[str, Any]:
         """Return this process's own state; tensors are not copied."""
         return {**capture(self.run), "loop": self.loop_record()}
-
-    def tell_removed_files(self) -> None:
-        """Warn of files that somebody removed since the last save: the run goes on without what they held."""
-        removed = self.journal.recorder.reopen_removed()
-        newest = self.saver.newest
-        if newest is not None and not self.directory.checkpoint_path(newest).is_dir():
-            removed.append(f"the checkpoint of step {newest}")
-        if removed:
-            self.journal.warn(f"removed while the run goes on: {', '.join(removed)}; what was in it is lost")
 
     def load(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         """Put a loaded checkpoint into the run and the counters."""
@@ -405,19 +298,3 @@ class Training:
         for why in self.early_end().values():
             self.journal.event("stopped_early", why)
             self.journal.say(f"stopped early at step {self.progress.step} of {self.total_steps}: {why}")
-
-
-def conditions(run: Run) -> dict[str, Any]:
-    """Return what must not change if a resume is to be bit-exact."""
-    return {
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "workers": run.config.dataset.settings.workers,
-        "precision": run.config.precision.mode,
-        "dtype": str(run.precision.dtype).removeprefix("torch."),
-        "device": run.device.type,
-        **({"gpu": torch.cuda.get_device_name(run.device)} if run.device.type == "cuda" else {}),
-        "batch_size": run.config.train.batch_size,
-        "seed": run.config.seed,
-        "processes": run.world.size,
-    }

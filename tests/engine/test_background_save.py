@@ -89,7 +89,7 @@ def test_a_signal_while_a_state_is_written_loses_neither_state(tmp_path: Path, m
 
     def interrupted(training: Training, phase: str, done: Update) -> None:
         if training.progress.step == 2:  # the third step, while the state after the second is written
-            assert training.saver.writing is not None
+            assert training.saver.background.writing is not None
             os.kill(os.getpid(), signal.SIGTERM)
         count(training, phase, done)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
-from mpt.engine import loop
+from mpt.engine import rollback
 from mpt.engine.diagnosis import FirstNonFinite
 from mpt.engine.faults import is_out_of_memory
 from mpt.engine.module_places import ModulePlaces
@@ -401,7 +401,7 @@ def test_out_of_memory_without_adapting_names_the_remedy(tmp_path: Path, monkeyp
 def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numpy's random state and Adam's step counts belong on the CPU. `meta` stands for a GPU: no value comes back."""
     calls = poison(monkeypatch, lambda call: call == 5)
-    original = loop.roll_back
+    original = rollback.roll_back
 
     def roll_back(training: Training, why: str) -> None:
         monkeypatch.setattr(training.run, "device", torch.device("meta"))
@@ -411,7 +411,7 @@ def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeyp
         assert set(steps) == {"cpu"}
         monkeypatch.setattr(training.run, "device", torch.device("cpu"))
 
-    monkeypatch.setattr(loop, "roll_back", roll_back)
+    monkeypatch.setattr(rollback, "roll_back", roll_back)
     path = start(tmp_path, optimizer="adam", train=settings(on_non_finite="rollback"))
     assert len(calls) == 11  # the step that failed is repeated under instruments
     assert [event["kind"] for event in events(path)].count("rollback") == 1

@@ -10,7 +10,7 @@ import torch
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
-from mpt.engine.training import conditions
+from mpt.engine.saving import conditions
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
 from tests.engine import parts
