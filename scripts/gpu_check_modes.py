@@ -109,7 +109,8 @@ def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal
 
     from mpt.config.load import change_precision
     from mpt.data.loader import Loader
-    from mpt.engine.build import build_datasets, build_run, choose_device, parameter_count
+    from mpt.engine.build import build_datasets, build_run, parameter_count
+    from mpt.engine.devices import choose_device
     from mpt.engine.loop import fit
     from mpt.engine.training import Training
     from mpt.errors import ConfigError

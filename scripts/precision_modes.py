@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_datasets, build_run, choose_device
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.devices import choose_device
 from mpt.engine.step import update
 
 MODES = ("fp32", "amp", "O1", "O2", "bf16-pure", "bf16-sr", "bf16-kahan")

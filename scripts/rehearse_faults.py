@@ -70,7 +70,7 @@ FAULTS = (
     Fault(
         "cuda:9",
         "a GPU that is not there was a traceback",
-        "mpt/engine/build.py",
+        "mpt/engine/devices.py",
         '    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():',
         "    if False:",
         f"{FAULTS_FILE}::test_a_card_that_is_not_there_is_refused_in_words",
@@ -78,7 +78,7 @@ FAULTS = (
     Fault(
         "cuda:1",
         "a run on the second GPU opened a context on the first",
-        "mpt/engine/build.py",
+        "mpt/engine/devices.py",
         "        torch.cuda.set_device(device)\n",
         "        pass\n",
         f"{FAULTS_FILE}::test_a_run_on_the_second_card_opens_no_context_on_the_first",

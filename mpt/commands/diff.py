@@ -119,7 +119,8 @@ def replay(
     from mpt.doctor.lockstep import Training
     from mpt.doctor.numerics import as_on_a_gpu
     from mpt.doctor.side_by_side import Lockstep
-    from mpt.engine.build import build_datasets, choose_device
+    from mpt.engine.build import build_datasets
+    from mpt.engine.devices import choose_device
     from mpt.run import checkpoint
 
     trainings, states = [], []

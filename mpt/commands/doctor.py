@@ -125,7 +125,8 @@ def timed(examine: Callable[[], Section]) -> Section:
 
 def examine_part(part: str, arguments: DoctorArguments, config: Config | None, points: Sequence[Point]) -> Section:
     """Run one part."""
-    from mpt.engine.build import build_datasets, build_run, choose_device
+    from mpt.engine.build import build_datasets, build_run
+    from mpt.engine.devices import choose_device
 
     if part == "environment":
         from mpt.doctor.environment import examine_environment
@@ -153,7 +154,7 @@ def examine_numerics(arguments: DoctorArguments, config: Config, data: Dataset, 
     from mpt.data.loader import Loader
     from mpt.doctor.numerics import Subject, as_on_a_gpu
     from mpt.doctor.numerics_section import describe_numerics
-    from mpt.engine.build import choose_device
+    from mpt.engine.devices import choose_device
     from mpt.run import checkpoint
 
     device = choose_device(config.train.device)

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from mpt.data.loader import Loader, to_device
 from mpt.doctor.findings import Section
-from mpt.engine.step import drop_gradients, only, split, update
+from mpt.engine.micro_batches import split
+from mpt.engine.step import drop_gradients, only, update
 from mpt.inference.measurement import synchronize
 from mpt.phase_losses import draw_batch, losses_of
 from mpt.report.units import show_seconds

@@ -11,7 +11,8 @@ import torch
 
 from mpt.config.schema import Config
 from mpt.data.loader import Loader
-from mpt.engine.build import build_datasets, build_run, choose_device
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.devices import choose_device
 from mpt.engine.early_stopping import Rule
 from mpt.engine.faults import is_out_of_memory, out_of_memory_reason
 from mpt.engine.training import Training

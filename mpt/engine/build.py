@@ -9,56 +9,28 @@ tensors of the device, since `Module.to` refuses fakes.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.optim import Optimizer
 
-from mpt.config.options import OptimizerOptions, setting_of
+from mpt.config.options import setting_of
 from mpt.config.schema import Config
 from mpt.engine.averages import describe as describe_averages
 from mpt.engine.built_parts import Networks, check_networks, require
+from mpt.engine.devices import any_waits, place
 from mpt.engine.freezing import freeze
 from mpt.engine.initial_weights import load_initial_weights, never_learnt
+from mpt.engine.optimizers import build_optimizers, clip_norm, optimizer_settings
 from mpt.errors import ConfigError, DataError
-from mpt.nn.devices import waiting_places
 from mpt.nn.synchronised_norm import synchronise
-from mpt.optim.groups import check_globs, group_parameters
 from mpt.parallel.world import ALONE, World
 from mpt.precision.stable_forms import make_stable_forms
 from mpt.samples import Adopted
 from mpt.seams import Dataset, DataSpec, MemoryTrick, Phase, Precision, Run, Task
-
-SMALLEST_HALF = 2.0**-24
-"""The smallest positive float16, subnormals included."""
-
-
-def choose_device(wanted: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:1`; ConfigError when it is not there.
-
-    A GPU that is named by number becomes the current one: what torch does without a device in hand (pinned memory,
-    emptying the cache) would open a context on GPU 0 otherwise.
-    """
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise ConfigError(f"device: {wanted!r} is no device; use auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda is asked for, but torch sees no CUDA device; use --device cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device: found {wanted!r}; torch sees {torch.cuda.device_count()} CUDA device(s), from cuda:0"
-        )
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
-    return device
 
 
 def seed_everything(seed: int) -> None:
@@ -154,7 +126,7 @@ def build_run(
             precision.dtype,
             stays_gathered=task.differentiates_twice,
         )
-    settings_by_module = {name: _optimizer_settings(config, name) for name in task.trainable}
+    settings_by_module = {name: optimizer_settings(config, name) for name in task.trainable}
     is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses by itself
     says_foreach = device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
     optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach) if trains else {}
@@ -171,7 +143,7 @@ def build_run(
         optimizer_settings=settings_by_module,
         phases=phases,
         frozen={phase.name: _others(phase, task) for phase in phases},
-        clip_norms={phase.name: _clip_norm(phase, optimizers, settings_by_module) for phase in phases},
+        clip_norms={phase.name: clip_norm(phase, optimizers, settings_by_module) for phase in phases},
         scaled_phases=precision.skips_overflow(),
         buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
@@ -230,83 +202,6 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
             return on("cpu")  # a builder that needs values, such as `torch.linspace(...).tolist()` for its rates
 
 
-def place(module: nn.Module, device: torch.device, fake: bool) -> nn.Module:
-    """Move a module to its device, but for weights that wait on the host (`MemoryTrick.host`).
-
-    Fake modules get empty tensors of the same strides; shared weights stay shared.
-    """
-    waiting = {(layer, name): layer._parameters[name] for layer, name in waiting_places(module)}
-    if not fake:
-        for layer, name in waiting:
-            layer._parameters[name] = None
-        module.to(device)
-        for (layer, name), parameter in waiting.items():
-            layer._parameters[name] = parameter
-        return module
-    placed: dict[Tensor, Tensor] = {}
-    on_host = {id(parameter) for parameter in waiting.values()}
-
-    def twin(tensor: Tensor) -> Tensor:
-        if tensor not in placed:
-            where = "cpu" if id(tensor) in on_host else device
-            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where)
-            placed[tensor] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-        return placed[tensor]
-
-    for child in module.modules():
-        for store in (child._parameters, child._buffers):
-            for name, tensor in store.items():
-                if tensor is not None:
-                    store[name] = twin(tensor)  # type: ignore[assignment]
-        for name, value in vars(child).items():
-            if type(value) is Tensor and value.is_meta:  # plain attributes are where the builder made them: on the CPU
-                vars(child)[name] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-    return module
-
-
-def any_waits(task: Task) -> bool:
-    """Return whether weights of trained networks wait on the host."""
-    return any(True for root in task.trainable.values() for _ in waiting_places(root))
-
-
-def build_optimizers(
-    config: Config, settings: Mapping[str, OptimizerOptions], task: Task, precision: Precision, says_foreach: bool
-) -> dict[str, Optimizer]:
-    """Build an optimizer per trained module, over the parameters that the precision mode says."""
-    unknown = sorted(set(config.optimizer.settings.phases) - set(task.trainable))
-    if unknown:
-        raise ConfigError(
-            f"optimizer.phases: no module {unknown[0]!r} is trained; there are {', '.join(task.trainable)}"
-        )
-    check_globs(dict(task.trainable), list(config.optimizer.settings.parts))
-    eps = setting_of(config.optimizer.settings, "eps", 1.0)
-    half_state = any(p.dtype == torch.float16 for m in task.trainable.values() for p in precision.parameters(m))
-    if half_state and eps < SMALLEST_HALF:
-        raise ConfigError(
-            f"optimizer.eps: {eps:g} is zero in float16, so {config.precision.mode} would divide by zero at the second "
-            "step; set optimizer.eps=1e-4, or use a mode with float32 weights (amp, O1, O2)"
-        )
-    optimizers: dict[str, Optimizer] = {}
-    for name, module in task.trainable.items():
-        own: Any = config.optimizer.plugin.native_settings(settings[name])
-        if precision.replaces_step and own.gains_by_fusing and own.foreach is None and own.fused is None:
-            own = own.model_copy(update={"fused": True})  # its steps are on float32, whatever the weights are
-        # Optimizers choose the foreach path by looking at the devices, which fakes hide, and not where one of them is
-        # the CPU, as with weights that wait there: say what a GPU would get.
-        if says_foreach and setting_of(own, "foreach", False) is None and not setting_of(own, "fused"):
-            own = own.model_copy(update={"foreach": True})
-        parameters = group_parameters(name, module, precision.parameters(module), own)
-        made = config.optimizer.member("build")(own, parameters)
-        optimizers[name] = require(f"optimizer {config.optimizer.name}: its build", made, Optimizer)
-    return optimizers
-
-
-def _optimizer_settings(config: Config, name: str) -> OptimizerOptions:
-    settings: OptimizerOptions = config.optimizer.settings
-    changes = settings.phases.get(name, {})
-    return type(settings).model_validate({**settings.model_dump(), **changes}) if changes else settings
-
-
 def _others(phase: Phase, task: Task) -> list[nn.Parameter]:
     own = {id(parameter) for parameter in phase.module.parameters()}
     return [
@@ -316,12 +211,6 @@ def _others(phase: Phase, task: Task) -> list[nn.Parameter]:
         for parameter in module.parameters()
         if parameter.requires_grad and id(parameter) not in own
     ]
-
-
-def _clip_norm(
-    phase: Phase, optimizers: Mapping[str, Optimizer], settings: Mapping[str, OptimizerOptions]
-) -> float | None:
-    return next(settings[name].clip_grad_norm for name, optimizer in optimizers.items() if optimizer is phase.optimizer)
 
 
 def parameter_count(modules: Sequence[nn.Module]) -> int:

@@ -2,28 +2,28 @@
 
 A step is one `update` per phase. An update draws the random inputs for the whole batch, splits it into micro-batches,
 and back-propagates each loss before the next is computed. Nothing here looks at a tensor's values but the finite
-check (`LossWatch`), which fake tensors skip.
+check (`mpt.engine.loss_watch`), which fake tensors skip.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.engine.built_parts import check_loss
 from mpt.engine.faults import fault_kind
+from mpt.engine.loss_watch import LossWatch, all_finite
+from mpt.engine.micro_batches import Normaliser, size_of, split
 from mpt.engine.rank_random import RankRandom
 from mpt.errors import ConfigError
 from mpt.parallel.exchange import Exchange
 from mpt.parallel.world import Outcome, PeerFaultError, share
 from mpt.phase_losses import draw_batch, entered, losses_of
-from mpt.seams import NOTHING, Batch, Loss, Phase, Run, StepStats
+from mpt.seams import NOTHING, Batch, Phase, Run, StepStats
 
 
 @dataclass
@@ -178,37 +178,6 @@ def refuse_uneven(phase: Phase, count: int, size: int, micro_batch_size: int | N
         )
 
 
-class Normaliser:
-    """Divides the losses of a `normalised` phase by the batch's total weight, which is known after the last part.
-
-    Each part is divided by the first part's weight, so that gradients have their final size but for a factor, and stay
-    in half precision's range; the factor follows. A batch in one part needs none.
-    """
-
-    def __init__(self, least_weight: float) -> None:
-        self.least_weight = least_weight
-        self.parts = 0
-        self.weights: list[Tensor] = []
-
-    def begin_part(self) -> None:
-        """Take the next loss's weight for that of a new part."""
-        self.parts += 1
-
-    def scale(self, loss: Loss) -> Tensor:
-        """Return a loss of the current part as it is to be back-propagated."""
-        assert loss.weight is not None, f"loss {loss.name!r}: a normalised phase yields losses with their weight"
-        if len(self.weights) < self.parts:
-            weight = torch.as_tensor(loss.weight, device=loss.value.device).detach()
-            self.weights.append(weight.to(torch.promote_types(weight.dtype, torch.float32)))
-        return loss.value / self.weights[0].clamp_min(self.least_weight)
-
-    def correction(self, add: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return what the gradients of all parts together are to be multiplied by; `add` sums over ranks."""
-        total = torch.stack(self.weights).sum()
-        total = (total if add is None else add(total)).clamp_min(self.least_weight)
-        return self.weights[0].clamp_min(self.least_weight) / total
-
-
 def drop_gradients(run: Run, phase: Phase) -> None:
     """Let go of the gradients of a phase's weights and of their masters.
 
@@ -265,72 +234,3 @@ def only(frozen: list[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
-
-
-def split(batch: Batch, micro_batch_size: int | None, whole: int | None = None) -> Iterable[tuple[Batch, float]]:
-    """Return micro-batches, the last one possibly smaller, each with its share of the samples.
-
-    `whole` is the number of samples that shares are of, where this batch is a rank's part of them.
-    """
-    if micro_batch_size is None and whole is None:
-        return ((batch, 1.0),)
-    count = size_of(batch)
-    if micro_batch_size is None or micro_batch_size >= count:
-        return ((batch, count / whole if whole else 1.0),)
-    return parts_of(batch, count, micro_batch_size, whole or count)
-
-
-def parts_of(batch: Batch, count: int, size: int, whole: int) -> Iterator[tuple[Batch, float]]:
-    """Yield parts of so many samples of a batch of `count`, each with its share of `whole`."""
-    for start in range(0, count, size):
-        part = {name: value[start : start + size] for name, value in batch.items()}
-        yield part, min(size, count - start) / whole
-
-
-def size_of(batch: Batch) -> int:
-    """Return the number of samples."""
-    return next(iter(batch.values())).shape[0]
-
-
-def all_finite(losses: dict[str, Tensor], watch: LossWatch | None) -> bool:
-    """Return whether every loss of an update, summed by name, was finite."""
-    if watch is not None and watch.copied is not None:
-        return watch.saw_finite()
-    return all(map(is_finite, losses.values()))
-
-
-def is_finite(loss: Tensor) -> bool:
-    """Wait for a loss and return whether it is finite; a fake one has no value and counts as such."""
-    return isinstance(loss, FakeTensor) or math.isfinite(loss)
-
-
-class LossWatch:
-    """Finds out on CUDA whether all losses of an update are finite before its optimizer steps, without stopping it.
-
-    The sum of the losses so far is copied to the host as soon as each forward is done, beside its backward. What is
-    waited for before the optimizer's step is thus the last forward alone: meanwhile the GPU has the last backward to
-    do, and never stands still. A step that must not be is still not taken, so that there is nothing to undo.
-    """
-
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-        self.host: Tensor | None = None
-        self.copied: torch.cuda.Event | None = None
-
-    def look(self, loss: Tensor) -> None:
-        """Take a loss into account; call between its forward and its backward."""
-        if isinstance(loss, FakeTensor):
-            return
-        value = loss.detach().float()
-        self.total = value if self.total is None else self.total + value
-        self.host = torch.empty((), pin_memory=True)
-        self.host.copy_(self.total.reshape(()), non_blocking=True)
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.copied.record()
-
-    def saw_finite(self) -> bool:
-        """Wait for the last copy, and return whether all losses were finite."""
-        assert self.copied is not None
-        assert self.host is not None
-        self.copied.synchronize()
-        return math.isfinite(self.host)

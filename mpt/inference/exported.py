@@ -24,7 +24,8 @@ from mpt.config.load import change_precision, load_config
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.data.absent import AbsentDataset
-from mpt.engine.build import build_run, choose_device
+from mpt.engine.build import build_run
+from mpt.engine.devices import choose_device
 from mpt.engine.initial_weights import own_tensors
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.half import networks

@@ -9,7 +9,8 @@ from pathlib import Path
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.absent import AbsentDataset
-from mpt.engine.build import build_datasets, build_run, choose_device
+from mpt.engine.build import build_datasets, build_run
+from mpt.engine.devices import choose_device
 from mpt.engine.state import restore_modules
 from mpt.errors import CheckpointError, DataError
 from mpt.run import checkpoint

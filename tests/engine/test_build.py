@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mpt.engine.build import choose_device
 from mpt.engine.built_parts import refuse_lazy
+from mpt.engine.devices import choose_device
 from mpt.errors import ConfigError
 
 
