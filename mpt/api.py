@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpt.engine.step import Update
     from mpt.planner.planned import Planned
     from mpt.report.comparison import Comparison
-    from mpt.report.read_run import RunRecord
+    from mpt.report.run_record import RunRecord
     from mpt.seams import Batch, Dataset, Inference, Run
 
 PathLike = str | Path

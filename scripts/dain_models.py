@@ -23,7 +23,8 @@ import yaml
 
 from mpt import api
 from mpt.config.schema import Config
-from mpt.report.read_run import RunRecord, read_run
+from mpt.report.read_run import read_run
+from mpt.report.run_record import RunRecord
 from mpt.systems.dain.inference.memory import pass_memory
 
 CONFIGS = Path(__file__).parent.parent / "configs"

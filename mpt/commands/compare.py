@@ -16,7 +16,8 @@ from mpt.config.registry import INSTALLED
 from mpt.errors import CheckpointError, ConfigError, GateError
 from mpt.report.comparison import Comparison
 from mpt.report.comparison_page import say_spread, say_verdict
-from mpt.report.read_run import RunRecord, read_run
+from mpt.report.read_run import read_run
+from mpt.report.run_record import RunRecord
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds, show_spread
 from mpt.run.layout import find_run
 from mpt.workflows.compare import compare, compare_finished

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mpt.errors import CheckpointError
-from mpt.report.read_run import RunRecord, number
+from mpt.report.log_values import number
+from mpt.report.run_record import RunRecord
 from mpt.run import checkpoint
 from mpt.run.checkpoint import LoadedCheckpoint
 from mpt.run.layout import RunDirectory

@@ -10,32 +10,23 @@ Must run in a process of its own: the fake device cannot be unregistered.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch import Tensor
 
 from mpt.config.schema import Config
 from mpt.engine.build import build_run
 from mpt.engine.loop import follow_step
 from mpt.engine.step import update
-from mpt.errors import MptError
 from mpt.parallel.local import local
 from mpt.parallel.world import ALONE, World
 from mpt.planner import fake_device, routes
+from mpt.planner.cannot_plan import explained, reason_of
 from mpt.planner.compiled import compiling_on_fake
-from mpt.planner.device_guard import lost_error
 from mpt.planner.fake_mode import LeanFakeMode
 from mpt.planner.gpus import Gpu
 from mpt.planner.moments import Moment, trace_moments
@@ -46,18 +37,10 @@ from mpt.planner.shard_trace import watch_shards
 from mpt.planner.time_model import Work
 from mpt.planner.trace import Recorder, Trace
 from mpt.planner.unseen import Unseen
-from mpt.seams import NOTHING, Batch, DataSpec, MemoryTrick, Phase, Run
+from mpt.planner.watched_run import watch_run
+from mpt.seams import NOTHING, Batch, DataSpec, Run
 
 STEPS = 2
-DEVICES_MEET = ("found at least two devices", "found two different devices")
-"""Words of torch from 2.12 on, and before."""
-LOOKS_AT_VALUES = "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
-
-
-class CannotPlan(MptError):
-    """The model does something that has no answer without values, or without a real GPU."""
-
-    exit_code = 2
 
 
 @dataclass
@@ -127,7 +110,7 @@ def trace_config(
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
         on_host = host_bytes(run)
         on_step(STEPS)  # what follows is no step's work
-        moments = list(trace_moments(run, recorder, batch_size, _reason)) if whole_run else []
+        moments = list(trace_moments(run, recorder, batch_size, reason_of)) if whole_run else []
     whole = recorder.trace
     spans = [span for span in whole.spans if span.start < steps]
     notes = [
@@ -160,7 +143,7 @@ def on_fake_gpu(recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[An
     torch.compiler.set_stance("force_eager")  # what a model compiles by itself; memory.compile has a way of its own
     fake_device.clear_weight_casts()
     with (
-        _explained(recorder),
+        explained(recorder),
         outside,
         LeanFakeMode(allow_non_fake_inputs=True),  # such as a constant that the model's file makes on import
         torch.autograd.set_multithreading_enabled(False),
@@ -213,127 +196,3 @@ def perform_steps(
                 updates[phase.name] = update(run, phase, batch)
             recorder.enter_moment(step, "", "after the step")
             follow_step(run, step, step * batch_size)
-
-
-@contextmanager
-def watch_run(run: Run, recorder: Recorder) -> Iterator[None]:
-    """Mark what belongs to what as it appears, and note moments; undone on leaving."""
-    recorder.mark_modules(run.task.modules)
-    owners = {
-        id(parameter): f"{key}.{name}".rpartition(".")[0]
-        for key, module in run.task.modules.items()
-        for name, parameter in module.named_parameters()
-    }
-    masters = {p for optimizer in run.optimizers.values() for group in optimizer.param_groups for p in group["params"]}
-    recorder.mark((p for p in masters if id(p) not in owners), "parameters", "(master weights)")
-    removals = [_watch_gradient(parameter, owners.get(id(parameter), ""), recorder) for parameter in _trainable(run)]
-
-    def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for parameter, state in optimizer.state.items():
-            owner = owners.get(id(parameter), "(master weights)")
-            recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
-
-    removals.append(register_optimizer_step_post_hook(after_optimizer).remove)
-    moments = Moments(recorder, masters)
-    run.tricks.append(moments)
-    try:
-        yield
-    finally:
-        run.tricks.remove(moments)
-        for remove in removals:
-            remove()
-
-
-class Moments(MemoryTrick):
-    """Tells the recorder which moment of an update it is."""
-
-    name = "moments"
-
-    def __init__(self, recorder: Recorder, updated: Iterable[nn.Parameter]) -> None:
-        self.recorder, self.updated = recorder, list(updated)
-
-    @contextmanager
-    def backward(self, phase: Phase) -> Iterator[None]:
-        """Note a backward, and the forward that follows it."""
-        self._enter(phase, "backward")
-        yield
-        self._enter(phase, "forward")
-
-    @contextmanager
-    def step(self, phase: Phase) -> Iterator[None]:
-        """Note the optimizer's step, and what gradients it has."""
-        self._enter(phase, "step")
-        self.recorder.mark((p.grad for p in self.updated if p.grad is not None), "gradients")
-        yield
-
-    def _enter(self, phase: Phase, moment: str) -> None:
-        self.recorder.enter_moment(self.recorder.trace.spans[-1].step, phase.name, moment)
-
-
-def _trainable(run: Run) -> list[nn.Parameter]:
-    return [p for module in run.task.trainable.values() for p in module.parameters() if p.requires_grad]
-
-
-def _watch_gradient(parameter: nn.Parameter, owner: str, recorder: Recorder) -> Callable[[], None]:
-    def mark(tensor: Tensor) -> None:
-        if tensor.grad is not None:
-            recorder.mark([tensor.grad], "gradients", owner)
-
-    handle: Any = parameter.register_post_accumulate_grad_hook(mark)  # type: ignore[no-untyped-call]
-    hooks: Any = parameter._post_accumulate_grad_hooks
-    hooks.move_to_end(handle.id, last=False)  # before a trick that releases the gradient in its own hook
-    return lambda: handle.remove()
-
-
-@contextmanager
-def _explained(recorder: Recorder) -> Iterator[None]:
-    """Turn whatever goes wrong inside into one line that says what, in which module, on which line."""
-    lost_error()
-    try:
-        yield
-    except Exception as seen:
-        error = lost_error() or seen
-        if isinstance(error, MptError):
-            raise error from None
-        raise CannotPlan(f"cannot plan: {_reason(error)}, at {_place([seen, error], recorder)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0][:200]
-    if isinstance(error, DataDependentOutputException):
-        operator = str(error.func)
-        if "_local_scalar_dense" in operator or "is_nonzero" in operator or "equal" in operator:
-            return LOOKS_AT_VALUES
-        return f"{operator} depends on tensor values"
-    if ".numpy()" in text or "FakeTensor.__format__" in text:
-        return LOOKS_AT_VALUES
-    if isinstance(error, DynamicOutputShapeException):
-        return f"the shape of {error.func}'s result depends on tensor values"
-    if isinstance(error, UnsupportedOperatorException):
-        return f"{error.func} has no shape rule"
-    if any(words in text for words in DEVICES_MEET) and "cuda" not in text:
-        return (
-            "tensors of the CPU and of the GPU meet: the model makes one on a device of its own choice "
-            "(torch.cuda.is_available() is False here) instead of its input's (device=x.device)"
-        )
-    if "cuda" in text.lower() or "NVIDIA" in text:
-        moves = "the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs"
-        return f"{moves} ({_plain(text)})"
-    return f"{type(error).__name__}: {_plain(text)}"
-
-
-def _plain(text: str) -> str:
-    return text.replace(fake_device.DEVICE, "the stand-in for a GPU")
-
-
-def _place(errors: list[BaseException], recorder: Recorder) -> str:
-    """Return the innermost module of the tracebacks, outer ones first, and the innermost line outside torch."""
-    module, line = "", "an unknown line"
-    for frame, number in chain.from_iterable(traceback.walk_tb(error.__traceback__) for error in errors):
-        path = frame.f_code.co_filename
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
-            module = recorder.module_names.get(id(owner), type(owner).__name__)
-        if "/torch/" not in path.replace("\\", "/") and "/mpt/planner/" not in path.replace("\\", "/"):
-            line = f"{path}:{number}"
-    return f"{module} ({line})" if module else line

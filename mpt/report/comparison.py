@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from mpt.config.differences import flatten
 from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError
-from mpt.report.read_run import RunRecord, curves, finite_median
+from mpt.report.log_values import curves, finite_median
+from mpt.report.run_record import RunRecord
 from mpt.report.statistics import Margin, Spread, Verdict, judge, judge_until, spread
 
 MOST_NOTES = 3

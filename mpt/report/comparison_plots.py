@@ -33,8 +33,8 @@ from mpt.report.drawing import (
     thin,
     write_numbers_out,
 )
+from mpt.report.log_values import curves
 from mpt.report.plots import memory_parts
-from mpt.report.read_run import curves
 from mpt.report.units import show_bytes, show_seconds
 
 DARK_INK = "#1d2329"

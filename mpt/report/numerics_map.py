@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from mpt.report.read_run import number, section
+from mpt.report.log_values import number, section
 from mpt.report.run_files import read_object
 
 COMFORTABLE_BITS = 12.0

@@ -25,10 +25,12 @@ from markupsafe import Markup
 from mpt.config.differences import find_differences
 from mpt.report.classification import read_classification
 from mpt.report.evaluation_section import read_section, show_section
+from mpt.report.log_values import curves, number, section
 from mpt.report.numerics_map import read_numerics
 from mpt.report.pictures import embed_samples
 from mpt.report.plots import draw_run, memory_parts, skipped_steps
-from mpt.report.read_run import RunRecord, curves, number, read_run, section
+from mpt.report.read_run import read_run
+from mpt.report.run_record import RunRecord
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
 from mpt.run.files import write_atomically
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from mpt.report.comparison import Comparison
-from mpt.report.read_run import RunRecord
+from mpt.report.run_record import RunRecord
 
 MOST_SAMPLES = 8
 MOST_MOMENTS = 3

@@ -23,7 +23,8 @@ from mpt.report.drawing import (
     set_scale,
     thin,
 )
-from mpt.report.read_run import RunRecord, curve, curves, number
+from mpt.report.log_values import curve, curves, number
+from mpt.report.run_record import RunRecord
 from mpt.report.units import show_bytes
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_state", "activations", "rest", "other")

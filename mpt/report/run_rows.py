@@ -13,7 +13,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from mpt.errors import CheckpointError, DataError
-from mpt.report.read_run import RunRecord, number, read_outline
+from mpt.report.log_values import number
+from mpt.report.read_run import read_outline
+from mpt.report.run_record import RunRecord
 from mpt.run.layout import list_runs, writing_times
 
 

@@ -24,7 +24,8 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError
 from mpt.report.comparison import Comparison, Group, compare_groups, group_runs
 from mpt.report.comparison_page import write_comparison
-from mpt.report.read_run import RunRecord, read_run
+from mpt.report.read_run import read_run
+from mpt.report.run_record import RunRecord
 from mpt.report.sequential import FEWEST, looks
 from mpt.report.statistics import Margin
 from mpt.report.units import show_bytes, show_figure, show_seconds

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mpt.data.video import VideoWriter, describe_video, is_video, join_videos, read_frames, read_timed_frames
+from mpt.data.video import describe_video, is_video, read_frames, read_timed_frames
+from mpt.data.video_writer import VideoWriter, join_videos
 from mpt.errors import DataError, InputOutputError
 
 av = pytest.importorskip("av")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import mpt.precision.bf16_weights as bf16_weights
+import mpt.precision.weight_pieces as weight_pieces
 from mpt.engine.step import update
 from mpt.errors import ConfigError
 from mpt.seams import Loss, Phase
@@ -97,7 +97,7 @@ def test_each_optimizer_steps_with_nothing_kept_in_float32(mode: str, optimizer:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_size_of_the_pieces_changes_nothing(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(piece: int) -> list[Tensor]:
-        monkeypatch.setattr(bf16_weights, "PIECE", piece)
+        monkeypatch.setattr(weight_pieces, "PIECE", piece)
         run = parts.classifier(mode, optimizer={"name": "adam", "lr": 1e-3})
         for step in range(3):
             update(run, run.phases[0], parts.batch(step))

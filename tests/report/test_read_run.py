@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mpt.errors import DataError
-from mpt.report.read_run import MOST_LINES, curves, number, read_run
+from mpt.report.log_values import curves, number
+from mpt.report.read_run import MOST_LINES, read_run
 
 
 def test_a_finished_run_is_read_from_its_files(make_run):

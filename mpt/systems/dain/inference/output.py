@@ -16,7 +16,8 @@ from typing import Protocol
 from PIL import Image
 from torch import Tensor
 
-from mpt.data.video import VideoWriter, is_video, join_videos
+from mpt.data.video import is_video
+from mpt.data.video_writer import VideoWriter, join_videos
 from mpt.errors import ConfigError, InputOutputError
 from mpt.run.files import temporary_name, write_atomically
 

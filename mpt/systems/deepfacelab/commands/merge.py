@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mpt.commands.arguments import Runs
 from mpt.config.precision_names import FLOAT32
-from mpt.data.video import VideoWriter, describe_video, is_video
+from mpt.data.video import describe_video, is_video
+from mpt.data.video_writer import VideoWriter
 from mpt.engine.evaluation import inferring
 from mpt.errors import ConfigError
 from mpt.inference.half import choose_half, rebuild, rebuild_half

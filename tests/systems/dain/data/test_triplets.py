@@ -121,7 +121,7 @@ def test_own_frames_become_triplets_but_not_across_a_cut(tmp_path):
 
 def test_a_video_becomes_triplets(tmp_path):
     pytest.importorskip("av")
-    from mpt.data.video import VideoWriter
+    from mpt.data.video_writer import VideoWriter
 
     with VideoWriter(tmp_path / "clip.mp4", 10) as writer:
         for number in range(8):

@@ -124,7 +124,8 @@ def test_an_interrupted_folder_goes_on_where_it_stopped(tmp_path, net):
 
 def test_a_video_keeps_its_sound_and_an_interrupted_one_goes_on(tmp_path, net):
     pytest.importorskip("av")
-    from mpt.data.video import VideoWriter, describe_video, read_frames
+    from mpt.data.video import describe_video, read_frames
+    from mpt.data.video_writer import VideoWriter
 
     count = SEGMENT + 4
     with VideoWriter(tmp_path / "in.mp4", 10) as writer:

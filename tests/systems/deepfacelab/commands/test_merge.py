@@ -9,7 +9,8 @@ from PIL import Image
 
 from mpt import cli
 from mpt.config.load import load_config
-from mpt.data.video import VideoWriter, describe_video
+from mpt.data.video import describe_video
+from mpt.data.video_writer import VideoWriter
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.state import capture
 from mpt.inference.trained import open_trained
