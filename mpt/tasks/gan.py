@@ -12,7 +12,6 @@ differentiates twice: it runs in float32, outside autocast and O1 (`Precision.lo
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -30,11 +29,11 @@ from mpt.metrics.inception_distance import require_inception
 from mpt.nn.devices import compute_device
 from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task
+from mpt.tasks.adversarial_game import ENERGY_OBJECTIVES, check_critic, failures, remedy
 from mpt.tasks.advice import Advice
 from mpt.tasks.average import follow, make_twin
 from mpt.tasks.samples import Prior, Quality, Sampler, draw_latents, show_reconstructions
 
-ENERGY_OBJECTIVES = ("energy", "balanced")
 TEST_SAMPLES = 2
 """How small the test set may be: the distance between distributions needs a covariance."""
 
@@ -329,35 +328,11 @@ class Gan(Task):
 
     def failures(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Return kind -> what a log line or an evaluation shows to go wrong, and what to try."""
-        found = {}
-        bounded = self.objective_name in ("nonsaturating", "least_squares", "hinge")
-        if (
-            bounded
-            and "disc/real" in figures
-            and figures["disc/real"] + figures.get("disc/fake", math.inf) < self.limits.won
-        ):
-            found["won"] = (
-                "the discriminator's loss is nearly 0: it has won, and the generator's gradients vanish. Try a lower "
-                f"optimizer.phases.disc.lr, {self.remedy()}, or more data"
-            )
-        if figures.get("diversity", math.inf) < self.limits.diversity:
-            found["collapsed"] = (
-                f"the samples vary {figures['diversity']:.2f} times as much as the data: the generator may have "
-                f"collapsed. Try {self.remedy()}, a lower optimizer.lr, or a larger train.batch_size"
-            )
-        return found
+        return failures(figures, self.limits, self.objective_name, self.remedy())
 
     def remedy(self) -> str:
         """Return the setting to try first that this game has and does not use yet."""
-        if self.objective_name == "balanced":
-            return "a task.balance nearer to 1"
-        if self.objective_name == "energy":
-            return "a larger task.pull_away" if self.settings.pull_away else "task.pull_away=0.1"
-        if self.objective_name != "wasserstein":
-            return "task.objective=wasserstein with task.gradient_penalty=10 and task.critic_steps=5"
-        if not self.gradient_penalty:
-            return "task.gradient_penalty=10 with task.weight_clip=0"
-        return f"task.critic_steps={2 * self.critic_steps}"
+        return remedy(self.objective_name, self.settings.pull_away, self.gradient_penalty, self.critic_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return BEGAN's balance."""
@@ -366,21 +341,6 @@ class Gan(Task):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore BEGAN's balance."""
         self.balance = state["balance"].to(self.balance.device)
-
-
-def check_critic(objective: str, critic: str) -> None:
-    """Raise ConfigError for an objective on energies with a critic that gives logits, or the reverse."""
-    if (objective in ENERGY_OBJECTIVES) == (critic == "autoencoder"):
-        return
-    if critic == "autoencoder":
-        raise ConfigError(
-            f"task.objective: {objective} wants high scores for real images, and this model's critic gives energies, "
-            f"low for real ones; use {' or '.join(ENERGY_OBJECTIVES)}, or set model.critic=scorer"
-        )
-    raise ConfigError(
-        f"task.objective: {objective} wants the energies of a critic that is an autoencoder, and this model's gives "
-        "logits; use model.name began or ebgan, or another objective"
-    )
 
 
 def weighted_mean(pairs: Sequence[tuple[Tensor, int]]) -> Tensor:
