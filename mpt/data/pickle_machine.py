@@ -29,17 +29,21 @@ class Recognised:
 
 @dataclass(eq=False)
 class DtypeState:
+    """A dtype of plain numbers, and its byte order once that is told."""
+
     code: str
     order: str = "="
 
 
 @dataclass(eq=False)
 class ArrayState:
+    """An array, empty until its content comes."""
+
     value: np.ndarray[Any, Any] | None = None
 
 
 class Mark:
-    pass
+    """Where the items of a container begin on the stack."""
 
 
 class PickleMachine:
@@ -53,14 +57,17 @@ class PickleMachine:
         self.finished = False
 
     def fail(self, reason: str) -> NoReturn:
+        """Refuse the file."""
         raise self.error(f"{self.where}: refused at byte {self.position}: {reason}; not loaded")
 
     def result(self) -> Any:
+        """Return the one value that the pickle holds."""
         if not self.finished or len(self.stack) != 1:
             self.fail("the pickle does not end with one value")
         return self.plain(self.stack[0])
 
     def pop(self, kind: type | None = None) -> Any:
+        """Take the top of the stack, which must be of a kind."""
         if not self.stack:
             self.fail("a value is missing")
         value = self.stack.pop()
@@ -69,6 +76,7 @@ class PickleMachine:
         return value
 
     def marked(self) -> list[Any]:
+        """Take everything down to the last mark."""
         for index in range(len(self.stack) - 1, -1, -1):
             if isinstance(self.stack[index], Mark):
                 values = self.stack[index + 1 :]
@@ -95,6 +103,7 @@ class PickleMachine:
         self.stack.append(value)
 
     def run(self, name: str, argument: Any) -> None:
+        """Perform one opcode."""
         if self.finished:
             self.fail("more follows the end")
         if name in ("PROTO", "FRAME"):
@@ -127,11 +136,13 @@ class PickleMachine:
             self.collect(name)
 
     def remember(self, index: int) -> None:
+        """Put the top of the stack into the memo."""
         if not self.stack or isinstance(self.stack[-1], Mark):
             self.fail("nothing to remember")
         self.memo[index] = self.stack[-1]
 
     def recall(self, index: int) -> None:
+        """Push what the memo holds: a name, or a value that cannot be unfolded."""
         if index not in self.memo:
             self.fail(f"memo {index} is empty")
         value = self.memo[index]
@@ -142,12 +153,14 @@ class PickleMachine:
         self.stack.append(value)
 
     def name_from_stack(self) -> None:
+        """Push what a name that was built as text stands for."""
         name, module = self.pop(str), self.pop(str)
         if (module, name) not in self.allowed:
             self.fail(f"the file names {f'{module}.{name}'[:120]!r}; only arrays may be named")
         self.stack.append(Recognised(self.allowed[(module, name)]))
 
     def collect(self, name: str) -> None:
+        """Make or extend a list, tuple or dict."""
         if name.startswith("EMPTY_"):
             self.put({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}[name](), [])
         elif name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
@@ -173,6 +186,7 @@ class PickleMachine:
             self.put(target, items)
 
     def reduce(self) -> None:
+        """Do what a recognised name stands for when it is called."""
         arguments, function = self.pop(tuple), self.pop(Recognised)
         if function.role == "reconstruct":
             first, *rest = arguments or (None,)
@@ -206,6 +220,7 @@ class PickleMachine:
             self.fail(f"{function.role} may not be called")
 
     def scalar(self, arguments: tuple[Any, ...]) -> np.generic:
+        """Return a scalar from its dtype and bytes."""
         if len(arguments) != 2 or not isinstance(arguments[0], DtypeState) or not isinstance(arguments[1], bytes):
             self.fail("a scalar is not a dtype and bytes")
         dtype = np.dtype(arguments[0].order + arguments[0].code)
@@ -215,6 +230,7 @@ class PickleMachine:
         return value
 
     def build(self) -> None:
+        """Give a dtype its order, or an array its content."""
         state = self.pop(tuple)
         target = self.stack[-1] if self.stack else None
         if isinstance(target, DtypeState):
@@ -227,6 +243,7 @@ class PickleMachine:
             self.fail("only an array that is still empty may be filled")
 
     def array(self, state: tuple[Any, ...]) -> np.ndarray[Any, Any]:
+        """Return an array from exactly the bytes that its shape and dtype ask for."""
         if len(state) != 5 or state[0] != 1 or not isinstance(state[2], DtypeState) or not isinstance(state[4], bytes):
             self.fail("an array whose state is not (1, shape, dtype, order, bytes)")
         shape, dtype = state[1], np.dtype(state[2].order + state[2].code)
