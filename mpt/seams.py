@@ -83,6 +83,9 @@ class Precision:
     replaces_step: bool = False
     """Whether `optimize` works on the optimizer's state by itself, and so needs one that keeps it as tensors."""
 
+    rounds_weights: bool = False
+    """Whether updates are added to weights in half and rounded to the nearest, so that small ones are lost."""
+
     def convert(self, networks: Mapping[str, nn.Module]) -> None:
         """Change built networks on the CPU, before they are moved to the device."""
 

@@ -66,6 +66,8 @@ class Examination:
     losses: dict[str, tuple[float, float]]
     """Loss -> in float32, in the mode."""
     parameters: list[ParameterError]
+    rounds_weights: bool = False
+    """Whether the mode adds updates to weights in half and keeps nothing of what rounding takes."""
     faults: list[str] = field(default_factory=list)
     culprit: Result | None = None
     results: list[Result] = field(default_factory=list)
@@ -212,6 +214,7 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
         scale=step.scale,
         losses={key: (true.losses[key], step.losses.get(key, math.nan)) for key in true.losses},
         parameters=compare_gradients(true, moved, step),
+        rounds_weights=run.precision.rounds_weights,
         results=true.results,
         seen=step.results,
     )

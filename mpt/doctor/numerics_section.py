@@ -22,8 +22,6 @@ LITTLE_HEADROOM = 3.0
 """Bits to overflow below which a module is named."""
 MUCH_UNDERFLOW = 0.25
 """Share of a gradient that float16 would lose, with the loss scale, above which a module is named."""
-ROUNDED_WEIGHTS = ("bf16-pure", "fp16-pure", "O3")
-"""Modes that add updates to weights in half; others round at random, or keep what rounding takes."""
 STILL, ARRIVED = 0.5, 0.5
 """More weights that do not move, and less of the update, than this is a warning."""
 MOST_FAULTS = 3
@@ -167,7 +165,7 @@ def note_poor_forms(section: Section, subject: Subject) -> None:
 def describe_updates(section: Section, about: str, found: Examination) -> None:
     """Warn of weights that the mode's updates leave as they are: too short to reach the next number."""
     still = [name for name, one in found.updates.items() if one.still > STILL and one.arrived < ARRIVED]
-    if not still or found.mode not in ROUNDED_WEIGHTS:
+    if not still or not found.rounds_weights:
         return
     worst = min(still, key=lambda name: found.updates[name].arrived)
     effect = found.updates[worst]

@@ -23,7 +23,7 @@ def of_torchmetrics(name: str) -> Callable[[Tensor, Tensor], float]:
         found: Any = getattr(import_module("torchmetrics.functional.classification"), name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "task.metrics: f1, precision, recall and roc_auc need torchmetrics: `pip install torchmetrics`"
+            "task.metrics: f1, precision, recall and roc_auc need torchmetrics: `pip install 'mpt-trainer[metrics]'`"
         ) from error
 
     def measure(scores_nc: Tensor, labels_n: Tensor) -> float:

@@ -51,6 +51,7 @@ class LearningBfloat16(HalfWeights):
     def __init__(self, name: str, settings: Settings, device: torch.device, dtype: torch.dtype, reason: str) -> None:
         super().__init__(name, settings, device, dtype, reason)
         self.compensates = name == "bf16-kahan"
+        self.rounds_weights = False
         self.seed = torch.initial_seed()  # the run's: everything is seeded before a mode is built
         self.updates: dict[str, int] = {}
         self.places: dict[nn.Parameter, int] = {}

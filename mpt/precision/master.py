@@ -106,6 +106,7 @@ class HalfWeights(Policy):
     ) -> None:
         super().__init__(name, settings, device, dtype, reason)
         self.keeps_masters = name == "O2"
+        self.rounds_weights = not self.keeps_masters
         self.masters: dict[Tensor, nn.Parameter] = {}
         self.gathered_in_half: set[Tensor] = set()
         self._twins: dict[nn.Parameter, nn.Parameter] = {}

@@ -50,5 +50,5 @@ def test_figures_of_torchmetrics_are_means_over_the_classes_that_are_there():
 
 def test_a_missing_torchmetrics_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics.functional.classification", None)
-    with pytest.raises(ConfigError, match="need torchmetrics: `pip install torchmetrics`"):
+    with pytest.raises(ConfigError, match=r"need torchmetrics: `pip install 'mpt-trainer\[metrics\]'`"):
         of_torchmetrics("multiclass_f1_score")
