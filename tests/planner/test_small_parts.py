@@ -24,6 +24,7 @@ from mpt.planner.calibration import (
 )
 from mpt.planner.gpus import TABLE, find_gpu, installed_gpu
 from mpt.planner.replay import peak_live, replay, split_at, timeline
+from mpt.planner.time_model import Work
 from mpt.planner.timeline import write_timeline
 from mpt.planner.trace import Span, Storage, Trace
 
@@ -202,3 +203,12 @@ def test_the_picture_is_written_with_its_title_and_what_its_line_is(
     write_timeline(path, [("as it stands", curves), ("recompute", curves)], GIB, "dcgan, batch 8")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert {"dcgan, batch 8", "as it stands", "recompute", "budget less the context: 1.00 GiB"} <= set(texts)
+
+
+def test_products_in_tf32_are_as_fast_as_the_card_says() -> None:
+    """GeForce cards compute in TF32 at float32's rate, so that both modes are planned alike there; an A100 does not."""
+    products = {is_tf32: Work(uses_tf32=is_tf32) for is_tf32 in (False, True)}
+    for work in products.values():
+        work.add(10**12, 10**6, half=False)
+    ratios = [products[False].seconds(gpu) / products[True].seconds(gpu) for gpu in map(find_gpu, ("rtx3060", "a100"))]
+    assert ratios == pytest.approx([1, 156 / 19.5])
