@@ -110,7 +110,7 @@ def run(command: Command) -> None:
     output = open_output(command.output, target, sound, signature, command.overwrite)
     maker = Maker(net, run.device, grid, overlap)
     summary = guarded(source, target, maker, output, command, run, trained)
-    say(command, source, target, grid, summary)
+    say(command, source, target, maker, summary)
 
 
 def guarded(
@@ -237,7 +237,7 @@ def tell_half(command: Command, maker: Maker, first: Tensor, last: Tensor, runs:
     print(f"half against float32 on the first pair: PSNR {float(peak_signal_to_noise(*frames)[0]):.1f} dB")
 
 
-def say(command: Command, source: FrameStream, target: Fraction, grid: TileGrid, summary: Summary) -> None:
+def say(command: Command, source: FrameStream, target: Fraction, maker: Maker, summary: Summary) -> None:
     """Say what was made."""
     pace = f", {summary.made / summary.seconds:.2f} made per second" if summary.made else ""
     cuts = f", {summary.cuts} scene cut{'s' if summary.cuts != 1 else ''} not blended" if summary.cuts else ""
@@ -246,4 +246,6 @@ def say(command: Command, source: FrameStream, target: Fraction, grid: TileGrid,
         f"{summary.read} frames of {source.width} x {source.height} at {float(source.rate):g} -> "
         f"{summary.written + summary.resumed} at {float(target):g} frames per second{cuts}{again}{pace}"
     )
+    if maker.seams.count:
+        print(f"where tiles overlap they differ by {maker.seams.grey_levels:.2f} grey levels on average")
     print(f"wrote {command.output}")

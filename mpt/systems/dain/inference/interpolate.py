@@ -17,7 +17,7 @@ from torch import Tensor
 from mpt.systems.dain.data.scene_cuts import is_cut, thumbnail
 from mpt.systems.dain.inference.output import Output
 from mpt.systems.dain.inference.source import FrameStream
-from mpt.systems.dain.inference.tiles import TileGrid, tiled
+from mpt.systems.dain.inference.tiles import TileDifference, TileGrid, tiled
 from mpt.systems.dain.inference.timeline import plan_times
 from mpt.systems.dain.nn.interpolation import Interpolator
 
@@ -73,6 +73,7 @@ class Maker:
     device: torch.device
     grid: TileGrid
     overlap: int
+    seams: TileDifference = field(default_factory=TileDifference)
 
     def make(self, jobs: list[Job]) -> None:
         """Make the frames of several jobs that want equally many."""
@@ -80,7 +81,7 @@ class Maker:
         first = torch.stack([current for current, _ in pairs])  # on the host, from where tiles are taken
         last = torch.stack([following for _, following in pairs if following is not None])
         times = torch.tensor([[float(moment) for moment in job.wanted] for job in jobs], device=self.device)
-        frames = tiled(self.net, first.float() / 255, last.float() / 255, times, self.grid, self.overlap)
+        frames = tiled(self.net, first.float() / 255, last.float() / 255, times, self.grid, self.overlap, self.seams)
         frames = frames.clamp(0, 1).mul(255).round().to(torch.uint8).cpu()
         for job, images in zip(jobs, frames, strict=True):
             job.made = dict(zip(job.wanted, images, strict=True))

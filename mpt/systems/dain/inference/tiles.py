@@ -1,8 +1,8 @@
 """Frames of any size through a network of limited memory: padding, tiles with overlap, and what a seam costs.
 
 Tiles overlap by twice the network's margin; in the overlap they are blended by weights that fall linearly to the
-tile's edge, so that no step is seen. Motion that leaves a tile is not found in it: `seam_error` measures what that
-costs.
+tile's edge, so that no step is seen. Motion that leaves a tile is not found in it. `TileDifference` measures at no cost
+how far neighbouring tiles are apart there; `seam_error` what tiles change about a frame, for which the whole must fit.
 """
 
 from __future__ import annotations
@@ -41,6 +41,26 @@ class TileGrid:
     def size(self) -> tuple[int, int]:
         """Height and width of each tile."""
         return self.rows[0].stop - self.rows[0].start, self.columns[0].stop - self.columns[0].start
+
+
+@dataclass
+class TileDifference:
+    """How far tiles are from those before them where they overlap, over all that were made."""
+
+    absolute_sum: float = 0.0
+    count: int = 0
+
+    def add(self, made: Tensor, total: Tensor, weights_hw: Tensor) -> None:
+        """Count a tile (..., h, w) against the weighted sum `total` of what earlier tiles had there."""
+        known = weights_hw > 0
+        difference = made[..., known] - total[..., known] / weights_hw[known]
+        self.absolute_sum += float(difference.abs().sum(dtype=torch.float64))
+        self.count += difference.numel()
+
+    @property
+    def grey_levels(self) -> float:
+        """The mean absolute difference, in grey levels; 0 where nothing overlapped."""
+        return 255 * self.absolute_sum / max(1, self.count)
 
 
 def spans_of(size: int, tile: int, overlap: int) -> tuple[Span, ...]:
@@ -110,10 +130,18 @@ def ramp(span: Span, size: int, overlap: int, like: Tensor) -> Tensor:
     return weight
 
 
-def tiled(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor, grid: TileGrid, overlap: int) -> Tensor:
+def tiled(
+    net: Interpolator,
+    first: Tensor,
+    last: Tensor,
+    time_bn: Tensor,
+    grid: TileGrid,
+    overlap: int,
+    seams: TileDifference | None = None,
+) -> Tensor:
     """Return the frames (b, n, 3, h, w), made tile by tile on the device of `time_bn` and blended where `first` is.
 
-    With both frames on the host a tile is all that the device has to hold.
+    With both frames on the host a tile is all that the device has to hold. `seams` counts how far tiles are apart.
     """
     device = time_bn.device
     if grid.count == 1:
@@ -125,8 +153,10 @@ def tiled(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor, grid:
         for column in grid.columns:
             window = (..., slice(row.start, row.stop), slice(column.start, column.stop))
             weight = ramp(row, height, overlap, first)[:, None] * ramp(column, width, overlap, first)
-            made = whole(net, first[window].to(device), last[window].to(device), time_bn)
-            total[window] += weight * made.to(first.device)
+            made = whole(net, first[window].to(device), last[window].to(device), time_bn).to(first.device)
+            if seams is not None:
+                seams.add(made, total[window], weights[window])
+            total[window] += weight * made
             weights[window] += weight
     return total / weights
 

@@ -58,6 +58,7 @@ def test_pictures_become_more_pictures_in_half_and_in_tiles(runs, tmp_path, caps
     said = capsys.readouterr().out
     assert "half against float32 on the first pair: PSNR" in said
     assert "tiles against the whole frame" in said
+    assert "where tiles overlap they differ by 0.00 grey levels on average" in said
     assert "3 frames of 80 x 48 at 25 -> 6 at 50 frames per second" in said
     levels = [Image.open(file).getpixel((9, 9))[0] for file in sorted(out.iterdir())]
     assert levels == [0, 20, 40, 60, 80, 80]

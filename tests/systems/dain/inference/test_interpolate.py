@@ -15,7 +15,7 @@ from mpt.systems.dain.inference.interpolate import Job, Maker, Summary, interpol
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
 from mpt.systems.dain.inference.output import SEGMENT, Output, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
-from mpt.systems.dain.inference.tiles import grid_of_tiles, seam_error, spans_of, tiled, whole
+from mpt.systems.dain.inference.tiles import TileDifference, grid_of_tiles, seam_error, spans_of, tiled, whole
 from mpt.systems.dain.inference.timeline import most_between, plan_times
 from mpt.systems.dain.nn.flow_warp import FlowWarp
 
@@ -199,6 +199,17 @@ def test_tiles_cover_the_frame_and_blend_to_what_the_whole_gives(net):
         one, other = tiled(net, first, last, time, grid, 64), whole(net, first, last, time)
         assert one.shape == other.shape == (1, 2, 3, 90, 150)
         assert seam_error(net, first, last, grid, 64) < 0.01  # the untrained network moves nothing
+
+
+def test_neighbouring_tiles_that_differ_are_measured_where_they_overlap(net, monkeypatch):
+    levels = iter([0.1, 0.3, 0.6])
+    monkeypatch.setattr(tiles, "whole", lambda net, first, *_: torch.full((1, 1, *first.shape[1:]), next(levels)))
+    first, last = torch.zeros(2, 1, 3, 40, 200)
+    seams = TileDifference()
+    tiled(net, first, last, torch.full((1, 1), 0.5), grid_of_tiles(40, 200, (40, 100), 50), 50, seams)
+    assert seams.count == 2 * 3 * 40 * 50
+    assert seams.grey_levels == pytest.approx(255 * (0.2 + 0.3) / 2, rel=1e-5)
+    assert TileDifference().grey_levels == 0
 
 
 def test_the_device_holds_a_tile_and_no_whole_frame(net, monkeypatch):
