@@ -56,7 +56,7 @@ class FrameSource:
     """The source of triplets for `Triplets`."""
 
     dtype = torch.uint8
-    has_flow = False
+    has_flow = has_order = False
 
     def __init__(self, samples: Sequence[Sample], one_size: bool) -> None:
         self.samples = samples

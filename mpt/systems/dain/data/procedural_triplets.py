@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,9 @@ class Settings(DatasetOptions):
     """Flip training samples at random, horizontally and vertically, each with probability 0.5."""
     temporal_swap: bool = True
     """Swap first and last frame of training samples at random, with probability 0.5."""
+    depth_order: bool = False
+    """Add the field `order` (2, height, width): the number of the surface that is seen in the first and in the last
+    frame, 0 for the background, larger ones nearer."""
     data_seed: int = 0
     """Seed of the drawn data; independent of the run's `seed`."""
     channels: Literal[3] = 3
@@ -58,6 +61,22 @@ class Scene:
     centre: Tensor  # (layers, b, 2)
     radius: Tensor  # (layers, b)
     is_box: Tensor  # (layers, b)
+
+
+class Rendered(NamedTuple):
+    """A frame (b, 3, h, w), and of the surface in front its velocity (b, 2, h, w) and number (b, h, w), uint8."""
+
+    image: Tensor
+    motion: Tensor
+    surface: Tensor
+
+
+class Drawn(NamedTuple):
+    """Frames (b, 3, h, w) uint8 by time, flows (b, 4, h, w) float32, and the surfaces in front (b, 2, h, w) uint8."""
+
+    frames: dict[float, Tensor]
+    flows: Tensor
+    order: Tensor
 
 
 def draw_texture(count: int, side: int, numbers: torch.Generator) -> Tensor:
@@ -82,14 +101,14 @@ def draw_scene(count: int, size: int, shapes: int, max_motion: float, seed: int)
     return Scene(texture, velocity, centre, radius, torch.rand(layers, count, generator=numbers) < 0.5)
 
 
-def render(scene: Scene, size: int, time: float) -> tuple[Tensor, Tensor]:
-    """Return the frame at a time (b, 3, h, w), and the front surface's velocity at each pixel (b, 2, h, w)."""
+def render(scene: Scene, size: int, time: float) -> Rendered:
+    """Return the frame at a time, and which surface is in front."""
     axis = torch.arange(size, dtype=torch.float32)
     x, y = axis[None, None, :], axis[None, :, None]
     image = front = None
-    for texture, velocity, centre, radius, is_box in zip(
-        scene.texture, scene.velocity, scene.centre, scene.radius, scene.is_box, strict=True
-    ):
+    number = torch.zeros(scene.texture.shape[1], size, size, dtype=torch.uint8)
+    surfaces = zip(scene.texture, scene.velocity, scene.centre, scene.radius, scene.is_box, strict=True)
+    for layer, (texture, velocity, centre, radius, is_box) in enumerate(surfaces):
         moved = velocity * (time - 0.5)
         dx, dy = moved[:, 0, None, None], moved[:, 1, None, None]
         span = size + 2 * MARGIN - 1
@@ -107,9 +126,10 @@ def render(scene: Scene, size: int, time: float) -> tuple[Tensor, Tensor]:
         cover = (0.5 - outside).clamp(0, 1)[:, None]  # an edge one pixel wide
         image = image * (1 - cover) + surface * cover
         front = torch.where(cover > 0.5, motion, front)
+        number = number.masked_fill(cover[:, 0] > 0.5, layer)
     assert image is not None
     assert front is not None
-    return image, front
+    return Rendered(image, front, number)
 
 
 class DrawnTriplets:
@@ -120,6 +140,7 @@ class DrawnTriplets:
 
     def __init__(self, settings: Settings, size: int, is_test: bool) -> None:
         self.settings, self.side, self.is_test = settings, size, is_test
+        self.has_order = settings.depth_order
         self.count = settings.test_count if is_test else settings.count
         self.names = [f"scene {number}" for number in range(self.count)]
 
@@ -131,26 +152,29 @@ class DrawnTriplets:
         return self.side, self.side
 
     @cached_property
-    def drawn(self) -> tuple[dict[float, Tensor], Tensor]:
-        """Frames by time, uint8, and flows (b, 4, h, w) float32."""
+    def drawn(self) -> Drawn:
+        """Everything that is drawn."""
         frames: dict[float, list[Tensor]] = {time: [] for time in (0.0, 1.0, *self.settings.times)}
-        flows = []
+        flows, order = [], []
         for start in range(0, self.count, CHUNK):
             many = min(CHUNK, self.count - start)
             seed = mix(self.settings.data_seed, int(self.is_test), start)
             scene = draw_scene(many, self.side, self.settings.shapes, self.settings.max_motion, seed)
-            motion = {}
+            ends = {}
             for time, images in frames.items():
-                image, motion[time] = render(scene, self.side, time)
-                images.append(image.clamp(0, 1).mul(255).round().byte())
-            flows.append(torch.cat((motion[0.0], -motion[1.0]), dim=1))
-        return {time: torch.cat(images) for time, images in frames.items()}, torch.cat(flows)
+                rendered = render(scene, self.side, time)
+                images.append(rendered.image.clamp(0, 1).mul(255).round().byte())
+                ends[time] = rendered
+            flows.append(torch.cat((ends[0.0].motion, -ends[1.0].motion), dim=1))
+            order.append(torch.stack((ends[0.0].surface, ends[1.0].surface), dim=1))
+        return Drawn({time: torch.cat(images) for time, images in frames.items()}, torch.cat(flows), torch.cat(order))
 
     def read(self, index: int, draw: int) -> Triplet:
         """Return one triplet at a drawn time."""
-        frames, flows = self.drawn
+        frames, flows, order = self.drawn
         time = self.settings.times[draw % len(self.settings.times)]
-        return Triplet(frames[0.0][index], frames[time][index], frames[1.0][index], time, flows[index])
+        surfaces = order[index] if self.has_order else None
+        return Triplet(frames[0.0][index], frames[time][index], frames[1.0][index], time, flows[index], surfaces)
 
 
 def build(settings: Settings, split: str, seed: int) -> Triplets:

@@ -2,8 +2,8 @@
 
 Fields: `first`, `middle`, `last` (3, h, w) and `time` (), where the middle stands between 0 and 1; `size` (2,), the
 height and width that are real where test pictures of several sizes were padded to one; from formulas also `flow`
-(4, h, w),
-first to last and last to first in pixels.
+(4, h, w), first to last and last to first in pixels, and where it is asked for `order` (2, h, w), the number of the
+surface that is seen in the first and the last frame, larger ones nearer.
 
 Training samples are cropped, flipped both ways and swapped in time, alike in all fields. What is drawn for a sample
 depends on (seed, epoch, index) alone.
@@ -26,13 +26,15 @@ from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
 
 @dataclass(frozen=True)
 class Triplet:
-    """One sample: frames (3, h, w) uint8 or float32, the time of the middle one, and flows (4, h, w) where known."""
+    """One sample: frames (3, h, w) uint8 or float32, the time of the middle one; where known the flows (4, h, w) and
+    the surfaces that are seen (2, h, w) uint8."""
 
     first: Tensor
     middle: Tensor
     last: Tensor
     time: float = 0.5
     flow: Tensor | None = None
+    order: Tensor | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -46,6 +48,7 @@ class TripletSource(Protocol):
 
     dtype: torch.dtype
     has_flow: bool
+    has_order: bool
     names: list[str]
 
     def __len__(self) -> int: ...
@@ -65,7 +68,12 @@ class Changes:
 
 
 def triplet_layout(
-    size: tuple[int, int], count: int, dtype: torch.dtype, has_flow: bool, test_names: Sequence[str] = ()
+    size: tuple[int, int],
+    count: int,
+    dtype: torch.dtype,
+    has_flow: bool,
+    test_names: Sequence[str] = (),
+    has_order: bool = False,
 ) -> DataSpec:
     """Return the layout of triplets (height, width); the names of few test samples are in `extra`, for a table."""
     image = FieldSpec((3, *size), dtype, "image")
@@ -73,6 +81,8 @@ def triplet_layout(
     fields["size"] = FieldSpec((2,), torch.int64)
     if has_flow:
         fields["flow"] = FieldSpec((4, *size), torch.float32)
+    if has_order:
+        fields["order"] = FieldSpec((2, *size), torch.uint8)
     return DataSpec(fields, count, extra={"test_names": list(test_names)} if test_names else {})
 
 
@@ -91,7 +101,9 @@ class Triplets(Dataset):
                 f"dataset.crop: {list(changes.crop)} (height, width) is larger than the frames, "
                 f"{largest[0]} x {largest[1]} (height x width); choose a smaller crop"
             )
-        self.spec = triplet_layout(self.size, len(source), source.dtype, source.has_flow, self.test_names)
+        self.spec = triplet_layout(
+            self.size, len(source), source.dtype, source.has_flow, self.test_names, source.has_order
+        )
 
     def __len__(self) -> int:
         return len(self.source)
@@ -103,9 +115,10 @@ class Triplets(Dataset):
         batch = {name: torch.stack(images) for name, images in zip(("first", "middle", "last"), padded)}
         batch["time"] = torch.tensor([sample.time for sample in samples])
         batch["size"] = torch.tensor([sample.size for sample in samples])
-        flows = [pad_to(sample.flow, self.size) for sample in samples if sample.flow is not None]
         if self.source.has_flow:
-            batch["flow"] = torch.stack(flows)
+            batch["flow"] = torch.stack([pad_to(s.flow, self.size) for s in samples if s.flow is not None])
+        if self.source.has_order:
+            batch["order"] = torch.stack([pad_to(s.order, self.size) for s in samples if s.order is not None])
         return batch
 
     def sample(self, index: int, epoch: int) -> Triplet:
@@ -138,7 +151,8 @@ def crop(sample: Triplet, size: tuple[int, int] | None, numbers: torch.Generator
 def swapped(sample: Triplet) -> Triplet:
     """Return the sample played backwards."""
     flow = None if sample.flow is None else torch.cat((sample.flow[2:], sample.flow[:2]))
-    return replace(sample, first=sample.last, last=sample.first, time=1 - sample.time, flow=flow)
+    order = None if sample.order is None else sample.order.flip(0)
+    return replace(sample, first=sample.last, last=sample.first, time=1 - sample.time, flow=flow, order=order)
 
 
 def flipped(sample: Triplet, across: bool, down: bool) -> Triplet:
@@ -156,8 +170,9 @@ def flipped(sample: Triplet, across: bool, down: bool) -> Triplet:
 def mapped(sample: Triplet, function: _Change) -> Triplet:
     """Return the sample with every picture changed alike."""
     flow = None if sample.flow is None else function(sample.flow)
+    order = None if sample.order is None else function(sample.order)
     first, middle, last = (function(image) for image in (sample.first, sample.middle, sample.last))
-    return replace(sample, first=first, middle=middle, last=last, flow=flow)
+    return replace(sample, first=first, middle=middle, last=last, flow=flow, order=order)
 
 
 class _Change(Protocol):

@@ -10,6 +10,7 @@ from torch import Tensor
 from mpt.errors import ConfigError, DataError
 from mpt.systems.dain.data import frame_triplets, procedural_triplets
 from mpt.systems.dain.data.triplets import Triplets
+from mpt.systems.dain.nn.projection import project_flow
 from mpt.systems.dain.nn.warping import warp
 
 DRAWN = {"count": 6, "test_count": 4, "image_size": 48, "times": [0.25, 0.75]}
@@ -47,6 +48,31 @@ def test_flows_stay_true_when_samples_are_flipped_and_played_backwards(epoch):
         inner = (..., slice(6, -6), slice(6, -6))
         assert (warp(there, flow, masked=False) - here)[inner].abs().mean() < 2
     assert (first - last).abs().mean() > 5
+
+
+@pytest.mark.parametrize("epoch", range(4))
+def test_the_order_of_surfaces_turns_with_the_flows(epoch):
+    settings = procedural_triplets.Settings(**{**DRAWN, "depth_order": True})
+    data = procedural_triplets.build(settings, "train", 1)
+    batch = data.fetch(list(range(6)), epoch)
+    assert batch["order"].shape[1:] == data.spec.fields["order"].shape
+    assert set(batch["order"].unique().tolist()) == {0, 1, 2}
+    for flow, order in zip(batch["flow"], batch["order"], strict=True):
+        for surface in order.unique():
+            there, back = flow[:2, order[0] == surface], -flow[2:, order[1] == surface]
+            motions = torch.cat((there, back), dim=1)
+            assert torch.equal(motions, motions[:, :1].expand_as(motions))
+
+
+def test_projected_by_the_true_order_the_nearer_surface_keeps_its_flow():
+    scene = procedural_triplets.draw_scene(8, 48, 1, 7.0, 3)
+    first, middle = (procedural_triplets.render(scene, 48, time) for time in (0.0, 0.5))
+    wrong = []
+    for weight in (torch.exp(12.0 * first.surface[:, None]), torch.ones(8, 1, 48, 48)):
+        found = -2 * project_flow(0.5 * first.motion, weight)
+        off = (found - middle.motion).abs().amax(1) > 0.1
+        wrong.append(float(off[middle.surface == 1].float().mean()))
+    assert wrong[0] < 0.02 < 0.1 < wrong[1]
 
 
 def vimeo(root: Path, frames: int, prefix: str) -> Path:

@@ -37,7 +37,7 @@ def test_started_from_cost_volumes_it_begins_as_the_baseline_that_warps_by_that_
 
 def test_the_true_flow_becomes_the_flow_from_the_frame_between():
     scene = draw_scene(2, 32, 0, 6.0, mix(0, 0, 0))
-    (first, motion), (middle, _), (last, _) = (render(scene, 32, time) for time in (0.0, 0.25, 1.0))
+    (first, motion, _), (middle, *_), (last, *_) = (render(scene, 32, time) for time in (0.0, 0.25, 1.0))
     flow, logit = IntermediateFlowRegion()(torch.cat((motion, -motion), dim=1), torch.full((2,), 0.25))
     net = small(cost_volume=False)
     fused = net.fusion(*net.both_warped((first, last), flow), logit)
