@@ -1,14 +1,16 @@
 """Weights go in from baowenbo/DAIN's files and back out."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mpt.engine.initial_weights import load_initial_weights
-from mpt.errors import CheckpointError, ConfigError
+from mpt.errors import CheckpointError, ConfigError, InputOutputError
+from mpt.systems.dain.nn import published_weights
 from mpt.systems.dain.nn.dain import Dain
-from mpt.systems.dain.nn.published_weights import join_parts
+from mpt.systems.dain.nn.published_weights import join_parts, publish
 
 
 @pytest.mark.slow  # files of 96 MB
@@ -39,3 +41,19 @@ def test_a_best_pth_loads_whole_and_parts_load_alone(tmp_path: Path, capsys: pyt
     with pytest.raises(ConfigError, match="--flow"):
         join_parts(tmp_path / "other.safetensors", None, None)
     assert not (tmp_path / "other.safetensors").exists()
+
+
+def test_a_runs_weights_go_back_as_float32_under_the_published_names(tmp_path: Path, monkeypatch) -> None:
+    modules = {"net": Dain("tiny"), "net_ema": Dain("tiny").bfloat16()}
+    trained = SimpleNamespace(run=SimpleNamespace(task=SimpleNamespace(modules=modules)))
+    monkeypatch.setattr(published_weights, "open_trained", lambda *_: trained)
+    with pytest.raises(ConfigError, match="at size full"):
+        publish("small", tmp_path / "best.pth", tmp_path)
+    modules["net_ema"].multiple = 64  # as the full one has, whose names a test beside this compares with the published
+    publish("full", tmp_path / "best.pth", tmp_path)
+    found, wanted = torch.load(tmp_path / "best.pth", weights_only=True), modules["net_ema"].state_dict()
+    assert list(found) == list(wanted)
+    assert all(value.dtype == torch.float32 for value in found.values() if value.is_floating_point())
+    assert all(torch.equal(value, wanted[name].to(value.dtype)) for name, value in found.items())
+    with pytest.raises(InputOutputError, match="there already"):
+        publish("full", tmp_path / "best.pth", tmp_path)
