@@ -22,8 +22,8 @@ from mpt.config.load import load_config
 from mpt.data.loader import Loader
 from mpt.doctor.data_checks import examine_data
 from mpt.doctor.findings import Section
-from mpt.doctor.numerics import Subject, as_on_a_gpu
 from mpt.doctor.numerics_section import describe_numerics
+from mpt.doctor.subject import Subject, as_on_a_gpu
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.step import update
 

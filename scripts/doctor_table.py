@@ -23,7 +23,8 @@ from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.data.loader import Loader
 from mpt.doctor.cure import Cure, find_cure
-from mpt.doctor.numerics import Subject, as_on_a_gpu, examine
+from mpt.doctor.numerics import examine
+from mpt.doctor.subject import Subject, as_on_a_gpu
 from mpt.engine.build import build_datasets
 from scripts.planted_faults import PLANTED
 

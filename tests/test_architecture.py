@@ -211,6 +211,26 @@ def test_the_check_notices_torch() -> None:
     assert heavy_modules_after("import mpt.seams") == {"torch"}
 
 
+def test_the_step_that_the_page_shows_is_put_together_of_what_there_is() -> None:
+    """Functions are those of the step's module, and members those of the types that it works on."""
+    import mpt.engine.step as step
+    from mpt.seams import Loss, MemoryTrick, Phase, Precision, Run
+
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    tree = ast.parse(page.split("## The step")[1].split("```python\n")[1].split("```")[0])
+    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert calls >= {"losses_of", "draw_batch", "all_finite"}
+    assert not [name for name in calls if name not in vars(step)]
+    kinds = {"run": Run, "phase": Phase, "trick": MemoryTrick, "loss": Loss, "run.precision": Precision}
+    members = [
+        (kinds[ast.unparse(node.value)], node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in kinds
+    ]
+    assert len(members) > 8
+    assert not [(kind, name) for kind, name in members if name not in {*dir(kind), *kind.__annotations__}]
+
+
 def test_classes_of_objects_are_changed_in_one_place() -> None:
     found = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if ".__class__ = " in path.read_text("utf-8")]
     assert found == [Path("nn/mixin.py")]

@@ -117,8 +117,8 @@ def replay(
 ) -> Comparison:
     """Train both for some steps side by side."""
     from mpt.doctor.lockstep import Training
-    from mpt.doctor.numerics import as_on_a_gpu
     from mpt.doctor.side_by_side import Lockstep
+    from mpt.doctor.subject import as_on_a_gpu
     from mpt.engine.build import build_datasets
     from mpt.engine.devices import choose_device
     from mpt.run import checkpoint

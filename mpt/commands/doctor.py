@@ -152,8 +152,8 @@ def examine_part(part: str, arguments: DoctorArguments, config: Config | None, p
 def examine_numerics(arguments: DoctorArguments, config: Config, data: Dataset, points: Sequence[Point]) -> Section:
     """Take the step of each point in float32 and in the run's mode, and look for a cure of what is wrong."""
     from mpt.data.loader import Loader
-    from mpt.doctor.numerics import Subject, as_on_a_gpu
     from mpt.doctor.numerics_section import describe_numerics
+    from mpt.doctor.subject import Subject, as_on_a_gpu
     from mpt.engine.devices import choose_device
     from mpt.run import checkpoint
 

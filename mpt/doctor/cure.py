@@ -15,8 +15,9 @@ from typing import Any
 
 from mpt.config.options import PrecisionOptions
 from mpt.config.schema import Config
-from mpt.doctor.numerics import Examination, Subject, Verdict, as_on_a_gpu, with_float32
+from mpt.doctor.numerics import Examination, Verdict
 from mpt.doctor.rewrites import Place, find_places, smallest_forms
+from mpt.doctor.subject import Subject, as_on_a_gpu, with_float32
 from mpt.engine.module_places import LOSS
 from mpt.engine.smallest_list import SmallestList, smallest_list
 

@@ -11,25 +11,19 @@ steps' operators.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpt.config.load import change_precision
-from mpt.config.options import setting_of
-from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.doctor.instrument import Result, error_of, input_error
 from mpt.doctor.measured_step import Step, rounded_step, take_step
+from mpt.doctor.subject import Subject
 from mpt.doctor.weight_updates import Effect, effects, moves
-from mpt.engine.build import build_run
-from mpt.engine.state import restore_modules
-from mpt.seams import Batch, DataSpec, Run
+from mpt.seams import Run
 
 LARGE_LOSS, LARGE_GRADIENT, LARGE_BUFFER = 0.05, 0.3, 0.1
 """Relative errors from which on an error is looked at."""
@@ -86,65 +80,6 @@ class Examination:
     def is_finite_in_float32(self) -> bool:
         """Whether there is a step to compare the mode's with."""
         return all(math.isfinite(right) for right, _ in self.losses.values())
-
-
-Weights = Mapping[str, Any] | None
-"""A checkpoint's state; None examines the run as it begins."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is examined: a configuration, its data's layout, a batch on the CPU and weights."""
-
-    config: Config
-    data: DataSpec
-    batch: Batch
-    device: torch.device
-    weights: Weights = None
-    step: int = 0
-    """How far the weights are trained."""
-    indices: Sequence[int] = ()
-    """Where the batch's samples are in the data set."""
-    reference_forms: Sequence[str] = ()
-    """Forms that the float32 step computes by stable ones: none, unless it is not finite as it is written."""
-
-    def build(self, config: Config) -> Run:
-        """Build the run in some precision, with the weights."""
-        run = build_run(config, self.device, self.data)
-        if self.weights is not None:
-            restore_modules(run, self.weights)
-        return run
-
-    def build_reference(self) -> Run:
-        """Build the run in float32, as its model and losses are written but for the `reference_forms`."""
-        forms = list(self.reference_forms)
-        return self.build(with_precision(change_precision(self.config, FLOAT32), stable_forms=forms))
-
-
-def as_on_a_gpu(config: Config, dtype: str | None = None) -> Config:
-    """Return the configuration with the dtype that a GPU would choose: float16 where nothing else is said."""
-    settings = config.precision.settings
-    if setting_of(settings, "dtype") != "auto" and dtype is None:
-        return config
-    if "dtype" not in type(settings).model_fields:
-        return config
-    return with_precision(config, dtype=dtype or "float16")
-
-
-def with_precision(config: Config, **changes: Any) -> Config:
-    """Return the configuration with some settings of its precision changed."""
-    changed = config.precision.settings.model_copy(update=changes)
-    return dataclasses.replace(config, precision=dataclasses.replace(config.precision, settings=changed))
-
-
-def with_float32(config: Config, modules: Sequence[str]) -> Config:
-    """Return the configuration with these modules in float32 beside those that it names."""
-    return with_precision(config, keep_fp32=list(dict.fromkeys([*config.precision.settings.keep_fp32, *modules])))
-
-
-def with_stable_forms(config: Config, forms: Sequence[str]) -> Config:
-    """Return the configuration with these forms replaced beside those that it names."""
-    return with_precision(config, stable_forms=list(dict.fromkeys([*config.precision.settings.stable_forms, *forms])))
 
 
 def examine(subject: Subject) -> list[Examination]:

@@ -14,8 +14,9 @@ from mpt.config.options import STABLE_FORMS
 from mpt.doctor.cure import Cure, find_cure, patched
 from mpt.doctor.findings import Section
 from mpt.doctor.instrument import Result
-from mpt.doctor.numerics import Examination, Subject, examine, operator_errors
+from mpt.doctor.numerics import Examination, examine, operator_errors
 from mpt.doctor.rewrites import NAMED_WHEN_HEALTHY, find_places
+from mpt.doctor.subject import Subject
 from mpt.errors import ConfigError
 
 LITTLE_HEADROOM = 3.0

@@ -14,7 +14,8 @@ from typing import Any
 from mpt.config.options import STABLE_FORMS
 from mpt.doctor.instrument import Result
 from mpt.doctor.measured_step import take_step
-from mpt.doctor.numerics import Subject, Verdict, with_stable_forms
+from mpt.doctor.numerics import Verdict
+from mpt.doctor.subject import Subject, with_stable_forms
 from mpt.engine.module_places import LOSS, module_places, source_line
 from mpt.engine.smallest_list import fewest
 from mpt.errors import ConfigError

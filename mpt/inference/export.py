@@ -81,7 +81,7 @@ def compare_tensors(path: Path, written: Mapping[str, Tensor], read: Mapping[str
         raise CheckpointError(f"{path} does not read back as it was written: {different[0]} differs; it was not kept.")
 
 
-class FloatDoor(nn.Module):
+class Float32Interface(nn.Module):
     """A network in half behind float32 inputs and outputs."""
 
     def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
@@ -109,7 +109,7 @@ def as_half_network(network: nn.Module, dtype: torch.dtype) -> nn.Module:
             cast(child)
 
     cast(network)
-    return FloatDoor(network, dtype)
+    return Float32Interface(network, dtype)
 
 
 def write_onnx(

@@ -30,10 +30,10 @@ Send = Callable[[Tensor], Any]
 
 @dataclass
 class Bucket:
-    """Some weights, and the room from which their gradients are sent."""
+    """Some weights, and the buffer from which their gradients are sent."""
 
     weights: list[nn.Parameter]
-    room: Tensor
+    buffer: Tensor
     views: list[Tensor]
     awaited: set[int] = field(default_factory=set)
     """Positions of the weights whose gradient has not come in this backward."""
@@ -109,14 +109,14 @@ class Exchange:
     @torch.no_grad()
     def _send(self, bucket: Bucket, as_zeros: bool = False) -> None:
         if as_zeros:
-            bucket.room.zero_()
+            bucket.buffer.zero_()
         else:
             for weight, view in zip(bucket.weights, bucket.views, strict=True):
                 if weight.grad is None:
                     view.zero_()
                 else:
                     view.copy_(weight.grad)
-        bucket.sent = self.send(bucket.room)
+        bucket.sent = self.send(bucket.buffer)
 
     def add_weight(self, weight: Tensor) -> Tensor:
         """Return the sum of the losses' weights over the ranks."""
@@ -186,7 +186,7 @@ def make_buckets(weights: Sequence[nn.Parameter], bucket_bytes: float, dtype: to
     buckets = []
     for group in groups:
         kept = dtype or group[0].grad_dtype or group[0].dtype
-        room = torch.zeros(sum(weight.numel() for weight in group), dtype=kept, device=group[0].device)
-        pieces = torch.split(room, [weight.numel() for weight in group])
-        buckets.append(Bucket(group, room, [piece.view(w.shape) for piece, w in zip(pieces, group, strict=True)]))
+        buffer = torch.zeros(sum(weight.numel() for weight in group), dtype=kept, device=group[0].device)
+        pieces = torch.split(buffer, [weight.numel() for weight in group])
+        buckets.append(Bucket(group, buffer, [piece.view(w.shape) for piece, w in zip(pieces, group, strict=True)]))
     return buckets

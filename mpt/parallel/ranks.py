@@ -126,8 +126,8 @@ class Ranks(World):
             self.exchanges[phase] = found
         return self.exchanges[phase]
 
-    def _send(self, room: Tensor) -> Any:
-        return dist.all_reduce(room, async_op=True)
+    def _send(self, buffer: Tensor) -> Any:
+        return dist.all_reduce(buffer, async_op=True)
 
     def agree(self, site: str, own: Outcome, exchange: Exchange) -> tuple[Outcome, list[bool]]:
         """Return how an update went on all ranks together, and which weights have a gradient on any.

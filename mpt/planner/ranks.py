@@ -67,11 +67,11 @@ class PlannedRank(Ranks):
         is_new = phase not in self.exchanges
         found = super().exchange(phase, parameters)
         if is_new:
-            self.mark([bucket.room for bucket in found.buckets], "reduce buffers")
+            self.mark([bucket.buffer for bucket in found.buckets], "reduce buffers")
         return found
 
-    def _send(self, room: Tensor) -> Noted:
-        return self.note(Sent("all_reduce", room.nbytes, self.size))
+    def _send(self, buffer: Tensor) -> Noted:
+        return self.note(Sent("all_reduce", buffer.nbytes, self.size))
 
     def _gather_bytes(self, received: Tensor, sent: Tensor) -> None:
         self.mark([received, sent], "whole batch")

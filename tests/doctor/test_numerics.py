@@ -14,8 +14,9 @@ from mpt.doctor import measured_step
 from mpt.doctor.cure import find_cure
 from mpt.doctor.half_arithmetic import RoundedHalf
 from mpt.doctor.instrument import observed, sample_of
-from mpt.doctor.numerics import Verdict, examine, with_float32
+from mpt.doctor.numerics import Verdict, examine
 from mpt.doctor.numerics_section import describe_numerics
+from mpt.doctor.subject import with_float32
 from mpt.engine import build
 from mpt.engine.smallest_list import fewest
 from mpt.errors import ConfigError
