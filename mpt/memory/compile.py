@@ -74,7 +74,7 @@ class Compile(MemoryTrick):
             "memory.compile: planned from AOTAutograd's graphs and its partition; elementwise results that only "
             "elementwise operators and reductions read are taken as fused away"
         )
-        pool = f"; without the pool that the CUDA graphs of {self.settings.mode} keep for themselves"
+        pool = f"; the CUDA graphs of {self.settings.mode} have a pool of their own, which gives nothing back"
         return how + (pool if self.settings.mode in GRAPHED else "")
 
 

@@ -7,8 +7,8 @@ segments back and tries once more. With `expandable_segments` there is one growi
 of 2 or 20 MiB.
 
 Streams have pools of their own: a block that was freed on one is not given to another. Not modelled: that a block used
-on two streams is free only once both are done with it, `max_split_size_mb`, garbage-collection thresholds, CUDA
-graphs' private pools.
+on two streams is free only once both are done with it, `max_split_size_mb`, garbage-collection thresholds. What CUDA
+graphs use has pools of its own too (`GRAPHS`), which keep their segments for as long as the graphs are there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 LARGE_REQUEST = 10 * MIB
 SEGMENT_ROUNDING = 2 * MIB
+GRAPHS = 2**20
+"""Stands for a stream, beyond the numbers of real ones: requests of recorded CUDA graphs (`PrivatePool`)."""
 
 
 class OutOfMemory(Exception):
@@ -132,9 +134,9 @@ class CachingAllocator:
         self._free[block.pool].add(block)
 
     def empty_cache(self) -> None:
-        """Give segments that are free as a whole back to the driver."""
-        for pool in self._free.values():
-            for block in list(pool.blocks.values()):
+        """Give segments that are free as a whole back to the driver, except those of CUDA graphs."""
+        for key, pool in self._free.items():
+            for block in [] if key.stream == GRAPHS else list(pool.blocks.values()):
                 if block.previous is None and block.next is None:
                     pool.remove(block)
                     self.reserved -= block.size
@@ -188,10 +190,10 @@ class ExpandableAllocator(CachingAllocator):
         self._unmapped: dict[Pool, list[Block]] = {}
 
     def empty_cache(self) -> None:
-        """Unmap the whole pages inside free blocks."""
+        """Unmap the whole pages inside free blocks, except those of CUDA graphs."""
         for key, pool in self._free.items():
             page = SMALL_SEGMENT if key.small else LARGE_SEGMENT
-            for block in list(pool.blocks.values()):
+            for block in [] if key.stream == GRAPHS else list(pool.blocks.values()):
                 start = -(-block.address // page) * page
                 end = (block.address + block.size) // page * page
                 if end <= start:

@@ -11,8 +11,12 @@ of an elementwise operator that only elementwise operators and reductions read i
 written, unless it is read several times and much has to be read for it (`realize_reads_threshold`); an elementwise
 result is written over a tensor of its size that is not needed any more; weights and inputs of convolutions are copied
 to channels last, and the copies kept for backward, where torch's own rule says so (`decide_layout_opt`). Not here:
-Inductor's order of operators, its pattern replacements, kernels that write several results at once, graph breaks (a
-network is one graph) and the pools of CUDA graphs.
+Inductor's order of operators, its pattern replacements, kernels that write several results at once and graph breaks (a
+network is one graph).
+
+In the modes that record CUDA graphs, what the graphs allocate comes from a pool of their own, which all networks share
+and which gives nothing back (`torch/_inductor/cudagraph_trees.py`), and each graph copies what is neither a parameter,
+a buffer nor another graph's result into memory that it keeps: the batch, and the gradients that come from the loss.
 
 A network that cannot be traced is planned as the eager one, with a note.
 """
@@ -29,7 +33,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from mpt.memory.compile import GRAPHED
 from mpt.planner import fake_device
+from mpt.planner.allocator import GRAPHS
 from mpt.planner.trace import Recorder
 
 _aten = torch.ops.aten
@@ -47,8 +53,11 @@ def compiling_on_fake(recorder: Recorder) -> Iterator[list[str]]:
     notes: list[str] = []
     original = nn.Module.compile
 
-    def compile_planned(module: nn.Module, *args: Any, backend: str = "inductor", **options: Any) -> None:
-        module._compiled_call_impl = PlannedNetwork(module, recorder, backend == "inductor", notes)
+    def compile_planned(
+        module: nn.Module, *args: Any, backend: str = "inductor", mode: str | None = None, **options: Any
+    ) -> None:
+        fuses = backend == "inductor"
+        module._compiled_call_impl = PlannedNetwork(module, recorder, fuses, fuses and mode in GRAPHED, notes)
 
     nn.Module.compile = compile_planned  # type: ignore[assignment, method-assign]
     try:
@@ -60,8 +69,9 @@ def compiling_on_fake(recorder: Recorder) -> Iterator[list[str]]:
 class PlannedNetwork:
     """Calls a network as its compiled graphs would run; they are made once for each setting of its inputs."""
 
-    def __init__(self, module: nn.Module, recorder: Recorder, fuses: bool, notes: list[str]) -> None:
+    def __init__(self, module: nn.Module, recorder: Recorder, fuses: bool, is_recorded: bool, notes: list[str]) -> None:
         self.module, self.recorder, self.fuses, self.notes = module, recorder, fuses, notes
+        self.is_recorded = is_recorded
         self._graphs: dict[Any, Callable[..., Any]] = {}
         self._stays_eager = False
 
@@ -102,7 +112,8 @@ class PlannedNetwork:
             return torch.func.functional_call(self.module, {**weights, **buffers}, args, kwargs)
 
         def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:  # AOTAutograd's own names
-            return GraphRun(gm, self.recorder, self.fuses)
+            run = GraphRun(gm, self.recorder, self.fuses)
+            return RecordedGraph(run) if self.is_recorded else run
 
         def cut(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
             forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
@@ -187,6 +198,32 @@ class GraphRun:
             ):
                 found.add(node)
         return found
+
+
+class RecordedGraph:
+    """A graph that is replayed as a CUDA graph: it allocates in the graphs' pool, and copies its inputs there."""
+
+    _boxed_call = True
+
+    def __init__(self, run: GraphRun) -> None:
+        self.run = run
+        self.copies: dict[int, Tensor] = {}
+        """By place among the inputs; kept for as long as the graph."""
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Run the graph in the pool; `args` is emptied."""
+        recorder = self.run.recorder
+        before, recorder.stream = recorder.stream, GRAPHS
+        try:
+            if not recorder.is_paused:
+                for place, given in enumerate(args):
+                    if place in self.copies:
+                        args[place] = self.copies[place]
+                    elif isinstance(given, Tensor) and recorder.comes_from_outside(given):
+                        args[place] = self.copies[place] = torch.clone(given)
+            return self.run(args)
+        finally:
+            recorder.stream = before
 
 
 def copy_for_convolutions(forward: fx.GraphModule) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpt.planner.allocator import GRAPHS
 from mpt.planner.unseen import Unseen
 from mpt.run.storage_trace import LiveStorages, tensors_in
 
@@ -114,7 +115,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_paused = False
         """Set while torch computes shapes on tensors of its own."""
         self.stream = 0
-        """The stream that is allocated on now."""
+        """The stream that is allocated on now; `GRAPHS` stands for the pool of recorded graphs."""
 
     def see_through(self, wrappers: tuple[type, ...]) -> None:
         """Look at what is inside of tensors of these kinds: DTensors."""
@@ -129,6 +130,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._live.bury(tensor)
         if after:
             self._live.add(tensor, self._birth(after, category, self._owner(), "resize_"))
+
+    def comes_from_outside(self, tensor: Tensor) -> bool:
+        """Whether recorded CUDA graphs must copy a tensor: neither a parameter or buffer nor made by such a graph."""
+        if tensor.device.type != self.device_type:
+            return False
+        index = self._live.number_of(tensor)
+        if index is None:
+            return True
+        storage = self.trace.storages[index]
+        return storage.category not in ("parameters", "buffers") and storage.stream != GRAPHS
 
     def born(self, result: Any, operator: str) -> None:
         """Note what an operator made while it was not seen."""

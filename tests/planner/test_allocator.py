@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpt.planner.allocator import (
+    GRAPHS,
     MIB,
     CachingAllocator,
     ExpandableAllocator,
@@ -122,3 +123,17 @@ def test_a_block_freed_on_one_stream_is_not_given_to_another(kind: type[CachingA
     allocator.free(2)
     allocator.empty_cache()
     assert allocator.reserved == 0
+
+
+@pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])
+def test_what_cuda_graphs_used_stays_theirs(kind: type[CachingAllocator]) -> None:
+    allocator = kind(60 * MIB)
+    for key, stream in enumerate((GRAPHS, 0)):
+        allocator.malloc(key, 20 * MIB, stream)
+        allocator.free(key)
+    allocator.empty_cache()
+    assert allocator.reserved == 20 * MIB
+    allocator.malloc(2, 20 * MIB, GRAPHS)
+    assert allocator.reserved == 20 * MIB
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(3, 60 * MIB)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from mpt.planner.allocator import MIB
 from mpt.planner.compiled import find_fused
 from mpt.planner.session import Session
 from tests.planner.configs import UNET, make
@@ -27,12 +28,17 @@ def test_only_what_elementwise_operators_and_reductions_read_is_fused_away() -> 
 
 
 def test_a_compiled_plan_holds_less_and_says_how_it_was_made(session: Session) -> None:
-    eager, compiled = session.plan([make(UNET, "fp32", 16), make(UNET, "fp32", 16, compile=True)])
+    settings = ({}, {"compile": True}, {"compile": "reduce-overhead"})
+    plans = session.plan([make(UNET, "fp32", 16, **one) for one in settings])
+    eager, compiled, recorded = plans
     assert compiled.get()["by_category"]["activations"] < 0.9 * eager.get()["by_category"]["activations"]
     assert compiled.get()["allocated"] < eager.get()["allocated"]
     notes = [note for note in compiled.get()["notes"] if "memory.compile" in note]
     assert len(notes) == 1
     assert "AOTAutograd" in notes[0]
+    assert compiled.get()["allocated"] < recorded.get()["allocated"]  # each graph copies what it is given
+    assert compiled.get()["reserved"] + MIB < recorded.get()["reserved"]  # and shares no block with the rest
+    assert any("pool of their own" in note for note in recorded.get()["notes"])
 
 
 @pytest.mark.slow
