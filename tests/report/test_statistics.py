@@ -213,7 +213,7 @@ def test_adding_seeds_until_decided_errs_no_more_often_than_one_look(relative):
     """At the edge of the margin "within" is wrong. Looking each time at 5 % would say so far more often."""
     numbers = numpy.random.default_rng(5)
     margin = Margin(0.01, relative=True) if relative else Margin(1.0, relative=False)
-    trials, most = 1500, 12
+    trials, most = 600, 12
     wrong = naive = outside = 0
     for _ in range(trials):
         baseline = numbers.normal(100.0, 3.0, most)
