@@ -11,6 +11,7 @@ ruff check .
 ruff format --check .
 mypy
 export OMP_NUM_THREADS=1  # two tiny networks with two threads each on two cores are many times slower than with one
+python -c 'import sys; sys.exit(sys.version_info < (3, 12))' && export COVERAGE_CORE=sysmon  # counts for next to nothing
 floor=()
 [ $# -gt 0 ] || floor=(--cov-fail-under=85)  # of the whole suite; processes that tests start are counted
 python -m pytest -n auto --cov --cov-report=term:skip-covered --durations=15 "${floor[@]}" "$@"

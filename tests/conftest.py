@@ -61,22 +61,47 @@ NOT_FAST = (
 and half of the processor time."""
 
 UNTRACED = (
+    "commands/test_exported.py::test_an_export_alone",
+    "commands/test_fine_tuning.py::test_a_file_with_another_head",
+    "commands/test_skeleton.py::test_one_configuration",
+    "commands/test_train.py::test_a_run_s_memory_is_planned",
+    "commands/test_train.py::test_two_processes",
     "cuda_rehearsal",
     "engine/test_memory_ladder.py",
     "engine/test_resume.py",
+    "engine/test_without_compiler.py",
+    "parallel/test_resume.py",
+    "parallel/test_shard_files.py::test_a_rank_killed",
     "planner/test_against_real.py",
+    "planner/test_beside.py::test_a_model_that_cannot",
+    "planner/test_beside.py::test_a_run_on_a_cpu",
+    "planner/test_command.py::test_a_patch",
+    "planner/test_fake_device.py",
+    "planner/test_moments.py::test_an_evaluation_of_a_whole_batch",
+    "planner/test_ranks.py::test_plans_agree",
+    "planner/test_search.py::test_what_changes",
+    "planner/test_session.py::test_every_precision_mode",
+    "report/test_statistics.py::test_adding_seeds",
+    "run/test_collector.py::test_a_training",
     "run/test_other_systems.py",
+    "run/test_weights_file.py::test_hostile_pickles",
     "scripts",
+    "systems/dain/nn/test_published_training.py",
     "systems/dain/nn/test_triton_operators.py",
+    "systems/deepfacelab/commands/test_convert_leras.py::test_every_model",
     "systems/yolofuse/nn/test_torchvision_detector.py",
+    "systems/yolofuse/nn/test_yolo_weights.py::test_the_same_network",
+    "systems/yolofuse/nn/test_yolofuse.py::test_every_fusion",
+    "systems/yolofuse/tasks/test_detect_contract.py",
     "test_api.py",
     "test_configs.py",
     "test_contributing.py",
     "test_outside_parts.py",
     "test_stories.py",
+    "workflows/test_out_of_memory_report.py::test_an_adapted_run",
     "workflows/test_training_process.py",
 )
-"""Folders and files whose tests count for no coverage: they run whole commands and trainings whose lines other tests
+"""Folders, files and tests that count for no coverage: they run whole commands and trainings whose lines other tests
 reach too. Until Python 3.12 counting takes .6 of a test's time again (50 -> 84 processor seconds of two such files)."""
 
 
@@ -85,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         path = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
-        if any(path == one or path.startswith(f"{one}/") for one in UNTRACED):
+        if f"{path}::{item.name}".startswith(tuple(one if ".py" in one else f"{one}/" for one in UNTRACED)):
             item.add_marker("no_cover")  # of pytest-cov
         is_expensive = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
         is_expensive = is_expensive or f"{path}::{item.name}".startswith(NOT_FAST)
