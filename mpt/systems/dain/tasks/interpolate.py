@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -32,6 +33,7 @@ from mpt.systems.dain.metrics.image_quality import (
     size_mask,
     structural_similarity,
 )
+from mpt.systems.dain.metrics.sequence_table import describe
 from mpt.systems.dain.nn.flow_net import pad_to_multiple
 from mpt.systems.dain.nn.interpolation import Interpolator
 from mpt.tasks.average import follow, make_twin
@@ -175,12 +177,13 @@ class Interpolate(Task):
         }
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
-        """Return the means over the test set and, where its samples have names, PSNR and IE of each."""
+        """Return the means over the test set and, where its samples have names, PSNR and IE of each; also a table."""
         values = {name: gather(evidence, name) for name in ("psnr", "ssim", "ie", "average_psnr")}
         figures = {name: float(value.mean()) for name, value in values.items()}
         if len(self.test_names) == len(values["psnr"]):
             for name in ("psnr", "ie"):
                 figures |= {f"{name}/{which}": float(one) for which, one in zip(self.test_names, values[name])}
+            self.details = MappingProxyType(describe(self.test_names, values))
         return figures
 
     def preview(self, batch: Batch) -> Tensor | None:

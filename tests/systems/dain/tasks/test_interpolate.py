@@ -8,6 +8,7 @@ from mpt.engine.build import build_run
 from mpt.engine.evaluation import evaluate, infer, preview
 from mpt.engine.step import update
 from mpt.errors import ConfigError
+from mpt.report.evaluation_section import show_section
 from mpt.seams import Run
 from mpt.systems.dain.data import procedural_triplets
 from mpt.systems.dain.losses.charbonnier import charbonnier, photometric
@@ -87,6 +88,27 @@ def test_evaluation_previews_and_inference_have_the_frames_size():
     assert found.outputs is not None
     assert found.outputs.shape == (3, 3, 36, 36)
     assert (found.columns, len(found.figures)) == (3, 3)
+
+
+def test_named_test_sequences_have_a_table_on_the_page():
+    run, _, _ = make_run(model={"name": "flow_warp"})
+    task = run.task
+    assert isinstance(task, Interpolate)
+    evidence = [
+        {"psnr": torch.tensor([30.0, 20.0]), "ssim": torch.tensor([0.9, 0.5]), "ie": torch.tensor([3.0, 9.0])},
+        {"psnr": torch.tensor([25.0]), "ssim": torch.tensor([0.7]), "ie": torch.tensor([6.0])},
+    ]
+    evidence = [{**part, "average_psnr": part["psnr"] - 5} for part in evidence]
+    assert set(task.conclude(evidence)) == {"psnr", "ssim", "ie", "average_psnr"}
+    assert task.details is None
+    task.test_names = ["Beanbags", "Walking", "Urban3"]
+    figures = task.conclude(evidence)
+    assert (figures["psnr"], figures["psnr/Walking"], figures["ie/Urban3"]) == (25, 20, 6)
+    assert task.details is not None
+    shown = show_section(task.details["section"], 1)
+    assert shown["rows"][1] == ["Walking", "20.00", "15.00", "0.5000", "9.00"]
+    assert shown["rows"][3] == ["mean", "25.00", "20.00", "0.7000", "6.00"]
+    assert len(shown["head"]) == 5
 
 
 def test_rates_fall_once_evaluations_stop_improving_and_the_rule_survives_a_resume():
