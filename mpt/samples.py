@@ -33,7 +33,8 @@ class FieldSpec:
     """Shape (without the batch dimension), dtype and kind of one field of a batch.
 
     The kind says what may be done to the field on its way: an "image" in uint8 is converted on the device; an image,
-    a "mask" (c, h, w) and "boxes" (M, 4) follow a geometric augmentation; a "target" is left alone.
+    a "mask" (c, h, w) and "boxes" (M, 4) follow a geometric augmentation (`mpt.data.augment_samples`); a "target" is
+    left alone.
     """
 
     shape: tuple[int, ...]

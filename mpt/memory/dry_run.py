@@ -37,7 +37,6 @@ class UnitCost:
     """What one unit keeps for backward beside its inputs, and what running it again would cost."""
 
     saved_bytes: int = 0
-    input_bytes: int = 0
     flops: int = 0
 
 
@@ -113,7 +112,6 @@ def measure_units(run: Run, units: list[Unit], setting: str) -> dict[Unit, UnitC
 
             def enter(_: nn.Module, args: Any, cost: UnitCost = cost) -> None:
                 inside.append(cost)
-                cost.input_bytes += sum(t.nbytes for t in args if isinstance(t, Tensor))
                 cost.flops -= counter.total
 
             def leave(*_: Any, cost: UnitCost = cost) -> None:

@@ -12,12 +12,11 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mpt.errors import ConfigError
 from mpt.run.layout import RunDirectory
 
-BoardName = Literal["tensorboard", "wandb", "mlflow"]
 TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
 
 

@@ -105,10 +105,6 @@ class FlowNet(nn.Module):
             x = torch.cat((self.layer(f"conv{level}_{number}")(x), x), dim=1)
         return x
 
-    def forward_levels(self, frames_b6hw: Tensor) -> dict[int, Tensor]:
-        """Return the flow of every level by its number, the finest refined, none of them scaled."""
-        return self.decode_levels(self.pyramids(frames_b6hw))
-
     def pyramids(self, frames_b6hw: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return the features of both frames, from 1/2 down."""
         batch = len(frames_b6hw)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpt.data.restricted_pickle import read_arrays
 from mpt.errors import CheckpointError, ConfigError
 from mpt.run.files import failures_explained
 from mpt.systems.deepfacelab.data.leras_pickle import write_arrays
 from mpt.systems.deepfacelab.data.model_data import read_model_data
+from mpt.systems.deepfacelab.data.restricted_pickle import read_arrays
 from mpt.systems.deepfacelab.nn.leras_weights import Arrays
 
 KEPT = "deepfacelab"

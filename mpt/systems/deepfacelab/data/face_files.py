@@ -2,7 +2,7 @@
 
 DeepFaceLab keeps a pickled dict in each JPG's APP15 segment: the face type, 68 landmarks in the picture, and possibly
 what its owner painted: an XSeg mask, which is an encoded image, or polygons. It is read by
-`mpt.data.restricted_pickle`, never unpickled. A faceset.pak is a version, a pickled list of settings, offsets and the
+`restricted_pickle`, never unpickled. A faceset.pak is a version, a pickled list of settings, offsets and the
 JPGs one after another; its settings stand before the JPGs' own. Without metadata, a folder must hold `masks/NAME.png`
 for each image.
 """
@@ -22,11 +22,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mpt.data.restricted_pickle import read_pickle
 from mpt.errors import DataError
 from mpt.systems.deepfacelab.data.face_geometry import NUMBERS, PADDING, TYPES, Matrix, Points, face_matrix
 from mpt.systems.deepfacelab.data.face_masks import Mask, Polygon, draw_eyes_mouth, draw_hull, draw_polygons
 from mpt.systems.deepfacelab.data.resampling import cut, resize
+from mpt.systems.deepfacelab.data.restricted_pickle import read_pickle
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 MOST_PIXELS = 4096 * 4096

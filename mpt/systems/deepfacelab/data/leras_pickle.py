@@ -1,7 +1,7 @@
 """Write plain data and arrays as pickles that DeepFaceLab loads.
 
 The bytes are put together here, opcode by opcode, with the module names of the NumPy that DeepFaceLab has: Python's
-own pickler would write those of the NumPy it runs with. `mpt.data.restricted_pickle` reads them back.
+own pickler would write those of the NumPy it runs with. `restricted_pickle` reads them back.
 
 Source: the opcodes' documentation in Python's `pickletools`; NumPy's documented `__reduce__` of arrays and dtypes.
 """

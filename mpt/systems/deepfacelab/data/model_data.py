@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mpt.data.restricted_pickle import read_pickle
 from mpt.errors import CheckpointError
+from mpt.systems.deepfacelab.data.restricted_pickle import read_pickle
 
 MAPPED = {
     "resolution": ("model", "image_size"),

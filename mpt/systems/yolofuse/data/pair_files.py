@@ -54,7 +54,6 @@ class Listed:
     pairs: list[Pair] = field(default_factory=list)
     bad: dict[str, str] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
-    without_objects: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,6 @@ def list_pairs(folders: Folders, search: Search) -> Listed:
                 ) from error
             listed.bad[str(path)] = str(error)
             continue
-        listed.without_objects += not len(rows)
         listed.pairs.append(Pair(str(path), paths, rows))
     return listed
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mpt.data.restricted_pickle import read_pickle
 from mpt.errors import CheckpointError
 from mpt.seams import DataSpec
 from mpt.systems.deepfacelab.data.leras_pickle import write_arrays
+from mpt.systems.deepfacelab.data.restricted_pickle import read_pickle
 from mpt.systems.deepfacelab.nn.leras_weights import (
     network_from_leras,
     network_to_leras,

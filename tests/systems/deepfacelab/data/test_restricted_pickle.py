@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpt.data.restricted_pickle import read_arrays, read_pickle
 from mpt.errors import CheckpointError, DataError
 from mpt.systems.deepfacelab.data.leras_pickle import write_arrays, write_plain
+from mpt.systems.deepfacelab.data.restricted_pickle import read_arrays, read_pickle
 
 ARRAYS = {
     "down1/downs_0/conv1/weight:0": np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4),
@@ -77,7 +77,7 @@ def test_a_scalar_among_weights_is_an_array(tmp_path):
 
 
 def test_options_that_deepfacelab_wrote_are_read():
-    path = Path(__file__).parents[1] / "systems" / "deepfacelab" / "fixtures" / "SAEHD_default_options.dat"
+    path = Path(__file__).parents[1] / "fixtures" / "SAEHD_default_options.dat"
     options = read_pickle(path.read_bytes(), str(path))
     assert (options["resolution"], options["archi"], options["adabelief"]) == (64, "df-ud", True)
 

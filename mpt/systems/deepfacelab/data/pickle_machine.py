@@ -1,4 +1,4 @@
-"""The machine that builds plain data and arrays from a pickle's opcodes; `mpt.data.restricted_pickle` feeds it.
+"""The machine that builds plain data and arrays from a pickle's opcodes; `restricted_pickle` feeds it.
 
 It looks no name up and calls nothing: what a name may stand for are the roles that arrays and scalars need.
 """

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from mpt.data.pickle_machine import Names, PickleMachine
 from mpt.errors import CheckpointError, MptError
+from mpt.systems.deepfacelab.data.pickle_machine import Names, PickleMachine
 
 ALLOWED: dict[tuple[str, ...], str] = {
     ("numpy._core.multiarray", "_reconstruct"): "reconstruct",
