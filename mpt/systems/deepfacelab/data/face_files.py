@@ -1,10 +1,9 @@
 """Read aligned faces from disk: DeepFaceLab's JPGs with their metadata, its faceset.pak, and plain images with masks.
 
 DeepFaceLab keeps a pickled dict in each JPG's APP15 segment: the face type, 68 landmarks in the picture, and possibly
-what its owner painted: an XSeg mask, which is an encoded image, or polygons. It is read by
-`restricted_pickle`, never unpickled. A faceset.pak is a version, a pickled list of settings, offsets and the
-JPGs one after another; its settings stand before the JPGs' own. Without metadata, a folder must hold `masks/NAME.png`
-for each image.
+what its owner painted: an XSeg mask, which is an encoded image, or polygons. It is read by `restricted_pickle`, never
+unpickled. A faceset.pak is a version, a pickled list of settings, offsets and the JPGs one after another; its settings
+stand before the JPGs' own. Without metadata, a folder must hold `masks/NAME.png` for each image.
 """
 
 from __future__ import annotations
