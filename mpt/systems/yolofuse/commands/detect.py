@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mpt.commands.arguments import Device, Runs
 from mpt.config.precision_names import FLOAT32
 from mpt.data.video import is_video
 from mpt.inference.half import choose_half, rebuild, rebuild_half
@@ -55,8 +56,8 @@ class Command:
     """Samples at once."""
     no_pictures: bool = False
     """Draw nothing."""
-    device: str | None = None
-    runs: str = "runs"
+    device: Device = None
+    runs: Runs = "runs"
 
 
 def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from mpt.commands.arguments import Device, Runs
 from mpt.engine.evaluation import evaluate
 from mpt.inference.trained import open_trained
 from mpt.report.page import write_evaluation
@@ -31,8 +32,8 @@ class Command:
     """Where to write; by default the run's folder."""
     batch_size: Annotated[int | None, typer.Option(min=1)] = None
     """Samples at once."""
-    device: str | None = None
-    runs: str = "runs"
+    device: Device = None
+    runs: Runs = "runs"
 
 
 def run(command: Command) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from mpt.commands.arguments import Runs
 from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError
 from mpt.inference.half import rebuild
@@ -47,7 +48,7 @@ class Command:
     """Least score, with --nms."""
     iou: Annotated[float | None, typer.Option(min=0, max=1)] = None
     """IoU from which the worse of two boxes is dropped, with --nms."""
-    runs: str = "runs"
+    runs: Runs = "runs"
 
 
 def run(command: Command) -> None:

@@ -12,7 +12,7 @@ import torch
 import typer
 from torch import nn
 
-from mpt.commands.arguments import TrainArguments
+from mpt.commands.arguments import Device, Runs, TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
 from mpt.data.absent import AbsentDataset
@@ -45,8 +45,8 @@ class Command:
     """Steps to train on."""
     name: str | None = None
     """The new run's folder below --runs; by default RUN-pruned."""
-    runs: str = "runs"
-    device: str | None = None
+    runs: Runs = "runs"
+    device: Device = None
 
 
 def run(command: Command) -> None:
