@@ -1,11 +1,12 @@
-"""Measure how long planning takes: one configuration, a search of forty recipes, and the shorter fake mode.
+"""Measure how long planning takes: one configuration, a search of twenty recipes, and the shorter fake mode.
 
-Usage: python scripts/bench_plan.py [CONFIG] [key=value ...] [--gpu rtx2060] [--recipes 40] [--rounds 3]
+Usage: python scripts/bench_plan.py [CONFIG] [key=value ...] [--gpu rtx2060] [--recipes 20] [--rounds 3]
            [--output FOLDER]
 
 Three things, each beside a baseline of the same run:
 
-- `mpt plan CONFIG` as a whole process, in turns with a process that only imports torch.
+- `mpt plan` of CONFIG and of a transformer with a billion weights as whole processes, in turns with one that only
+  imports torch.
 - The search's own recipes on its own workers, every one of them traced: a real search leaves out those that an
   earlier answer made needless or hopeless, and so needs less.
 - Tracing the first recipes, once each, under mpt.planner.fake_mode.LeanFakeMode and under torch's FakeTensorMode, in
@@ -25,6 +26,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -48,6 +50,13 @@ from mpt.run.files import write_atomically
 ROOT = Path(__file__).resolve().parent.parent
 TRACED = 8
 """Recipes that are traced to compare the fake modes."""
+BILLION = """model: {name: "timm:vit_giant_patch14_224"}
+dataset: {name: image_folder, root: nowhere}
+precision: amp
+optimizer: {name: adamw, lr: 1.0e-4}
+train: {batch_size: 8, steps: 10}
+"""
+"""A vision transformer with 1.01 billion weights."""
 COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 
 
@@ -66,7 +75,7 @@ def main() -> None:
     parser.add_argument("config", type=Path, nargs="?", default=ROOT / "configs" / "resnet50_imagefolder.yaml")
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--gpu", default="rtx2060")
-    parser.add_argument("--recipes", type=int, default=40)
+    parser.add_argument("--recipes", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="folder for planning.md and planning.json")
     parser.add_argument("--traces", help=argparse.SUPPRESS)  # a process that traces under this mode
@@ -95,13 +104,21 @@ def main() -> None:
 
 
 def time_command(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the seconds of `mpt plan` and of importing torch, medians over rounds in turns."""
-    plan = [*COMMAND, "plan", str(options.config), *options.overrides, "--gpu", options.gpu, "--json"]
-    planning, importing = [], []
-    for _ in range(options.rounds):
-        planning.append(timed(lambda: last_line(plan)))
-        importing.append(timed(lambda: last_line([sys.executable, "-c", "import torch; print()"])))
-    return {"plan": medians(planning), "import": medians(importing)}
+    """Return the seconds of two plans and of importing torch, medians over rounds in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        large = Path(folder) / "large.yaml"
+        large.write_text(BILLION)
+        ends = ["--gpu", options.gpu, "--json"]
+        commands = {
+            "plan": [*COMMAND, "plan", str(options.config), *options.overrides, *ends],
+            "large": [*COMMAND, "plan", str(large), *ends],
+            "import": [sys.executable, "-c", "import torch; print()"],
+        }
+        times: dict[str, list[Seconds]] = {name: [] for name in commands}
+        for _ in range(options.rounds):
+            for name, command in commands.items():
+                times[name].append(timed(partial(last_line, command)))
+    return {name: medians(taken) for name, taken in times.items()}
 
 
 def time_recipes(config: Config, gpu: Gpu, count: int) -> dict[str, Any]:
@@ -202,11 +219,14 @@ def as_markdown(found: dict[str, Any]) -> str:
     """Return the measurements as a table."""
     name = " ".join([found["config"], *found["overrides"]])
     traced = found["traced"]
+    beyond = {clock: found["plan"][clock] - found["import"][clock] for clock in found["plan"]}
     refused = f" ({found['refused']} more refused)" if found["refused"] else ""
     each = {clock: seconds / max(1, traced) for clock, seconds in found["recipes"].items()}
     rows = [
         ("import torch", found["import"], None),
         ("`mpt plan`, whole process", found["plan"], found["import"]),
+        ("the same beyond importing torch", beyond, found["import"]),
+        ("`mpt plan` of a transformer of 1.01 billion weights", found["large"], found["import"]),
         (f"{traced} recipes traced by {found['workers']} workers{refused}", found["recipes"], found["plan"]),
         ("a recipe of these", each, None),
         ("a trace, torch's fake mode", found["torch"], None),

@@ -129,10 +129,8 @@ def run(arguments: PlanArguments) -> None:
         print(json.dumps(as_data(gpu, calibration, plan, found, written), indent=1))
     else:
         console = Console(highlight=False)
-        for statement in capacity.statements:
-            console.print(statement, markup=False)
         console.print(headline(config, gpu, plan, recipes), style="bold", markup=False)
-        for statement in as_torch_statements(plan):
+        for statement in (*capacity.statements, *as_torch_statements(plan)):
             console.print(statement, markup=False)
         for name in moments_that_do_not_fit(plan):
             beyond = describe_bytes(plan["moments"][name]["reserved"] + plan["context_bytes"])
@@ -140,7 +138,7 @@ def run(arguments: PlanArguments) -> None:
                 f"its {name} does not fit beside that: {beyond}; use a smaller train.batch_size", markup=False
             )
         if arguments.verbose or budget is None:
-            print_plan(console, config, gpu, calibration, plan)
+            print_plan(console, config, gpu, calibration, plan, arguments.verbose)
         if recipes and (best is None or best.patch):
             print_search(console, found, plan)
         if best is not None and best.plan["largest_batch"] is not None and best.patch:

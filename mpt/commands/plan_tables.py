@@ -57,8 +57,10 @@ def as_torch_statements(plan: dict[str, Any]) -> list[str]:
     return [f"as torch {release} does it: {route['words']}" for route in routes]
 
 
-def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibration, plan: dict[str, Any]) -> None:
-    """Print the configuration as it stands."""
+def print_plan(
+    console: Console, config: Config, gpu: Gpu, calibration: Calibration, plan: dict[str, Any], is_verbose: bool
+) -> None:
+    """Print the configuration as it stands; with details also what holds the memory at the peak."""
     console.print(f"{config.run_name} on {gpu.name}, batch {plan['batch_size']}, as it stands", style="bold")
     table = columns("", ">", "")
     table.show_header = False
@@ -89,8 +91,9 @@ def print_plan(console: Console, config: Config, gpu: Gpu, calibration: Calibrat
     if ranks:
         add_rank_rows(table, ranks)
     console.print(table)
-    console.print()
-    console.print(held_tables(plan))
+    if is_verbose:
+        console.print()
+        console.print(held_tables(plan))
     for note in plan["notes"]:
         console.print(f"note: {note}", markup=False)
 

@@ -23,7 +23,7 @@ SECTIONS = ("model", "task", "dataset", "precision", "memory", "optimizer", "tra
 
 
 def read_layers(
-    source: Path | str | Mapping[str, Any], overrides: Sequence[str], patches: Sequence[Path], registry: Registry
+    source: Path | str | Mapping[str, Any] | Node, overrides: Sequence[str], patches: Sequence[Path], registry: Registry
 ) -> tuple[Node, list[Problem]]:
     """Read every source and lay them over one another."""
     base, problems = _read_source(source)
@@ -62,7 +62,9 @@ def write_override(key: str, value: object) -> str:
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
-def _read_source(source: Path | str | Mapping[str, Any]) -> tuple[Node, list[Problem]]:
+def _read_source(source: Path | str | Mapping[str, Any] | Node) -> tuple[Node, list[Problem]]:
+    if isinstance(source, Node):
+        return source, []
     if isinstance(source, Mapping):
         return read_text(write_text(dict(source)), "configuration")
     if isinstance(source, str) and ("\n" in source or ": " in source):

@@ -7,6 +7,7 @@ here imports torch or a plugin's module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 from mpt.config.checker import Checker
 from mpt.config.layers import read_layers
 from mpt.config.options import setting_of
+from mpt.config.plain_values import plain_tree
 from mpt.config.precision_names import resolve_precision_name
 from mpt.config.registry import INSTALLED, Registry
 from mpt.config.schema import Config
-from mpt.config.yaml_text import Problem
+from mpt.config.yaml_text import Node, Problem
 from mpt.errors import ConfigError
 
 
@@ -35,6 +37,21 @@ def load_config(
     used.
     Raises `ConfigError` with one line per mistake.
     """
+    tree = plain_tree(source, "configuration") if isinstance(source, Mapping) else None
+    if tree is not None:
+        with suppress(ConfigError):  # said below, with the lines of the text that it would be
+            return _checked(tree, overrides, allow, patches, registry)
+    config = _checked(source, overrides, allow, patches, registry)
+    return beside_file(config, source) if isinstance(source, Path) else config
+
+
+def _checked(
+    source: Path | str | Mapping[str, Any] | Node,
+    overrides: Sequence[str],
+    allow: Sequence[str],
+    patches: Sequence[Path],
+    registry: Registry,
+) -> Config:
     tree, problems = read_layers(source, overrides, patches, registry)
     if any(problem.fatal for problem in problems):  # an empty tree would bring up mistakes that are none
         raise _error(problems)
@@ -44,7 +61,7 @@ def load_config(
     problems += [problem for problem in checker.problems if problem.path not in known]
     if problems or config is None:
         raise _error(problems)
-    return beside_file(config, source) if isinstance(source, Path) else config
+    return config
 
 
 def beside_file(config: Config, file: Path) -> Config:

@@ -3,16 +3,20 @@
 A block's ways begin with itself as it is, and with all that autograd saves kept by name. From there on the output that
 costs least to compute again for its bytes is given up, one after the other, until only the inputs are kept. What is
 counted are the operators that really have to run: those that lead to a saved tensor and to no kept one.
+
+Where blocks taken one by one cannot be brought to a budget because each keeps its input, neighbours are joined: of a
+run of blocks only the first one's input is kept, and inside it each output is a choice as any other. The shortest runs
+that reach the budget are taken; where none do, those with the lowest peak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mpt.memory import knapsack
 from mpt.memory.blocks import Unit
 from mpt.memory.dry_run import Call, Loss
-from mpt.memory.knapsack import Choice, convex, solve
+from mpt.memory.knapsack import Blocks, Choice, convex
 from mpt.memory.operators import Key, find_rerun
 
 ROUNDS = 32
@@ -23,15 +27,25 @@ GRADIENTS = 2
 """While a block's backward runs, gradients of so many tensors of the size of its largest are there as well."""
 
 
-def choose_outputs(losses: Sequence[Loss], share: float) -> dict[Unit, frozenset[Key]]:
-    """Return what to keep of each unit to be recomputed, so that the units stay below this share of their peak."""
-    units, choices, calls = list_choices(losses)
-    solved = solve(choices, calls, share)
-    return {
-        unit: frozenset(choice.keeps)  # type: ignore[arg-type]
-        for unit, choice in zip(units, solved, strict=True)
-        if choice.keeps is not None
-    }
+def choose_outputs(partitions: Iterable[Sequence[Loss]], share: float) -> dict[Unit, frozenset[Key]]:
+    """Return what to keep of each unit to be recomputed, so that the units stay below this share of their peak.
+
+    `partitions` are the step's losses with the blocks taken one by one, and then in ever longer runs; the next is
+    looked at only where those before cannot be brought to the share. The share is one of the first's peak.
+    """
+    found: list[tuple[float, float, dict[Unit, frozenset[Key]]]] = []
+    allowed = None
+    for losses in partitions:
+        units, choices, calls = list_choices(losses)
+        blocks = Blocks(choices, calls)
+        allowed = share * blocks.peak() if allowed is None else allowed
+        blocks.shrink(allowed)
+        solved = {unit: blocks.choice(number).keeps for number, unit in enumerate(units)}
+        keeps = {unit: frozenset(kept) for unit, kept in solved.items() if kept is not None}
+        found.append((max(blocks.peak(), allowed), blocks.seconds, keeps))  # type: ignore[arg-type]
+        if blocks.peak() <= allowed:
+            break
+    return min(found, key=lambda one: one[:2])[2]
 
 
 def list_choices(losses: Sequence[Loss]) -> tuple[list[Unit], list[list[Choice]], list[list[knapsack.Call]]]:

@@ -271,7 +271,7 @@ def _on_fake_tensors(run: Run) -> Iterator[None]:
     # A planner's own fake mode serves as well; a second one would refuse its tensors. Its recorder is switched off:
     # what is allocated here is none of the run's.
     fake = detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
-    owners = {owner for module in run.task.modules.values() for owner in module.modules()}
+    owners = dict.fromkeys(owner for module in run.task.modules.values() for owner in module.modules())
     buffers = [(owner, dict(owner._buffers)) for owner in owners]
     for owner, own in buffers:  # a fake mode still counts for real on single numbers, as BatchNorm's batches
         owner._buffers.update({name: value.clone() for name, value in own.items() if value is not None})

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import ClassVar, Literal
@@ -103,7 +104,7 @@ class Recompute(MemoryTrick):
         if self.settings.budget is not None:
             units = [unit for chain in self.chains for unit in chain]
             if self.settings.per == "tensor":
-                self.wrap_by_tensor(run, [one for unit in units for one in _wrappable(unit)])
+                self.wrap_by_tensor(run)
                 return
             costs = measure_units(run, units, "memory.recompute.budget")
             self.wrap([[unit] for unit in choose_by_budget(costs, self.settings.budget)])
@@ -138,23 +139,31 @@ class Recompute(MemoryTrick):
         for sequential, spans in by_sequence.items():
             wrap_runs(sequential, spans)
 
-    def wrap_by_tensor(self, run: Run, units: list[Unit]) -> None:
-        """Choose what to keep of each unit, and wrap those of which not all is kept."""
+    def wrap_by_tensor(self, run: Run) -> None:
+        """Choose what to keep of each unit, or of runs of them, and wrap those of which not all is kept."""
         assert self.settings.budget is not None
+        single = [one for chain in self.chains for unit in chain for one in _wrappable(unit)]
         # Measured as they will be when recomputed: an activation in place would overwrite what may be kept.
-        changed = {unit: [m for module in unit.modules for m in forbid_in_place(module)] for unit in units}
-        chosen = choose_outputs(measure_calls(run, units, "memory.recompute.budget"), self.settings.budget)
+        changed = {module: forbid_in_place(module) for unit in single for module in unit.modules}
+        partitions = (measure_calls(run, units, "memory.recompute.budget") for units in self.partitions())
+        chosen = choose_outputs(partitions, self.settings.budget)
+        wrapped = {module for unit in chosen for module in unit.modules}
+        for one in (one for module, inner in changed.items() if module not in wrapped for one in inner):
+            one.inplace = True  # type: ignore[assignment]
         by_sequence: dict[nn.Module, list[tuple[int, int, Keeps]]] = defaultdict(list)
-        for unit in units:
-            if unit not in chosen:
-                for module in changed[unit]:
-                    module.inplace = True  # type: ignore[assignment]
-            elif unit.stop is None:
-                wrap_module(unit.owner, chosen[unit])
+        for unit, keeps in chosen.items():
+            if unit.stop is None:
+                wrap_module(unit.owner, keeps)
             else:
-                by_sequence[unit.owner].append((unit.start, unit.stop, chosen[unit]))
+                by_sequence[unit.owner].append((unit.start, unit.stop, keeps))
         for sequential, spans in by_sequence.items():
             wrap_runs(sequential, spans)
+
+    def partitions(self) -> Iterator[list[Unit]]:
+        """Yield the units one by one, and then in runs of up to 2, 4, 8, ... that can be joined."""
+        longest = max(len(chain) if _can_be_joined(chain) else 1 for chain in self.chains)
+        for length in [2**power for power in range((longest - 1).bit_length() + 1)]:
+            yield [one for chain in self.chains for unit in _joined(chain, length) for one in _wrappable(unit)]
 
 
 def choose_by_budget(costs: dict[Unit, UnitCost], budget: float) -> list[Unit]:
@@ -176,6 +185,18 @@ def _wrappable(unit: Unit) -> list[Unit]:
     if unit.stop is None or is_plain_sequential(unit.owner):
         return [unit]
     return [Unit(f"{unit.name}.{number}", module) for number, module in enumerate(unit.modules)]
+
+
+def _can_be_joined(chain: Chain) -> bool:
+    return chain[0].stop is not None and is_plain_sequential(chain[0].owner)
+
+
+def _joined(chain: Chain, length: int) -> list[Unit]:
+    """Return a chain's runs of at most `length` units, each as one unit where they can be joined."""
+    if length == 1 or not _can_be_joined(chain):
+        return chain
+    runs = [(run[0], run[-1]) for run in _segments(chain, length)]
+    return [Unit(f"{first.name} to {last.name}", first.owner, first.start, last.stop) for first, last in runs]
 
 
 def _by_network(chains: list[Chain]) -> list[list[Chain]]:

@@ -95,24 +95,26 @@ def save(run: Run) -> bool:
 
 
 def describe_moments(
-    whole: Trace, moments: list[Moment], capacity: int | None, expandable: bool
+    whole: Trace, moments: list[Moment], reserved: int, capacity: int | None, expandable: bool
 ) -> dict[str, dict[str, Any]]:
     """Return for each moment its own peak, what the allocator holds by its end, and whether that fits; or why not.
 
-    Each is judged right after the steps, so that one that does not fit is not held against the next.
+    Each is judged right after the steps, so that one that does not fit is not held against the next. `reserved` is what
+    the allocator holds after those, with no limit.
     """
     found: dict[str, dict[str, Any]] = {}
     if not moments:
         return found
     steps = moments[0].start
-    reserved = replay(Trace(whole.storages, whole.events[:steps], whole.spans), expandable=expandable).reserved
     for moment in moments:
         if moment.problem:
             found[moment.name] = {"problem": moment.problem}
             continue
         alone = after_steps(whole, steps, moment)
         played = replay(alone, expandable=expandable)
-        fits = None if capacity is None else replay(alone, capacity, expandable=expandable).fits
+        fits = None
+        if capacity is not None:  # held back it takes another course only where there is too little room
+            fits = played.reserved <= capacity or replay(alone, capacity, expandable=expandable).fits
         grown = played.reserved - reserved
         live = peak_from(alone, steps)
         found[moment.name] = {"allocated": live, "reserved": played.reserved, "grown": grown, "fits": fits}

@@ -171,7 +171,7 @@ def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wi
         notes=notes,
         inexact=fake.inexact,
         timeline=timeline(fake.trace) if wish.timeline else {},
-        moments=describe_moments(fake.whole, fake.moments, capacity, expandable),
+        moments=describe_moments(fake.whole, fake.moments, free.reserved, capacity, expandable),
         planning_seconds=time.perf_counter() - started,
         ranks=ranks,
         at_budgets={str(one): within(fake, free, one, context_bytes, expandable) for one in wish.budgets},

@@ -24,7 +24,7 @@ from mpt.engine.loop import follow_step
 from mpt.engine.step import update
 from mpt.parallel.local import local
 from mpt.parallel.world import ALONE, World
-from mpt.planner import fake_device, routes
+from mpt.planner import fake_device, late_compiler, routes
 from mpt.planner.cannot_plan import explained, reason_of
 from mpt.planner.compiled import compiling_on_fake
 from mpt.planner.fake_mode import LeanFakeMode
@@ -140,7 +140,7 @@ def on_fake_gpu(recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[An
     fake_device.register()
     routes.register()
     routes.target.capability = gpu.capability
-    torch.compiler.set_stance("force_eager")  # what a model compiles by itself; memory.compile has a way of its own
+    late_compiler.stay_eager()  # memory.compile has a way of its own
     fake_device.clear_weight_casts()
     with (
         explained(recorder),

@@ -1,9 +1,11 @@
 """Which recipe fits a budget and is fastest: precision, memory tricks and micro-batches, tried and not guessed.
 
 Every recipe is the user's configuration with a small patch, built and traced like any other. The search goes from
-cheap changes to costly ones: first each precision with each single trick; then numbers to be found, such as the share
-of activations that may stay (a trick's `DIALS`), by bisection; then pairs of a trick for activations and one for the
-optimizer; then micro-batches. From the second round on two kinds are left out:
+cheap changes to costly ones: first each precision, and the fastest of them first each with each single trick; then
+numbers to be found, such as the share of activations that may stay (a trick's `DIALS`), by bisection; then pairs of a
+trick for activations and one for the optimizer; then micro-batches. A precision that alone takes longer than what fits
+in another one, by more than the time model's band, gets no tricks. From the second round on two kinds more are left
+out:
 
 - What is needless: a trick costs time, so a recipe is not tried where a part of it fits already, or where a recipe
   of the same precision fits that changes nothing and takes no longer.
@@ -87,14 +89,18 @@ def search(
     found, tried = _Search(session, config, budget_bytes, on_answer), combinations(allow_lossy)
     precisions = list(precision_patches(config, gpu, allow_lossy))
     first = session.submit(config, budget_bytes=budget_bytes, timeline=True, whole_run=True)
-    singles = [found.submit(joined(precision, tricks)) for precision in precisions for tricks in tried.single]
+    alone = [found.submit(precision) for precision in precisions if precision]
     answer = first.result()
     searches = goes_on(answer.get())
     found.keep(({}, config, first))
     if not searches:
         return Search(found.with_largest(found.recipes[:1]) if largest_batch else found.recipes[:1], [], [])
-    for attempt in singles:
+    for attempt in alone:
         found.keep(attempt)
+    for precision in sorted(precisions, key=found.seconds_alone):
+        tricks_of = tried.single if not found.is_outdone(precision) else ()
+        for attempt in [found.submit(joined(precision, tricks)) for tricks in tricks_of]:
+            found.keep(attempt)
     heavy = [precision for precision in precisions if found.is_heavy(precision)]
     found.try_all(joined(precision, tricks) for precision in heavy for tricks in tried.weights)
     found.turn_dials(precisions)
@@ -208,7 +214,7 @@ class _Search:
         plans = {str(one.patch): one for one in self.recipes}
         groups = []
         for precision in precisions:
-            plain = plans.get(str(precision))
+            plain = plans.get(str(precision)) if not self.is_outdone(precision) else None
             for trick in reliefs("activations", "weights") if plain is not None and not plain.fits_well else ():
                 if trick.dials and trick.proposals and trick.name not in self.config.memory.tricks:
                     strongest = plans.get(str(joined(precision, {trick.name: trick.proposals[-1]})))
@@ -250,15 +256,27 @@ class _Search:
     def is_pointless(self, precision: Any) -> bool:
         """Return whether more tricks beside a precision are pointless for the time they take.
 
-        They are where an exact recipe of it fits well and takes hardly longer than the precision alone, and where that
-        alone takes longer than what fits well in another one, by more than the time model's band.
+        They are where an exact recipe of it fits well and takes hardly longer than the precision alone, and where the
+        precision is outdone by another.
         """
         own = [one for one in self.recipes if one.patch.get("precision") == precision]
         alone = min((one.plan["step_seconds"] for one in own if not one.tricks), default=0.0)
-        fitting = [one for one in self.recipes if one.fits_well]
-        return any(one.plan["step_seconds"] * (1 + one.plan["time_band"]) < alone for one in fitting) or any(
-            one.is_exact and one.plan["step_seconds"] <= (1 + TIE) * alone for one in fitting if one in own
+        quick = (one for one in own if one.is_exact and one.plan["step_seconds"] <= (1 + TIE) * alone)
+        return any(one.fits_well for one in quick) or self.is_outdone({"precision": precision} if precision else {})
+
+    def is_outdone(self, precision: Patch) -> bool:
+        """Return whether a precision alone takes longer than what fits well, by more than the time model's band."""
+        alone = self.seconds_alone(precision)
+        fitting = (one.plan for one in self.recipes if one.fits_well)
+        return alone < math.inf and any(plan["step_seconds"] * (1 + plan["time_band"]) < alone for plan in fitting)
+
+    def seconds_alone(self, precision: Patch) -> float:
+        """Return the time of a step in a precision with no trick; infinite where that is not planned."""
+        found = (one for one in self.recipes if not one.tricks)
+        seconds = (
+            one.plan["step_seconds"] for one in found if one.patch.get("precision") == precision.get("precision")
         )
+        return min(seconds, default=math.inf)
 
     def cannot_shrink(self, patch: Patch) -> bool:
         """Return whether larger micro-batches of this recipe prove that no smaller one fits.

@@ -160,7 +160,7 @@ class Session:
         budget = wish.get("budget_bytes")
         if budget not in self.budgets or wish.get("largest_batch"):
             return self._ask(config, {"wish": asked})
-        key = json.dumps([config.to_yaml(), {**asked, "budget_bytes": None}], sort_keys=True)
+        key = json.dumps([config.to_data(), {**asked, "budget_bytes": None}], sort_keys=True)
         if key not in self._judged:
             self._judged[key] = self._ask(config, {"wish": asked})
         found = self._judged[key]
@@ -168,7 +168,7 @@ class Session:
 
     def _ask(self, config: Config, wanted: dict[str, Any]) -> Answer:
         request = {
-            "config": config.to_yaml(),
+            "config": config.to_data(),
             "allow": self.allow,
             "gpu": asdict(self.gpu),
             "calibration": asdict(self.calibration),

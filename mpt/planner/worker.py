@@ -30,8 +30,9 @@ def main() -> None:
 
 def preload() -> None:
     """Import what every plan needs, while the command still reads its configuration."""
-    import torch._dynamo  # noqa: F401 - the first optimizer step would
+    from mpt.planner import late_compiler
 
+    late_compiler.postpone()
     import mpt.planner.plan  # noqa: F401
 
 

@@ -14,8 +14,10 @@ from mpt.config.layers import write_override
 from mpt.config.load import change_precision, load_config
 from mpt.config.messages import distance, nearest
 from mpt.config.options import Options
+from mpt.config.plain_values import plain_tree
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import GeneralOptions, MemoryOptions, Train
+from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError
 
 FULL = """\
@@ -471,6 +473,20 @@ def test_a_data_folder_that_lies_beside_the_file_is_found_from_anywhere(
     assert load_config(config.to_yaml()) == config
     (tmp_path / "elsewhere" / "pictures").mkdir()  # as before: the working directory comes first
     assert load_config(file).dataset.settings.root == "pictures"
+
+
+def test_plain_values_are_read_as_their_text_is_and_mistakes_in_them_have_the_lines_of_it() -> None:
+    values = load_config({"model": "small_cnn", "optimizer": {"name": "adam", "lr": 1e-4}, "name": "no"}).to_data()
+    assert plain_tree(values, "configuration") is not None  # so it is read without its text
+    assert load_config(values) == load_config(write_text(values))
+    for odd in ({"seed": 2**64}, {"name": "a\nb"}, {1: 2}, {"seed": object()}, {"train": [[]] * 2000}):
+        assert plain_tree(odd, "configuration") is None  # type: ignore[arg-type]
+    values["train"]["batch_sice"] = 4
+    with pytest.raises(ConfigError, match=r"configuration:\d+:\d+: .*batch_sice") as refused:
+        load_config(values)
+    with pytest.raises(ConfigError) as of_text:
+        load_config(write_text(values))
+    assert str(refused.value) == str(of_text.value)
 
 
 def test_options_of_a_model_may_be_lists() -> None:

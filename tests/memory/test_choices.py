@@ -17,8 +17,8 @@ from mpt.config.load import load_config
 from mpt.engine.build import build_run
 from mpt.errors import ConfigError
 from mpt.memory import knapsack, offload_activations, replay
-from mpt.memory.blocks import find_chains
-from mpt.memory.choices import list_choices
+from mpt.memory.blocks import Unit, find_chains
+from mpt.memory.choices import choose_outputs, list_choices
 from mpt.memory.dry_run import measure_calls
 from mpt.memory.operators import draws_random_numbers, find_rerun
 from tests.engine import parts
@@ -134,6 +134,72 @@ class InPlace(nn.Module):
         for block in self.blocks:
             x = functional.leaky_relu(block(x).mul_(2), inplace=True)
         return self.head(x)
+
+
+class Chain(nn.Module):
+    """Blocks that hold little but each other's inputs: one by one they cannot be made much smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(9)))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.blocks(image.flatten(1)[:, :32]))
+
+
+def chain_run(mode: str = "fp32", memory: Any = None) -> Any:
+    data = {
+        "model": {"name": "tests.memory.test_choices:Chain", "image_size": 16}, "dataset": "digits",
+        "precision": mode, "optimizer": {"name": "sgd", "lr": 0.1}, "memory": memory or {},
+        "train": {"batch_size": 512},
+    }  # fmt: skip
+    torch.manual_seed(0)
+    return build_run(load_config(data, allow=["tests"]), torch.device("cpu"), parts.DIGITS)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "amp"])
+def test_neighbours_are_joined_where_blocks_alone_cannot_be_brought_to_the_budget(mode: str) -> None:
+    states, joined, kept = [], [], []
+    for memory in ({}, *({"recompute": {"budget": budget, "per": "tensor"}} for budget in (1.0, 0.0))):
+        run = chain_run(mode, memory)
+        kept.append(mechanism.saved_bytes_of_losses(run, parts.batch(size=512)))
+        mechanism.train(run, [parts.batch(0, 512), parts.batch(1, 512)])
+        states.append(mechanism.state(run))
+        blocks = run.task.modules["net"].blocks
+        runs = blocks.recomputed_runs if isinstance(blocks, replay.RecomputedSequence) else ()
+        joined.append(max((stop - start for start, stop, _ in runs), default=0))
+    assert joined[0] == 0
+    assert joined[1] == 0
+    assert joined[2] > 1
+    assert mode == "amp" or kept[2] < kept[0]  # under autocast casts of weights are kept as well
+    assert mechanism.same(states[0], states[1])
+    assert mechanism.same(states[0], states[2])
+
+
+def test_the_shortest_runs_that_reach_a_budget_are_taken_else_those_with_the_lowest_peak() -> None:
+    run = chain_run()
+    chain = find_chains(run.task.modules["net"], "net")[0]
+    partitions = {}
+    for length in (1, 3, 9):
+        units = [Unit("run", chain[0].owner, at, at + length) for at in range(0, len(chain), length)]
+        partitions[length] = measure_calls(run, units, "here")
+    for share in (1.0, 0.8, 0.5, 0.0):
+        peaks: dict[int, int] = {}
+        asked: list[int] = []
+        chosen = choose_outputs((asked.append(length) or one for length, one in partitions.items()), share)
+        allowed = None
+        for length, losses in partitions.items():
+            _, choices, calls = list_choices(losses)
+            blocks = knapsack.Blocks(choices, calls)
+            allowed = share * blocks.peak() if allowed is None else allowed
+            blocks.shrink(allowed)
+            peaks[length] = blocks.peak()
+        reaching = [length for length, peak in peaks.items() if peak <= allowed]
+        assert asked[-1] == (reaching[0] if reaching else 9)
+        best = reaching[0] if reaching else min(peaks, key=peaks.__getitem__)
+        assert {unit.stop - unit.start for unit in chosen} <= {best}
+    assert not reaching
 
 
 BUDGETS = [{"budget": budget, "per": "tensor"} for budget in (0.0, 0.6)]

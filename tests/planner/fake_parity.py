@@ -7,6 +7,7 @@ noted. A program of its own, since the device is registered for good.
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from mpt.planner import fake_device, routes, run_fake
+from mpt.planner import fake_device, late_compiler, routes, run_fake
 from mpt.planner.fake_mode import LeanFakeMode
 from mpt.planner.gpus import find_gpu
 from mpt.planner.trace import Recorder
@@ -64,6 +65,7 @@ def trace_under(mode: Any) -> Any:
 def main() -> None:
     """Print the observations."""
     warnings.simplefilter("ignore")
+    late_compiler.postpone()
     registered = fake_device.register()
     routes.register()
     lists = fake_device.read_operator_lists(fake_device.header_path().read_text())
@@ -142,6 +144,13 @@ def main() -> None:
     out["results_made_again"] = FakeTensorMode.cache_misses - before
     out["split_operators"] = sorted(routes.find_split_operators())
     out["warnings"] = routes.unknown_routes()
+    whole: Any = sys.modules[late_compiler.NAME]
+    out["compiler_waits"] = whole.waits
+    import torch._dynamo.decorators as asked_for  # one file of many that import each other
+
+    out["compiler_is_whole"] = not whole.waits and whole.decorators is asked_for
+    out["stance"] = whole.eval_frame._stance.stance
+    out["compiled_to"] = torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(1)).tolist()
     print(json.dumps(out))
 
 

@@ -78,8 +78,9 @@ def with_vram(arguments: PlanArguments, vram: str | None, **more: object) -> Pla
 def test_without_a_budget_the_plan_is_printed_against_the_whole_card(
     arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan.run(with_vram(arguments, None, largest=True))
+    plan.run(with_vram(arguments, None, largest=True, verbose=True))
     printed = capsys.readouterr().out
+    assert printed.startswith("tests.planner.models-UNet-fp32, batch 256, on rtx2060: fits in")  # the answer first
     for words in (
         "allocated",
         "reserved",

@@ -92,6 +92,13 @@ def test_the_lean_fake_mode_gives_the_traces_of_torchs_own(seen: Any) -> None:
     assert seen["results_made_again"] == 0
 
 
+def test_torchs_compiler_is_imported_when_something_asks_for_it_and_stays_eager(seen: Any) -> None:
+    assert seen["compiler_waits"]
+    assert seen["compiler_is_whole"]
+    assert seen["stance"] == "force_eager"
+    assert seen["compiled_to"] == [2.0]
+
+
 def test_the_installed_torch_has_no_route_that_was_not_reviewed(seen: Any) -> None:
     assert set(seen["split_operators"]) <= SPLIT_OPERATORS
     assert seen["warnings"] == []

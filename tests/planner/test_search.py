@@ -86,6 +86,18 @@ def test_where_the_configuration_fits_single_tricks_are_tried_once_and_no_pairs_
     assert all("micro_batch" not in recipe.tricks for recipe in found.recipes)
 
 
+@pytest.mark.parametrize(("slow", "is_outdone"), [(3.0, True), (1.1, False)])
+def test_a_precision_that_takes_longer_alone_than_what_fits_in_another_gets_no_tricks(
+    slow: float, is_outdone: bool
+) -> None:
+    session = FakeSession(lambda memory, mode: plan(8.0, slow) if mode == "fp32" else plan(4.0, 1.0))
+    found = run(session, precision="fp32")
+    asked = [memory for mode, memory in session.asked if mode == "fp32" and memory]
+    assert (asked == []) == is_outdone
+    assert found.recipes[0].patch["precision"]["mode"] == "amp"
+    assert not found.refused
+
+
 @pytest.mark.parametrize(("smallest", "sizes"), [(5.2, [16, 8, 4, 2]), (6.2, [16, 8])])
 def test_micro_batches_are_not_split_further_where_even_one_of_nothing_would_be_too_much(
     smallest: float, sizes: list[int]
