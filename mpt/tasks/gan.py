@@ -32,7 +32,7 @@ from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precisi
 from mpt.tasks.adversarial_game import ENERGY_OBJECTIVES, check_critic, failures, remedy
 from mpt.tasks.advice import Advice
 from mpt.tasks.average import follow, make_twin
-from mpt.tasks.samples import Prior, Quality, Sampler, draw_latents, show_reconstructions
+from mpt.tasks.samples import Prior, Quality, Sampler, draw_latents, latent_size_of, show_reconstructions
 
 TEST_SAMPLES = 2
 """How small the test set may be: the distance between distributions needs a covariance."""
@@ -107,7 +107,7 @@ class Gan(Task):
         self.trainable = {"disc": self.disc, "gen": self._generator_side()}
         if settings.ema:
             self.modules["gen_ema"] = make_twin(self.gen)
-        self.latent_size: int = self.gen.latent_size  # type: ignore[assignment]
+        self.latent_size = latent_size_of("gen", self.gen)
         self.image_range: tuple[float, float] = getattr(self.gen, "image_range", (-1.0, 1.0))
         device = compute_device(self.gen)
         prior: Prior = getattr(self.gen, "prior", "normal")

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpt.data.seeds import mix
+from mpt.errors import ConfigError
 from mpt.metrics.diversity import diversity_ratio
 from mpt.metrics.feature_space import FeatureSpace, choose_feature_space
 from mpt.metrics.frechet import frechet_distance, too_few
@@ -23,6 +24,20 @@ MOST_COLUMNS = 16
 LATENTS = 1
 """Told apart from the seeds of runs: a network's first weights are the first numbers of its run's generator, and
 latents that equal them have styles that no other latents have."""
+
+
+def latent_size_of(name: str, network: nn.Module) -> int:
+    """Return the length of the latents that a network makes images of, which it says itself.
+
+    Raises ConfigError where it does not: networks come from outside too.
+    """
+    size = getattr(network, "latent_size", None)
+    if not isinstance(size, int):
+        raise ConfigError(
+            f"model: its network {name!r} does not say how long its latents are; give it `self.latent_size = ...` "
+            "(docs/generative.md, A generator of your own)"
+        )
+    return size
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from mpt.metrics.inception_distance import require_inception
 from mpt.nn.devices import compute_device
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
 from mpt.tasks.advice import Advice
-from mpt.tasks.samples import Quality, Sampler, show_reconstructions
+from mpt.tasks.samples import Quality, Sampler, latent_size_of, show_reconstructions
 
 COLUMNS = 8
 """Of the preview, where classes do not say otherwise."""
@@ -61,7 +61,7 @@ class Vae(Task):
         self.trainable: dict[str, nn.Module] = {"vae": nn.ModuleDict(dict(modules))}
         self.noise: float = setting_of(model_settings, "noise", 0.0)
         self.classes: int = self.decoder.classes  # type: ignore[assignment]
-        self.latent_size: int = self.decoder.latent_size  # type: ignore[assignment]
+        self.latent_size = latent_size_of("decoder", self.decoder)
         self.reconstruction = precision.loss(variational.bernoulli_reconstruction)
         self.divergence = precision.loss(variational.gaussian_divergence)
         self.sample_posterior = precision.loss(variational.sample_gaussian)

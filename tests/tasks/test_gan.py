@@ -11,10 +11,12 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from mpt.config.options import ModelOptions
 from mpt.engine.evaluation import evaluate_batches, infer, preview
 from mpt.engine.step import update
 from mpt.errors import ConfigError
-from mpt.seams import Batch
+from mpt.seams import Batch, Precision
+from mpt.tasks import gan
 from mpt.tasks.advice import FIRST_STEPS
 from mpt.tasks.gan import Gan
 from mpt.tasks.samples import PATH_STEPS, PATHS, interpolate
@@ -257,6 +259,13 @@ def test_advice_can_be_followed_and_then_says_something_else(name: str) -> None:
     followed = build(small, task=wishes).task
     assert isinstance(followed, Gan)
     assert followed.remedy() != advice
+
+
+def test_a_generator_that_does_not_say_how_long_its_latents_are_is_named() -> None:
+    data = build("wgan").data
+    networks = {"gen": nn.Identity(), "disc": nn.Identity()}
+    with pytest.raises(ConfigError, match=r"network 'gen' does not say how long .*self\.latent_size"):
+        gan.build(gan.Settings(), ModelOptions(), networks, data, Precision())
 
 
 def test_pulling_codes_apart_is_refused_where_there_are_none() -> None:
