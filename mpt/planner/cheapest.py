@@ -26,7 +26,9 @@ from mpt.planner.session import PlanError, Session
 
 OFFER = re.compile(r"(?P<name>[^:@]+)(?::(?P<count>\d+))?(?:@(?P<price>\d+(?:\.\d+)?))?")
 FORM = "write NAME:COUNT@PRICE, such as rtx3090:4@0.3; COUNT and PRICE may be left out"
-WAYS: tuple[Mapping[str, str], ...] = (
+Way = Mapping[str, str | int]
+"""Settings of `parallel` that share the work out."""
+WAYS: tuple[Way, ...] = (
     {"strategy": "ddp"},
     {"strategy": "fsdp", "shard": "grad"},
     {"strategy": "fsdp", "shard": "full"},
@@ -49,7 +51,7 @@ class Candidate:
     gpu: Gpu
     nproc: int
     price: float
-    way: Mapping[str, str]
+    way: Way
     patch: Patch
     plan: Mapping[str, Any]
     error: str = ""
@@ -62,7 +64,7 @@ class Candidate:
     @property
     def words(self) -> str:
         """The way of sharing and the recipe, in words."""
-        shared = " ".join(self.way.values()) if self.nproc > 1 else "one process"
+        shared = " ".join(map(str, self.way.values())) if self.nproc > 1 else "one process"
         return f"{shared}, {describe_patch(self.patch)}" if self.patch else shared
 
     @property
@@ -88,6 +90,11 @@ def parse_offers(texts: Iterable[str]) -> list[Offer]:
     """Return what `--cards` say. Raises ConfigError for words that are none, or prices for some cards only."""
     offers = []
     for text in texts:
+        if "+" in text:
+            raise ConfigError(
+                f"--cards: found {text!r}; a set of cards of two kinds is not planned. All ranks get as much to do, so "
+                "it trains what as many of its weaker cards train: write those"
+            )
         found = OFFER.fullmatch(text.strip())
         if found is None or found["count"] == "0":
             raise ConfigError(f"--cards: found {text!r}; {FORM}")
@@ -141,11 +148,10 @@ def find_cheapest(
 
 def as_it_stands(session: Session, config: Config, gpu: Gpu, base: Placement, price: float) -> Iterator[Candidate]:
     """Yield the configuration's plan with every way of sharing it out."""
-    ways = WAYS if base.nproc > 1 else WAYS[:1]
     asked = []
-    for way in ways:
+    for way in ways_for(base):
         own = shared(config, way, session.allow)
-        wish = asdict(replace(base, strategy=way["strategy"]))
+        wish = asdict(replace(base, strategy=str(way["strategy"])))
         asked.append((way, session.submit(own, budget_bytes=gpu.usable_bytes, placement=wish)))
     for way, future in asked:
         answer = future.result()
@@ -165,7 +171,7 @@ def with_recipe(
     if not planned:
         return []
     nearest = min(planned, key=lambda one: total_bytes(one.plan))
-    session.placement = asdict(replace(base, strategy=nearest.way["strategy"]))
+    session.placement = asdict(replace(base, strategy=str(nearest.way["strategy"])))
     budget = nearest.gpu.usable_bytes
     if nearest.plan["context_bytes"] + nearest.plan["by_category"].get("parameters", 0) // 2 > budget:
         return []
@@ -184,7 +190,20 @@ def with_recipe(
     return [replace(nearest, patch=one.patch, plan=one.plan) for one in fitting[:1]]
 
 
-def shared(config: Config, way: Mapping[str, str], allow: Sequence[str]) -> Config:
+def ways_for(base: Placement) -> list[Way]:
+    """Return the ways of sharing the work over so many cards.
+
+    Hybrid is over the cards of a machine, or half of those of the only one; over fewer than two it is `ddp`.
+    """
+    if base.nproc == 1:
+        return [WAYS[0]]
+    together = base.per_machine if base.nproc > base.per_machine else base.nproc // 2
+    if together < 2 or base.nproc % together:
+        return list(WAYS)
+    return [*WAYS, {"strategy": "fsdp", "shard": "hybrid", "shard_ranks": together}]
+
+
+def shared(config: Config, way: Way, allow: Sequence[str]) -> Config:
     """Return a configuration that is shared out in a way."""
     data = config.to_data()
     parallel = {**data.get("parallel", {}), "shard": "full", "shard_ranks": None, **way}

@@ -31,10 +31,13 @@ class Placement:
         """Return it as plain data."""
         return asdict(self)
 
-    @property
-    def groups(self) -> int:
-        """How many communicators each rank has."""
-        return 0 if self.nproc == 1 else 1
+    def groups(self, shard: str, shard_ranks: int | None) -> list[int]:
+        """Return the sizes of the groups that a rank has a communicator for, of more than one rank."""
+        sizes = [self.nproc]
+        if self.strategy == "fsdp" and shard == "hybrid":
+            together = shard_ranks or min(self.nproc, self.per_machine)
+            sizes += [together, self.nproc // together]
+        return [size for size in sizes if size > 1]
 
     @property
     def words(self) -> str:

@@ -122,7 +122,8 @@ def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wi
     expandable = any(one.name in config.memory.tricks for one in reliefs("fragmentation"))
     placement = Placement(**wish.placement)
     cluster = placement.cluster(gpu)
-    communicators = placement.groups * cluster.communicator_bytes(placement.nproc)
+    groups = placement.groups(config.parallel.shard, config.parallel.shard_ranks)
+    communicators = sum(map(cluster.communicator_bytes, groups))
     context_bytes = calibration.context_bytes + communicators
     capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - context_bytes)
 

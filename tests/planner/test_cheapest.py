@@ -17,6 +17,7 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner import cheapest
 from mpt.planner.cheapest import parse_offers, sets_of
+from mpt.planner.placement import Placement
 from mpt.planner.session import Answer
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "classify_digits.yaml"
@@ -54,10 +55,12 @@ class Sharded:
     def submit(self, config: Config, *, budget_bytes: int, placement: dict[str, Any]) -> Future[Answer]:
         nproc, parallel = placement["nproc"], config.parallel
         words = parallel.shard if parallel.strategy == "fsdp" else "ddp"
+        words += f" {parallel.shard_ranks}" if words == "hybrid" else ""
         assert placement["strategy"] == parallel.strategy
         self.planned.append((self.gpu.name, nproc, words))
-        needed = 30.0 if words == "ddp" else 15 + 20 / nproc + (2 if words == "grad" else 0)
-        slower = {"ddp": 1.0, "grad": 1.5, "full": 2.0}[words]
+        together = parallel.shard_ranks or nproc
+        needed = 30.0 if words == "ddp" else 15 + 20 / together + (2 if words == "grad" else 0)
+        slower = {"ddp": 1.0, "grad": 1.5, "full": 2.0}.get(words, 1.2)
         future: Future[Answer] = Future()
         future.set_result(Answer(plan_of(needed, budget_bytes, slower / nproc)))
         return future
@@ -83,8 +86,24 @@ def test_sets_are_tried_by_price_until_one_fits_and_the_fastest_of_a_price_is_th
     assert (best["gpu"], best["nproc"], best["price"]) == ("rtx3090", 4, 1.2)
     assert (best["strategy"], best["shard"]) == ("fsdp", "grad")
     assert best["command"].endswith('parallel.strategy="fsdp"\' \'parallel.shard="grad"\' --nproc 4')
-    ways = ("ddp", "grad", "full")
-    assert Sharded.planned == [("rtx3090", 1, "ddp"), *(("rtx3090", n, way) for n in (2, 4) for way in ways)]
+    assert Sharded.planned[0] == ("rtx3090", 1, "ddp")
+    assert Sharded.planned[1:4] == [("rtx3090", 2, way) for way in ("ddp", "grad", "full")]
+    assert Sharded.planned[4:] == [("rtx3090", 4, way) for way in ("ddp", "grad", "full", "hybrid 2")]
+
+
+def test_hybrid_is_over_the_cards_of_a_machine_or_half_of_the_only_one() -> None:
+    assert [way.get("shard_ranks") for way in cheapest.ways_for(Placement(16, per_machine=8))] == [None, None, None, 8]
+    found = {nproc: cheapest.ways_for(Placement(nproc, per_machine=8)) for nproc in (1, 2, 3, 6, 12)}
+    assert {nproc: len(ways) for nproc, ways in found.items()} == {1: 1, 2: 3, 3: 3, 6: 4, 12: 3}
+    assert found[6][-1] == {"strategy": "fsdp", "shard": "hybrid", "shard_ranks": 3}
+
+
+def test_a_rank_of_a_hybrid_world_has_a_communicator_for_each_of_its_groups() -> None:
+    world = Placement(32, "fsdp", per_machine=8)
+    assert world.groups("full", None) == [32]
+    assert world.groups("hybrid", None) == [32, 8, 4]
+    assert Placement(8, "fsdp").groups("hybrid", 4) == [8, 4, 2]
+    assert Placement().groups("full", None) == []
 
 
 def test_one_card_is_the_answer_where_it_costs_less(asked: Any) -> None:
@@ -116,6 +135,7 @@ def test_where_nothing_is_enough_it_says_so(asked: Any) -> None:
         (("h100@2", "a100"), "each needs one"),
         (("h100@2", "h100:2@2"), "h100 is named twice"),
         (("h1000",), "there is no 'h1000'"),
+        (("h100:2+a100:2@3",), "a set of cards of two kinds is not planned"),
     ],
 )
 def test_offers_that_are_none_are_refused(cards: tuple[str, ...], words: str) -> None:

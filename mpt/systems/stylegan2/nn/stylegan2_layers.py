@@ -161,12 +161,14 @@ def clamp(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
 def batch_deviation(x_bchw: Tensor, group: int = 4) -> Tensor:
     """Append one channel: the features' standard deviation over groups of samples, averaged; computed in float32.
 
-    A group is the largest divisor of the batch up to `group`. It shows the discriminator a lack of variety.
+    A group is as many neighbours as the largest divisor of the batch up to `group`. So a part of a batch (a rank's, a
+    micro-batch) of a multiple of `group` samples has the groups of the whole; the original's are of samples far apart.
+    It shows the discriminator a lack of variety.
     """
     count, _, height, width = x_bchw.shape
     size = max(divisor for divisor in range(1, min(group, count) + 1) if count % divisor == 0)
-    grouped = x_bchw.float().reshape(size, -1, *x_bchw.shape[1:])
-    variance = (grouped - grouped.mean(0)).square().mean(0)
-    deviation = (variance + 1e-8).sqrt().mean((1, 2, 3)).repeat(size)
-    plane = deviation.reshape(-1, 1, 1, 1).expand(-1, 1, height, width)
+    grouped = x_bchw.float().reshape(-1, size, *x_bchw.shape[1:])
+    variance = (grouped - grouped.mean(1, keepdim=True)).square().mean(1)
+    deviation = (variance + 1e-8).sqrt().mean((1, 2, 3))
+    plane = deviation.unsqueeze(1).expand(-1, size).reshape(-1, 1, 1, 1).expand(-1, 1, height, width)
     return torch.cat((x_bchw, plane.to(x_bchw.dtype)), dim=1)

@@ -195,3 +195,10 @@ def test_the_deviation_over_the_batch_takes_any_batch_size(batch: int) -> None:
     same = stylegan2_layers.batch_deviation(torch.ones(batch, 2, 4, 4))
     assert same[:, 2].max() < 1e-3
     assert (joined[:, 2].max() > 0.1) == (batch > 1)
+
+
+def test_a_part_of_a_batch_has_the_deviations_that_it_has_in_the_whole() -> None:
+    """So a rank or a micro-batch of a multiple of four samples computes what one process does with all of them."""
+    x = torch.randn(16, 2, 4, 4)
+    parts = [stylegan2_layers.batch_deviation(part) for part in (x[:4], x[4:8], x[8:])]
+    torch.testing.assert_close(torch.cat(parts), stylegan2_layers.batch_deviation(x))
