@@ -10,18 +10,20 @@ is the planner's own. Nothing is fitted to these rows.
 from __future__ import annotations
 
 import argparse
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from mpt.planner import fake_device, routes
+from mpt.planner.compiled import PlannedNetwork
 from mpt.planner.fake_mode import LeanFakeMode
 from mpt.planner.gpus import find_gpu
 from mpt.planner.links import find_cluster
@@ -33,8 +35,8 @@ from mpt.planner.unseen import Unseen
 
 WIDTH, HEADS, KEYS, HIDDEN, WORDS, LAYERS = 4096, 32, 8, 14336, 128256, 32
 LENGTH, SEQUENCES = 8192, 2
-PUBLISHED = {8: (82.4, 5762), 128: (67.0, 5605)}
-"""Cards -> GiB that torch reserved, and tokens per second and card."""
+PUBLISHED = {(8, False): (82.4, 5762), (128, False): (67.0, 5605), (8, True): (77.0, 6667), (128, True): (62.0, 6514)}
+"""Cards and whether blocks are compiled -> GiB that torch reserved, and tokens per second and card."""
 KEPT = {
     torch.ops.aten.mm.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -42,7 +44,7 @@ KEPT = {
 }
 
 
-class Block(nn.Module):
+class Body(nn.Module):
     """Grouped-query attention and a gated linear unit."""
 
     def __init__(self) -> None:
@@ -56,10 +58,6 @@ class Block(nn.Module):
 
     def forward(self, x_blc: Tensor, turns: Tensor) -> Tensor:
         """Return the block's output."""
-        return checkpoint(self.compute, x_blc, turns, use_reentrant=False, context_fn=contexts)
-
-    def compute(self, x_blc: Tensor, turns: Tensor) -> Tensor:
-        """Compute it, the second time for what was not kept."""
         batch, length, _ = x_blc.shape
         normed = self.norm(x_blc)
         q, k, v = (proj(normed).view(batch, length, -1, WIDTH // HEADS) for proj in (self.q, self.k, self.v))
@@ -69,6 +67,40 @@ class Block(nn.Module):
         x_blc = x_blc + self.o(seen.transpose(1, 2).reshape(batch, length, WIDTH))
         normed = self.norm2(x_blc)
         return x_blc + self.w2(F.silu(self.w1(normed)) * self.w3(normed))
+
+
+class Block(nn.Module):
+    """A body whose activations are partly computed again: by torch's checkpoint, or by the compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Body()
+        self.is_compiled = False
+
+    def forward(self, x_blc: Tensor, turns: Tensor) -> Tensor:
+        """Return the block's output."""
+        if self.is_compiled:
+            return self.body(x_blc, turns)
+        return checkpoint(self.body, x_blc, turns, use_reentrant=False, context_fn=contexts)
+
+
+class CompiledBody(PlannedNetwork):
+    """A compiled body that keeps what the policy of the eager one keeps."""
+
+    def cut(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Mark the forward's operators as torch marks those of a checkpoint, and cut."""
+        of_backward = {node for node in joint.graph.nodes if node.op == "placeholder" and "tangents" in node.name}
+        products = 0
+        for node in joint.graph.nodes:
+            if of_backward.intersection(node.all_input_nodes):
+                of_backward.add(node)
+            elif node.op == "call_function" and node not in of_backward:
+                products += node.target is torch.ops.aten.mm.default
+                origin = node.args[0] if node.target is operator.getitem else node
+                keeps = origin.target in KEPT and not (node.target is torch.ops.aten.mm.default and products % 2 == 0)
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+                node.meta["ac_graph_id"] = 0
+        return super().cut(joint, inputs, **options)
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
@@ -83,11 +115,11 @@ def contexts() -> Any:
     """Keep attention and every other matrix product."""
     seen = {"forward": 0, "recompute": 0}
 
-    def policy(context: Any, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    def policy(context: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> CheckpointPolicy:
         mode = "recompute" if context.is_recompute else "forward"
-        if operator is torch.ops.aten.mm.default:
+        if function is torch.ops.aten.mm.default:
             seen[mode] += 1
-        keeps = operator in KEPT and not (operator is torch.ops.aten.mm.default and seen[mode] % 2 == 0)
+        keeps = function in KEPT and not (function is torch.ops.aten.mm.default and seen[mode] % 2 == 0)
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -110,7 +142,7 @@ class Llama(nn.Module):
         return self.output(self.norm(x_blc))
 
 
-def plan(size: int, layers: int) -> None:
+def plan(size: int, layers: int, is_compiled: bool) -> None:
     """Trace two steps of the first of `size` ranks and print what they hold."""
     gpu = find_gpu("h100")
     fake_device.register()
@@ -135,6 +167,12 @@ def plan(size: int, layers: int) -> None:
     ):
         with torch.device("meta"), unset_fake_temporarily():
             model = Llama(layers)
+        notes: list[str] = []
+        shared: dict[Any, Any] = {}
+        for block in model.layers if is_compiled else ():
+            block.is_compiled = True
+            compiled = block.body._compiled_call_impl = CompiledBody(block.body, recorder, True, notes)
+            compiled._graphs = shared
         with unset_fake_temporarily():
             mesh = init_device_mesh(device.type, (size,))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -160,12 +198,15 @@ def plan(size: int, layers: int) -> None:
             optimizer.zero_grad()
             for values in optimizer.state.values():
                 recorder.mark((one for one in values.values() if isinstance(one, Tensor)), "optimizer state")
+    for note in notes:
+        print(note)
     found = replay(recorder.trace)
     split = split_at(recorder.trace, found.peak_event)
     times = step_time(work, gpu, find_cluster(gpu, None, 8))
-    reserved, speed = PUBLISHED[size]
+    reserved, speed = PUBLISHED[size, is_compiled]
     error = f"published {reserved}: {found.reserved / 2**30 / reserved - 1:+.1%}"
-    print(f"{size} cards: {found.allocated / 2**30:.1f} GiB allocated, {found.reserved / 2**30:.1f} reserved, {error}")
+    name = f"{size} cards{', compiled' if is_compiled else ''}"
+    print(f"{name}: {found.allocated / 2**30:.1f} GiB allocated, {found.reserved / 2**30:.1f} reserved, {error}")
     print(f"  at {split.moment}: " + ", ".join(f"{k} {v / 2**30:.1f}" for k, v in split.by_category.items()))
     tokens_per_second = LENGTH * SEQUENCES / times.total
     seen = f"{tokens_per_second:,.0f} tokens/s a card (published {speed:,})"
@@ -176,9 +217,11 @@ def main() -> None:
     """Plan what was published."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=LAYERS, help="fewer for a quick look")
+    parser.add_argument("--only", type=int, nargs="+", help="these numbers of cards")
     arguments = parser.parse_args()
-    for size in PUBLISHED:
-        plan(size, arguments.layers)
+    for size, is_compiled in PUBLISHED:
+        if not arguments.only or size in arguments.only:
+            plan(size, arguments.layers, is_compiled)
 
 
 if __name__ == "__main__":

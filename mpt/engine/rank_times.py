@@ -10,6 +10,8 @@ from mpt.parallel.world import World
 
 STRAGGLER, SETTLED_STEPS = 1.5, 10
 """A rank whose steps take so many times the median's is named, after the first steps."""
+LEAST_SECONDS = 0.01
+"""... and longer by so much: less is the noise of a busy machine."""
 
 
 class RankTimes:
@@ -32,8 +34,8 @@ class RankTimes:
         told = world.collect((busy, peak_bytes))
         self.last = {"step_seconds": [max(one, 0.0) for one, _ in told], "peak_bytes": [peak for _, peak in told]}
         times = self.last["step_seconds"]
-        slowest, others = max(times), statistics.median(times)
-        is_slow = slowest > STRAGGLER * others and slowest - others > 0.2 * seconds
+        slowest, others = max(times), statistics.median_low(times)  # of two ranks, the faster one's
+        is_slow = slowest > STRAGGLER * others and slowest - others > max(LEAST_SECONDS, 0.2 * seconds)
         if is_slow and self.journal.progress.step > SETTLED_STEPS:
             self.journal.warn(
                 f"rank {times.index(slowest)} is slow: {slowest:.3g} s per step without waiting, {others:.3g} s on the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -150,6 +151,8 @@ def explain(error: BaseException, place: Place, watch: Watch, store: Any) -> Non
                 raise SystemExit(code)
             if isinstance(error, MptError):
                 error.args = (f"rank {place.rank} on {place.host}: {error}",)
+            else:  # a mistake of the program, which follows
+                print(f"{watch.describe(place.rank)} failed:", file=sys.stderr, flush=True)
         store.set(f"ended/{place.rank}", "1")
     except dist.DistError:
         return  # the store is gone: nothing more can be told

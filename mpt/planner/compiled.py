@@ -103,10 +103,8 @@ class PlannedNetwork:
         with warnings.catch_warnings():  # of torch about itself
             warnings.simplefilter("ignore", DeprecationWarning)
             from torch._functorch.aot_autograd import aot_function
-            from torch._functorch.partitioners import min_cut_rematerialization_partition
             from torch._inductor import lowering  # noqa: F401 - the table wants it imported
             from torch._inductor.decomposition import select_decomp_table
-            from torch._inductor.graph import GraphLowering
 
         def called(weights: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.module, {**weights, **buffers}, args, kwargs)
@@ -115,21 +113,25 @@ class PlannedNetwork:
             run = GraphRun(gm, self.recorder, self.fuses)
             return RecordedGraph(run) if self.is_recorded else run
 
-        def cut(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-            forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
-            if self.fuses and GraphLowering.decide_layout_opt(forward, is_inference=False):
-                copy_for_convolutions(forward)
-            return forward, backward
-
         return aot_function(
             called,
             fw_compiler=compiler,
             bw_compiler=compiler,
-            partition_fn=cut,
+            partition_fn=self.cut,
             decompositions=select_decomp_table() if self.fuses else None,
             num_params_buffers=weights,
             keep_inference_input_mutations=True,
         )
+
+    def cut(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return forward and backward of a traced network: what is kept between the two is torch's choice."""
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+        from torch._inductor.graph import GraphLowering
+
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+        if self.fuses and GraphLowering.decide_layout_opt(forward, is_inference=False):
+            copy_for_convolutions(forward)
+        return forward, backward
 
 
 class GraphRun:

@@ -78,11 +78,15 @@ class Waits:
     stream: int
 
 
+Event = Operator | Sent | Awaited | Recorded | Waits
+"""What the host starts, or lets a stream wait for."""
+
+
 @dataclass
 class OrderedWork(Work):
     """Operators with their order, and the collectives between them."""
 
-    events: list[Operator | Sent | Awaited | Recorded | Waits] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     sent: int = 0
     stream: int = COMPUTING
     """The stream that operators are started on now."""

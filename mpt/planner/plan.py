@@ -105,18 +105,39 @@ class Wish:
     """The release of torch to plan for (`mpt.planner.releases`); None for the installed one."""
 
 
-def plan_config(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish) -> Plan:
-    """Plan a configuration. Raises CannotPlan, or the configuration's own errors."""
+def plan_config(
+    config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, fake: FakeRun | None = None
+) -> Plan:
+    """Plan a configuration; `fake` is its run where that is at hand. Raises CannotPlan, or the configuration's own
+    errors.
+    """
     release = None if wish.torch is None else releases.parse_release(wish.torch)
     with releases.planning_as(release):
-        plan = _plan(config, data, gpu, calibration, wish)
+        plan = _plan(config, data, gpu, calibration, wish, fake)
     if release is None:
         return plan
     taken = [{"words": route.words, "source": route.source} for route in releases.taken_routes()]
     return replace(plan, as_torch={"release": releases.show(release), "routes": taken})
 
 
-def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish) -> Plan:
+def trace_placed(
+    config: Config,
+    data: DataSpec,
+    gpu: Gpu,
+    calibration: Calibration,
+    placement: Placement,
+    batch: int | None = None,
+    whole_run: bool = False,
+) -> FakeRun:
+    """Trace a process alone, or one of several, at the configured batch or another one. Raises what a plan raises."""
+    unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
+    batch = batch or config.train.batch_size
+    if placement.nproc > 1:
+        return trace_rank(config, data, batch, gpu, unseen, placement)
+    return trace_config(config, data, batch, gpu, unseen, whole_run=whole_run)
+
+
+def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, fake: FakeRun | None) -> Plan:
     started = time.perf_counter()
     batch_size = config.train.batch_size
     expandable = any(one.name in config.memory.tricks for one in reliefs("fragmentation"))
@@ -128,12 +149,9 @@ def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wi
     capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - context_bytes)
 
     def trace(batch: int, whole_run: bool = False) -> FakeRun:
-        unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
-        if placement.nproc > 1:
-            return trace_rank(config, data, batch, gpu, unseen, placement)
-        return trace_config(config, data, batch, gpu, unseen, whole_run=whole_run)
+        return trace_placed(config, data, gpu, calibration, placement, batch, whole_run)
 
-    fake = trace(batch_size, wish.whole_run)
+    fake = fake or trace(batch_size, wish.whole_run)
     free = replay(fake.trace, expandable=expandable)
     held_back = within(fake, free, wish.budget_bytes, context_bytes, expandable)
     split = split_at(fake.trace, free.peak_event, modules=MODULES)

@@ -1,14 +1,16 @@
 """From one card to thousands: memory per rank, step time and efficiency by the number of ranks, and what limits them.
 
-Every row is a plan of its own, by trace. `weak` keeps the samples per card, so the batch grows with the cards; `strong`
-keeps the batch of all. Efficiency is computing's share of what the cards could do: samples per second and card against
-those of one card, or of the fewest cards that were planned.
+Every row is a plan of its own, by trace; those that differ in a growing batch alone share two (`mpt.planner.worlds`).
+`weak` keeps the samples per card, so the batch grows with the cards; `strong` keeps the batch of all. Efficiency is
+computing's share of what the cards could do: samples per second and card against those of one card, or of the fewest
+cards that were planned.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError, InputOutputError
 from mpt.planner.placement import STRATEGIES, Placement
 from mpt.planner.recipe import total_bytes
-from mpt.planner.session import Session
+from mpt.planner.session import Answer, Session
 
 LARGEST = 4096
 KINDS = ("weak", "strong")
@@ -94,19 +96,24 @@ def plan_scaling(
     """Plan all numbers of cards. Raises ConfigError for a kind that is not known, or where nothing can be planned."""
     if kind not in KINDS:
         raise ConfigError(f"--scaling: found {kind!r}; allowed: {', '.join(KINDS)}")
-    asked = []
+    asked: list[tuple[str, list[int], list[int], Future[Answer]]] = []
     for name in (strategy,) if strategy else STRATEGIES:
-        for nproc in sizes_until(base.nproc):
-            batch = config.train.batch_size * (nproc if kind == "weak" else 1)
-            if batch < nproc or (nproc == 1 and name != "ddp" and not strategy):
+        is_alone_too = name == "ddp" or strategy
+        counts = [nproc for nproc in sizes_until(base.nproc) if nproc > 1 or is_alone_too]
+        shared = [nproc for nproc in counts if nproc > 1] if kind == "weak" and name == "ddp" else []
+        for sizes in [[nproc] for nproc in counts if nproc not in shared] + ([shared] if shared else []):
+            batches = [config.train.batch_size * (nproc if kind == "weak" else 1) for nproc in sizes]
+            if batches[0] < sizes[0]:
                 continue
-            own = with_batch_size(config, batch, session.allow)
-            placement = replace(base, nproc=nproc, strategy=name)
-            asked.append((placement, batch, session.submit(own, budget_bytes=budget, placement=placement.as_data())))
+            own = with_batch_size(config, batches[0], session.allow)
+            wish = {"budget_bytes": budget, "placement": replace(base, nproc=sizes[0], strategy=name).as_data()}
+            future = session.submit_worlds(own, sizes, **wish) if sizes is shared else session.submit(own, **wish)
+            asked.append((name, sizes, batches, future))
     rows = []
-    for placement, batch, future in asked:
+    for name, sizes, batches, future in asked:
         answer = future.result()
-        rows.append(Row(placement.nproc, placement.words, batch, answer.plan, answer.error))
+        plans = answer.plan.get("worlds", [answer.plan] * len(sizes))
+        rows += [Row(n, name, b, plan, answer.error) for n, b, plan in zip(sizes, batches, plans, strict=True)]
     if all(row.error for row in rows):
         raise ConfigError(rows[0].error)
     return Scaling(kind, rows)

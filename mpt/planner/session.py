@@ -148,6 +148,14 @@ class Session:
         """Have one configuration planned as soon as a worker is free."""
         return self._pool.submit(self._plan_one, config, wish)
 
+    def submit_worlds(self, config: Config, sizes: Sequence[int], **wish: Any) -> Future[Answer]:
+        """Have a rank planned in worlds of several sizes, of which `config` has the first one's batch.
+
+        The answer's plan has the plans as `worlds`, in the order of the sizes.
+        """
+        asked = {"placement": self.placement, "torch": self.torch, **wish}
+        return self._pool.submit(self._ask, config, {"wish": asked, "worlds": list(sizes)})
+
     def infer(self, config: Config, data: Mapping[str, Any] | None = None, **wish: Any) -> Answer:
         """Plan a configuration's inference; `wish` holds the fields of `mpt.planner.inference.InferenceWish`.
 

@@ -44,6 +44,7 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
     from mpt.planner.gpus import Gpu
     from mpt.planner.inference import InferencePlan, InferenceWish, plan_inference
     from mpt.planner.plan import Plan, Wish, plan_config
+    from mpt.planner.worlds import plan_worlds
     from mpt.seams import DataSpec
 
     try:
@@ -60,6 +61,9 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
         plan: Plan | InferencePlan
         if "inference" in request:
             plan = plan_inference(config, spec, gpu, calibration, InferenceWish(**request["inference"]))
+        elif "worlds" in request:
+            rows = plan_worlds(config, spec, gpu, calibration, Wish(**request["wish"]), request["worlds"])
+            return {"plan": {"worlds": [{**asdict(row), "notes": [*row.notes, *notes]} for row in rows]}}
         else:
             plan = plan_config(config, spec, gpu, calibration, Wish(**request["wish"]))
         return {"plan": {**asdict(plan), "notes": [*plan.notes, *notes]}}

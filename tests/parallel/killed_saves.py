@@ -51,8 +51,18 @@ def sharded_state(step: int, size: int) -> dict[str, Any]:
     return {**state, "modules": {"net": own}}
 
 
-def save(world: World, run: RunDirectory, step: int, beside: BackgroundSave | None = None, keep_last: int = 2) -> None:
-    """Save a step as a training does, between steps or beside them."""
+def save(
+    world: World,
+    run: RunDirectory,
+    step: int,
+    beside: BackgroundSave | None = None,
+    keep_last: int = 2,
+    is_whole: bool = False,
+) -> None:
+    """Save a step as a training does, between steps or beside them; `is_whole` as one with ddp."""
+    if is_whole:
+        save_whole(world, run, step, beside or BackgroundSave(False), keep_last)
+        return
     state = sharded_state(step, world.size)
     if beside is not None:
 
@@ -66,6 +76,21 @@ def save(world: World, run: RunDirectory, step: int, beside: BackgroundSave | No
         return
     shards = write_shards(world, run, state)
     world.ask(lambda: checkpoint.save(run, step, state, keep_last=keep_last, shards=shards))
+
+
+def save_whole(world: World, run: RunDirectory, step: int, saver: BackgroundSave, keep_last: int) -> None:
+    """Save a step that all ranks have alike: the first one writes."""
+    state = whole_state(step)
+
+    def start() -> None:
+        encoded = checkpoint.encode(state)
+        saver.start(step, encoded, lambda copied: checkpoint.write(run, step, copied, keep_last=keep_last))
+
+    world.ask(start)
+    if saver.beside:
+        for value in state["modules"]["net"].values():
+            value.zero_()  # the training goes on
+    world.ask(saver.finish)
 
 
 class Calls:
@@ -91,16 +116,21 @@ class Calls:
 
 
 def saving(
-    rank: int, folder: Path, steps: tuple[int, ...], killed: tuple[int, int] | None, is_beside: bool = False
+    rank: int,
+    folder: Path,
+    steps: tuple[int, ...],
+    killed: tuple[int, int] | None,
+    is_beside: bool = False,
+    is_whole: bool = False,
 ) -> int:
     """Save some steps; in the last one, die at a call. Returns the number of calls of the last save."""
     run = RunDirectory(folder)
     beside = BackgroundSave(True) if is_beside else None
     with joined(load_config(CONFIG)) as world:
         for step in steps[:-1]:
-            save(world, run, step, beside)
+            save(world, run, step, beside, is_whole=is_whole)
         calls = Calls(killed[1] if killed is not None and killed[0] == rank else None)
-        save(world, run, steps[-1], beside)
+        save(world, run, steps[-1], beside, is_whole=is_whole)
         return calls.count
 
 
@@ -119,9 +149,11 @@ def is_as_saved(loaded: LoadedCheckpoint) -> bool:
     return same and found["loop"]["step"] == loaded.step and float(found["loop"]["sum"]) == loaded.step
 
 
-def kill_and_look(folder: Path, size: int, rank: int, call: int, is_beside: bool = False) -> dict[str, Any]:
+def kill_and_look(
+    folder: Path, size: int, rank: int, call: int, is_beside: bool = False, is_whole: bool = False
+) -> dict[str, Any]:
     """Save steps 1, 2 and 3 in `size` ranks, kill one in the third; return how all ended and what is found then."""
-    ends = run_ranks(size, saving, folder, (1, 2, 3), (rank, call), is_beside)
+    ends = run_ranks(size, saving, folder, (1, 2, 3), (rank, call), is_beside, is_whole)
     run = RunDirectory(folder)
     cleaned = clean_temporaries(run)
     loaded = checkpoint.load(run)

@@ -171,7 +171,9 @@ def test_a_mistake_on_one_rank_ends_all_with_one_message(
 ) -> None:
     ends, _ = injected(tmp_path, faulty, "error")
     assert ends == [1, 1]
-    assert capfd.readouterr().err.count("Broken: a mistake of the program") == 1
+    said = capfd.readouterr().err
+    assert said.count("Broken: a mistake of the program") == 1
+    assert ("rank 1 (host " in said) == (faulty == 1)
     assert saved_step(tmp_path) == 3
 
 

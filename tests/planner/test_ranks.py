@@ -198,14 +198,13 @@ def test_scaling_finds_the_fewest_cards_and_draws(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = command(scaling="weak", nproc=4)
-    assert [(row["nproc"], row["strategy"]) for row in found["rows"]] == [
-        (1, "ddp"),
-        (2, "ddp"),
-        (4, "ddp"),
-        (2, "fsdp"),
-        (4, "fsdp"),
-    ]
+    found = command(scaling="weak", nproc=8, overrides=("train.batch_size=12",))
+    kinds = [(1, "ddp"), (2, "ddp"), (4, "ddp"), (8, "ddp"), (2, "fsdp"), (4, "fsdp"), (8, "fsdp")]
+    assert [(row["nproc"], row["strategy"]) for row in found["rows"]] == kinds
+    traced = command(nproc=8, overrides=("train.batch_size=96",))["plan"]
+    shared = found["rows"][3]  # of the traces of 2 and 4 ranks
+    assert shared["by_category"] == traced["by_category"]
+    assert shared["seconds"] == traced["ranks"]["seconds"]
     assert found["rows"][0]["efficiency"] == 1
     assert all(0 < row["efficiency"] <= 1 for row in found["rows"])
     assert found["fewest"] == {"nproc": 1, "strategy": "ddp"}
