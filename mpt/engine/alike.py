@@ -7,21 +7,26 @@ something that none of them was asked for, and nothing would say so.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from mpt import __version__
+from mpt.config.part_packages import outside_packages
 from mpt.errors import ConfigError
 from mpt.parallel.local import full
-from mpt.seams import Run
+from mpt.seams import Dataset, Run
+
+MPT = Path(__file__).resolve().parents[1]
 
 
-def check_alike(run: Run, train_samples: int, test_samples: int) -> None:
+def check_alike(run: Run, train_data: Dataset, test_data: Dataset) -> None:
     """Raise ConfigError, on all ranks alike, naming a rank that differs from the first one and in what."""
     if run.world.size == 1:
         return
-    told = run.world.collect(describe(run, train_samples, test_samples))
+    told = run.world.collect(describe(run, train_data, test_data))
     for rank, (host, entries) in enumerate(told):
         for name, value in entries.items():
             first = told[0][1].get(name)
@@ -32,7 +37,7 @@ def check_alike(run: Run, train_samples: int, test_samples: int) -> None:
                 )
 
 
-def describe(run: Run, train_samples: int, test_samples: int) -> tuple[str, dict[str, Any]]:
+def describe(run: Run, train_data: Dataset, test_data: Dataset) -> tuple[str, dict[str, Any]]:
     """Return this process's host and what must be the same everywhere, the most telling first."""
     settings = {name: value for name, value in flatten(run.config.to_data()).items() if name != "name"}
     digest = hashlib.sha256()
@@ -43,12 +48,33 @@ def describe(run: Run, train_samples: int, test_samples: int) -> tuple[str, dict
         "the version of mpt": __version__,
         "the version of torch": torch.__version__,
         **settings,
-        "the number of training samples": train_samples,
-        "the number of test samples": test_samples,
+        "what the files of the program come to": digest_files([MPT, *(one.folder for one in outside_packages())]),
+        "the number of training samples": len(train_data),
+        "the number of test samples": len(test_data),
         "what a sample holds": str(run.data.to_record()["fields"]),
         "the classes": str(run.data.classes)[:200],
+        "what three training samples come to": digest_samples(train_data),
         "the networks before the first step": digest.hexdigest()[:12],
     }
+
+
+def digest_files(folders: Iterable[Path]) -> str:
+    """Return a short hash of the Python files in folders, with their names."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def digest_samples(data: Dataset) -> str:
+    """Return a short hash of the first, the middle and the last sample, which uses up no random numbers of the run."""
+    digest = hashlib.sha256()
+    with torch.random.fork_rng(devices=[]):
+        samples = data.fetch(sorted({0, len(data) // 2, len(data) - 1}), 0)
+    for name, value in sorted(samples.items()):
+        digest.update(name.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

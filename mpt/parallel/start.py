@@ -50,6 +50,7 @@ def joined(config: Config) -> Iterator[World]:
     watch.start()
     try:
         with quiet_end(place):
+            await_all(place, store, config.parallel.timeout)
             yield Ranks(place, config.parallel, device, store, watch)
             leave(place, store)
     except BaseException as error:
@@ -96,6 +97,23 @@ def quiet_end(place: Place) -> Iterator[None]:
     except BaseException:
         place.is_ending = True  # the handler stays until the process has ended
         raise
+
+
+def await_all(place: Place, store: Any, seconds: float) -> None:
+    """Wait until every rank has told of itself. Raises RankError naming those that have not.
+
+    Before torch does: its own waiting hears no signal and names nobody.
+    """
+    until = time.monotonic() + seconds
+    while not store.check([f"rank/{rank}" for rank in range(place.size)]):
+        if time.monotonic() > until:
+            missing = [str(rank) for rank in range(place.size) if not store.check([f"rank/{rank}"])]
+            named = ", ".join(missing[:8]) + " and more" * (len(missing) > 8)
+            raise RankError(
+                f"of {place.size} processes, rank {named} did not come within {seconds:g} s (parallel.timeout). Did it "
+                "start, and end at once with a message of its own?"
+            )
+        time.sleep(0.05)
 
 
 def leave(place: Place, store: Any) -> None:

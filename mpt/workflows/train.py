@@ -63,7 +63,7 @@ def train(
     with open_console(style, supplied.total_steps, world) as console:
         found, source = world.ask(lambda: find_run_to_resume(config, resume_from, runs, console))
         built = build_explained(config, device, data.spec, restores=source is not None, world=world)
-        check_alike(built, len(data), len(supplied.test_data))
+        check_alike(built, data, supplied.test_data)
         for line in summarize(built, supplied):
             console.message(line)
         for message in built.messages:

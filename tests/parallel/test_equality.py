@@ -15,6 +15,7 @@ from mpt.engine.step import update
 from mpt.parallel.local import full
 from mpt.parallel.start import joined
 from mpt.parallel.world import ALONE, World
+from mpt.seams import Dataset
 from tests.engine.parts import DIGITS, batch
 
 from .forked import run_ranks
@@ -30,7 +31,7 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-class Few:
+class Few(Dataset):
     """64 random samples."""
 
     spec = DIGITS

@@ -14,20 +14,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from mpt.commands.arguments import TrainArguments
 from mpt.commands.train import run as train
 from mpt.commands.train import write_words
+from mpt.engine.alike import digest_files, digest_samples
 from mpt.engine.torch_settings import prepare_rank
 from mpt.errors import RankError
 from mpt.parallel.launch import set_environment
 from mpt.parallel.meeting import connect
 from mpt.parallel.place import Place
+from mpt.parallel.start import await_all
 from mpt.run import checkpoint
 from mpt.run.layout import open_run
 from mpt.run.recorder import read_lines
 
 from .forked import free_port, run_ranks
+from .test_equality import Few
 
 CONFIG = """
 model: {name: small_cnn, features: 4, image_size: 16, dropout: 0.2}
@@ -119,6 +123,28 @@ def test_settings_that_differ_between_ranks_are_named(tmp_path: Path, capfd: pyt
     assert "rank 1 on " in said
     assert "optimizer.lr is 0.5, not 0.003" in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_files_and_samples_that_differ_come_to_other_numbers(tmp_path: Path) -> None:
+    """What the test above does with a setting, ranks are asked of their program and their data too."""
+    (tmp_path / "a.py").write_text("x = 1\n")
+    before = digest_files([tmp_path])
+    (tmp_path / "a.py").write_text("x = 1  # changed\n")
+    assert digest_files([tmp_path]) != before
+    data, state = Few(), torch.get_rng_state()
+    same, data.samples = digest_samples(data), {**data.samples, "image": data.samples["image"].clone()}
+    assert digest_samples(data) == same
+    data.samples["image"][32, 0, 0, 0] += 1
+    assert digest_samples(data) != same
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    store = HashStore()
+    store.set("rank/0", "{}")
+    place = Place(rank=0, size=3, local_rank=0, address="127.0.0.1", port=free_port())
+    with pytest.raises(RankError, match=r"of 3 processes, rank 1, 2 did not come within 0\.1 s"):
+        await_all(place, store, 0.1)
 
 
 def test_an_address_that_nobody_answers_and_a_port_in_use_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
