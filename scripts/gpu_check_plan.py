@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.gpu_check_processes import run
-from scripts.gpu_check_workloads import BUDGETS, REHEARSED_BUDGETS, WORKLOADS, budget_label
+from scripts.gpu_check_workloads import BUDGETS, REHEARSED_BUDGETS, WORKLOADS, budget_label, rehearsed
 
 WORKER = Path(__file__).resolve().parent / "gpu_check_memory.py"
 ROWS = "gpu_check_plan.jsonl"
@@ -72,7 +72,7 @@ def check_planner(folder: Path, seconds: float, rehearsal: str, limit: int | Non
 
 def waiting(path: Path, rehearsal: str, limit: int | None) -> list[str]:
     """Return the labels of what has no row yet and then of what crashed once, each in its order."""
-    labels = [workload.label for workload in WORKLOADS[:limit]]
+    labels = [workload.label for workload in (rehearsed(WORKLOADS) if rehearsal else WORKLOADS)[:limit]]
     if limit is None:
         labels += [budget_label(*budget) for budget in BUDGETS[: REHEARSED_BUDGETS if rehearsal else None]]
     crashes = Counter(row["label"] for row in read_history(path) if "crash" in row)

@@ -7,6 +7,7 @@ gets its state. The sizes fill a few GiB, beside which fixed workspaces are smal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,11 +77,15 @@ class Workload:
     """Whether its error counts. cuDNN's trials in benchmark mode, which no plan knows, do not."""
 
     @property
+    def mode(self) -> str:
+        """The precision mode's name."""
+        return str(self.precision if isinstance(self.precision, str) else self.precision["mode"])
+
+    @property
     def label(self) -> str:
         """The network, the mode and the tricks."""
-        mode = self.precision if isinstance(self.precision, str) else self.precision["mode"]
         tricks = [key if value is True else f"{key}={value}" for key, value in self.memory.items()]
-        return ", ".join([self.name, mode, *tricks, *([] if self.deterministic else ["benchmark"])])
+        return ", ".join([self.name, self.mode, *tricks, *([] if self.deterministic else ["benchmark"])])
 
     def config(self, rehearsal: str = "") -> Config:
         """Return it as a configuration. Raises ConfigError."""
@@ -169,6 +174,18 @@ BUDGETS: list[tuple[Workload, float]] = [
 ]
 """Shares of what the configuration as it stands would reserve; the planner has to find one that fits."""
 REHEARSED_BUDGETS = 1
+
+
+def rehearsed(workloads: Sequence[Workload]) -> list[Workload]:
+    """Return the workloads with a network, as small as it is rehearsed, a mode or a trick that none before has."""
+    seen: set[str] = set()
+    chosen = []
+    for one in workloads:
+        brings = {str(one.network.small), one.mode, *one.memory, *([] if one.deterministic else ["benchmark"])}
+        if not brings <= seen:
+            chosen.append(one)
+            seen |= brings
+    return chosen
 
 
 def budget_label(workload: Workload, part: float) -> str:

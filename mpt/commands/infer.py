@@ -7,6 +7,7 @@ Without `--half` and `--dtype` a run infers as it was trained. `--dtype float32`
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,11 +40,13 @@ from mpt.inference.inputs import (
 from mpt.inference.opening import in_dtype, open_with_inputs
 from mpt.inference.slices import Work, choose_devices, infer_all
 from mpt.inference.trained import Trained
-from mpt.planner.budget import parse_budget
+from mpt.planner.budget import describe_bytes, parse_budget
 from mpt.planner.calibration import load_calibration
 from mpt.planner.gpus import DEFAULT, find_gpu, installed_gpu
 from mpt.planner.session import Session
 from mpt.seams import Inference
+
+MIB = 2**20
 
 
 def run(arguments: InferArguments) -> None:
@@ -162,21 +165,29 @@ def choose_batch(trained: Trained, arguments: InferArguments, count: int) -> int
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         gpu, where = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor)), ""
-    held = sum(tensor.nbytes for tensor in weights_of(trained)) if arguments.half else 0
-    with Session(gpu, load_calibration(gpu.name), trained.config.granted) as session:
-        plan = session.infer(
-            trained.config,
-            trained.train_data.spec.to_record(),
-            batch_size=min(count, trained.config.train.batch_size),
-            dtype="float32" if arguments.half else arguments.dtype,
-            budget_bytes=budget,
-            held_bytes=held,
-        ).get()
-    largest: int = plan["largest_batch"]
-    if not largest:
-        raise MemoryBudgetError(f"--vram: not even one sample fits in {arguments.vram}; use --dtype float16, or more")
+    wish: dict[str, Any] = {"dtype": arguments.dtype, "budget_bytes": budget}
+    if arguments.half:
+        wish |= {"dtype": "float32", "held_bytes": sum(tensor.nbytes for tensor in weights_of(trained))}
+    config, data = trained.config, trained.train_data.spec.to_record()
+    batch_size = min(count, config.train.batch_size)
+    with Session(gpu, load_calibration(gpu.name), config.granted) as session:
+        largest: int = session.infer(config, data, batch_size=batch_size, **wish).get()["largest_batch"]
+        if not largest:
+            one = session.infer(config, data, batch_size=1, **wish).get()
+            lean = session.infer(config, data, batch_size=1, dtype="float16", budget_bytes=budget).get()
+            raise MemoryBudgetError(describe_want(arguments, one, lean))
     print(f"at most {largest} samples at once fit in {arguments.vram}{where}")
     return min(largest, count)
+
+
+def describe_want(arguments: InferArguments, one: dict[str, Any], lean: dict[str, Any]) -> str:
+    """Say what a single sample needs, by the plan of it, and what asks for less where the plan of that fits."""
+    needed = describe_bytes(math.ceil((one["context_bytes"] + one["reserved"]) / MIB) * MIB)
+    words = f"--vram: not even one sample fits in {arguments.vram}; it needs {needed} with the context"
+    if lean["fits"]:
+        float32_first = "leave out --half, which begins in float32, and " if arguments.half else ""
+        words += f": {float32_first}use --dtype float16, or allow more"
+    return words
 
 
 def weights_of(trained: Trained) -> set[torch.Tensor]:

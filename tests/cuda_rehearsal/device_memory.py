@@ -21,6 +21,11 @@ from mpt.planner.calibration import CONTEXT_BYTES
 GIB = 2**30
 
 
+def allocator_setting() -> str:
+    """Return what the environment says to the allocator now."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+
+
 def wants_expandable(setting: str) -> bool | None:
     """Return what an allocator setting says about expandable segments, None where it says nothing."""
     for part in setting.split(","):
@@ -69,7 +74,12 @@ class CardMemory:
             self.allocators.append(kind())
 
     def malloc(self, key: int, size: int, stream: int) -> str:
-        """Serve a request; return what CUDA says if it cannot be."""
+        """Serve a request; return what CUDA says if it cannot be.
+
+        The environment is read at the first one, as CUDA's allocator does: `mpt train` sets it before that.
+        """
+        if not self.allocators:
+            self.use(expandable=bool(wants_expandable(allocator_setting())))
         if len(self.allocators) == 1:
             (allocator,) = self.allocators
             allocator.capacity_bytes = self.capacity_bytes
@@ -151,8 +161,6 @@ class Memory:
     def __init__(self, cards: list[tuple[int, tuple[int, int]]]) -> None:
         self.cards = [CardMemory(total, capability) for total, capability in cards]
         self.lock = threading.Lock()
-        setting = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-        self.use(expandable=bool(wants_expandable(setting)))
 
     def use(self, expandable: bool) -> None:
         """Choose the kind of segments on all cards."""

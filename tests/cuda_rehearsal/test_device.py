@@ -229,6 +229,17 @@ def test_growing_tensors_leave_segments_behind_unless_segments_grow() -> None:
     assert grow() == (60 * MIB, 0)
 
 
+def test_the_environment_is_asked_for_growing_segments_at_the_first_request() -> None:
+    assert torch.cuda.get_device_name()  # the card is known before `mpt train` has read its configuration
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    for size in (40, 60):
+        torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.max_memory_reserved() == 60 * MIB
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:False"  # too late
+    torch.empty(80 * MIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.max_memory_reserved() == 80 * MIB
+
+
 @pytest.mark.cards("gtx1660")
 def test_a_gtx_1660_is_turing_and_computes_nan_in_half() -> None:
     assert torch.cuda.get_device_name() == "NVIDIA GeForce GTX 1660"

@@ -52,6 +52,12 @@ UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
     "dain_vimeo": (1, ("model.size=small", "optimizer.parts={}", "dataset.root=triplets", "dataset.crop=[64, 64]")),
 }
 """Configs of data that is not shipped, with a batch and what makes them small enough for a CPU."""
+PRESETS = tuple(
+    path.stem
+    for path in sorted((ROOT / "configs" / "presets").glob("*.yaml"))
+    if path.stem.rpartition("_")[0] in UNSHIPPED_DATA and "memory:" in path.read_text("utf-8")
+)
+"""Recipes by card that change something; those of `LARGE` take a CPU too long."""
 LARGE = {"saehd_512": 1}
 DRAWN_FACES = ("dataset=null", "dataset={name: procedural_faces, count: 2, test_count: 2}")
 """In place of faces that are not shipped."""
@@ -141,17 +147,30 @@ def test_a_config_trains_as_planned_and_without_waiting(config: str, tmp_path: P
     check(config, SMALL[config], *FURTHER.get(config, ()), *(["precision=fp32"] if config in SLOW_IN_HALF else []))
 
 
+def check_others(config: str, *words: str) -> None:
+    """Check a config of data that is not shipped, made smaller and with drawn data, in the current folder."""
+    from tests.test_configs import folder_of_images, folder_of_triplets
+
+    folder_of_images(Path("pictures"))
+    folder_of_triplets(Path("triplets"))
+    batch, small = UNSHIPPED_DATA[config]
+    check(config, batch, "precision=fp32", "dataset.workers=0", *small, *words, waits=False)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("config", UNSHIPPED_DATA)
 def test_a_config_of_others_data_needs_the_memory_that_is_planned(config: str, tmp_path: Path) -> None:
-    from tests.test_configs import folder_of_images, folder_of_triplets
-
     os.chdir(tmp_path)
-    folder_of_images(Path("pictures"))
-    folder_of_triplets(Path("triplets"))
-    batch, words = UNSHIPPED_DATA[config]
-    check(config, batch, "precision=fp32", "dataset.workers=0", *words, waits=False)
+    check_others(config)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_needs_the_memory_that_is_planned(preset: str, tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    check_others(preset.rpartition("_")[0], "--with", f"@{preset}")
 
 
 def test_what_an_evaluation_takes_is_not_the_steps(tmp_path: Path) -> None:
@@ -163,6 +182,12 @@ def test_what_an_evaluation_takes_is_not_the_steps(tmp_path: Path) -> None:
 def test_weights_that_travel_take_what_was_planned(tmp_path: Path) -> None:
     os.chdir(tmp_path)
     check("vae", 8, "memory={stream_weights: {min_kibibytes: 0}}", waits=False)
+
+
+def test_growing_segments_reserve_what_was_planned(tmp_path: Path) -> None:
+    """From the first weight on: `mpt train` tells the allocator in the environment before torch is imported."""
+    os.chdir(tmp_path)
+    check("dcgan_fp32", 8, "memory={expandable_segments: true}", waits=False)
 
 
 @pytest.mark.slow

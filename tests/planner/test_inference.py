@@ -138,8 +138,20 @@ def test_mpt_infer_vram_takes_the_planned_batch_and_finds_the_same(
     assert "samples at once fit in 486MiB, as on an rtx3060" in capsys.readouterr().out
     assert (tmp_path / "out" / "labels.csv").read_text() == labels
     assert 1 <= sizes[0] < 48
-    with pytest.raises(MemoryBudgetError, match="not even one sample"):
+    with pytest.raises(MemoryBudgetError, match=r"not even one sample fits in 460MiB; it needs .* MiB") as refused:
         infer.run(replace(asked, vram="460MiB", overwrite=True))
+    assert "float16" not in str(refused.value)  # the context alone is larger
     with pytest.raises(ConfigError, match="leave out --batch-size"):
         infer.run(replace(asked, vram="4GiB", batch_size=2, overwrite=True))
     assert asdict(asked)["vram"] is None
+
+
+def test_less_memory_is_advised_where_it_was_planned_to_be_enough() -> None:
+    one = {"context_bytes": 450 * 2**20, "reserved": 30 * 2**20 - 1}
+    for half, fits, advice in (
+        (False, True, ": use --dtype float16, or allow more"),
+        (True, True, ": leave out --half, which begins in float32, and use --dtype float16, or allow more"),
+        (True, False, ""),
+    ):
+        said = infer.describe_want(InferArguments(run="run", vram="470MiB", half=half), one, {"fits": fits})
+        assert said == f"--vram: not even one sample fits in 470MiB; it needs 480 MiB with the context{advice}"

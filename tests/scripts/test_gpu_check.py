@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from scripts import gpu_check, gpu_check_features, gpu_check_memory, gpu_check_modes, gpu_check_peers, gpu_check_plan
-from scripts.gpu_check_workloads import BUDGETS, WORKLOADS
+from scripts.gpu_check_workloads import BUDGETS, WORKLOADS, rehearsed
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
@@ -98,6 +98,14 @@ def test_every_workload_is_a_configuration_of_its_own():
         assert workload.config().train.batch_size > workload.config("cpu").train.batch_size
 
 
+def test_a_rehearsal_takes_each_network_mode_and_trick_and_few_more_workloads():
+    chosen = rehearsed(WORKLOADS)
+    for kind in (lambda one: {one.mode}, lambda one: set(one.memory), lambda one: {str(one.network.small)}):
+        assert set().union(*map(kind, chosen)) == set().union(*map(kind, WORKLOADS))
+    assert len(chosen) <= 0.6 * len(WORKLOADS)
+    assert rehearsed(chosen) == chosen
+
+
 WORKER = """
 import json, os, pathlib, sys, time
 path, rows = pathlib.Path(sys.argv[2]), []
@@ -118,6 +126,7 @@ def four_workloads(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check_plan, "WORKER", tmp_path / "worker.py")
     monkeypatch.setattr(gpu_check_plan, "WORKLOADS", [SimpleNamespace(label=label) for label in "abcd"])
     monkeypatch.setattr(gpu_check_plan, "BUDGETS", [])
+    monkeypatch.setattr(gpu_check_plan, "rehearsed", list)
 
 
 @pytest.mark.usefixtures("four_workloads")
