@@ -14,8 +14,10 @@ from __future__ import annotations
 import bisect
 import contextlib
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -24,6 +26,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.planner.allocator import GRAPHS
+from mpt.planner.gradient_sums import SUM, is_in_place, node_number
 from mpt.planner.unseen import Unseen
 from mpt.run.storage_trace import LiveStorages, tensors_in
 
@@ -110,6 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._undecided: set[int] = set()
         self._stack: list[tuple[nn.Module, str]] = []
         self._entries: list[tuple[int, str]] = []  # (next autograd sequence number, module) in order
+        self._made_by: dict[int, int] = {}
+        """Storages of the backward pass -> the number of the autograd node in which they were made."""
         self._closed = False
         self._wrappers: tuple[type, ...] = ()
         self.is_paused = False
@@ -211,7 +216,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operator = func._schema.name
         if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
             self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS")
-        result = func(*args, **kwargs)
+        if func is SUM and self.unseen is not None and self._adds_up(args, sys._getframe(1)):
+            result = args[0].add_(args[1])
+        else:
+            result = func(*args, **kwargs)
         for tensor in tensors_in(result):
             self._note(tensor, operator)
         if self.unseen is not None:
@@ -221,6 +229,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.observer is not None:
             self.observer(func, args, kwargs, result)
         return result
+
+    def _adds_up(self, args: tuple[Any, ...], caller: FrameType | None) -> bool:
+        """Is this a sum of gradients that autograd would add up in place? The first was made by an earlier node."""
+        index = self._live.number_of(args[0])
+        if self.moment != "backward" or index is None or self._made_by.get(index) == node_number():
+            return False
+        return is_in_place(args[0], args[1], caller)
 
     def _note(self, tensor: Tensor, operator: str) -> None:
         if tensor.device.type != self.device_type or tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
@@ -239,6 +254,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             category = "temporaries"
         index = self._birth(tensor.untyped_storage().nbytes(), category, self._owner(), operator)
+        if in_backward:
+            self._made_by[index] = node_number()
         if category == FORWARD:
             self._undecided.add(index)
         self._live.add(tensor, index)
