@@ -216,7 +216,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operator = func._schema.name
         if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
             self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS")
-        if func is SUM and self.unseen is not None and self._adds_up(args, sys._getframe(1)):
+        if func is SUM and self.moment == "backward" and self._adds_up(args, sys._getframe(1)):
             result = args[0].add_(args[1])
         else:
             result = func(*args, **kwargs)
@@ -232,10 +232,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _adds_up(self, args: tuple[Any, ...], caller: FrameType | None) -> bool:
         """Is this a sum of gradients that autograd would add up in place? The first was made by an earlier node."""
-        index = self._live.number_of(args[0])
-        if self.moment != "backward" or index is None or self._made_by.get(index) == node_number():
+        if self.unseen is None:  # what a run on a CPU measures is measured under a mode, too
             return False
-        return is_in_place(args[0], args[1], caller)
+        index = self._live.number_of(args[0])
+        return index is not None and self._made_by.get(index) != node_number() and is_in_place(*args[:2], caller)
 
     def _note(self, tensor: Tensor, operator: str) -> None:
         if tensor.device.type != self.device_type or tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
