@@ -235,7 +235,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.unseen is None:  # what a run on a CPU measures is measured under a mode, too
             return False
         index = self._live.number_of(args[0])
-        return index is not None and self._made_by.get(index) != node_number() and is_in_place(*args[:2], caller)
+        if index is None or self._made_by.get(index) == node_number():
+            return False
+        return is_in_place(args[0], args[1], caller)
 
     def _note(self, tensor: Tensor, operator: str) -> None:
         if tensor.device.type != self.device_type or tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
