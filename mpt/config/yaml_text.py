@@ -109,6 +109,8 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
     name = printable(str(path), 200)
     try:
         if not path.is_file():
+            if "=" in name and not path.exists():
+                raise ConfigError(f"{name}: a setting stands where a configuration's file is expected; name that first")
             raise ConfigError(f"{name}: {what_stands_at(path)}; a YAML file is expected{suggest_file(path)}")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
