@@ -1,5 +1,6 @@
 """The command line: what it passes on, what it prints, how it exits, and that it stays light."""
 
+import importlib
 import json
 import operator
 import os
@@ -237,6 +238,8 @@ def test_an_error_is_a_message_and_a_code(monkeypatch, capsys, error, code, word
     ],
 )
 def test_a_command_whose_memory_ran_out_says_what_asks_for_less(monkeypatch, capsys, words, advice):
+    importlib.import_module("torch")  # without it no memory of its is refused
+
     def fail(*_):
         raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
 
