@@ -23,12 +23,12 @@ import typer
 
 from mpt import __version__
 from mpt.commands import arguments
-from mpt.commands.command_line import PARTS, Parts, declare
+from mpt.commands.command_line import PARTS, Parts, UsageError, declare, explain_usage
 from mpt.config.own_code import explain
 from mpt.config.part_packages import PartPackage, use_parts
 from mpt.config.part_source import read_notes
 from mpt.config.registry import INSTALLED, CommandPart
-from mpt.errors import InputOutputError, Interrupted, MptError, OwnCodeError, PartError
+from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError, OwnCodeError, PartError
 from mpt.run.collector import collect_rarely, pause
 from mpt.run.collector import end as end_pause
 from mpt.run.files import FULL
@@ -196,10 +196,17 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         rest, debug = take_debug(rest)
         use_parts(folders)
         with terminated_cleanly():
-            make_app()(args=spell_resume(rest), prog_name="mpt")
+            code = make_app()(args=spell_resume(rest), prog_name="mpt", standalone_mode=False)
+            sys.exit(code or 0)
     except Terminated as stop:
         print(stop, file=sys.stderr)
         sys.exit(stop.exit_code)
+    except UsageError as error:
+        explained = explain_usage(error)
+        if explained is None:
+            error.show()
+            sys.exit(2)
+        fail(ConfigError(explained))
     except MptError as error:
         fail(error)
     except OSError as error:
@@ -213,7 +220,6 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         fail(OwnCodeError(explained))
     finally:
         end_pause()
-    sys.exit(0)
 
 
 def fail(error: MptError) -> NoReturn:

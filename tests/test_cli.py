@@ -210,6 +210,26 @@ def test_no_words_and_help_print_help(capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train", "mpt train: CONFIG is missing: name a YAML file (`mpt init` writes one), or one that comes with mpt"),
+        ("dain interpolate", "mpt dain interpolate: RUN is missing: name a run (`mpt list runs`), or its path"),
+        ("infer --cuont 3", "mpt infer: no such option: --cuont (Possible options: --count"),
+        ("infer --count x", "mpt infer: invalid value for '--count'"),
+        ("plan --vram", "option '--vram' requires an argument"),
+        ("trian", "mpt: no such command 'trian'. Did you mean 'train'?"),
+        ("schema extra", "mpt schema: got unexpected extra argument(s) (extra); `mpt schema -h` lists what there is"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_with_the_way_out(capsys, words, said):
+    assert run(*words.split()) == 2
+    shown, line = capsys.readouterr()
+    assert shown == ""
+    assert line.startswith(f"error: {said}")
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("error", "code", "words"),
     [
         (ConfigError("x"), 2, "error: x\n"),

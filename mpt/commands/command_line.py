@@ -35,6 +35,14 @@ SPELT = {
     "bf16": "precision=bf16",
 }
 """Other programs' options -> the setting they mean."""
+WAYS = {
+    "CONFIG": "name a YAML file (`mpt init` writes one), or one that comes with mpt: @NAME (`mpt list configs`)",
+    "RUN": "name a run (`mpt list runs`), or its path",
+    "CONFIG|RUN": "name a YAML file, or a run of `mpt list runs`",
+    "A B [KEY=VALUE]": "name two runs, or two configurations",
+    "INPUT...": "name files or folders",
+}
+"""What to do where an argument is missing, by how its help calls it."""
 PARTS = "--parts"
 Parts = Annotated[
     list[str] | None,
@@ -109,6 +117,25 @@ class OverridableCommand(TyperCommand):
             override = setting if "=" in setting else f"{setting}={value}"
             raise ConfigError(f"no such option: {option}. Settings are given as overrides: {override}")
         return super().parse_args(ctx, args)
+
+
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+"""What a wrong command line raises; typer's public names have only its kinds, which differ by its version."""
+
+
+def explain_usage(error: Any) -> str | None:
+    """Return one line for a wrong command line, with the way out; None where its message is the whole help."""
+    said = error.format_message().strip().rstrip(".")
+    if "\n" in said:
+        return None
+    said = f"{said[:1].lower()}{said[1:]}"
+    if error.ctx is None:
+        return said
+    command = error.ctx.command_path
+    if said.startswith("missing argument"):
+        name = said.split("'")[1]
+        return f"{command}: {name} is missing: {WAYS.get(name, f'`{command} -h` explains it')}"
+    return f"{command}: {said}{'' if said.endswith('?') else f'; `{command} -h` lists what there is'}"
 
 
 def setting_called(name: str) -> str | None:

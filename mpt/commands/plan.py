@@ -36,7 +36,7 @@ from mpt.commands.plan_tables import (
     worth_showing,
 )
 from mpt.config.load import load_config
-from mpt.config.patch_origin import describe_origin, find_strange_patches
+from mpt.config.patch_origin import describe_origin, find_other_cards, find_strange_patches
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
@@ -121,6 +121,9 @@ def run(arguments: PlanArguments) -> None:
     budget = capacity.budget_bytes if arguments.vram else None
     plan, found, best = planned.plan, planned.found, planned.best
     recipes = found.recipes
+    if arguments.gpu is not None and capacity.budget_bytes is not None:
+        for warning in find_other_cards(arguments.patches, gpu.name, capacity.budget_bytes):
+            print(f"warning: {warning}", file=sys.stderr)
     written: list[str] = []
     if best is not None and best.patch:
         assert budget is not None

@@ -1,8 +1,8 @@
 """The JSON Schema (draft 2020-12) of a configuration, made from what the plugins declare.
 
 A section that chooses a plugin is one alternative per name, so that an editor completes and checks the keys of the
-chosen one. The schema says less than `mpt.config.checker` checks: conflicts between tricks, and what a mode or alias
-fixes, are left to it. What it refuses, loading refuses too.
+chosen one. The schema says less than `mpt.config.checker` checks: what a mode or alias fixes is left to it. What it
+refuses, loading refuses too.
 """
 
 from __future__ import annotations
@@ -160,6 +160,12 @@ def _memory_schema(registry: Registry, definitions: Schema) -> Schema:
             alternatives.append(json.loads(json.dumps(alternatives[1]["properties"][shorthand])))
         alternatives.append({"type": "null"})
         schema["properties"][name] = {"description": plugin.description, "anyOf": alternatives}
+        for other, reason in plugin.conflicts.items():
+            clash = {one: {"not": {"enum": [False, None]}} for one in (name, other)}
+            words = f"memory.{name} cannot be combined with {other}: {reason}"
+            schema.setdefault("allOf", []).append(
+                {"description": words, "not": {"properties": clash, "required": [name, other]}}
+            )
     return _or_empty(schema)
 
 

@@ -14,13 +14,16 @@ from typing import Any
 
 from mpt.config.checker import Checker
 from mpt.config.layers import read_layers
-from mpt.config.options import setting_of
+from mpt.config.options import Options, setting_of
 from mpt.config.plain_values import plain_tree
 from mpt.config.precision_names import resolve_precision_name
 from mpt.config.registry import INSTALLED, Registry
 from mpt.config.schema import Config
 from mpt.config.yaml_text import Node, Problem
 from mpt.errors import ConfigError
+
+PATHS = {"dataset": ("root", "test_root", "src", "dst"), "model": ("weights",), "task": ("inception_weights",)}
+"""Settings that name a file or folder: relative to the working directory, else to the configuration's folder."""
 
 
 def load_config(
@@ -65,17 +68,31 @@ def _checked(
 
 
 def beside_file(config: Config, file: Path) -> Config:
-    """Return the configuration with a data folder that is not in the working directory taken from beside its file."""
-    settings = config.dataset.settings
-    root = setting_of(settings, "root")
-    if not isinstance(root, str) or root.startswith("~") or Path(root).exists():
-        return config
-    beside = file.absolute().parent / root
-    if Path(root).is_absolute() or not beside.is_dir():
-        return config
-    dataset = replace(config.dataset, settings=settings.model_copy(update={"root": str(beside)}))
-    note = f"dataset.root: there is no {root} in the working directory; {beside}, beside the configuration, is taken"
-    return replace(config, dataset=dataset, notes=(*config.notes, note))
+    """Return the configuration with files and folders that are not in the working directory taken from beside its file.
+
+    Each that is found there is named in the configuration's notes.
+    """
+    notes = list(config.notes)
+    chosen = {"dataset": config.dataset, "model": config.model, "task": config.task}
+    for section, choice in chosen.items():
+        found = {name: beside for name in PATHS[section] if (beside := path_beside(choice.settings, name, file))}
+        notes += [
+            f"{section}.{name}: there is no {setting_of(choice.settings, name)} in the working directory; "
+            f"{beside}, beside the configuration, is taken"
+            for name, beside in found.items()
+        ]
+        if found:
+            chosen[section] = replace(choice, settings=choice.settings.model_copy(update=found))
+    return replace(config, **chosen, notes=tuple(notes))
+
+
+def path_beside(settings: Options, name: str, file: Path) -> str | None:
+    """Return what a setting names in the folder of the configuration; None where it is to stay as it is written."""
+    written = setting_of(settings, name)
+    if not isinstance(written, str) or written.startswith("~") or Path(written).exists():
+        return None
+    beside = file.absolute().parent / written
+    return None if Path(written).is_absolute() or not beside.exists() else str(beside)
 
 
 def change_precision(config: Config, mode: str, registry: Registry = INSTALLED) -> Config:

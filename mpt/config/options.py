@@ -87,8 +87,9 @@ class ModelOptions(Options):
     """Settings that every model has, beside its own."""
 
     weights: str | None = None
-    """Local file of weights to start from: .safetensors, or what torch.save writes; or the folder of a run or of a
-    checkpoint. Tensors that do not fit, such as a head for other classes, keep their initial values, and are listed."""
+    """Local file of weights to start from (.safetensors, or what torch.save writes), or the folder of a run or of a
+    checkpoint; relative to the working directory, else to this file's folder. Tensors that do not fit, such as a head
+    for other classes, keep their initial values, and are listed."""
 
 
 class GenerativeOptions(Options):

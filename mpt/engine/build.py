@@ -23,8 +23,9 @@ from mpt.engine.averages import describe as describe_averages
 from mpt.engine.built_parts import Networks, check_networks, require
 from mpt.engine.devices import any_waits, place
 from mpt.engine.freezing import freeze
-from mpt.engine.initial_weights import load_initial_weights, never_learnt
+from mpt.engine.initial_weights import load_initial_weights
 from mpt.engine.optimizers import build_optimizers, clip_norm, optimizer_settings
+from mpt.engine.start_notes import start_notes
 from mpt.errors import ConfigError, DataError
 from mpt.nn.synchronised_norm import synchronise
 from mpt.parallel.world import ALONE, World
@@ -78,11 +79,11 @@ def build_run(
     seed_everything(config.seed)
     networks = build_networks(config, data, fake)
     messages: list[str] = []
-    newly_made: list[str] = []
-    start = setting_of(config.model.settings, "weights")
-    if start and trains and not fake and not restores:
-        translate = config.model.plugin.optional("translate_weights")
-        messages.append(load_initial_weights(networks, Path(start), translate, newly_made))
+    start = None
+    weights = setting_of(config.model.settings, "weights")
+    if weights and trains and not fake and not restores:
+        start = load_initial_weights(networks, Path(weights), config.model.plugin.optional("translate_weights"))
+        messages.append(start.message)
     mode = config.precision.mode
     precision = require(
         f"precision {mode}: its build",
@@ -148,7 +149,7 @@ def build_run(
         buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
         micro_batch_auto=config.memory.on_oom == "adapt",
         messages=messages,
-        notes=[*precision.notes, *never_learnt(task.trainable, newly_made)],
+        notes=[*precision.notes, *(start_notes(config, task, start) if start else ())],
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         world=world,
     )

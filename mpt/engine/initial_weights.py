@@ -51,19 +51,30 @@ class Match:
         return len(self.found) + len(self.new)
 
 
-def load_initial_weights(
-    modules: Mapping[str, nn.Module], path: Path, translate: Translate | None = None, made: list[str] | None = None
-) -> str:
-    """Copy a file's tensors into networks that were just built and return one line that says what was loaded.
+@dataclass(frozen=True)
+class Start:
+    """What became of a file of weights."""
+
+    message: str
+    """One line that says what was loaded, left out and newly made."""
+    newly_made: tuple[str, ...]
+    """The names of what stays as it was made."""
+    is_own: bool
+    """Whether mpt wrote the file: its names are those of the networks, not those of a library's model."""
+
+
+def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate: Translate | None = None) -> Start:
+    """Copy a file's tensors into networks that were just built.
 
     `translate` is the model file's own: where it knows the file for one of a related model, it returns the tensors
-    that this one can use, under its names, or None. `made` takes the names of what stays as it was made.
+    that this one can use, under its names, or None.
     Raises CheckpointError for a file that is refused, that fits less than half of the networks it touches, that holds
     another kind of numbers, or weights that are not finite.
     """
     path = path.expanduser()
     if not path.exists():
-        raise CheckpointError(f"model.weights: there is no file {path}")
+        looked = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside the configuration"
+        raise CheckpointError(f"model.weights: there is no file {path}{looked}")
     path, file = read_start(path)
     translated = translate(modules, file.tensors) if translate is not None else None
     match = best_match(modules, file.tensors if translated is None else translated)
@@ -78,9 +89,8 @@ def load_initial_weights(
     with torch.no_grad():
         for name, tensor in match.found.items():
             own[name].copy_(tensor)
-    if made is not None:
-        made += [name.partition(" ")[0] for name in match.new]
-    return describe(match, file, path)
+    is_own = any(name in file.tensors or f"modules.{name}" in file.tensors for name in match.found)
+    return Start(describe(match, file, path), tuple(name.partition(" ")[0] for name in match.new), is_own)
 
 
 def read_start(path: Path) -> tuple[Path, WeightsFile]:

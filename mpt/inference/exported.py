@@ -71,8 +71,15 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
 
 
 def is_export(text: str | None) -> bool:
-    """Return whether a user named an exported file instead of a run."""
-    return text is not None and text.endswith(SUFFIXES) and Path(text).is_file()
+    """Return whether a user named an exported file instead of a run. Raises CheckpointError for any other file."""
+    if text is None or not Path(text).is_file():
+        return False
+    if not text.endswith(SUFFIXES):
+        raise CheckpointError(
+            f"{text}: inference takes a run, or a file that `mpt convert` wrote ({', '.join(SUFFIXES)}); weights from "
+            "elsewhere start a training with model.weights"
+        )
+    return True
 
 
 def open_exported(path: Path, device_name: str, overrides: tuple[str, ...], allow: tuple[str, ...]) -> Trained:
@@ -93,6 +100,7 @@ def open_exported(path: Path, device_name: str, overrides: tuple[str, ...], allo
         use_session(path, run.task, names, whole=about.get("mpt_inside") == "true")
     else:
         take_weights(path, run.task, names)
+    refuse_absent_networks(path, run.task, names)
     loaded = LoadedCheckpoint(int(about.get("mpt_step", "0")), {}, path, {})
     return Trained(RunDirectory(path.resolve().parent), config, run, data, data, loaded)
 
@@ -143,6 +151,23 @@ def take_weights(path: Path, task: Task, names: list[str]) -> None:
     with torch.no_grad():
         for key, tensor in found.items():
             own[key].copy_(tensor)
+
+
+def refuse_absent_networks(path: Path, task: Task, names: list[str]) -> None:
+    """Let networks that a file does not hold raise CheckpointError when they are called: their numbers are random."""
+
+    def raising(absent: str) -> Callable[..., Any]:
+        def forward(*inputs: Any) -> Any:
+            raise CheckpointError(
+                f"{path}: it holds {' and '.join(names)} alone, and this needs {absent} too; `mpt convert RUN --to "
+                "safetensors` writes all that inference calls into one file"
+            )
+
+        return forward
+
+    for name, module in networks(task.modules):
+        if name not in names:
+            module.forward = raising(name)
 
 
 def use_session(path: Path, task: Task, names: list[str], whole: bool) -> None:

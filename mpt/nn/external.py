@@ -59,6 +59,28 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
     return {"net": net}
 
 
+def published_scaling(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return the mean and standard deviation of images for which a library publishes weights; None where it has none.
+
+    Both are in the library itself: nothing is downloaded.
+    """
+    from mpt import vision_ops
+
+    vision_ops.import_torchvision()
+    package, _, attribute = name.partition(":")
+    if package == "torchvision":
+        import torchvision
+
+        preset = torchvision.models.get_model_weights(attribute).DEFAULT.transforms()
+        return tuple(preset.mean), tuple(preset.std)
+    if package == "timm":
+        import timm
+
+        published = timm.models.get_pretrained_cfg(attribute)
+        return None if published is None else (tuple(published.mean), tuple(published.std))
+    return None
+
+
 def _call(name: str, constructor: Any, options: dict[str, Any], is_own: bool = False) -> nn.Module:
     try:
         net = constructor(**options)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader, BytesIO
 from pathlib import Path
@@ -70,6 +70,7 @@ def read_weights_file(path: Path) -> WeightsFile:
             file.seek(0)
             if start == b"PK\x03\x04":  # as torch.load decides; a zip may also hide at another file's end
                 with zipfile.ZipFile(file) as archive:
+                    refuse_programs(archive.namelist())
                     check_members(archive, os.fstat(file.fileno()).st_size)
                     return find_weights(*read_archive(archive))
             if start[:1] != b"\x80":
@@ -82,6 +83,13 @@ def read_weights_file(path: Path) -> WeightsFile:
             f"{path} is refused as a weights file: {error}. Give a .safetensors, or save the plain "
             "state_dict with torch.save."
         ) from error
+
+
+def refuse_programs(members: Sequence[str]) -> None:
+    """Raise ValueError for what torch.jit.save and torch.export.save write: code, which is never run."""
+    for kind, mark in (("TorchScript", "constants.pkl"), ("torch.export", "archive_format")):
+        if any(name.partition("/")[2] == mark for name in members):
+            raise ValueError(f"it is a {kind} program, and weights are wanted")
 
 
 def check_members(archive: zipfile.ZipFile, file_bytes: int) -> None:
@@ -105,8 +113,6 @@ def read_archive(archive: zipfile.ZipFile) -> tuple[Any, ReadStorage]:
     if len(names) != 1:
         raise ValueError("it is a zip, but not one of torch.save")
     prefix = names[0].removesuffix("data.pkl")
-    if prefix + "constants.pkl" in members:
-        raise ValueError("it is a TorchScript program, not a state_dict")
     order = archive.read(prefix + "byteorder") if prefix + "byteorder" in members else b"little"
     if order.decode(errors="replace") != sys.byteorder:
         raise ValueError("its bytes are in another machine's order")

@@ -10,10 +10,11 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpt.config.patch_origin import find_other_cards
 from mpt.config.schema import Config
 from mpt.engine.torch_settings import prepare_torch
 from mpt.errors import MemoryBudgetError, MptError
@@ -24,6 +25,8 @@ from mpt.run.layout import THROWN_AWAY, RunDirectory
 from mpt.workflows.retry import BY_COMMAND, Retry
 
 if TYPE_CHECKING:
+    import torch
+
     from mpt.engine.training import Training
     from mpt.parallel.world import World
 
@@ -68,7 +71,7 @@ def train(
             console.message(line)
         for message in built.messages:
             console.message(message)
-        for note in built.notes:
+        for note in (*built.notes, *strange_cards(retry.patches, device)):
             console.warning(note)
         if dry_run:
             console.message("dry run: everything builds; nothing was written")
@@ -100,6 +103,19 @@ def train(
                     plan.wait()
                 finish(training, reports)
     return Path(directory.path)
+
+
+def strange_cards(patches: Sequence[Path], device: torch.device) -> list[str]:
+    """Return a sentence for each patch that was planned for another card than this one."""
+    if not patches or device.type != "cuda":
+        return []
+    import torch
+
+    from mpt.planner.gpus import installed_gpu
+
+    card = torch.cuda.get_device_properties(device)
+    gpu = installed_gpu(card.name, card.total_memory, (card.major, card.minor))
+    return find_other_cards(patches, gpu.name, gpu.usable_bytes)
 
 
 def go_on_from(training: Training, source: RunDirectory | Path, exact: bool) -> bool:

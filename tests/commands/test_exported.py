@@ -18,6 +18,8 @@ from mpt.commands import convert, infer
 from mpt.commands.arguments import ConvertArguments, InferArguments
 from mpt.data.decoding import decode_bytes
 from mpt.errors import CheckpointError, ConfigError
+from mpt.inference.exported import refuse_absent_networks
+from mpt.task import Task
 
 
 def export(run: Path, tmp_path: Path, name: str, **changes: Any) -> Path:
@@ -105,6 +107,9 @@ def test_files_that_say_too_little_or_another_thing_are_refused(classifier: Path
     save_file({"w": torch.ones(2)}, strange)
     with pytest.raises(CheckpointError, match="it does not say what it is"):
         infer_with(strange, tmp_path)
+    (tmp_path / "net.pt2").touch()
+    with pytest.raises(CheckpointError, match=r"a file that `mpt convert` wrote \(\.onnx, \.safetensors, \.pt\)"):
+        infer_with(tmp_path / "net.pt2", tmp_path)
     path = export(classifier, tmp_path, "e.safetensors")
     with safe_open(path, "pt") as file:
         about = file.metadata()
@@ -118,6 +123,15 @@ def test_files_that_say_too_little_or_another_thing_are_refused(classifier: Path
         infer_with(path, tmp_path, half=True)
     with pytest.raises(ConfigError, match="only --to onnx"):
         export(classifier, tmp_path, "f.safetensors", inside=True)
+
+
+def test_a_network_that_an_export_does_not_hold_is_not_called_with_random_weights() -> None:
+    task, modules = Task(), {name: torch.nn.Linear(2, 2) for name in ("encoder", "decoder")}
+    task.modules = dict(modules)
+    refuse_absent_networks(Path("v.onnx"), task, ["decoder"])
+    assert modules["decoder"](torch.ones(1, 2)).shape == (1, 2)
+    with pytest.raises(CheckpointError, match="it holds decoder alone, and this needs encoder too"):
+        modules["encoder"](torch.ones(1, 2))
 
 
 def test_three_ways_of_making_a_picture_square(tmp_path: Path) -> None:

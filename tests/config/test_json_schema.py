@@ -50,6 +50,8 @@ KEYWORDS = {
     "const": lambda wanted, value, root: value == wanted and type(value) is type(wanted),
     "enum": lambda wanted, value, root: any(value == item and type(value) is type(item) for item in wanted),
     "anyOf": lambda wanted, value, root: any(accepts(part, value, root) for part in wanted),
+    "allOf": lambda wanted, value, root: all(accepts(part, value, root) for part in wanted),
+    "not": lambda wanted, value, root: not accepts(wanted, value, root),
     "oneOf": lambda wanted, value, root: sum(accepts(part, value, root) for part in wanted) == 1,
     "$ref": lambda wanted, value, root: accepts(root["$defs"][wanted.removeprefix("#/$defs/")], value, root),
     "required": lambda wanted, value, root: not isinstance(value, dict) or set(wanted) <= set(value),
@@ -125,6 +127,26 @@ def test_the_schema_and_the_loader_agree(registry, text, valid):
         return
     assert accepted == valid
     assert loads == valid
+
+
+@pytest.mark.parametrize(
+    ("memory", "valid"),
+    [
+        ("{recompute: all, compile: true}", False),
+        ("{recompute: {every: 2}, compile: true}", False),
+        ("{recompute: false, compile: true}", True),
+        ("{recompute: all, compile: null}", True),
+        ("{recompute: all}", True),
+    ],
+)
+def test_tricks_that_clash_are_refused_by_the_schema_as_by_the_loader(schema, memory, valid):
+    text = f"model: vae\nmemory: {memory}\n"
+    assert accepts(schema, read_text(text, "x")[0].plain(), schema) == valid
+    if valid:
+        load_config(text)
+    else:
+        with pytest.raises(ConfigError, match="cannot be combined with"):
+            load_config(text)
 
 
 def test_notes_and_descriptions_reach_the_editor(registry):

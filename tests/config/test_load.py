@@ -489,6 +489,26 @@ def test_plain_values_are_read_as_their_text_is_and_mistakes_in_them_have_the_li
     assert str(refused.value) == str(of_text.value)
 
 
+def test_weights_that_lie_beside_the_file_are_found_from_anywhere_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    weights = tmp_path / "project" / "start.safetensors"
+    weights.touch()
+    file = tmp_path / "project" / "c.yaml"
+    file.write_text("model: {name: small_cnn, weights: start.safetensors}\ndataset: digits\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load_config(file)
+    assert config.model.settings.weights == str(weights)
+    assert config.notes == (
+        "model.weights: there is no start.safetensors in the working directory; "
+        f"{weights}, beside the configuration, is taken",
+    )
+    (tmp_path / "elsewhere" / "start.safetensors").touch()  # as before: the working directory comes first
+    assert load_config(file).model.settings.weights == "start.safetensors"
+
+
 def test_options_of_a_model_may_be_lists() -> None:
     config = load_config({"model": {"name": "timm:resnet10t", "options": {"layers": [1, 1, 1, 1]}}})
     assert config.model.settings.options == {"layers": [1, 1, 1, 1]}

@@ -30,7 +30,7 @@ def state(seed: int = 1, classes: int = 10, prefix: str = "") -> dict[str, Tenso
 def load(content: Any, path: Path, **options: Any) -> tuple[nn.Module, str]:
     torch.save(content, path, **options)
     net = network()
-    return net, load_initial_weights({"net": net}, path)
+    return net, load_initial_weights({"net": net}, path).message
 
 
 def same(net: nn.Module, expected: dict[str, Tensor]) -> bool:
@@ -78,7 +78,7 @@ def test_a_head_for_other_classes_stays_new_and_the_line_says_so(tmp_path: Path)
     save_file({**state(classes=7), "projection": torch.ones(2)}, path)
     net = network()
     head = net[3].weight.detach().clone()  # type: ignore[index, operator]
-    said = load_initial_weights({"net": net}, path)
+    said = load_initial_weights({"net": net}, path).message
     assert said == (
         f"model.weights: loaded 9 of 11 tensors from {path}; new: net.3.weight (the file's is 7x4, not 10x4), "
         "net.3.bias (the file's is 7, not 10); left out: projection"
@@ -100,7 +100,7 @@ def test_position_embeddings_of_another_image_size_are_interpolated(
 ) -> None:
     theirs, net = embedded(before + old * old), embedded(before + new * new)
     torch.save(theirs.state_dict(), tmp_path / "vit.pt")
-    said = load_initial_weights({"net": net}, tmp_path / "vit.pt")
+    said = load_initial_weights({"net": net}, tmp_path / "vit.pt").message
     assert said.endswith(
         f"loaded all 5 tensors from {tmp_path}/vit.pt; resampled: net.pos_embed ({old}x{old} to {new}x{new})"
     )
@@ -119,16 +119,15 @@ def test_position_embeddings_of_another_image_size_are_interpolated(
 
 def test_position_embeddings_of_no_square_grid_stay_new(tmp_path: Path) -> None:
     torch.save(embedded(12).state_dict(), tmp_path / "vit.pt")
-    said = load_initial_weights({"net": embedded(17)}, tmp_path / "vit.pt")
+    said = load_initial_weights({"net": embedded(17)}, tmp_path / "vit.pt").message
     assert said.endswith("new: net.pos_embed (the file's is 1x12x6, not 1x17x6)")
 
 
 def test_what_is_newly_made_and_frozen_is_warned_of(tmp_path: Path) -> None:
     torch.save(state(classes=7), tmp_path / "w.pt")
-    made: list[str] = []
     net = network()
-    load_initial_weights({"net": net}, tmp_path / "w.pt", made=made)
-    assert made == ["net.3.weight", "net.3.bias"]
+    made = load_initial_weights({"net": net}, tmp_path / "w.pt").newly_made
+    assert made == ("net.3.weight", "net.3.bias")
     assert never_learnt({"net": net}, made) == []
     net[0].requires_grad_(False)  # type: ignore[index]
     assert never_learnt({"net": net}, made) == []
@@ -146,7 +145,7 @@ def test_half_weights_are_loaded_into_float32(tmp_path: Path) -> None:
 def test_the_weights_of_a_backbone_load_into_the_part_that_has_its_names(tmp_path: Path) -> None:
     torch.save(state(), tmp_path / "w.pt")
     whole = nn.ModuleDict({"trunk": network(), "head": nn.Linear(2, 2)})
-    said = load_initial_weights({"net": whole}, tmp_path / "w.pt")
+    said = load_initial_weights({"net": whole}, tmp_path / "w.pt").message
     assert same(whole["trunk"], state())
     assert "loaded 11 of 13" in said
     assert "new: net.head.weight, net.head.bias" in said

@@ -130,7 +130,7 @@ def check_start(folder: Path) -> None:
     names = ("shard-00001-of-00002.safetensors", "state.safetensors")
     for path in (folder, newest, *(newest / name for name in names)):
         run = build_run(load_config(folder / "config.yaml"), torch.device("cpu"), DIGITS)
-        said = load_initial_weights(run.task.modules, path)
+        said = load_initial_weights(run.task.modules, path).message
         assert f"loaded all 20 tensors from {newest}" in said
         own = torch.cat([value.float().flatten() for value in run.task.modules["net"].state_dict().values()])
         assert torch.equal(own, saved)

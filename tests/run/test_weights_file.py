@@ -169,6 +169,16 @@ def test_a_deflate_bomb_is_refused_before_it_is_unpacked(tmp_path) -> None:
         load_weights_file(path)
 
 
+@pytest.mark.parametrize(("mark", "kind"), [("constants.pkl", "TorchScript"), ("archive_format", "torch.export")])
+def test_a_program_that_torch_saved_is_refused_by_its_kind(tmp_path, mark: str, kind: str) -> None:
+    path = tmp_path / "program.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:  # the code in it is compressed
+        archive.writestr("program/code/net.py", "x" * 100)
+        archive.writestr(f"program/{mark}", "")
+    with pytest.raises(CheckpointError, match=f"it is a {kind} program, and weights are wanted"):
+        load_weights_file(path)
+
+
 def test_a_damaged_file_is_refused_or_its_damage_is_outside_the_weights(tmp_path) -> None:
     path = tmp_path / "w.pt"
     state = {"a": torch.randn(200), "b": torch.arange(30)}

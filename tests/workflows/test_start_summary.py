@@ -1,12 +1,18 @@
 """What a run says of itself before its first step, and of its plan when that is there."""
 
 import json
+import types
 from pathlib import Path
 
+import pytest
+import torch
+
 from mpt.config.load import load_config
+from mpt.config.patch_origin import MARK
 from mpt.engine.assembly import build_explained, supply
 from mpt.engine.told_plan import ToldPlan
 from mpt.workflows.start_summary import count, summarize
+from mpt.workflows.train import strange_cards
 
 
 def lines(*overrides: str) -> list[str]:
@@ -63,3 +69,15 @@ def test_a_plan_is_told_once_when_it_is_there(tmp_path: Path) -> None:
     path.write_text(json.dumps(plan))
     assert told.take() == "planned for this training: peak 3.00 GiB, 5.00 GiB taken from the card, 123 ms per step"
     assert told.take() is None
+
+
+def test_a_patch_that_was_planned_for_a_larger_card_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = types.SimpleNamespace(name="NVIDIA GeForce GTX 1650", total_memory=4 << 30, major=7, minor=5)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    patch = tmp_path / "plan.yaml"
+    patch.write_text(MARK + json.dumps({"gpu": "rtx2060", "budget_bytes": 6 << 30}) + "\n{}\n")
+    (said,) = strange_cards([patch], torch.device("cuda"))
+    assert said.endswith("planned for rtx2060 with 6 GiB, not gtx1650 with 4 GiB: plan again, or memory may run out")
+    assert strange_cards([patch], torch.device("cpu")) == []

@@ -33,7 +33,7 @@ def join_parts(output: Path, flow: Path | None, depth: Path | None) -> None:
         if path is None:
             continue
         part = kind()
-        print(load_initial_weights({name: part}, path).replace("model.weights: ", f"{name}: "))
+        print(load_initial_weights({name: part}, path).message.replace("model.weights: ", f"{name}: "))
         state |= {f"{name}.{key}": value.contiguous() for key, value in part.state_dict().items()}
     write_atomically(output, save(state))
     print(f"wrote {output}: start with model.weights={output}")

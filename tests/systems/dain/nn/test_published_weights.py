@@ -19,7 +19,7 @@ def test_a_best_pth_loads_whole_and_parts_load_alone(tmp_path: Path, capsys: pyt
     published = Dain()
     torch.save(published.state_dict(), tmp_path / "best.pth")
     net = Dain()
-    assert "loaded all 954 tensors" in load_initial_weights({"net": net}, tmp_path / "best.pth")
+    assert "loaded all 954 tensors" in load_initial_weights({"net": net}, tmp_path / "best.pth").message
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in published.state_dict().items())
 
     torch.save({"state_dict": published.flownets.state_dict()}, tmp_path / "pwc_net.pth.tar")
@@ -30,7 +30,7 @@ def test_a_best_pth_loads_whole_and_parts_load_alone(tmp_path: Path, capsys: pyt
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.zero_()
-    assert "new: net.initScaleNets_filter" in load_initial_weights({"net": net}, tmp_path / "start.safetensors")
+    assert "new: net.initScaleNets_filter" in load_initial_weights({"net": net}, tmp_path / "start.safetensors").message
     found, wanted = net.state_dict(), published.state_dict()
     for name in ("flownets.conv1a.0.weight", "depthNet.4.weight"):
         assert torch.equal(found[name], wanted[name])

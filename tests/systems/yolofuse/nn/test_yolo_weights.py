@@ -13,7 +13,7 @@ from mpt.systems.yolofuse.nn.yolofuse import Settings, YoloFuse, translate_weigh
 
 def start_from(net: YoloFuse, path: str) -> str:
     """Load as a run does."""
-    return load_initial_weights({"net": net}, Path(path), translate_weights)
+    return load_initial_weights({"net": net}, Path(path), translate_weights).message
 
 
 def saved(net: YoloFuse, path: Path, prefix: str = "") -> str:

@@ -1,0 +1,36 @@
+"""A library's weights under the default scaling of images are warned of, and nothing else is."""
+
+import pytest
+
+from mpt.config.load import load_config
+from mpt.engine.initial_weights import Start
+from mpt.engine.start_notes import other_scaling
+
+THEIRS, OURS = Start("", (), is_own=False), Start("", (), is_own=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "start", "warns"),
+    [
+        ("torchvision:resnet18", (), THEIRS, True),
+        ("torchvision:resnet18", ("task.mean=[0.5, 0.5, 0.5]",), THEIRS, False),
+        ("torchvision:resnet18", ("model.channels=1",), THEIRS, False),
+        ("torchvision:resnet18", (), OURS, False),
+        ("small_cnn", (), THEIRS, False),
+    ],
+)
+def test_published_weights_and_the_default_scaling(
+    model: str, overrides: tuple[str, ...], start: Start, warns: bool
+) -> None:
+    said = other_scaling(load_config({"model": model, "dataset": "image_folder"}, overrides), start)
+    assert bool(said) == warns
+    if said:
+        assert "set task.mean='[0.485, 0.456, 0.406]' task.std='[0.229, 0.224, 0.225]'" in said[0]
+
+
+def test_timm_says_what_each_of_its_models_was_published_for() -> None:
+    pytest.importorskip("timm")
+    config = load_config({"model": "timm:resnet10t", "dataset": "image_folder"})
+    assert "0.456" in other_scaling(config, THEIRS)[0]
+    same = load_config({"model": "timm:vit_base_patch16_224", "dataset": "image_folder"})
+    assert other_scaling(same, THEIRS) == []
