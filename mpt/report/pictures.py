@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -16,6 +17,10 @@ from mpt.report.run_record import RunRecord
 MOST_SAMPLES = 8
 MOST_MOMENTS = 3
 SAMPLE_PIXELS = 512
+"""A picture has as many pixels as a square of this side at most."""
+LONGEST_SIDE = 1600
+WIDE = 2.5
+"""A strip that is so many times as wide as high gets the page's whole width, as a detector's pictures."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,11 @@ class Picture:
     label: str
     source: str
     pixelated: bool
+    wide: bool = False
 
 
 def embed(path: Path, label: str) -> Picture:
-    """Read a picture as a data address, made smaller where its sides exceed SAMPLE_PIXELS."""
+    """Read a picture as a data address, made smaller where it has more pixels than a page should hold."""
     try:
         with Image.open(path) as image:
             image.load()
@@ -36,11 +42,12 @@ def embed(path: Path, label: str) -> Picture:
             small = image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return Picture(label, "", False)
-    small.thumbnail((SAMPLE_PIXELS, SAMPLE_PIXELS))
+    scale = min(1.0, SAMPLE_PIXELS / math.sqrt(width * height), LONGEST_SIDE / max(width, height))
+    small.thumbnail((math.ceil(width * scale), math.ceil(height * scale)))
     target = io.BytesIO()
     small.save(target, "PNG", optimize=True)
     source = "data:image/png;base64," + base64.b64encode(target.getvalue()).decode("ascii")
-    return Picture(label, source, max(width, height) < 256)
+    return Picture(label, source, max(width, height) < 256, width >= WIDE * height)
 
 
 def embed_samples(record: RunRecord) -> list[Picture]:
@@ -69,5 +76,6 @@ def side_by_side(comparison: Comparison) -> tuple[int, list[list[Picture]]] | No
         shared = sorted(set.intersection(*(set(paths) for _, paths in found)))
         chosen = choose([Path(name) for name in shared], MOST_MOMENTS)
         if chosen:
-            return seed, [[embed(paths[at.name], f"{label}, {at.stem}") for at in chosen] for label, paths in found]
+            rows = [[embed(paths[at.name], f"{label}, {at.stem}") for at in chosen] for label, paths in found]
+            return seed, [[replace(picture, wide=False) for picture in row] for row in rows]
     return None

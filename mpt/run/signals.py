@@ -5,7 +5,9 @@ ignored already, as `nohup` arranges, stays ignored.
 
 A step that takes minutes (the first of a large network on a CPU) is not waited for after SIGTERM or SIGHUP: whoever
 sends them kills soon after. When `patience_seconds` are over, `Hurried` is raised in the main thread wherever it is,
-unless the state is being saved. Outside of training `Terminated` is raised at once, so that temporary folders go.
+unless the state is being saved. Outside of training `Terminated` is raised at once, so that temporary folders go, and
+again where it got lost: Python drops what is raised in a callback of a weak reference. While a module is imported it
+waits: there torch's C++ code would abort with a stack of its own, or lose it.
 
 The handlers do nothing else but note the signal, so a save in progress is simply finished. A second SIGINT is a person
 who does not want to wait: the process ends at once, and the checkpoint before remains whole because saving is atomic.
@@ -32,6 +34,10 @@ STOPPING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)
 )
 """The signals that stop a run. Windows has SIGBREAK (Ctrl-Break, a closed console) for SIGHUP and SIGUSR1."""
+AGAIN_SECONDS = 0.25
+"""After so long `Terminated` is raised again, unless it is on its way through the program."""
+MOST_WAITS = 12
+"""So many times it waits for an import to end: three seconds."""
 SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -50,11 +56,26 @@ class Terminated(BaseException):
 @contextlib.contextmanager
 def terminated_cleanly() -> Iterator[None]:
     """Within the block SIGTERM and SIGHUP unwind the program instead of ending it where it stands."""
-    owner = os.getpid()
+    owner, over = os.getpid(), threading.Event()
+    reminders: list[threading.Thread] = []
+    waits = 0
+
+    def remind(number: int) -> None:
+        while not over.wait(AGAIN_SECONDS):
+            signal_main_thread(owner, number)
 
     def end(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:
             os._exit(128 + number)
+        nonlocal waits
+        if is_ending(sys.exception()):
+            return
+        if not reminders:
+            reminders.append(threading.Thread(target=remind, args=(number,), daemon=True))
+            reminders[0].start()
+        if is_importing(frame) and waits < MOST_WAITS:
+            waits += 1
+            return
         raise Terminated(number)
 
     previous: dict[int, Any] = {}
@@ -66,9 +87,38 @@ def terminated_cleanly() -> Iterator[None]:
     try:
         yield
     finally:
+        over.set()
+        for reminder in reminders:
+            reminder.join()
         for number, handler in previous.items():
             if signal.getsignal(number) is end:
                 signal.signal(number, handler)
+
+
+def is_ending(error: BaseException | None) -> bool:
+    """Return whether what is being handled is, or came up beside, a `Terminated` that unwinds the program."""
+    while error is not None:
+        if isinstance(error, Terminated):
+            return True
+        error = error.__context__
+    return False
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported where the program stands."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def signal_main_thread(owner: int, number: int) -> None:
+    """Let this process's main thread have a signal, from another thread."""
+    if hasattr(signal, "pthread_kill"):
+        os.kill(owner, number)
+    else:  # os.kill of Windows ends the process
+        _thread.interrupt_main(signal.Signals(number))
 
 
 class StopRequest:
@@ -110,10 +160,8 @@ class StopRequest:
     def hurry(self) -> None:
         """Let the main thread know that the time is over; runs in a thread of its own."""
         self.late = True
-        if self.signal_number is not None and hasattr(signal, "pthread_kill"):
-            os.kill(self.owner, self.signal_number)
-        elif self.signal_number is not None:  # os.kill of Windows ends the process
-            _thread.interrupt_main(signal.Signals(self.signal_number))
+        if self.signal_number is not None:
+            signal_main_thread(self.owner, self.signal_number)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from mpt.errors import Interrupted
+from mpt.run import signals
 from mpt.run.signals import Hurried, StopRequest, Terminated, terminated_cleanly
 
 LOOP = """
@@ -154,6 +156,50 @@ def test_outside_of_training_a_signal_unwinds_the_program() -> None:
     assert cleaned
     assert ended.value.exit_code == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+class Callback:
+    """Its end is a place where Python drops what is raised."""
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Terminated):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+
+def test_a_signal_that_got_lost_in_a_callback_is_raised_again() -> None:
+    def work() -> None:
+        with terminated_cleanly():
+            Callback()
+            time.sleep(20)
+
+    with pytest.raises(Terminated):
+        work()
+
+
+def test_a_signal_waits_for_an_import_and_does_not_disturb_the_clean_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "AGAIN_SECONDS", 0.02)
+    (tmp_path / "imports_slowly.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cleaned = []
+
+    def work() -> None:
+        with terminated_cleanly():
+            try:
+                import_module("imports_slowly")
+                cleaned.append("imported")
+                time.sleep(20)
+            finally:
+                time.sleep(0.1)
+                cleaned.append("cleaned")
+
+    with pytest.raises(Terminated):
+        work()
+    assert cleaned == ["imported", "cleaned"]
 
 
 @pytest.mark.slow
