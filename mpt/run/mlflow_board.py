@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mpt.errors import ConfigError
 from mpt.run.boards import Board
 from mpt.run.files import write_atomically
 from mpt.run.layout import RunDirectory
@@ -27,7 +29,15 @@ class Mlflow(Board):
         from mlflow.tracking import MlflowClient
 
         server, folder = os.environ.get("MLFLOW_TRACKING_URI"), run.path.absolute()
-        self.client: Any = MlflowClient(tracking_uri=server or f"sqlite:///{folder / 'mlflow.db'}")
+        try:
+            self.client: Any = MlflowClient(tracking_uri=server or f"sqlite:///{folder / 'mlflow.db'}")
+        except Exception as error:
+            if server is None and find_spec("sqlalchemy") is None:
+                raise ConfigError(
+                    "mlflow-skinny has no database of its own: pip install sqlalchemy alembic, or set "
+                    "MLFLOW_TRACKING_URI"
+                ) from error
+            raise
         pictures = None if server else (folder / "mlruns").as_uri()  # by default below the working directory
         self.metric: Any = Metric
         known = run.path / "mlflow-id.txt"

@@ -144,6 +144,18 @@ def test_a_board_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch)
         check_installed(["mlflow"])
 
 
+def test_mlflow_without_a_database_says_what_to_install(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("mlflow", "mlflow.entities", "mlflow.tracking"):
+        module = ModuleType(name)
+        module.__dict__.update(Metric=None, Param=None, MlflowClient=lambda tracking_uri: 1 / 0)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("mpt.run.mlflow_board.find_spec", lambda name: None)
+    (said,) = fill(run, "mlflow").take_problems()
+    assert "pip install sqlalchemy alembic" in said
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, in what MLflow asks of it
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_the_library_itself_takes_a_run_offline(name: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec(name) is None:
