@@ -83,7 +83,7 @@ def beside_file(config: Config, file: Path) -> Config:
         ]
         if found:
             chosen[section] = replace(choice, settings=choice.settings.model_copy(update=found))
-    return replace(config, **chosen, notes=tuple(notes))
+    return replace(config, dataset=chosen["dataset"], model=chosen["model"], task=chosen["task"], notes=tuple(notes))
 
 
 def path_beside(settings: Options, name: str, file: Path) -> str | None:
