@@ -134,8 +134,8 @@ def guarded(
         output.discard()
         raise
     except KeyboardInterrupt as stop:
-        output.pause()
-        raise Interrupted("interrupted; the same command goes on where it stopped", SIGINT) from stop
+        how = "goes on where it stopped" if output.pause() else "begins anew, for nothing was complete yet"
+        raise Interrupted(f"interrupted; the same command {how}", SIGINT) from stop
     except BaseException:
         output.pause()
         raise

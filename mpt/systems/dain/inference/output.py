@@ -36,7 +36,7 @@ class Output(Protocol):
 
     def finish(self) -> None: ...
 
-    def pause(self) -> None: ...  # keep what is complete: the same command goes on
+    def pause(self) -> bool: ...  # keep what is complete, with which the same command goes on: is there any?
 
     def discard(self) -> None: ...  # remove everything, for the input is no good
 
@@ -79,10 +79,12 @@ class FrameFolder:
         """Remove the note, after which the folder is the user's."""
         self.note.unlink(missing_ok=True)
 
-    def pause(self) -> None:
-        """Keep the frames, which are whole, and the note; nothing where there is no frame yet."""
-        if not any(self.path.glob("frame-*.png")):
+    def pause(self) -> bool:
+        """Keep the frames, which are whole, and the note; nothing where there is none. Return whether there are any."""
+        kept = any(self.path.glob("frame-*.png"))
+        if not kept:
             self.discard()
+        return kept
 
     def discard(self) -> None:
         """Remove the frames, the note and, where nothing else is in it, the folder."""
@@ -155,13 +157,15 @@ class SegmentedVideo:
         join_videos(sorted(self.parts.glob(f"[0-9]*{self.path.suffix}")), self.path, self.audio_from)
         shutil.rmtree(self.parts)
 
-    def pause(self) -> None:
-        """Drop the segment that is being written and keep those that are complete, if any."""
+    def pause(self) -> bool:
+        """Drop the segment that is being written and keep those that are complete. Return whether there are any."""
         if self.writer is not None:
             self.writer.__exit__(KeyboardInterrupt, None, None)
         self.writer, self.open_segment = None, -1
-        if not any(self.parts.glob(f"[0-9]*{self.path.suffix}")):
+        kept = any(self.parts.glob(f"[0-9]*{self.path.suffix}"))
+        if not kept:
             shutil.rmtree(self.parts, ignore_errors=True)
+        return kept
 
     def discard(self) -> None:
         """Remove everything."""

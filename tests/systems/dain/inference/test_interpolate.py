@@ -114,7 +114,7 @@ def test_an_interrupted_folder_goes_on_where_it_stopped(tmp_path, net):
         run_through(source, target, net, Interrupting(open_output(out, target, None, {"a": 1}), 3))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="other settings"):
         open_output(out, target, None, {"a": 2})
-    open_output(tmp_path / "none", target, None, {}).pause()
+    assert not open_output(tmp_path / "none", target, None, {}).pause()
     assert not (tmp_path / "none").exists()
     output = open_output(out, target, None, {"a": 1})
     summary = run_through(source, target, net, output)
@@ -136,7 +136,7 @@ def test_a_video_keeps_its_sound_and_an_interrupted_one_goes_on(tmp_path, net):
     output = open_output(out, target, None, {})
     with pytest.raises(KeyboardInterrupt):
         run_through(source, target, net, Interrupting(output, SEGMENT + 2))  # type: ignore[arg-type]
-    output.pause()
+    assert output.pause()
     assert not out.exists()
     output = open_output(out, target, None, {})
     summary = run_through(source, target, net, output)
