@@ -51,9 +51,10 @@ class TileDifference:
     count: int = 0
 
     def add(self, made: Tensor, total: Tensor, weights_hw: Tensor) -> None:
-        """Count a tile (..., h, w) against the weighted sum `total` of what earlier tiles had there."""
+        """Count a tile (..., h, w) against the weighted sum `total` of what earlier tiles had there, both as shown."""
         known = weights_hw > 0
-        difference = made[..., known] - total[..., known] / weights_hw[known]
+        before = total[..., known] / weights_hw[known]
+        difference = made[..., known].clamp(0, 1) - before.clamp(0, 1)
         self.absolute_sum += float(difference.abs().sum(dtype=torch.float64))
         self.count += difference.numel()
 
@@ -162,8 +163,9 @@ def tiled(
 
 
 def seam_error(net: Interpolator, first: Tensor, last: Tensor, grid: TileGrid, overlap: int) -> float:
-    """Return the mean absolute difference between tiled and whole, in grey levels; needs memory for the whole."""
+    """Return the mean absolute difference of the frames shown, tiled and whole, in grey levels; the whole must fit."""
     device = next(net.parameters()).device
     time = first.new_full((len(first), 1), 0.5, device=device)
     at_once = whole(net, first.to(device), last.to(device), time).to(first.device)
-    return float((tiled(net, first, last, time, grid, overlap) - at_once).abs().mean()) * 255
+    in_tiles = tiled(net, first, last, time, grid, overlap)
+    return float((in_tiles.clamp(0, 1) - at_once.clamp(0, 1)).abs().mean()) * 255

@@ -202,13 +202,13 @@ def test_tiles_cover_the_frame_and_blend_to_what_the_whole_gives(net):
 
 
 def test_neighbouring_tiles_that_differ_are_measured_where_they_overlap(net, monkeypatch):
-    levels = iter([0.1, 0.3, 0.6])
+    levels = iter([0.1, 0.3, 1.6])  # frames are clipped to [0, 1] when they are written
     monkeypatch.setattr(tiles, "whole", lambda net, first, *_: torch.full((1, 1, *first.shape[1:]), next(levels)))
     first, last = torch.zeros(2, 1, 3, 40, 200)
     seams = TileDifference()
     tiled(net, first, last, torch.full((1, 1), 0.5), grid_of_tiles(40, 200, (40, 100), 50), 50, seams)
     assert seams.count == 2 * 3 * 40 * 50
-    assert seams.grey_levels == pytest.approx(255 * (0.2 + 0.3) / 2, rel=1e-5)
+    assert seams.grey_levels == pytest.approx(255 * (0.2 + 0.7) / 2, rel=1e-5)
     assert TileDifference().grey_levels == 0
 
 
