@@ -3,8 +3,8 @@
 `python scripts/check_fsdp_plan.py [--layers N]`. The measurements are tables 1 and 3 of torchtitan's
 benchmarks/llama3_h100_202412_torchtitan.md: H100s of 96 GB and 500 W, FSDP2, two sequences of 8192 tokens per card,
 bfloat16 weights gathered and float32 gradients reduced, selective activation checkpointing (per operator: every second
-matrix product is computed again), eager. The transformer is written down here, outside of `mpt`, on `meta`; the tracing
-is the planner's own. Nothing is fitted to these rows.
+matrix product is computed again), eager and with every block compiled. The transformer is written down here, outside of
+`mpt`, on `meta`; the tracing is the planner's own. Nothing is fitted to these rows.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def plan(size: int, layers: int, is_compiled: bool) -> None:
         shared: dict[Any, Any] = {}
         for block in model.layers if is_compiled else ():
             block.is_compiled = True
-            compiled = block.body._compiled_call_impl = CompiledBody(block.body, recorder, True, notes)
+            compiled = block.body._compiled_call_impl = CompiledBody(block.body, recorder, True, False, notes)
             compiled._graphs = shared
         with unset_fake_temporarily():
             mesh = init_device_mesh(device.type, (size,))

@@ -111,11 +111,11 @@ class Exchange:
         if as_zeros:
             bucket.buffer.zero_()
         else:
-            for weight, view in zip(bucket.weights, bucket.views, strict=True):
-                if weight.grad is None:
+            gradients = [weight.grad for weight in bucket.weights]
+            for gradient, view in zip(gradients, bucket.views, strict=True):
+                if gradient is None:
                     view.zero_()
-                else:
-                    view.copy_(weight.grad)
+            copy_each(bucket.views, gradients)
         bucket.sent = self.send(bucket.buffer)
 
     def add_weight(self, weight: Tensor) -> Tensor:
@@ -164,11 +164,17 @@ class Exchange:
         self.moved_last = set(self.moved)
         has_gradient = dict(zip(self.weights, somewhere, strict=True))
         for bucket in self.buckets:
+            copy_each([weight.grad for weight in bucket.weights], bucket.views)
             for weight, view in zip(bucket.weights, bucket.views, strict=True):
-                if weight.grad is not None:
-                    weight.grad.copy_(view)
-                elif has_gradient[weight]:
+                if weight.grad is None and has_gradient[weight]:
                     weight.grad = view.to(weight.grad_dtype or weight.dtype, copy=True)
+
+
+def copy_each(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> None:
+    """Copy tensors to those at their places, in one launch on a GPU; leave out places with none."""
+    pairs = [(one, other) for one, other in zip(targets, sources, strict=True) if one is not None and other is not None]
+    if pairs:
+        torch._foreach_copy_([one for one, _ in pairs], [other for _, other in pairs])
 
 
 def make_buckets(weights: Sequence[nn.Parameter], bucket_bytes: float, dtype: torch.dtype | None) -> list[Bucket]:

@@ -27,6 +27,8 @@ KINDS = ("weak", "strong")
 GIB = 2**30
 FAR_ABOVE = 3
 """A card with so many times the memory of the largest row is left out of the picture."""
+FAR_APART = 20
+"""Rows whose memory differs by so much are drawn on a logarithmic axis."""
 COLOURS = {"ddp": "#4c72b0", "fsdp": "#dd8452"}
 
 
@@ -188,7 +190,13 @@ def write_picture(path: Path, scaling: Scaling, title: str, budget: int | None) 
         axes.set_ylabel(text)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    memory.set_ylim(bottom=0)
+    totals = [total_bytes(row.plan) for row in scaling.planned]
+    if max(totals) > FAR_APART * min(totals):  # the whole batch, of thousands of cards
+        memory.set_yscale("log", base=2)
+        memory.yaxis.set_major_formatter("{x:g}")
+        memory.set_ylabel("GiB per card (logarithmic)")
+    else:
+        memory.set_ylim(bottom=0)
     efficiency.set_ylim(0, 105)
     time.set_yscale("log")
     efficiency.set_xscale("log", base=2)

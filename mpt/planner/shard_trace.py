@@ -98,6 +98,21 @@ class Event:
         """Do nothing: the host is not planned."""
 
 
+class Chunks:
+    """What `torch.chunk` cuts a tensor into, each made when it is asked for: FSDP2 makes all and takes two.
+
+    Of thousands of ranks the rest would be most of a trace's time (`fully_shard`'s `_chunk_with_empty`).
+    """
+
+    def __init__(self, tensor: Tensor, count: int, dim: int) -> None:
+        self.tensor, self.dim, self.each = tensor, dim, -(-tensor.size(dim) // count)
+
+    def __getitem__(self, number: int) -> Tensor:
+        start = number * self.each
+        length = min(self.each, self.tensor.size(self.dim) - start)
+        return self.tensor.narrow(self.dim, start, length) if length > 0 else self.tensor.new_empty(0)
+
+
 @contextlib.contextmanager
 def fake_world(rank: int, size: int) -> Iterator[None]:
     """Be one of `size` ranks whose collectives do nothing, within the block."""
@@ -172,6 +187,7 @@ def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -
     changes: list[tuple[Any, str, Any]] = [
         (propagator, "_propagate_tensor_meta_non_cached", propagate),
         (shard, "init_device_mesh", make_mesh),
+        (parameters, "_chunk_with_empty", Chunks),
         (parameters, "alloc_storage", resizing(parameters.alloc_storage)),
         (parameters, "free_storage", resizing(parameters.free_storage)),
         (groups, "alloc_storage", resizing(groups.alloc_storage)),
