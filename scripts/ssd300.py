@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mpt import vision_ops
 
@@ -31,10 +32,11 @@ def narrowing(width: int, inner: int, out: int, is_halved: bool) -> nn.Sequentia
 
 
 class Ssd300(nn.Module):
-    """Images (b 3 300 300) to one logit per label."""
+    """Images (b 3 300 300) to one logit per label, and zeros for the data set's further classes."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_classes: int) -> None:
         super().__init__()
+        self.unused = num_classes - LABELS
         resnet = vision_ops.import_torchvision("models").resnet50(weights=None)
         self.backbone = nn.Sequential(*list(resnet.children())[:7])
         wide = self.backbone[-1][0]
@@ -53,4 +55,4 @@ class Ssd300(nn.Module):
         places = [head(one).reshape(len(one), 4, -1) for head, one in zip(self.places, maps, strict=True)]
         labels = [head(one).reshape(len(one), LABELS, -1) for head, one in zip(self.labels, maps, strict=True)]
         logits: Tensor = torch.cat(labels, 2).logsumexp(2) + torch.cat(places, 2).mean((1, 2))[:, None]
-        return logits
+        return functional.pad(logits, (0, self.unused))

@@ -92,7 +92,7 @@ def postpone() -> None:
     try:
         for name in EARLY:
             importlib.import_module(f"{NAME}.{name}")
-    except ImportError:  # another torch's files want it whole
+    except (ImportError, AttributeError):  # another torch's files want it whole
         module.load()
     sys.meta_path.insert(0, Submodules())
 

@@ -6,6 +6,7 @@ hidden. Models may print: their output goes to standard error.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -21,11 +22,15 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
+    gc.disable()
     preload()
     specs: dict[str, Any] = {}
     for line in sys.stdin:
         answers.write(json.dumps(answer(json.loads(line), specs)) + "\n")
         answers.flush()
+        # Garbage is looked for between plans, and not again and again among all that torch consists of.
+        gc.collect()
+        gc.freeze()
 
 
 def preload() -> None:
