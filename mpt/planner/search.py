@@ -4,8 +4,8 @@ Every recipe is the user's configuration with a small patch, built and traced li
 cheap changes to costly ones: first each precision, and the fastest of them first each with each single trick; then
 numbers to be found, such as the share of activations that may stay (a trick's `DIALS`), by bisection; then pairs of a
 trick for activations and one for the optimizer; then micro-batches. A precision that alone takes longer than what fits
-in another one, by more than the time model's band, gets no tricks. From the second round on two kinds more are left
-out:
+in another one, by more than the time model's band, gets no tricks, the file's own only the first round. From the second
+round on two kinds more are left out:
 
 - What is needless: a trick costs time, so a recipe is not tried where a part of it fits already, or where a recipe
   of the same precision fits that changes nothing and takes no longer.
@@ -98,7 +98,7 @@ def search(
     for attempt in alone:
         found.keep(attempt)
     for precision in sorted(precisions, key=found.seconds_alone):
-        tricks_of = tried.single if not found.is_outdone(precision) else ()
+        tricks_of = tried.single if not (precision and found.is_outdone(precision)) else ()
         for attempt in [found.submit(joined(precision, tricks)) for tricks in tricks_of]:
             found.keep(attempt)
     heavy = [precision for precision in precisions if found.is_heavy(precision)]

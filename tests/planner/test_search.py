@@ -87,15 +87,20 @@ def test_where_the_configuration_fits_single_tricks_are_tried_once_and_no_pairs_
 
 
 @pytest.mark.parametrize(("slow", "is_outdone"), [(3.0, True), (1.1, False)])
-def test_a_precision_that_takes_longer_alone_than_what_fits_in_another_gets_no_tricks(
+def test_a_precision_that_takes_longer_alone_than_what_fits_in_another_gets_no_dials(
     slow: float, is_outdone: bool
 ) -> None:
-    session = FakeSession(lambda memory, mode: plan(8.0, slow) if mode == "fp32" else plan(4.0, 1.0))
+    def answer(memory: dict[str, Any], mode: str) -> dict[str, Any]:
+        return plan(4.0 if "recompute" in memory else 8.0, slow if mode == "fp32" else 1.0)
+
+    session = FakeSession(answer)
     found = run(session, precision="fp32")
-    asked = [memory for mode, memory in session.asked if mode == "fp32" and memory]
-    assert (asked == []) == is_outdone
-    assert found.recipes[0].patch["precision"]["mode"] == "amp"
-    assert not found.refused
+    tried = {mode: [memory for one, memory in session.asked if one == mode] for mode in ("fp32", "amp")}
+    budgets = {mode: [memory.get("recompute", {}).get("budget") for memory in tried[mode]] for mode in tried}
+    turned = {mode: any(budget is not None for budget in budgets[mode]) for mode in tried}
+    assert turned == {"fp32": not is_outdone, "amp": True}
+    assert [memory for memory in tried["fp32"] if "recompute" in memory]  # for who wants no other arithmetic
+    assert ("precision" in found.recipes[0].patch) == is_outdone
 
 
 @pytest.mark.parametrize(("smallest", "sizes"), [(5.2, [16, 8, 4, 2]), (6.2, [16, 8])])
