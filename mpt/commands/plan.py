@@ -171,7 +171,10 @@ def refuse_beside_times_from(arguments: PlanArguments) -> None:
 def load_planned(arguments: PlanArguments) -> Config:
     """Return the configuration that is to be planned, with warnings about patches that were made for another."""
     assert arguments.config is not None
-    config = load_config(arguments.config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
+    # first, so that what goes with it alone (parallel.shard, parallel.offload) may be overridden too
+    sharded = ("parallel.strategy=fsdp",) if arguments.strategy == "fsdp" else ()
+    overrides = (*sharded, *arguments.overrides)
+    config = load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
     for warning in find_strange_patches(arguments.patches, config):
         print(f"warning: {warning}", file=sys.stderr)
     return config
