@@ -39,11 +39,12 @@ def find_shipped(name: str) -> Path:
     name = name.removeprefix(MARK).removesuffix(".yaml")
     if name not in known:
         near = get_close_matches(name, known, 1)
-        hint = f"; did you mean {MARK}{near[0]}?" if near else ""
-        presets = f" and the presets {', '.join(shipped_presets())}" if shipped_presets() else ""
-        raise ConfigError(
-            f"{MARK}{name[:60]}: mpt comes with the configurations {', '.join(shipped_configs())}{presets}{hint}"
-        )
+        if near:
+            said = f"did you mean {MARK}{near[0]}? `mpt list configs` lists all that mpt comes with"
+        else:
+            said = f"mpt comes with the configurations {', '.join(shipped_configs())}"
+            said += ", and with presets of some for cards, such as saehd_512_8gb" if shipped_presets() else ""
+        raise ConfigError(f"{MARK}{name[:60]}: {said}")
     return known[name]
 
 
