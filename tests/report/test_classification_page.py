@@ -36,11 +36,13 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
 
     details["worst"][0] |= {"picture": 'x" onerror="alert(1)', "label": "<script>alert(1)</script>"}
     details["classes"][0] = "<b>zero</b>"
+    details["worst"][0]["name"] = "/home/someone/pictures/test/<cat>/13.jpg"
     (path / "evaluation.json").write_text(json.dumps(details))
     write_report(path)
     page = (path / "report.html").read_text("utf-8")
     assert page.count("<script") == 1
     assert "onerror=" not in page
+    assert ">&lt;cat&gt;/13.jpg</span>" in page  # beside its picture, where there is little room
     assert "&lt;b&gt;zero&lt;/b&gt;" in page
     assert 'class="heat confusion upright" style="--cells: 32.0em; --names: 11ch"' in page
     for broken in ({**details, "matrix": 5}, {**details, "calibration": {"bins": [{}]}}, [], {"step": 1}):
