@@ -29,7 +29,7 @@ refused("plan small.yaml --vram 40MiB --gpu rtx2060 -o never.yaml", "40 MiB", co
 
 mpt("plan large.yaml --vram 6GiB --gpu rtx2060", "does not fit", "wrote plan.yaml", "--with plan.yaml")
 assert "memory:" in Path("plan.yaml").read_text("utf-8")
-mpt("plan small.yaml --vram 6GiB --gpu rtx2060 --with plan.yaml", "plan.yaml", "made for")  # for another training
+mpt("plan small.yaml --vram 6GiB --gpu rtx2060 --with plan.yaml", "plan.yaml was planned for")  # for another training
 mpt("train large.yaml --with plan.yaml --dry-run", "micro")
 # The same batch in the same micro-batches, of pictures that a test has time for.
 mpt("train large.yaml --with plan.yaml model.image_size=16 train.steps=1 train.epochs=null name=fitted", "step 1/1")
