@@ -10,7 +10,8 @@ from mpt.systems.dain.nn.dain import Dain
 from .test_operators import RECORDED, case, close, inputs
 
 PROJECTED = [(1, 1), (5, 7), (17, 13)]
-FILTERED = [(1, 5), (5, 7), (13, 11)]
+FILTERED = [((1, 5), False), ((5, 7), False), ((5, 7), True), ((13, 11), True)]
+"""Sizes, and whether the gradient is DAIN's own, which differs from the derivative at copied pixels alone."""
 
 
 def floats(height, width, seed=0):
@@ -65,8 +66,7 @@ def test_projection_weighs_far_surfaces_that_are_a_million_times_lighter():
     assert close(found, projection.project_flow(x["flow"].double(), weight.double()).float(), 1e-5)
 
 
-@pytest.mark.parametrize("size", FILTERED)
-@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize(("size", "original"), FILTERED)
 def test_filter_interpolation(size, original):
     x = floats(*size)
     agree(
