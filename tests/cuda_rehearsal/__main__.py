@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+from mpt.errors import MptError
 from mpt.planner.budget import parse_budget
 from tests.cuda_rehearsal import build
 from tests.cuda_rehearsal.cards import VARIABLE, Machine
@@ -35,9 +36,12 @@ def main() -> None:
     parser.add_argument("--memory", help="cut the cards' memory to this, such as 6GiB")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
-    memory = parse_budget(options.memory) if options.memory else None
-    machine = Machine(tuple(options.card or ["rtx3060"]), memory)
-    machine.properties()  # an unknown card is refused here
+    try:
+        memory = parse_budget(options.memory) if options.memory else None
+        machine = Machine(tuple(options.card or ["rtx3060"]), memory)
+        machine.properties()  # an unknown card is refused here
+    except MptError as error:
+        parser.error(str(error).replace("--vram", "--memory").replace("--gpu", "--card"))
     try:
         build.check()
     except build.CannotBuild as error:

@@ -293,3 +293,19 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(build.CannotBuild, match=r"needs a C\+\+ compiler"):
         build.check()
+
+
+@pytest.mark.here
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--card", "rtx3O60"], "--card: there is no 'rtx3o60'"), (["--memory", "6Gi8"], "--memory: '6Gi8' is not")],
+)
+def test_a_card_or_a_size_that_is_none_is_refused_in_a_line(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.cuda_rehearsal.__main__ import main
+
+    monkeypatch.setattr("sys.argv", ["tests.cuda_rehearsal", *words, "--", "true"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert said.lower() in capsys.readouterr().err.lower()
