@@ -34,4 +34,4 @@ mpt("train large.yaml --with plan.yaml --dry-run", "micro")
 # The same batch in the same micro-batches, of pictures that a test has time for.
 mpt("train large.yaml --with plan.yaml model.image_size=16 train.steps=1 train.epochs=null name=fitted", "step 1/1")
 events = (Path("runs") / "fitted" / "config.yaml").read_text("utf-8")
-assert "micro_batch: " in events, events
+assert "micro_batch:" in events, events
