@@ -228,6 +228,7 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
     from mpt.planner.recipe import describe_patch
     from mpt.planner.search import search
     from mpt.workflows.out_of_memory_report import find_budget
+    from scripts.gpu_check_workloads import CARD_ALONE
 
     config, data = prepare(workload, rehearsal)
     on_cuda, context = device.type == "cuda", session.calibration.context_bytes
@@ -241,8 +242,8 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
             found = find_budget(torch.device("cuda"), "")  # as the report of a run that ran out would
             limit = (found.limit_bytes or 0) - context
         recipes = search(session, config, session.gpu, limit + context).recipes
-        installed = any(find_spec(name) for name in ("bitsandbytes", "torchao"))
-        fitting = [r for r in recipes if r.fits and (installed or "low_bit_optimizer" not in r.config.memory.tricks)]
+        runs_low_bit = not rehearsal and any(find_spec(name) for name in ("bitsandbytes", "torchao"))
+        fitting = [r for r in recipes if r.fits and (runs_low_bit or CARD_ALONE not in r.config.memory.tricks)]
         row: dict[str, Any] = {"budget_bytes": limit, "planned_bytes": wanted}
         row["as_it_stands"] = attempt(config, data, device)[0]
         if not fitting:
