@@ -118,7 +118,7 @@ FAULTS = (
     Fault(
         "compared memory",
         "modes were compared by the evaluation's peak, which is the same in every mode",
-        "mpt/report/read_run.py",
+        "mpt/report/run_record.py",
         '        return number(self.memory.get("steps_peak_bytes"), 0.0) or self.peak_bytes\n',
         "        return self.peak_bytes\n",
         f"{FAULTS_FILE}::test_a_comparison_compares_the_steps_memory_and_not_the_evaluations",

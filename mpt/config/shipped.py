@@ -38,9 +38,11 @@ def find_shipped(name: str) -> Path:
     known = {**shipped_configs(), **shipped_presets()}
     name = name.removeprefix(MARK).removesuffix(".yaml")
     if name not in known:
-        near = get_close_matches(name, known, 1)
+        near = [one for one in shipped_configs() if name and one.startswith(f"{name}_")][:5]
+        near = near or get_close_matches(name, known, 1)
         if near:
-            said = f"did you mean {MARK}{near[0]}? `mpt list configs` lists all that mpt comes with"
+            said = f"did you mean {' or '.join(MARK + one for one in near)}? "
+            said += "`mpt list configs` lists all that mpt comes with"
         else:
             said = f"mpt comes with the configurations {', '.join(shipped_configs())}"
             said += ", and with presets of some for cards, such as saehd_512_8gb" if shipped_presets() else ""

@@ -232,7 +232,7 @@ def test_measured_bytes_are_what_a_real_forward_saves() -> None:
 
 def test_a_budget_recomputes_as_little_as_it_must() -> None:
     dear, cheap, small = (blocks.Unit(name, nn.Identity()) for name in ("dear", "cheap", "small"))
-    costs = {dear: UnitCost(100, 1, 10_000), cheap: UnitCost(100, 1, 100), small: UnitCost(10, 1, 100)}
+    costs = {dear: UnitCost(100, 10_000), cheap: UnitCost(100, 100), small: UnitCost(10, 100)}
     assert recompute.choose_by_budget(costs, 1.0) == []
     assert recompute.choose_by_budget(costs, 0.6) == [cheap]
     assert recompute.choose_by_budget(costs, 0.5) == [cheap, small]
