@@ -2,8 +2,10 @@
 
 What autograd saves above a size is copied out as it is saved and copied back when backward asks for it; gradients are
 bit-equal. On CUDA the host memory is pinned and both copies run on a stream of their own: the way out overlaps the
-forward, and while backward works on one tensor the one it will want next is on its way in. Weights stay where they are,
-and a tensor that is saved twice is copied once. On a CPU there is nowhere to go, and nothing is done.
+forward, and while backward works on one tensor the one it will want next is on its way in, into memory of the computing
+stream that is free once this has come so far: a stream's pool of its own would keep what it was once given. Weights
+stay where they are, and a tensor that is saved twice is copied once. On a CPU there is nowhere to go, and nothing is
+done.
 """
 
 from __future__ import annotations
@@ -71,8 +73,9 @@ class Offloaded:
             if torch._guards.detect_fake_mode() is not None:  # a plan counts what a GPU would have on its way
                 self.incoming = (self.host.to(self.device), None)
             return
+        arriving = torch.empty_like(self.host, device=self.device)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))  # which may still use that memory
         with torch.cuda.stream(self.stream):
-            arriving = torch.empty_like(self.host, device=self.device)
             arriving.copy_(self.host, non_blocking=True)
             self.incoming = (arriving, self.stream.record_event())
 
@@ -88,11 +91,14 @@ class Offloaded:
             result, arrived = self.incoming
             self.incoming = None
         if self.stream is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(arrived)
-            result.record_stream(current)
+            torch.cuda.current_stream(self.device).wait_event(arrived)
         self.fetched = weakref.ref(result)
         return result
+
+    def __del__(self) -> None:
+        # A backward that failed leaves what is on its way: nothing may use its memory before the copy is done.
+        if self.incoming is not None and self.incoming[1] is not None:
+            torch.cuda.current_stream(self.device).wait_event(self.incoming[1])
 
 
 class OffloadActivations(MemoryTrick):
