@@ -49,13 +49,22 @@ def hold_lock(path: Path, directory: Path) -> Iterator[str | None]:
 
 @contextlib.contextmanager
 def ends_in_order(descriptor: int) -> Iterator[None]:
-    """Empty the lock file after the block, if it ends or explains why it does not: nobody was killed."""
+    """Empty the lock file after the block, if it ends or explains why it does not: nobody was killed.
+
+    Where it cannot be emptied by then, all that is lost is that the next holder is told of a killed run.
+    """
     try:
         yield
     except MptError:
-        os.ftruncate(descriptor, 0)
+        empty(descriptor)
         raise
-    os.ftruncate(descriptor, 0)
+    empty(descriptor)
+
+
+def empty(descriptor: int) -> None:
+    """Take the holder's name out of a lock file, if the file can be written."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
 
 
 def forget_locks() -> None:

@@ -292,3 +292,22 @@ def test_a_run_from_the_future_is_not_the_newest_for_ever(tmp_path) -> None:
     os.utime(ahead.config_path, (later, later))
     assert newest_run(tmp_path).name == "now"
     assert [run.name for run in list_runs(tmp_path)] == ["ahead", "now"]
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.EIO])
+def test_a_lock_that_cannot_be_emptied_at_the_end_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    run = create_run(tmp_path, "demo")
+    truncate = os.ftruncate
+
+    def refuse(descriptor: int, length: int) -> None:
+        if length == 0:
+            raise OSError(error, os.strerror(error))
+        truncate(descriptor, length)
+
+    with run.hold():
+        monkeypatch.setattr(os, "ftruncate", refuse)
+    monkeypatch.undo()
+    with run.hold():
+        pass
