@@ -36,6 +36,7 @@ REMEDIES = {
     errno.ELOOP: "a symbolic link stands where a file or directory of the run belongs: remove the link",
     errno.ENOTDIR: "something that is not a directory stands in the way, maybe a symbolic link: remove it",
 }
+NOT_REGULAR = "not a regular file"
 
 
 def temporary_name() -> str:
@@ -53,7 +54,21 @@ def open_regular(name: str | Path, directory: Folder | None = None) -> int:
     descriptor = open_file(name, os.O_RDONLY | NO_WAITING, directory)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(name))
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(name))
+    return descriptor
+
+
+def open_to_append(name: str | Path) -> int:
+    """Open a regular file for appending, creating it if need be; links, pipes and devices are an OSError."""
+    try:
+        descriptor = open_file(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_WAITING)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a pipe that nobody reads
+            raise
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(name)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(name))
     return descriptor
 
 

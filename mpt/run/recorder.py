@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mpt.run.files import failures_explained, open_regular, write_atomically
+from mpt.run.files import failures_explained, open_regular, open_to_append, write_atomically
 from mpt.run.layout import RunDirectory
 from mpt.run.operating_system import NO_WAITING, open_file, read_at
 
@@ -110,9 +110,9 @@ class LineFile:
         self.open()
 
     def open(self) -> None:
-        """Open for appending, creating the file if need be. A symbolic link is refused."""
+        """Open for appending, creating the file if need be. Links, pipes and devices are refused."""
         with failures_explained(self.path):
-            self.descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self.descriptor = open_to_append(self.path)
 
     def is_removed(self) -> bool:
         """Is the file that has the path now, if any, another one?"""

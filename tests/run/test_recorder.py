@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
+from pathlib import Path
 
 import pytest
 
 from mpt.errors import InputOutputError
 from mpt.run.layout import create_run
-from mpt.run.recorder import Recorder, read_lines
+from mpt.run.recorder import LineFile, Recorder, read_lines
 
 
 def fill(run, steps) -> None:
@@ -130,3 +132,17 @@ def test_an_evaluation_without_a_step_is_passed_over(tmp_path, bad: str) -> None
         file.write(bad + "\n")
     with Recorder(run) as recorder:
         assert recorder.evaluations == [(5, {"accuracy": 0.05})]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_a_pipe_in_place_of_a_record_is_refused_and_not_waited_on(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputOutputError, match=rf"{name} could not be written: not a regular file"):
+        LineFile(tmp_path / name)
+    reader = os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(InputOutputError, match="not a regular file"):
+            LineFile(tmp_path / name)
+    finally:
+        os.close(reader)
