@@ -407,3 +407,8 @@ def test_a_list_fits_a_narrow_terminal(width: int) -> None:
     text = show_table("Models", {"torchvision:retinanet": "A detector with one stage and a focal loss."}, width)
     assert max(map(len, text.splitlines())) <= width
     assert "torchvision:retinanet" in text
+
+
+def test_a_slip_in_the_number_of_workers_does_not_fill_the_machine(capsys):
+    assert run("validate", "@classify_digits", "dataset.workers=100000") == 2
+    assert "dataset.workers: found 100000; allowed: a number not above 512" in capsys.readouterr().err

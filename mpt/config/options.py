@@ -112,7 +112,7 @@ class DatasetOptions(Options):
     """Side in pixels. null takes the model's own, where it has one."""
     channels: int | None = Field(None, ge=1, le=4)
     """1 is grey, 3 is RGB. null takes the model's own, where it has one."""
-    workers: int = Field(0, ge=0)
+    workers: int = Field(0, ge=0, le=512)
     """Processes that prepare batches; 0 prepares them in the training's own. The result is the same for any number."""
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     """balanced draws every class equally often, samples of small ones several times per epoch; for data sets that know
