@@ -110,12 +110,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         path = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
-        if f"{path}::{item.name}".startswith(tuple(one if ".py" in one else f"{one}/" for one in UNTRACED)):
+        name = f"{path}::{item.name}"
+        if is_among(name, UNTRACED):
             item.add_marker("no_cover")  # of pytest-cov
-        is_expensive = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
-        is_expensive = is_expensive or f"{path}::{item.name}".startswith(NOT_FAST)
-        if not is_expensive and any(path == one or path.startswith(f"{one}/") for one in FAST):
+        is_expensive = item.get_closest_marker("slow") or item.get_closest_marker("gpu") or is_among(name, NOT_FAST)
+        if not is_expensive and is_among(name, FAST):
             item.add_marker("fast")
+
+
+def is_among(name: str, chosen: tuple[str, ...]) -> bool:
+    """Return whether a test, `FILE::NAME` below this folder, is one of these folders, files and beginnings of names."""
+    return any(name.startswith(one if ".py" in one else f"{one}/") for one in chosen)
 
 
 @pytest.hookimpl(wrapper=True)

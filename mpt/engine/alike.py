@@ -17,6 +17,7 @@ from mpt import __version__
 from mpt.config.part_packages import outside_packages
 from mpt.errors import ConfigError
 from mpt.parallel.local import full
+from mpt.run.used_parts import hash_of
 from mpt.seams import Dataset, Run
 
 MPT = Path(__file__).resolve().parents[1]
@@ -63,7 +64,7 @@ def digest_files(folders: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
-            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+            digest.update(f"{path.relative_to(folder)}\0{hash_of(path)}\0".encode())
     return digest.hexdigest()[:12]
 
 

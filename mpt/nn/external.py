@@ -66,11 +66,9 @@ def published_scaling(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] 
     """
     from mpt import vision_ops
 
-    vision_ops.import_torchvision()
+    torchvision = vision_ops.import_torchvision()
     package, _, attribute = name.partition(":")
     if package == "torchvision":
-        import torchvision
-
         preset = torchvision.models.get_model_weights(attribute).DEFAULT.transforms()
         return tuple(preset.mean), tuple(preset.std)
     if package == "timm":

@@ -135,11 +135,14 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give segments that are free as a whole back to the driver, except those of CUDA graphs."""
-        for key, pool in self._free.items():
-            for block in [] if key.stream == GRAPHS else list(pool.blocks.values()):
+        for _, pool in self._emptied_pools():
+            for block in list(pool.blocks.values()):
                 if block.previous is None and block.next is None:
                     pool.remove(block)
                     self.reserved -= block.size
+
+    def _emptied_pools(self) -> list[tuple[Pool, FreeBlocks]]:
+        return [(key, pool) for key, pool in self._free.items() if key.stream != GRAPHS]
 
     def used_blocks(self) -> list[Block]:
         """Return the blocks in use."""
@@ -191,9 +194,9 @@ class ExpandableAllocator(CachingAllocator):
 
     def empty_cache(self) -> None:
         """Unmap the whole pages inside free blocks, except those of CUDA graphs."""
-        for key, pool in self._free.items():
+        for key, pool in self._emptied_pools():
             page = SMALL_SEGMENT if key.small else LARGE_SEGMENT
-            for block in [] if key.stream == GRAPHS else list(pool.blocks.values()):
+            for block in list(pool.blocks.values()):
                 start = -(-block.address // page) * page
                 end = (block.address + block.size) // page * page
                 if end <= start:

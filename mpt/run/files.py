@@ -51,11 +51,7 @@ def open_new(name: str | Path, directory: Folder | None = None) -> int:
 
 def open_regular(name: str | Path, directory: Folder | None = None) -> int:
     """Open a regular file for reading; links, pipes and devices are an OSError."""
-    descriptor = open_file(name, os.O_RDONLY | NO_WAITING, directory)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, NOT_REGULAR, str(name))
-    return descriptor
+    return only_regular(open_file(name, os.O_RDONLY | NO_WAITING, directory), name)
 
 
 def open_to_append(name: str | Path) -> int:
@@ -66,6 +62,11 @@ def open_to_append(name: str | Path) -> int:
         if error.errno != errno.ENXIO:  # a pipe that nobody reads
             raise
         raise OSError(errno.EINVAL, NOT_REGULAR, str(name)) from error
+    return only_regular(descriptor, name)
+
+
+def only_regular(descriptor: int, name: str | Path) -> int:
+    """Return the descriptor of a regular file; anything else is closed, and an OSError that names it."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, NOT_REGULAR, str(name))
