@@ -9,7 +9,8 @@ Nothing is fitted: every row uses the defaults of `mpt.planner` and what its sou
   forward; `memory.set_to_none: false` plans that. SGD is without momentum.
 - BERT-large: "Methods and tools for efficient training on a single GPU" (Hugging Face), nvidia-smi, MB of 2^20 bytes,
   V100. The page itself gives 1343 MB for a process with nothing but its context and kernels; that is taken as the
-  context here. PyTorch before 2.0 zeroed gradients instead of releasing them: `memory.set_to_none: false` again.
+  context here. Planned as torch 1.10, since the runs are of January 2022: softmax kept its input then, and autograd added
+  gradients up into tensors of their own. Gradients were zeroed and not released: `memory.set_to_none: false` again.
 - xMem: arXiv 2510.21048, torchvision models at 86 x 86, peak MiB, RTX 3060 and 4060.
 - GPUMemNet: ResNet-50 in float32 on an A100, memory in use on the device in MiB; cuDNN's benchmark mode is not
   stated.
@@ -55,6 +56,8 @@ class Row:
     foreach: bool | None = None
     context: int = 0
     keeps_gradients: bool = False
+    torch: str | None = None
+    """The release that the run was made with, where it did otherwise than today's and is known."""
 
     def config(self) -> dict[str, Any]:
         """Return the run as a configuration."""
@@ -93,7 +96,7 @@ def bert(label: str, megabytes: float, batch: int, recompute: bool = False, **mo
     return Row(
         "BERT-large", label, megabytes * MIB, "v100", "scripts.published_models:BertLarge", batch,
         options=options, shape=(1, 512), optimizer="adamw", foreach=False, context=BERT_CONTEXT,
-        keeps_gradients=True, **more,
+        keeps_gradients=True, torch="1.10", **more,
     )  # fmt: skip
 
 
@@ -154,7 +157,7 @@ def main() -> None:
             continue
         config = load_config(row.config(), allow=["scripts"])
         with Session(find_gpu(row.gpu), Calibration(context_bytes=row.context), ["scripts"]) as session:
-            answer = session.plan([config], torch=arguments.torch)[0]
+            answer = session.plan([config], torch=arguments.torch or row.torch)[0]
         if answer.error:
             print(f"{row.source:10s} {row.label:30s} {answer.error}")
             continue

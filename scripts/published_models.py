@@ -5,8 +5,7 @@ Only for `scripts/check_plan.py`. Shapes and order of operations follow "BERT: P
 Transformers" (Devlin et al. 2019) and its widely used PyTorch port; weights are never loaded. Token ids arrive as the
 first row of an image, since the classification task carries those.
 
-The runs were made in January 2022, before torch 1.11. Until then softmax kept its input for backward beside its output
-(pytorch#64000, mended by #65242), which is one more tensor of the size of the attention scores per layer.
+The runs were made in January 2022, before torch 1.11: `scripts/check_plan.py` plans them as torch 1.10 does it.
 """
 
 from __future__ import annotations
@@ -18,24 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-
-
-class EarlySoftmax(torch.autograd.Function):
-    """Softmax over the last dimension that keeps its input and its output for backward."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor) -> Tensor:
-        """Return the weights, in float32."""
-        scores = scores.float()  # what autocast has softmax do
-        weights = torch._softmax(scores, -1, False)
-        ctx.save_for_backward(scores, weights)
-        return weights
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Return the scores' gradient."""
-        scores, weights = ctx.saved_tensors
-        return torch._softmax_backward_data(gradients[0], weights, -1, scores.dtype)
 
 
 class Layer(nn.Module):
@@ -57,8 +38,7 @@ class Layer(nn.Module):
         )
         scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(d // self.heads)
         scores = scores + mask_b11t
-        early: Any = EarlySoftmax.apply
-        weights = functional.dropout(early(scores), self.dropout, self.training)
+        weights = functional.dropout(functional.softmax(scores, dim=-1), self.dropout, self.training)
         return torch.matmul(weights, value).permute(0, 2, 1, 3).contiguous().view(b, t, d)
 
     def forward(self, x_btd: Tensor, mask_b11t: Tensor) -> Tensor:

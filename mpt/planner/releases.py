@@ -60,6 +60,12 @@ ROUTES = (
         "_scaled_dot_product_attention in torch/nn/functional.py of 1.13.1, as nn.MultiheadAttention called it",
     ),
     Route(
+        "sums of gradients",
+        (2, 0),
+        "gradients of a tensor that is used twice are added up into a third tensor",
+        "https://github.com/pytorch/pytorch/pull/90217, in the release notes of 2.0",
+    ),
+    Route(
         "second temporary of Adam",
         (2, 1),
         "the foreach step of Adam and AdamW makes a second temporary of the size of the weights",

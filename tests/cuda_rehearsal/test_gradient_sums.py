@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpt.planner import releases
 from mpt.planner.trace import Recorder, Trace
 from mpt.planner.unseen import Unseen
 
@@ -84,3 +85,14 @@ def test_gradients_are_added_up_in_place_where_the_card_does_so(use: str) -> Non
     with recorder.recording():
         step(USES[use], recorder)
     assert large_births(recorder.trace) == wanted
+
+
+def test_before_torch_2_0_a_sum_is_planned_as_a_third_tensor() -> None:
+    births = []
+    for release in (None, (2, 0), (1, 13)):
+        recorder = Recorder("cuda", Unseen((8, 6)))
+        with releases.planning_as(release), recorder.recording():
+            step(USES["three times"], recorder)
+        births.append(large_births(recorder.trace))
+    assert births == [births[0], births[0], births[0] + 2]
+    assert [route.name for route in releases.taken_routes()] == ["sums of gradients"]
