@@ -11,7 +11,6 @@ The runs were made in January 2022, before torch 1.11: `scripts/check_plan.py` p
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
