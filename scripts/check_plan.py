@@ -9,8 +9,8 @@ Nothing is fitted: every row uses the defaults of `mpt.planner` and what its sou
   forward; `memory.set_to_none: false` plans that. SGD is without momentum.
 - BERT-large: "Methods and tools for efficient training on a single GPU" (Hugging Face), nvidia-smi, MB of 2^20 bytes,
   V100. The page itself gives 1343 MB for a process with nothing but its context and kernels; that is taken as the
-  context here. Planned as torch 1.10, since the runs are of January 2022: softmax kept its input then, and autograd added
-  gradients up into tensors of their own. Gradients were zeroed and not released: `memory.set_to_none: false` again.
+  context here. Planned as torch 1.10, since the runs are of January 2022: softmax kept its input then, and autograd
+  added gradients up into tensors of their own. Gradients were zeroed, not released: `memory.set_to_none: false` again.
 - xMem: arXiv 2510.21048, torchvision models at 86 x 86, peak MiB, RTX 3060 and 4060.
 - GPUMemNet: ResNet-50 in float32 on an A100, memory in use on the device in MiB; cuDNN's benchmark mode is not
   stated.

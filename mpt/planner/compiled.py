@@ -193,7 +193,7 @@ class GraphRun:
         for node, freed in zip(self.nodes, self.freed, strict=True):
             if node.target in SCATTERS or (
                 node.op == "call_function"
-                and kinds.is_fusible(node)
+                and _is_pointwise(kinds, node)
                 and not _reduces(node)
                 and not kinds.is_view(node)
                 and any(_bytes(done) == _bytes(node) for done in freed if done is not node and done not in self.fused)
@@ -263,7 +263,7 @@ def find_fused(nodes: list[fx.Node]) -> set[fx.Node]:
         """Whether a reader is part of a fused kernel, through views too."""
         if is_view(user):
             return all(map(reads_elementwise, user.users))
-        return user.op == "call_function" and (kinds.is_fusible(user) or user.target in SCATTERS)
+        return user.op == "call_function" and (_is_pointwise(kinds, user) or user.target in SCATTERS)
 
     fused: set[fx.Node] = set()
     reads: dict[fx.Node, set[fx.Node]] = {}
@@ -277,7 +277,7 @@ def find_fused(nodes: list[fx.Node]) -> set[fx.Node]:
         if is_view(node):
             if sources[0] in fused:
                 fused.add(node)
-        elif kinds.is_fusible(node) and not _reduces(node) and all(map(reads_elementwise, node.users)):
+        elif _is_pointwise(kinds, node) and not _reduces(node) and all(map(reads_elementwise, node.users)):
             costly = len(reads[node]) > config.realize_reads_threshold or operators[node] > MANY_OPERATORS
             if len(node.users) <= 1 or not costly:
                 fused.add(node)
@@ -288,6 +288,11 @@ def _kinds() -> Any:
     from torch._functorch.partitioners import get_default_op_list
 
     return get_default_op_list()
+
+
+def _is_pointwise(kinds: Any, node: fx.Node) -> bool:
+    """Whether Inductor may compute a result where it is read: the partitioner's list lacks what decompositions make."""
+    return bool(kinds.is_fusible(node)) or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _reduces(node: fx.Node) -> bool:

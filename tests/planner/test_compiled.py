@@ -27,6 +27,16 @@ def test_only_what_elementwise_operators_and_reductions_read_is_fused_away() -> 
     assert names == {"sin", "mul", "exp"}  # not sum, a reduction; not add, read by mm; not cos, which leaves the graph
 
 
+def test_what_decompositions_make_of_a_softmax_is_fused_away_too() -> None:
+    def backward(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        product = gradient * weights
+        summed = product.sum(-1, keepdim=True)
+        return torch.mm(torch.ops.prims.fma.default(-weights, summed.expand(4, 4), product), weights)
+
+    graph = make_fx(backward)(torch.ones(4, 4), torch.ones(4, 4))
+    assert {node.name for node in find_fused(list(graph.graph.nodes))} >= {"mul", "neg"}
+
+
 def test_a_compiled_plan_holds_less_and_says_how_it_was_made(session: Session) -> None:
     settings = ({}, {"compile": True}, {"compile": "reduce-overhead"})
     plans = session.plan([make(UNET, "fp32", 16, **one) for one in settings])
