@@ -6,6 +6,7 @@ nobody reads, several commands at once.
     python scripts/fault_battery.py                        # all of it, on all cores
     python scripts/fault_battery.py --scale 0.01           # an even sample
     python scripts/fault_battery.py --only kills errors    # some kinds
+    python scripts/fault_battery.py --only planted --matching "pipe.*extend"    # some cases, by the names in the log
     python scripts/fault_battery.py --log battery.jsonl --minutes 5    # a part; the same again goes on with the rest
 
 With `--log` each case's outcome is a line of a file, and cases that have one are not tried again, whatever kinds the
@@ -29,6 +30,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import sys
@@ -47,7 +49,7 @@ from mpt.run.recorder import drop_half_line, read_lines
 from scripts import fault_battery_inputs as inputs
 from scripts import fault_battery_ranks as ranks
 from scripts import fault_battery_runs as runs
-from scripts.fault_battery_process import LIBRARY, build_library, start
+from scripts.fault_battery_process import LIBRARY, build_library, clean_up_when_told_to_end, end_all, make_folder, start
 from scripts.fault_battery_warm import import_again, import_everything, parse_beforehand
 
 Case = tuple[object, ...]
@@ -88,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=KINDS, help="these kinds of fault")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the cases, evenly chosen")
+    parser.add_argument("--matching", type=expression, default="", help="cases whose name fits a regular expression")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that try cases")
     parser.add_argument("--seed", type=int, default=0, help="which cases a share holds")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after so many")
@@ -99,15 +102,39 @@ def main() -> None:
         begin_with_library()
     if options.log:
         begin_log(options.log)
-    with prepared() as battery:
-        rows = try_kinds(
-            battery, options.only or list(KINDS), options.scale, options.workers, options.seed, options.log, until
-        )
+    clean_up_when_told_to_end()
+    try:
+        with prepared() as battery:
+            rows = try_kinds(
+                battery,
+                options.only or list(KINDS),
+                options.scale,
+                options.workers,
+                options.seed,
+                options.log,
+                until,
+                options.matching,
+            )
+    except KeyboardInterrupt:
+        goes_on = f"; the same command goes on with {options.log}" if options.log else ""
+        print(f"interrupted{goes_on}", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        if os.environ[LIBRARY]:
+            shutil.rmtree(Path(os.environ[LIBRARY]).parent, ignore_errors=True)
     text = describe(rows)
     print(text)
     if options.output:
         options.output.write_text(text + "\n", "utf-8")
     sys.exit(any(row.bad for row in rows.values()))
+
+
+def expression(text: str) -> re.Pattern[str]:
+    """Compile a regular expression of the command line."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
 
 
 def begin_log(log: Path) -> None:
@@ -129,8 +156,10 @@ def read_log(log: Path) -> list[dict[str, Any]]:
 
 def begin_with_library() -> None:
     """Start this program again with the library that sees every write, where it can be built."""
-    folder = Path(tempfile.mkdtemp(prefix="mpt-faults-"))
+    folder = make_folder(Path(tempfile.gettempdir()))
     library = build_library(folder)
+    if library is None:
+        folder.rmdir()
     environment = {**os.environ, LIBRARY: str(library or ""), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if library is None:
         print("no C compiler: faults are injected into Python's os alone", file=sys.stderr)
@@ -144,7 +173,7 @@ def prepared() -> Iterator[runs.Battery]:
     """Import everything, train what is compared with, and remove it at the end."""
     import_everything()
     memory = Path("/dev/shm")  # where syncing costs nothing
-    folder = Path(tempfile.mkdtemp(prefix="mpt-faults-", dir=memory if os.access(memory, os.W_OK) else None))
+    folder = make_folder(memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir()))
     try:
         battery = runs.prepare(folder, import_again)
         parse_beforehand(path.read_text("utf-8") for path in sorted(folder.rglob("*.yaml")))
@@ -162,6 +191,7 @@ def try_kinds(
     seed: int = 0,
     log: Path | None = None,
     until: float = float("inf"),
+    matching: str | re.Pattern[str] = "",
 ) -> dict[str, Row]:
     """Try a share of the cases of each kind until a moment; return what came out, earlier outcomes in the log too."""
     log = log or battery.folder / "log.jsonl"
@@ -169,8 +199,11 @@ def try_kinds(
     for kind in kinds:
         if time.monotonic() > until:
             break
-        cases = sample(KINDS[kind][2](battery), scale, seed)
+        found = [case for case in KINDS[kind][2](battery) if re.search(matching, name_of(case))]
+        cases = sample(found, scale, seed)
         sizes[kind] = len(cases)
+        if not cases:
+            continue
         spread(battery, kind, cases, workers, log, until)
         row = make_rows(read_log(log), sizes)[kind]
         outcome = dict(row.bad) or "all well"
@@ -200,7 +233,7 @@ def make_rows(outcomes: Iterable[dict[str, Any]], sizes: dict[str, int]) -> dict
 
 def sample(cases: list[Case], scale: float, seed: int) -> list[Case]:
     """Return a share of the cases, at least one, evenly spread over their order."""
-    if scale >= 1:
+    if scale >= 1 or not cases:
         return cases
     wanted = max(1, round(len(cases) * scale))
     offset = random.Random(seed).random()
@@ -219,11 +252,15 @@ def spread(battery: runs.Battery, kind: str, cases: list[Case], workers: int, lo
         )
         for share in shares
     ]
-    for one in running:
-        ended = one.wait(seconds=86400)
-        if ended.code:
-            seen = f"a worker of the battery ended with {ended.code}: {ended.text[-1000:]}"
-            append(log, {"kind": kind, "bad": "traceback", "seen": seen, "seconds": 0.0})
+    try:
+        for one in running:
+            ended = one.wait(seconds=86400)
+            if ended.code:
+                seen = f"a worker of the battery ended with {ended.code}: {ended.text[-1000:]}"
+                append(log, {"kind": kind, "bad": "traceback", "seen": seen, "seconds": 0.0})
+    except BaseException:
+        end_all(running)
+        raise
 
 
 def name_of(case: Case) -> str:

@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -32,6 +33,13 @@ LIMIT_SECONDS = 180.0
 KILL, FAIL, FAIL_ON, SIGNAL, TEAR = range(1, 6)
 """Die before the operation; fail once; fail from there on; receive a signal and go on; write half of it and die."""
 LIBRARY = "MPT_FAULT_LIBRARY"
+PREFIX = "mpt-faults-"
+"""Of the battery's folders; the number of its process follows."""
+SYSTEM = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+DEATH_SIGNAL, SUBREAPER = 1, 36
+"""Requests of prctl(2)."""
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""What tells the battery to end."""
 PATCHED = ("open", "write", "fsync", "ftruncate", "mkdir", "rename", "replace", "unlink", "rmdir")
 
 
@@ -159,12 +167,16 @@ def start(
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid:
         os.close(writing)
         return Running(pid, output, reading)
     code, tell = 1, int
     try:
+        die_with(parent)
+        for number in ENDING:
+            if callable(signal.getsignal(number)):  # the battery's own; what is ignored stays so
+                signal.signal(number, signal.SIG_DFL)
         os.close(reading)
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for number in (1, 2):
@@ -183,6 +195,62 @@ def start(
         with contextlib.suppress(OSError):
             os.write(writing, str(tell()).encode())
         os._exit(code)
+
+
+def die_with(parent: int) -> None:
+    """Let this process be killed when the one that started it ends, however that ends."""
+    if SYSTEM is not None:
+        SYSTEM.prctl(DEATH_SIGNAL, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what is left of commands whose worker ends."""
+    if SYSTEM is not None:
+        SYSTEM.prctl(SUBREAPER, 1)
+
+
+def clean_up_when_told_to_end() -> None:
+    """Let a signal that would end this process at once unwind it instead."""
+    adopt_orphans()
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda signum, frame: sys.exit(128 + signum))
+
+
+def end_all(running: Sequence[Running], seconds: float = 10.0) -> None:
+    """Kill what still runs, and wait until it and what it had started are gone."""
+    for one in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGKILL)
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(ChildProcessError):  # none is left
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
+
+
+def make_folder(parent: Path) -> Path:
+    """Return a new folder of this battery in a folder for temporary ones, and remove those of batteries that were
+    killed.
+    """
+    for left in parent.glob(f"{PREFIX}*-*"):
+        number = left.name.removeprefix(PREFIX).split("-")[0]
+        if number.isdecimal() and not is_running(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+
+
+def is_running(pid: int) -> bool:
+    """Is there a process of this number?"""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def open_streams() -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mpt.config.options import AUGMENTATIONS
+from mpt.data.decoding import Box
 from mpt.data.fitting import fit_images
 from mpt.data.seeds import mix
 from mpt.errors import ConfigError
@@ -36,6 +37,7 @@ class Augmentation:
         self.transforms = [build_transform(entry, image_size) for entry in entries]
         first = entries[0] if entries else ""
         self.crops_from_original = "RandomResizedCrop" in first
+        self.first: Any = self.transforms[0] if self.transforms else None
         self.try_out()
 
     def try_out(self) -> None:
@@ -55,16 +57,33 @@ class Augmentation:
                     ) from error
 
     def apply(self, image_chw: Tensor, epoch: int, index: int) -> Tensor:
-        """Return one image changed as (seed, epoch, index) say. Call inside `preserved_generator()`.
-
-        The first transform, a crop, works on the bytes of an image that is uint8.
-        """
-        torch.default_generator.manual_seed(mix(self.seed, epoch, index))
+        """Return one image changed as (seed, epoch, index) say. Call inside `preserved_generator()`."""
+        self.begin(epoch, index)
         for transform in self.transforms:
             image_chw = transform(image_chw)
-            if image_chw.dtype == torch.uint8:
-                image_chw = image_chw.contiguous().float().div_(255)
         return fit_images(image_chw[None], self.image_size, self.channels)[0]
+
+    def begin(self, epoch: int, index: int) -> None:
+        """Seed torch's global CPU generator for what is drawn for one image."""
+        torch.default_generator.manual_seed(mix(self.seed, epoch, index))
+
+    def choose_cut(self, width: int, height: int) -> Box:
+        """Draw what RandomResizedCrop, the first transform, cuts from a picture. Call after `begin`."""
+        drawn = self.first.make_params([torch.empty((1, height, width), device="meta")])
+        return drawn["left"], drawn["top"], drawn["left"] + drawn["width"], drawn["top"] + drawn["height"]
+
+    def apply_to_cut(self, cut_chw: Tensor, as_bytes: bool) -> Tensor:
+        """Return the image that `apply` makes of the picture which uint8 `cut_chw` was cut from, drawing on.
+
+        RandomResizedCrop resizes floats, and the result is that of the whole picture as floats to the bit; or
+        `as_bytes`, which rounds to levels.
+        """
+        whole = {"top": 0, "left": 0, "height": cut_chw.shape[-2], "width": cut_chw.shape[-1]}
+        image = self.first.transform(cut_chw if as_bytes else as_floats(cut_chw), whole)
+        image = as_floats(image) if as_bytes else image
+        for transform in self.transforms[1:]:
+            image = transform(image)
+        return fit_images(image[None], self.image_size, self.channels)[0]
 
     def apply_all(self, image_bchw: Tensor, epoch: int, indices: Sequence[int]) -> Tensor:
         """Return a batch of images, each changed by its own draws; torch's generator is left as it was."""
@@ -72,6 +91,11 @@ class Augmentation:
             return torch.stack(
                 [self.apply(image, epoch, index) for image, index in zip(image_bchw, indices, strict=True)]
             )
+
+
+def as_floats(image: Tensor) -> Tensor:
+    """Return uint8 pixels as float32 from 0 to 1, contiguous."""
+    return image.contiguous().float().div_(255)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import stat
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -26,6 +27,8 @@ from mpt.errors import DataError
 Fit = Literal["crop", "letterbox", "stretch"]
 """How a picture of other proportions is brought to a size: the largest centred part of it; all of it between black
 bars; all of it, distorted."""
+Box = tuple[int, int, int, int]
+"""A part of a picture in pixels: left, top, right, bottom, the last two outside of it."""
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """As torchvision's ImageFolder."""
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
@@ -57,12 +60,14 @@ def decode_bytes(
     fit: Fit = "crop",
     *,
     reduces: bool = False,
+    choose_cut: Callable[[int, int], Box] | None = None,
 ) -> Tensor:
     """Return an image file as uint8 (channels, h, w). Raises BadImageError.
 
     With a `size` (height, width) it is brought to these proportions as `fit` says and resized (bilinear, antialiased);
-    without, it is left as stored. If it `reduces`, a JPEG of more than twice the size is decoded smaller first, and an
-    image that is left as stored keeps its channels last in memory, where a crop reads less.
+    without, it is left as stored. If it `reduces`, a JPEG of more than twice the size is decoded smaller first.
+    `choose_cut` is asked for the only part to return, given the picture's width and height; its channels stay last in
+    memory.
     """
     try:
         with warnings.catch_warnings():
@@ -77,6 +82,8 @@ def decode_bytes(
                 if reduces and size is not None:
                     reduce_while_decoding(image, size[::-1], fit)
                 picture = convert_mode(path, image, MODES[channels])
+                if choose_cut is not None:
+                    picture = picture.crop(choose_cut(*picture.size))
                 if size is not None and picture.size != size[::-1]:
                     picture = fitted(picture, size[::-1], fit)
                 pixels = numpy.array(picture, dtype=numpy.uint8)
@@ -94,7 +101,7 @@ def decode_bytes(
     if tensor.dim() == 2:
         return tensor[None]
     planes = tensor.permute(2, 0, 1)
-    return planes if reduces and size is None else planes.contiguous()
+    return planes.contiguous() if choose_cut is None else planes
 
 
 def reduce_while_decoding(image: Image.Image, size: tuple[int, int], fit: Fit) -> None:
@@ -149,4 +156,4 @@ def convert_mode(path: Path, image: Image.Image, mode: str) -> Image.Image:
         image = Image.fromarray((real * 255).round().astype(numpy.uint8))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)  # Pillow would copy

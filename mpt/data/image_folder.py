@@ -108,10 +108,26 @@ class ImageFolder(Dataset):
         return self.decode(used)
 
     def decode(self, used: int) -> Tensor:
-        """Return one image as uint8, at the wanted size unless augmentation cuts from the whole."""
-        size = None if self.reads_whole else (self.image_size, self.image_size)
-        pixels, fit, path = self.settings.max_pixels, self.settings.fit, self.paths[used]
-        return decode_bytes(path, self.channels, size, pixels, fit, reduces=self.settings.decoding == "fast")
+        """Return one image as uint8, at the wanted size. Raises BadImageError."""
+        size, pixels, path = (self.image_size, self.image_size), self.settings.max_pixels, self.paths[used]
+        reduces = self.settings.decoding == "fast"
+        return decode_bytes(path, self.channels, size, pixels, self.settings.fit, reduces=reduces)
+
+    def decode_cut(self, used: int, augmentation: Augmentation, epoch: int, index: int) -> Tensor:
+        """Return one image of which no more than what is drawn was taken from the file. Raises BadImageError."""
+        augmentation.begin(epoch, index)
+        cut = decode_bytes(
+            self.paths[used], self.channels, None, self.settings.max_pixels, choose_cut=augmentation.choose_cut
+        )
+        return augmentation.apply_to_cut(cut, as_bytes=self.settings.decoding == "fast")
+
+    def augmented(self, used: int, epoch: int, index: int) -> Tensor:
+        """Return one image in the spec's dtype, changed by what is drawn for `index`. Raises BadImageError."""
+        if self.augmentation is None:
+            return self.read(used)
+        if self.reads_whole:
+            return self.decode_cut(used, self.augmentation, epoch, index)
+        return self.augmentation.apply(self.read(used).float().div_(255), epoch, index)
 
     def class_labels(self) -> list[int] | None:
         """Return the class of every image."""
@@ -139,15 +155,12 @@ class ImageFolder(Dataset):
             if str(path) in self.bad_files:
                 continue
             try:
-                image = self.read(used)
+                image = self.augmented(used, epoch, index)
             except BadImageError as error:
                 if self.settings.on_bad_image == "stop":
                     raise
                 self.bad_files[str(path)] = error.reason
                 continue
-            if self.augmentation is not None:
-                cuts_bytes = self.reads_whole and self.settings.decoding == "fast"
-                image = self.augmentation.apply(image if cuts_bytes else image.float().div_(255), epoch, index)
             return image, used
         reason = self.bad_files[str(self.paths[index])]
         raise DataError(

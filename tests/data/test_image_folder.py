@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.data import decoding, image_folder
+from mpt.data import augment, decoding, image_folder
+from mpt.data.augment import preserved_generator
 from mpt.data.loader import Loader, to_device
 from mpt.errors import ConfigError, DataError
 from mpt.vision_ops import import_torchvision
@@ -326,3 +327,30 @@ def test_fast_decoding_cuts_bytes_at_the_same_places(tmp_path):
         pair = [data.fetch([0], epoch)["image"] for data in (exact, fast)]
         assert pair[1].dtype == torch.float32
         assert 0 < float((pair[0] - pair[1]).abs().max()) <= 1.01 / 255
+
+
+@pytest.mark.parametrize(
+    ("arguments", "channels"),
+    [({}, 3), ({}, 1), ({"interpolation": "bicubic"}, 4), ({"antialias": False}, 3), ({"ratio": [2.5, 4.0]}, 1)],
+)
+def test_exact_decoding_cuts_first_and_gives_the_bits_of_the_whole_picture(tmp_path, monkeypatch, arguments, channels):
+    photograph(tmp_path / "train" / "x" / "a.jpg")
+    photograph(tmp_path / "train" / "x" / "b.png")
+    write_image(tmp_path / "test" / "x" / "a.png")
+    data = build(
+        tmp_path,
+        image_size=16,
+        channels=channels,
+        augment=[{"RandomResizedCrop": arguments}, "RandomHorizontalFlip", {"RandomAffine": {"degrees": 20}}],
+    )
+    wholes = [decoding.decode_bytes(path, channels, None, 10**6).float().div_(255) for path in data.paths]
+    converted: list[int] = []
+    real = augment.as_floats
+    monkeypatch.setattr(augment, "as_floats", lambda cut: converted.append(cut.numel()) or real(cut))
+    for epoch in range(20):
+        found = data.fetch([0, 1], epoch)["image"]
+        with preserved_generator():
+            expected = [data.augmentation.apply(whole, epoch, index) for index, whole in enumerate(wholes)]
+        assert torch.equal(found, torch.stack(expected))
+    assert len(converted) == 40
+    assert sum(converted) < 40 * wholes[0].numel()

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from mpt.config.load import load_config
 from scripts import fault_battery, fault_battery_inputs, fault_battery_runs
-from scripts.fault_battery_process import Ended
+from scripts.fault_battery_process import (
+    PREFIX,
+    Ended,
+    clean_up_when_told_to_end,
+    end_all,
+    is_running,
+    make_folder,
+    start,
+)
 from scripts.fault_battery_runs import TOLD_CODES, failure_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +108,59 @@ def test_a_log_is_gone_on_with_and_its_table_is_of_all_outcomes(
     assert "| 50 | 50 | **all** | 1 | 0 | 0 | 0 |" in fault_battery.describe(rows)
     ended = fault_battery.try_kinds(battery, ["planted"], 1, 1, log=log, until=0.0)
     assert list(ended) == ["kills", "files"]
+
+
+def test_cases_are_chosen_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    battery, log = fault_battery_runs.Battery(tmp_path), tmp_path / "log.jsonl"
+
+    def case(battery: object, place: Path, name: str) -> None:
+        return None
+
+    monkeypatch.setitem(fault_battery.KINDS, "kills", ("words", 1, lambda battery: [(case, "pipe"), (case, "link")]))
+    monkeypatch.setitem(fault_battery.KINDS, "files", ("words", 1, lambda battery: [(case, "flip")]))
+    rows = fault_battery.try_kinds(battery, ["kills", "files"], 0.5, 1, log=log, matching="li.k")
+    assert {kind: row.cases for kind, row in rows.items()} == {"kills": 1}
+    assert "'link'" in fault_battery.read_log(log)[0]["case"]
+
+
+def test_a_battery_that_ends_leaves_no_process_and_removes_what_killed_ones_left(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers"
+
+    def note() -> None:
+        with numbers.open("a") as file:
+            file.write(f"{os.getpid()} ")
+
+    def command() -> None:
+        note()
+        time.sleep(60)
+
+    def worker() -> None:
+        note()
+        start(command, tmp_path / "command.log").wait()
+
+    def battery() -> None:
+        clean_up_when_told_to_end()
+        working = start(worker, tmp_path / "worker.log")
+        try:
+            working.wait()
+        except SystemExit:
+            end_all([working])
+            raise
+
+    running = start(battery, tmp_path / "battery.log")
+    deadline = time.monotonic() + 30
+    while len(numbers.read_text().split() if numbers.is_file() else []) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.wait().code == 128 + signal.SIGTERM
+    assert [int(number) for number in numbers.read_text().split() if is_running(int(number))] == []
+
+    left, own = tmp_path / f"{PREFIX}{running.pid}-abc", tmp_path / f"{PREFIX}{os.getpid()}-abc"
+    for folder in (left, own):
+        folder.mkdir()
+    made = make_folder(tmp_path)
+    assert (left.exists(), own.exists(), made.is_dir()) == (False, True, True)
 
 
 def test_a_log_of_another_source_is_refused(tmp_path: Path) -> None:
