@@ -44,8 +44,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that a checkout can be checked without being installed
 
+from scripts.gpu_check_processes import refuse_without_packages, run  # noqa: E402
+
+refuse_without_packages()  # before what needs them is imported
+
 from scripts import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
-from scripts.gpu_check_processes import run  # noqa: E402
 
 PARTS = ("tests", "demo", "plan", "modes", "peers", "features", "rest")
 SHARES = {"tests": 0.22, "demo": 0.35, "plan": 0.5, "modes": 0.6, "peers": 0.5, "features": 0.5, "rest": 1.0}

@@ -131,8 +131,8 @@ def examine_part(part: str, arguments: DoctorArguments, config: Config | None, p
     if part == "environment":
         from mpt.doctor.environment import examine_environment
 
-        device = choose_device(config.train.device if config is not None else "auto")
-        return examine_environment(device, config.train.batch_size if config is not None else 8, Path(arguments.runs))
+        choose_device(config.train.device if config is not None else "auto")  # refuses what is not there
+        return examine_environment(config.train.batch_size if config is not None else 8, Path(arguments.runs))
     assert config is not None
     train_data, test_data = build_datasets(config)
     if part == "data":

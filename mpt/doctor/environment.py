@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mpt.doctor.driver import driver_version, examine_visibility
 from mpt.doctor.findings import Section
 from mpt.doctor.shadows import find_shadows
 from mpt.planner.budget import describe_bytes
@@ -26,18 +27,16 @@ BUSY_SHARE = 0.1
 """Of a card's memory: what others may hold before it is said."""
 
 
-def examine_environment(device: torch.device, batch_size: int, runs: Path) -> Section:
+def examine_environment(batch_size: int, runs: Path) -> Section:
     """Look at the machine that a run would use."""
     section = Section("environment")
     versions = ", ".join(f"{name} {package_version(name) or 'not installed'}" for name in ("torch", "torchvision"))
-    section.add("ok", "versions", f"{versions}, built for {_build()}")
+    driver = driver_version()
+    section.add("ok", "versions", f"{versions}, built for {_build()}{driver and f', NVIDIA driver {driver}'}")
     for text, advice in find_shadows():
         section.add("warning", "command", text, advice)
     _examine_processor(section)
-    if torch.version.cuda and not torch.cuda.is_available():
-        advice = "install the wheel that fits your driver; docs/gpu.md has a table"
-        text = "this torch is built for CUDA, but it sees no CUDA device: no card, no driver, or one that is too old"
-        section.add("warning", "cuda", text, advice if device.type == "cuda" else "")
+    examine_visibility(section)
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         _examine_card(section, torch.device("cuda", index), batch_size)
     free = free_bytes(runs)

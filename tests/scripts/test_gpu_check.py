@@ -14,7 +14,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scripts import gpu_check, gpu_check_features, gpu_check_memory, gpu_check_modes, gpu_check_peers, gpu_check_plan
+from scripts import (
+    gpu_check,
+    gpu_check_features,
+    gpu_check_memory,
+    gpu_check_modes,
+    gpu_check_peers,
+    gpu_check_plan,
+    gpu_check_processes,
+)
 from scripts.gpu_check_workloads import BUDGETS, CARD_ALONE, WORKLOADS, rehearsed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -361,6 +369,16 @@ def test_states_are_the_same_to_the_bit_or_not():
     assert not gpu_check_features.same(one, {"a": [torch.tensor([-0.0, 1.0]), 2], "b": "x"})
     assert not gpu_check_features.same(one, {"a": [torch.tensor([0.0, 1.0])], "b": "x"})
     assert not gpu_check_features.same(torch.tensor(1.0), torch.tensor(1))
+
+
+def test_a_bare_machine_is_told_which_packages_it_lacks(monkeypatch, capsys):
+    monkeypatch.setattr(gpu_check_processes, "needs", lambda: ["numpy>=1.26", "no-such-package>=2.9,<3"])
+    with pytest.raises(SystemExit) as ended:
+        gpu_check_processes.refuse_without_packages()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "not installed here: 'no-such-package>=2.9,<3';" in said
+    assert "numpy" not in said
 
 
 def test_without_a_gpu_it_says_how_to_rehearse(tmp_path, monkeypatch, capsys):
