@@ -95,7 +95,7 @@ def check_everything(options: argparse.Namespace) -> int:
     started = time.monotonic()
     deadline = started + options.minutes * 60 - RESERVE_SECONDS
     if options.rehearsal != "cpu" and not torch.cuda.is_available():
-        print("torch sees no CUDA device here; use --cpu-rehearsal to try the script without one", file=sys.stderr)
+        print("torch sees no CUDA device (see mpt doctor); --cpu-rehearsal tries the script on a CPU", file=sys.stderr)
         return 2
     options.folder.mkdir(parents=True, exist_ok=True)
     results = begin(options, describe_machine(torch))

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.gpu_check_processes import run  # noqa: E402
+from scripts.gpu_check_processes import reason, run  # noqa: E402
 
 VIT = {"name": "torchvision:vit_b_16", "image_size": 224}
 SMALL_VIT = {
@@ -83,8 +83,7 @@ def try_feature(row: dict[str, Any], left: float, rehearsal: str) -> dict[str, A
     except subprocess.TimeoutExpired:
         return {**known, "error": "did not end in its time; run this again to go on"}
     if done.returncode:
-        error = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
-        return {"name": name, "tries": tries + 1, "error": error}
+        return {"name": name, "tries": tries + 1, "error": reason(done)}
     return {"name": name, **json.loads(done.stdout.strip().splitlines()[-1])}
 
 

@@ -38,6 +38,13 @@ def end_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def reason(done: subprocess.CompletedProcess[str]) -> str:
+    """Return in one line why a process failed: its last error, not the hints that torch writes behind it."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed|Interrupt)\b", line)]
+    return [f"exit {done.returncode}", *lines[-1:], *errors[-1:]][-1].strip()
+
+
 def refuse_without_packages() -> None:
     """End with exit code 2 and one line where something that mpt needs is not installed: a bare machine lacks some."""
     missing = [f"'{need}'" for need in needs() if not is_installed(need)]

@@ -23,7 +23,9 @@ def choose_device(wanted: str) -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"device: {wanted!r} is no device; use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda is asked for, but torch sees no CUDA device; use --device cpu")
+        raise ConfigError(
+            "device: cuda is asked for, but torch sees no CUDA device; use --device cpu, or see `mpt doctor`"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device: found {wanted!r}; torch sees {torch.cuda.device_count()} CUDA device(s), from cuda:0"

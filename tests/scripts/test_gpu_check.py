@@ -333,6 +333,16 @@ def test_a_contestant_that_failed_is_tried_once_more_and_one_that_was_measured_i
     assert third == second
     assert "side by side, by hand: no compiler" in gpu_check_peers.faults(third)
     assert not any("lightning" in line for line in gpu_check_peers.faults(third))
+    rehearsed_on_a_card = gpu_check_peers.measure_all(100, "cuda")
+    assert gpu_check_peers.COMPILED not in tried[2 * len(gpu_check_peers.CONTESTANTS) - 2 :]
+    assert not any("compiled" in line for line in gpu_check_peers.faults(rehearsed_on_a_card))
+
+
+def test_the_reason_of_a_failure_is_its_error_and_not_a_hint_behind_it():
+    said = "Traceback ...\ntorch._inductor.exc.InductorError: no g++\n\nSet TORCHDYNAMO_VERBOSE=1 for the stack\n"
+    assert gpu_check_peers.reason(subprocess.CompletedProcess([], 1, "", said)).endswith("InductorError: no g++")
+    assert gpu_check_peers.reason(subprocess.CompletedProcess([], 1, "", "not installed\n")) == "not installed"
+    assert gpu_check_peers.reason(subprocess.CompletedProcess([], -9, "", "")) == "exit -9"
 
 
 def test_a_feature_that_failed_is_tried_once_more_and_what_is_wrong_is_said(monkeypatch):
