@@ -1,4 +1,4 @@
-"""Workloads planned in processes of their own and measured in this one, a row of a file for each.
+"""Workloads planned elsewhere (`gpu_check_planning.py`) and measured here, a row of a file for each.
 
 Part of `gpu_check.py`. Every workload takes a few true steps, all in one process, with the allocator emptied between
 them: `max_memory_allocated` and `max_memory_reserved` beside what was planned without looking at the GPU. Then budgets:
@@ -12,9 +12,7 @@ import argparse
 import functools
 import gc
 import json
-import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,12 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.gpu_check_plan import POISONED  # noqa: E402
+from scripts.gpu_check_planning import Planners  # noqa: E402
 
-SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""Of a convolution's own tensors, which cuDNN may take beside them."""
 CLEAN_STEPS, MOST_STEPS = 3, 12
-PLAN_SECONDS, LAST_PLAN_SECONDS = 120, 5
-"""The most that a plan may take, and how long one is waited for when the time of the measurements is over."""
+LAST_PLAN_SECONDS = 5
+"""How long a plan is waited for when the time of the measurements is over."""
 BUDGET_PART = 0.35
 """Of the time, at least, for the budgets."""
 REHEARSED_PART = 0.9
@@ -59,9 +56,10 @@ def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
     budgets = [budget for budget in BUDGETS if budget_label(*budget) in labels]
     end = deadline - (BUDGET_PART * seconds if budgets else 0)
     pool = ThreadPoolExecutor(planners(rehearsal))
+    elsewhere = Planners()
     try:
         prepared = {row.label: prepare(row, rehearsal) for row in rows}
-        plans = [pool.submit(plan_elsewhere, *prepared[row.label], device, end + LAST_PLAN_SECONDS) for row in rows]
+        plans = [pool.submit(elsewhere.plan, *prepared[row.label], device, end + LAST_PLAN_SECONDS) for row in rows]
         for index, row in enumerate(rows):
             left = end - time.monotonic()
             entry = {"label": row.label, "counted": row.is_counted}
@@ -71,7 +69,9 @@ def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
                 continue
             append_measured(path, entry, lambda row=row: measure(*prepared[row.label], device), plans[index], left)
     finally:
-        pool.shutdown(cancel_futures=True)  # where the context broke, the next process plans anew
+        pool.shutdown(wait=False, cancel_futures=True)  # where the context broke, the next process plans anew
+        elsewhere.close()
+        pool.shutdown()
     if not budgets:
         return
     with Session(card(device), Calibration(), ALLOW, planners(rehearsal)) as session:
@@ -269,82 +269,13 @@ def attempt(config: Any, data: Any, device: Any) -> tuple[str, dict[str, Any]]:
     return "out of memory", {}
 
 
-# The planning process.
-
-
-def plan_elsewhere(config: Any, data: Any, device: Any, until: float = math.inf) -> dict[str, Any]:
-    """Plan in a process of its own; return the bytes per share of cuDNN's scratch.
-
-    Raises MptError with the reason, TimeoutError where it takes too long or beyond `until` on the monotonic clock.
-    """
-    from mpt.errors import MptError
-    from mpt.planner.beside import request
-    from scripts.gpu_check_workloads import ALLOW
-
-    wish = request(config, data, device, Path("unused"), ALLOW)
-    try:
-        ended = subprocess.run(
-            [sys.executable, str(Path(__file__).resolve()), "--plan"],
-            input=json.dumps(wish),
-            capture_output=True,
-            text=True,
-            timeout=max(1.0, min(PLAN_SECONDS, until - time.monotonic())),
-            check=False,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(str(error)) from error
-    try:
-        answer: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        raise MptError(f"not planned: {' | '.join(ended.stderr.strip().splitlines()[-2:])}") from None
-    return answer
-
-
-def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
-    """Trace once with all of cuDNN's scratch, and replay with each share of it."""
-    import torch
-
-    from mpt.planner.beside import understand
-    from mpt.planner.check import live_peak
-    from mpt.planner.replay import replay
-    from mpt.planner.run_fake import trace_config
-    from mpt.planner.unseen import CONVOLUTIONS, Unseen
-
-    config, data, gpu = understand(wish)
-    started = time.perf_counter()
-    batch_size = config.train.batch_size
-    if wish["kind"] == "cpu":
-        trace = trace_config(config, data, batch_size, gpu, None, torch.device("cpu")).trace
-        return {"planned": {"0": [live_peak(trace), None]}, "planning_seconds": time.perf_counter() - started}
-    unseen = Unseen(gpu.capability, config.train.deterministic, 0, cudnn_share=1.0)
-    fake = trace_config(config, data, batch_size, gpu, unseen)
-    scratch = [s.category == "workspace" and s.operator in CONVOLUTIONS for s in fake.trace.storages]
-    planned = {}
-    for share in SHARES:
-        sizes = [
-            int(share * storage.size) if is_scratch else storage.size
-            for storage, is_scratch in zip(fake.trace.storages, scratch, strict=True)
-        ]
-        found = replay(fake.trace, sizes=sizes, expandable="expandable_segments" in config.memory.tricks)
-        planned[str(share)] = [found.allocated, found.reserved]
-    return {
-        "planned": planned,
-        "planned_step_seconds": fake.work.seconds(gpu),
-        "planning_seconds": time.perf_counter() - started,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--plan", action="store_true", help="plan what standard input asks for")
     parser.add_argument("--worker", type=Path, help="append rows to this file, of the labels in standard input")
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--rehearsal", choices=("cpu", "cuda"), default="")
     options = parser.parse_args()
-    if options.plan:
-        print(json.dumps(plan_here(json.load(sys.stdin))))
-    elif options.worker is not None:
+    if options.worker is not None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what `mpt train` sets for deterministic runs
         work(options.worker, options.seconds, json.load(sys.stdin), options.rehearsal)
     else:
