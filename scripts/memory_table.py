@@ -32,9 +32,11 @@ from mpt.engine.step import update
 from mpt.errors import MptError
 from mpt.memory.selective import Kept
 from mpt.phase_losses import memory_forward
+from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import find_gpu
+from mpt.planner.placement import Placement
+from mpt.planner.plan import trace_placed
 from mpt.planner.replay import replay
-from mpt.planner.run_fake import trace_config
 from mpt.run.memory_meter import measure_step
 from mpt.seams import Batch, DataSpec, FieldSpec, Run
 
@@ -156,7 +158,8 @@ def measure(workload: Workload, memory: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     gpu = find_gpu("rtx2060")
     config = workload.config(memory)
-    row["planned"] = replay(trace_config(config, workload.data, workload.batch_size, gpu, None).trace).allocated
+    traced = trace_placed(config, workload.data, gpu, Calibration(), Placement(), workload.batch_size)
+    row["planned"] = replay(traced.trace).allocated
     try:
         run = build_run(config, CPU, workload.data)
     except MptError:  # the 8-bit backends are extras

@@ -30,9 +30,11 @@ from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.engine.build import build_run
 from mpt.engine.step import update
+from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu, find_gpu
+from mpt.planner.placement import Placement
+from mpt.planner.plan import trace_placed
 from mpt.planner.replay import replay
-from mpt.planner.run_fake import trace_config
 from mpt.planner.worker import find_data_spec
 from mpt.seams import DataSpec, FieldSpec, Task
 from scripts.memory_table import saved_bytes
@@ -82,7 +84,7 @@ class Traces:
         values = self.config.to_data()
         values["memory"].update(memory)
         config = load_config(values)
-        fake = trace_config(config, self.data, config.train.batch_size, self.gpu, None)
+        fake = trace_placed(config, self.data, self.gpu, Calibration(), Placement())
         played = replay(fake.trace)
         return Point(memory, played.allocated, played.reserved, fake.work.seconds(self.gpu))
 

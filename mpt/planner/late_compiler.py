@@ -5,6 +5,9 @@ import takes nearly as long as that of torch. `postpone` puts a module in its pl
 ask for, leaves functions as they are where they are to be kept out of graphs, and becomes the real one when anything
 else of it is wanted. From then on what a model compiles by itself runs eagerly, because a plan follows operators.
 
+So are torchvision's data sets and what it tells the ONNX exporter, which come with every model of it, and Triton, of
+which the settings want one type.
+
 For processes that plan and do nothing else (`mpt.planner.worker`). Found in torch 2.13; where another torch wants more
 of its compiler, it is imported, and only time is lost.
 """
@@ -13,14 +16,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils import _triton
 from torch.utils._python_dispatch import _disable_current_modes
 
 NAME = "torch._dynamo"
@@ -28,26 +35,41 @@ EARLY = ("config", "utils", "source")
 """What fake tensors ask for, in an order in which it can be imported without the rest."""
 
 
+VISION: dict[str, dict[str, Any]] = {
+    "torchvision.datasets": {},
+    "torchvision.ops._register_onnx_ops": {"_register_custom_op": lambda: None},
+}
+"""Parts of torchvision that its models import and do not use, and what is called of each on import."""
+
+
 class LateModule(ModuleType):
-    """Stands for the compiler's package until something of it is asked for."""
+    """Stands for a module until something of it is asked for."""
 
     waits = True
 
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(spec.name)
+        self.__spec__, self.__loader__, self.__file__, self.__package__ = spec, spec.loader, spec.origin, spec.parent
+        if spec.submodule_search_locations is not None:
+            self.__path__ = spec.submodule_search_locations
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or not self.waits:  # the former is what the import system asks of any module
-            raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
+        asks_import_system = name.startswith("__") and name != "__all__"  # as it does of any module
+        if asks_import_system or not self.waits:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         self.load()
         return getattr(self, name)
 
     def load(self) -> None:
-        """Become the compiler's package."""
+        """Become the module."""
         spec = self.__spec__
         assert spec is not None
         assert spec.loader is not None
         self.waits = False
         with _disable_current_modes():  # nothing that is made on import is a part of the step
             spec.loader.exec_module(self)
-        stay_eager()
+        if spec.name == NAME:
+            stay_eager()
 
 
 class Submodules(MetaPathFinder):
@@ -79,13 +101,12 @@ class Present(Loader):
 
 
 def postpone() -> None:
-    """Put the stand-in where the compiler would be, unless that is there already."""
+    """Put stand-ins where the compiler and parts of torchvision would be, unless they are there already."""
+    postpone_vision()
     spec = importlib.util.find_spec(NAME)
     if NAME in sys.modules or spec is None:
         return
-    module: Any = LateModule(NAME)
-    module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
-    module.__path__, module.__package__ = spec.submodule_search_locations, NAME
+    module: Any = LateModule(spec)
     module.disable, module.graph_break = keep_out, lambda *arguments, **options: None
     sys.modules[NAME] = module
     vars(torch)["_dynamo"] = module
@@ -95,6 +116,39 @@ def postpone() -> None:
     except (ImportError, AttributeError):  # another torch's files want it whole
         module.load()
     sys.meta_path.insert(0, Submodules())
+
+
+def postpone_vision() -> None:
+    """Put stand-ins where `VISION` would be."""
+    package = importlib.util.find_spec("torchvision")
+    if package is None or package.submodule_search_locations is None or "torchvision" in sys.modules:
+        return
+    root = package.submodule_search_locations[0]
+    for name, called in VISION.items():
+        spec = PathFinder.find_spec(name, [str(Path(root, *name.split(".")[1:-1]))])
+        if spec is None:  # another torchvision's files
+            continue
+        module = LateModule(spec)
+        vars(module).update(called)
+        sys.modules[name] = module
+
+
+@contextmanager
+def without_triton() -> Iterator[None]:
+    """Inside the block torch finds no Triton, unless that is imported already, in place of importing it."""
+    if "triton" in sys.modules:
+        yield
+        return
+    complaints = logging.getLogger("torch.utils.flop_counter")
+    sys.modules["triton"] = None  # type: ignore[assignment] - Python's own way to refuse an import
+    _triton.has_triton_package.cache_clear()
+    complaints.disabled = True
+    try:
+        yield
+    finally:
+        complaints.disabled = False
+        del sys.modules["triton"]
+        _triton.has_triton_package.cache_clear()
 
 
 def keep_out(function: Any = None, *arguments: Any, **options: Any) -> Any:

@@ -37,8 +37,9 @@ def preload() -> None:
     """Import what every plan needs, while the command still reads its configuration."""
     from mpt.planner import late_compiler
 
-    late_compiler.postpone()
-    import mpt.planner.plan  # noqa: F401
+    with late_compiler.without_triton():
+        late_compiler.postpone()
+        import mpt.planner.plan  # noqa: F401
 
 
 def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:

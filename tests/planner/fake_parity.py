@@ -16,6 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from mpt import vision_ops
 from mpt.planner import fake_device, late_compiler, routes, run_fake
 from mpt.planner.fake_mode import LeanFakeMode
 from mpt.planner.gpus import find_gpu
@@ -66,6 +67,9 @@ def main() -> None:
     """Print the observations."""
     warnings.simplefilter("ignore")
     late_compiler.postpone()
+    models = vision_ops.import_torchvision("models")
+    datasets: Any = sys.modules["torchvision.datasets"]
+    imported = {"onnx": "torch.onnx" in sys.modules, "datasets": not datasets.waits}
     registered = fake_device.register()
     routes.register()
     lists = fake_device.read_operator_lists(fake_device.header_path().read_text())
@@ -78,7 +82,12 @@ def main() -> None:
         )
     ]
     dtypes: dict[str, dict[str, str]] = {}
-    out: dict[str, Any] = {"registered": registered, "missing": missing, "lists": {k: len(v) for k, v in lists.items()}}
+    out: dict[str, Any] = {
+        "imported": imported,
+        "registered": registered,
+        "missing": missing,
+        "lists": {k: len(v) for k, v in lists.items()},
+    }
     with FakeTensorMode():
         for given in (HALF, FULL):
             x = torch.zeros(16, 4, device="fgpu:0", dtype=given)
@@ -144,6 +153,7 @@ def main() -> None:
     out["results_made_again"] = FakeTensorMode.cache_misses - before
     out["split_operators"] = sorted(routes.find_split_operators())
     out["warnings"] = routes.unknown_routes()
+    out["torchvision"] = models.resnet18.__name__, datasets.FakeData.__module__
     whole: Any = sys.modules[late_compiler.NAME]
     out["compiler_waits"] = whole.waits
     import torch._dynamo.decorators as asked_for  # one file of many that import each other

@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from torch.utils import _triton
 
+from mpt.planner import late_compiler
 from mpt.planner.fake_device import header_path, read_operator_lists
 from mpt.planner.routes import SPLIT_OPERATORS
 
@@ -92,6 +95,11 @@ def test_the_lean_fake_mode_gives_the_traces_of_torchs_own(seen: Any) -> None:
     assert seen["results_made_again"] == 0
 
 
+def test_what_no_plan_uses_of_torchvision_is_not_imported_and_is_there_when_asked_for(seen: Any) -> None:
+    assert seen["imported"] == {"onnx": False, "datasets": False}
+    assert seen["torchvision"] == ["resnet18", "torchvision.datasets.fakedata"]
+
+
 def test_torchs_compiler_is_imported_when_something_asks_for_it_and_stays_eager(seen: Any) -> None:
     assert seen["compiler_waits"]
     assert seen["compiler_is_whole"]
@@ -108,3 +116,14 @@ def test_a_header_without_a_list_is_an_error() -> None:
     assert len(read_operator_lists(header_path().read_text())["FP32"]) > 40
     with pytest.raises(RuntimeError, match="AT_FORALL_LOWER_PRECISION_FP"):
         read_operator_lists("#define SOMETHING\n")
+
+
+def test_triton_is_out_of_the_way_of_torchs_imports_and_back_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    with late_compiler.without_triton():
+        assert not _triton.has_triton_package()
+    assert "triton" not in sys.modules
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    with late_compiler.without_triton():  # what is there stays
+        assert _triton.has_triton_package()
+    _triton.has_triton_package.cache_clear()
