@@ -140,14 +140,15 @@ def without_triton() -> Iterator[None]:
         yield
         return
     complaints = logging.getLogger("torch.utils.flop_counter")
-    sys.modules["triton"] = None  # type: ignore[assignment] - Python's own way to refuse an import
+    loaded: dict[str, Any] = sys.modules
+    loaded["triton"] = None  # Python's own way to refuse an import
     _triton.has_triton_package.cache_clear()
     complaints.disabled = True
     try:
         yield
     finally:
         complaints.disabled = False
-        del sys.modules["triton"]
+        del loaded["triton"]
         _triton.has_triton_package.cache_clear()
 
 
