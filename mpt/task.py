@@ -97,6 +97,21 @@ class Task:
         return batch
 
     @property
+    def draws_by_shape(self) -> bool:
+        """Return whether `draw` looks at the shapes, dtypes and device of the batch's fields alone, never into them.
+
+        It then adds fields, or leaves some out, and passes on the others as they are. Several processes each have their
+        own samples only where that is so; else each gathers the whole batch. For a class with a `draw` of its own it is
+        taken to be False unless that class says otherwise. The answer is the same for the whole training.
+        """
+        return True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "draw" in vars(cls) and "draws_by_shape" not in vars(cls):
+            cls.draws_by_shape = False  # type: ignore[assignment,method-assign]
+
+    @property
     def rate_factor(self) -> float:
         """Return what learning rates are multiplied by: 1, unless the task lowers them by what it was told."""
         return 1.0

@@ -38,6 +38,7 @@ from mpt.config.schema import Config
 from mpt.data.loader import Loader
 from mpt.engine.build import build_datasets, build_run
 from mpt.engine.loop import agree_on_notes
+from mpt.engine.rank_inputs import inputs_of
 from mpt.engine.step import update
 from mpt.errors import ConfigError
 from mpt.parallel.local import full
@@ -95,9 +96,9 @@ def perform(world: World, config: Config, steps: int) -> dict[str, Any]:
     stream = Loader(train, count, config.seed, place=world.place).batches()
     skipped = []
     for step in range(steps):
-        whole = train.spec.as_floats(world.whole(next(stream), count))
+        batch = inputs_of(run, next(stream), count)
         for phase in (phase for phase in run.phases if phase.is_due(step)):
-            skipped.append(update(run, phase, whole).stats.skipped)
+            skipped.append(update(run, phase, batch).stats.skipped)
         agree_on_notes(run)
         run.task.after_step(step, step * count)
         agree_on_notes(run)

@@ -13,7 +13,7 @@ import torch
 
 from mpt.engine.diagnosis import find_first_non_finite
 from mpt.engine.journal import Journal
-from mpt.engine.step import Update
+from mpt.engine.step import Update, whole_batch
 from mpt.errors import NonFiniteError
 from mpt.run.state_checks import first_non_finite_on_ranks
 from mpt.seams import Phase, Run
@@ -72,8 +72,7 @@ def with_poisoned_state(run: Run, bad: str, rollbacks: int) -> Decision:
 
 def stop(run: Run, journal: Journal, phase: Phase, done: Update, why: str) -> NoReturn:
     """Raise NonFiniteError naming the first bad module and operator of an update that was skipped."""
-    assert done.batch is not None
-    culprit = find_first_non_finite(run, phase, done.batch).text
+    culprit = find_first_non_finite(run, phase, whole_batch(run, done)).text
     journal.event("stopped", f"{why}; first at {culprit}")
     remedies = ["a lower optimizer.lr", "optimizer.clip_grad_norm=1"]
     if any(not scaler.dynamic for scaler in run.precision.scalers.values()):

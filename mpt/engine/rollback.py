@@ -12,12 +12,12 @@ from mpt.engine import recovery
 from mpt.engine.diagnosis import Finding, find_first_non_finite
 from mpt.engine.recovery import Decision
 from mpt.engine.smallest_list import SmallestList, list_that_makes_finite
-from mpt.engine.step import Update
+from mpt.engine.step import Update, whole_batch
 from mpt.engine.training import Training
 from mpt.errors import CheckpointError, NonFiniteError
 from mpt.run import checkpoint
 from mpt.run.retention import list_steps, set_aside_after
-from mpt.seams import Phase, Run
+from mpt.seams import Batch, Phase, Run
 
 
 def check_floor(training: Training, updates: dict[str, Update]) -> None:
@@ -42,9 +42,9 @@ def keep_at_floor(training: Training, decision: Decision, done: Update) -> bool:
     assert phase is not None
     if not training.remedies.may_keep_more(run.config):
         return False
-    assert done.batch is not None
-    finding = blame(run, phase, done)
-    found = list_that_makes_finite(run, phase, done.batch, finding)
+    batch = whole_batch(run, done)
+    finding = blame(run, phase, batch)
+    found = list_that_makes_finite(run, phase, batch, finding)
     if found is None:
         return False
     keep_more(training, found, f"{decision.why}, first at {finding.text}; ")
@@ -59,20 +59,19 @@ def keep_more(training: Training, found: SmallestList, why: str = "") -> None:
     training.journal.warn(why + said, "keep_fp32", modules=list(found.modules), trials=found.trials)
 
 
-def blame(run: Run, phase: Phase, done: Update) -> Finding:
+def blame(run: Run, phase: Phase, batch: Batch) -> Finding:
     """Repeat an update that was not finite under instruments; all ranks do, and the first one's word counts."""
-    assert done.batch is not None
-    finding = find_first_non_finite(run, phase, done.batch)
+    finding = find_first_non_finite(run, phase, batch)
     return run.world.ask(lambda: finding) if run.world.size > 1 else finding
 
 
 def recover(training: Training, phase: Phase, done: Update, why: str) -> None:
     """Name what was not finite first, roll back, and change what the settings say before the next try."""
     run, step = training.run, training.progress.step
-    finding, found = blame(run, phase, done), None
+    batch = whole_batch(run, done)
+    finding, found = blame(run, phase, batch), None
     if training.remedies.may_keep_more(run.config):
-        assert done.batch is not None
-        found = list_that_makes_finite(run, phase, done.batch, finding)  # with the weights that it failed with
+        found = list_that_makes_finite(run, phase, batch, finding)  # with the weights that it failed with
     roll_back(training, f"{why}, first at {finding.text}")
     if found is not None:
         keep_more(training, found)

@@ -18,6 +18,7 @@ from mpt.engine.built_parts import check_loss
 from mpt.engine.faults import fault_kind
 from mpt.engine.loss_watch import LossWatch, all_finite
 from mpt.engine.micro_batches import Normaliser, size_of, split
+from mpt.engine.rank_inputs import draw_own, gathers_inputs
 from mpt.engine.rank_random import RankRandom
 from mpt.errors import ConfigError
 from mpt.parallel.exchange import Exchange
@@ -35,16 +36,19 @@ class Update:
     finite: bool = True
     """False when a loss was NaN or infinite and no scaler stood by: the optimizer did not step."""
     batch: Batch | None = None
-    """Of an update whose step was skipped: the whole batch with its random inputs, to be looked into."""
+    """Of an update whose step was skipped: the batch with its random inputs, for `whole_batch`."""
+    samples: int = 0
+    """How many samples the ranks' parts have together, where `batch` is one of them."""
 
 
 def update(run: Run, phase: Phase, batch: Batch) -> Update:
-    """Perform one phase's update on a whole batch."""
+    """Perform one phase's update on a batch, on ranks as `rank_inputs.inputs_of` gives it."""
     drop_gradients(run, phase)
     remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.out_of_memory
     watch = LossWatch() if run.device.type == "cuda" and phase.name not in run.scaled_phases else None
+    samples = 0
     if run.world.size > 1:
-        batch, losses, is_finite = back_propagate_on_ranks(run, phase, batch, watch)
+        batch, samples, losses, is_finite = back_propagate_on_ranks(run, phase, batch, watch)
     else:
         batch = draw_batch(run, phase, batch)
         losses = back_propagate(run, phase, batch, watch)
@@ -52,7 +56,7 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     if not is_finite:
         drop_gradients(run, phase)
         restore_buffers(run)
-        return Update(StepStats(skipped=True), losses, finite=False, batch=batch)
+        return Update(StepStats(skipped=True), losses, finite=False, batch=batch, samples=samples)
     if run.tricks:
         with entered([trick.step(phase) for trick in run.tricks]):
             stats = run.precision.step(phase, run.clip_norms[phase.name])
@@ -61,7 +65,13 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     if not stats.skipped:
         return Update(stats, losses)
     restore_buffers(run)
-    return Update(stats, losses, batch=batch)
+    return Update(stats, losses, batch=batch, samples=samples)
+
+
+def whole_batch(run: Run, done: Update) -> Batch:
+    """Return the whole batch of an update that was skipped, which ranks gather; all of them must ask."""
+    assert done.batch is not None
+    return run.world.whole(done.batch, done.samples) if done.samples else done.batch
 
 
 def back_propagate(
@@ -118,29 +128,35 @@ def back_propagate(
 
 def back_propagate_on_ranks(
     run: Run, phase: Phase, batch: Batch, watch: LossWatch | None
-) -> tuple[Batch, dict[str, Tensor], bool]:
+) -> tuple[Batch, int, dict[str, Tensor], bool]:
     """Draw a batch, do this rank's part of it and sum the gradients over the ranks.
 
-    Returns the drawn batch, this rank's share of the losses, and whether the losses of all ranks were finite. A failure
-    on any rank is raised on all of them, after everything that others wait for was sent.
+    Returns what was drawn, of how many samples it is a part (0: it is the whole), this rank's share of the losses, and
+    whether the losses of all ranks were finite. A failure on any rank is raised on all of them, after everything that
+    others wait for was sent.
     """
     world = run.world
     exchange = world.exchange(phase.name, [weight for weight in phase.module.parameters() if weight.requires_grad])
     exchange.begin(phase.normalised)
     world.settle()
     losses: dict[str, Tensor] = {}
+    samples = 0
     random: RankRandom | None = None
     error: Exception | None = None
     try:
-        batch = draw_batch(run, phase, batch)
-        count = size_of(batch)
+        if gathers_inputs(run):
+            batch = draw_batch(run, phase, batch)
+            count = size_of(batch)
+        else:
+            batch, count = draw_own(run, phase, batch)
+            samples = count
         if world.is_sharded:
             refuse_uneven(phase, count, world.size, run.micro_batch_size)
         start, stop = world.place(count)
         random = RankRandom(run.device, world.rank)
         if stop > start:  # a lazy phase may draw fewer samples than there are ranks
             exchange.parts = -(-(stop - start) // (run.micro_batch_size or count))
-            part = {name: value[start:stop] for name, value in batch.items()}
+            part = batch if samples else {name: value[start:stop] for name, value in batch.items()}
             losses = back_propagate(run, phase, part, watch, count, exchange)
         exchange.refuse_sparse()
         is_finite = phase.name in run.scaled_phases or all_finite(losses, watch)
@@ -161,7 +177,7 @@ def back_propagate_on_ranks(
     world.settle()
     random.go_on(agreed.is_random)
     exchange.finish(with_gradient)
-    return batch, losses, agreed.finite
+    return batch, samples, losses, agreed.finite
 
 
 def refuse_uneven(phase: Phase, count: int, size: int, micro_batch_size: int | None) -> None:

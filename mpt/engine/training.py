@@ -21,6 +21,7 @@ from mpt.engine.ladder import move_again
 from mpt.engine.memory import CudaPeaks
 from mpt.engine.out_of_memory import MemoryLadder
 from mpt.engine.progress import Progress, due, next_due
+from mpt.engine.rank_inputs import gathers_inputs, inputs_of
 from mpt.engine.rank_times import RankTimes
 from mpt.engine.recent_states import RecentStates
 from mpt.engine.remedies import Remedies
@@ -109,10 +110,10 @@ class Training:
         run, batches = self.run, self.loader.batches(self.progress.step)
         if run.config.dataset.settings.workers:
             self.saver.finish()  # the workers are forked at the first batch
-        if run.world.size == 1:
+        if run.world.size == 1 or not gathers_inputs(run):
             return prefetch(batches, run.device, run.data)
         parts = prefetch(batches, run.device, DataSpec({}, 0))  # as they are stored, a quarter of the bytes to send
-        return (run.data.as_floats(run.world.whole(part, self.train.batch_size)) for part in parts)
+        return (inputs_of(run, part, self.train.batch_size) for part in parts)
 
     def set_learning_rates(self) -> None:
         """Set this step's rate in every parameter group."""

@@ -81,10 +81,10 @@ class Ranks(World):
         return share(count, self.rank, self.size)
 
     def whole(self, part: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-        """Return the whole batch: all fields as bytes, in one collective."""
+        """Return the whole batch: all fields as bytes, in one collective. A part may have no samples."""
         most = share(count, 0, self.size)[1]
         own = next(iter(part.values()))
-        fields = [(name, value.contiguous(), value[:1].nbytes) for name, value in part.items()]
+        fields = [(name, v.contiguous(), v.shape[1:].numel() * v.element_size()) for name, v in part.items()]
         sent = torch.zeros(sum(most * each for _, _, each in fields), dtype=torch.uint8, device=own.device)
         start = 0
         for _, value, each in fields:

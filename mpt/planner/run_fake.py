@@ -21,6 +21,7 @@ from torch import Tensor
 from mpt.config.schema import Config
 from mpt.engine.build import build_run
 from mpt.engine.loop import follow_step
+from mpt.engine.rank_inputs import gathers_inputs, inputs_of
 from mpt.engine.step import update
 from mpt.parallel.local import local
 from mpt.parallel.world import ALONE, World
@@ -165,18 +166,19 @@ def perform_steps(
         stack.enter_context(watch_run(run, recorder))
 
         start, stop = run.world.place(batch_size)
+        gathers = run.world.size > 1 and gathers_inputs(run)
 
         def load() -> Batch:
             loaded = run.data.zeros(stop - start, run.device, stored=True)
-            if run.world.size == 1:
+            if not gathers:
                 loaded = run.data.as_floats(loaded)
             recorder.mark(loaded.values(), "batch")
             return loaded
 
         def whole(loaded: Batch) -> Batch:
-            if run.world.size == 1:
+            if not gathers:
                 return loaded
-            gathered = run.data.as_floats(run.world.whole(loaded, batch_size))
+            gathered = inputs_of(run, loaded, batch_size)
             recorder.mark(gathered.values(), "whole batch")
             return gathered
 

@@ -85,6 +85,11 @@ class Classify(Task):
             return batch
         return mix(batch, settings.mixup, settings.cutmix)
 
+    @property
+    def draws_by_shape(self) -> bool:
+        """Samples that are mixed need each other."""
+        return self.settings.mixup is None and self.settings.cutmix is None
+
     def losses(self, batch: Batch) -> tuple[Loss, ...]:
         """Return the loss, cross-entropy by default; with class weights, as a sum beside its total weight."""
         logits = self.checked(self.net(self.standardize(batch["image"])))

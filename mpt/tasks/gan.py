@@ -161,6 +161,11 @@ class Gan(Task):
         return drawn
 
     @property
+    def draws_by_shape(self) -> bool:
+        """Every update's random inputs depend on the number and the size of the images alone."""
+        return True
+
+    @property
     def _classes(self) -> int:
         return int(self.condition.size) if self.condition is not None else 0  # type: ignore[arg-type]
 

@@ -85,6 +85,11 @@ class Vae(Task):
         """Add the posterior's noise (b, z), and for a denoising model the image's."""
         return {**batch, **self._noise(batch["image"])}
 
+    @property
+    def draws_by_shape(self) -> bool:
+        """Every update's random inputs depend on the number and the size of the images alone."""
+        return True
+
     def _noise(self, image: Tensor) -> Batch:
         drawn = {"posterior": torch.randn(len(image), self.latent_size, device=image.device)}
         if self.noise:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from mpt.config.load import load_config
 from mpt.data.loader import Loader
 from mpt.engine.build import build_run
 from mpt.engine.loop import follow_step
+from mpt.engine.rank_inputs import draw_own, inputs_of
 from mpt.engine.step import update
 from mpt.parallel.local import full
+from mpt.parallel.ranks import Ranks
 from mpt.parallel.start import joined
 from mpt.parallel.world import ALONE, World
-from mpt.seams import Dataset
+from mpt.seams import Batch, Dataset, Phase, Task
 from tests.engine.parts import DIGITS, batch
 
 from .forked import run_ranks
@@ -26,6 +29,7 @@ F16 = {"mode": "amp", "dtype": "float16", "init_scale": 2.0**40, "max_scale": 2.
 CLASSIFIER = {"name": "small_cnn", "features": 4, "image_size": 16}
 TASKS: dict[str, dict[str, Any]] = {
     "classifier": {"model": CLASSIFIER, "parallel": {"sync_batchnorm": True}},
+    "mixed": {"model": CLASSIFIER, "task": {"mixup": 0.4}, "parallel": {"sync_batchnorm": True}},
     "lsgan": {"model": {"name": "lsgan", "hidden": 16, "image_size": 16}},
     "wgan_gp": {"model": {"name": "wgan_gp", "hidden": 16, "image_size": 16}},
 }
@@ -45,7 +49,7 @@ class Few(Dataset):
 
 
 def settings(task: str, precision: Any, **sections: Any) -> dict[str, Any]:
-    own = {key: {**TASKS[task].get(key, {}), **sections.pop(key, {})} for key in ("model", "parallel")}
+    own = {key: {**TASKS[task].get(key, {}), **sections.pop(key, {})} for key in ("model", "task", "parallel")}
     return {
         **own,
         "dataset": "digits",
@@ -62,11 +66,11 @@ def steps(world: World, config: Any) -> dict[str, Any]:
     run = build_run(config, torch.device("cpu"), data.spec, world=world)
     count = config.train.batch_size
     stream = Loader(data, count, 0, place=world.place).batches()
-    skipped, losses, in_backward = [], [], 0
+    skipped, losses, in_backward, exchanged = [], [], 0, count_exchanged(world)
     for step in range(STEPS):
-        whole = world.whole(next(stream), count)
+        inputs = inputs_of(run, next(stream), count)
         for phase in (phase for phase in run.phases if phase.is_due(step)):
-            done = update(run, phase, whole)
+            done = update(run, phase, inputs)
             skipped.append((step, phase.name, done.stats.skipped, done.finite))
             losses.append({name: float(value) for name, value in world.add(done.losses).items()})
             if world.size > 1:
@@ -79,8 +83,23 @@ def steps(world: World, config: Any) -> dict[str, Any]:
         "losses": losses,
         "scales": run.precision.scales(),
         "in_backward": in_backward,
+        "exchanged": exchanged,
         "random": torch.get_rng_state().tolist(),
     }
+
+
+def count_exchanged(world: World) -> list[int]:
+    """Return a list that gets the bytes of every batch that ranks gather from now on."""
+    found: list[int] = []
+    if isinstance(world, Ranks):
+        gather = world._gather_bytes
+
+        def counting(received: torch.Tensor, sent: torch.Tensor) -> None:
+            found.append(received.nbytes)
+            gather(received, sent)
+
+        world._gather_bytes = counting  # type: ignore[method-assign]
+    return found
 
 
 def on_rank(rank: int, data: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +128,77 @@ def test_two_ranks_train_what_one_process_trains_in_float32(task: str) -> None:
         assert of_rank == pytest.approx(of_one, rel=1e-4, abs=1e-5)
     assert ranks[0]["random"] == ranks[1]["random"] == alone["random"]
     assert ranks[0]["in_backward"] > 0, "no bucket left beside the backward"
+    samples = settings(task, "fp32")["train"]["batch_size"]
+    whole = samples * sum(value[0].nbytes for value in Few.samples.values())
+    assert ranks[0]["exchanged"] == ([whole] * STEPS if task == "mixed" else [])
+
+
+class Looking(Task):
+    """A task that draws from what is in its samples, and says nothing of that."""
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        return batch
+
+
+class Boasting(Looking):
+    """One that says it does not, and does."""
+
+    draws_by_shape = True  # type: ignore[assignment]
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        return {**batch, "image": batch["image"].flip(3)}
+
+
+class Cutting(Looking):
+    draws_by_shape = True  # type: ignore[assignment]
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        return {"latent": torch.randn(4, 2), **batch}
+
+
+class Peeking(Looking):
+    draws_by_shape = True  # type: ignore[assignment]
+
+    def draw(self, batch: Batch, phase: Phase) -> Batch:
+        return {**batch, "first": batch["image"][:, 0]}
+
+
+def test_a_draw_of_ones_own_is_given_the_whole_batch_unless_its_class_says_otherwise() -> None:
+    assert not Looking().draws_by_shape
+    assert not type("Below", (Looking,), {})().draws_by_shape
+    assert Boasting().draws_by_shape
+    assert not type("Below", (Boasting,), {"draw": Looking.draw})().draws_by_shape
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Cutting, "image has 10 samples, and what was drawn 4"), (Peeking, "looks into a field")]
+)
+def test_a_draw_that_looks_into_samples_that_are_not_there_is_found(kind: type[Task], said: str) -> None:
+    run, phase = looked_into(kind)
+    with pytest.raises(AssertionError, match=said):
+        draw_own(run, phase, {"image": torch.zeros(5, 1, 4, 4)})
+
+
+def test_what_is_computed_from_samples_that_are_not_there_is_no_number() -> None:
+    run, phase = looked_into(Boasting)
+    drawn, _ = draw_own(run, phase, {"image": torch.zeros(5, 1, 4, 4)})
+    assert drawn["image"].isnan().all()
+
+
+def looked_into(kind: type[Task]) -> tuple[Any, Any]:
+    config = load_config(settings("classifier", "fp32"))
+    return SimpleNamespace(task=kind(), config=config, world=World()), SimpleNamespace(name="net", prepare=None)
+
+
+def gather_one(rank: int) -> dict[str, Any]:
+    """Gather a batch of one sample, of which the second rank has none."""
+    with joined(load_config(settings("classifier", "fp32"))) as world:
+        image = torch.arange(6.0).view(1, 2, 3)[: 1 - rank]
+        return {name: value.tolist() for name, value in world.whole({"image": image}, 1).items()}
+
+
+def test_a_rank_without_samples_gathers_those_of_the_others() -> None:
+    assert run_ranks(2, gather_one) == [{"image": [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]]}] * 2
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def command(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_the_command_plans_a_rank_with_its_buckets_and_the_whole_batch(command: Command) -> None:
     alone = command(overrides=("train.batch_size=64",))["plan"]
-    found = command(overrides=("train.batch_size=66",), nproc=4)["plan"]
+    found = command(overrides=("train.batch_size=66", "task.mixup=0.4"), nproc=4)["plan"]  # mixed from all samples
     assert found["ranks"]["samples"] == 17
     assert found["ranks"]["last_samples"] == 16
     weights = found["by_category"]["parameters"]
@@ -155,10 +155,12 @@ def test_a_placement_is_plain_data() -> None:
 
 def test_batchnorm_over_all_ranks_costs_time_in_forward_and_backward(command: Command) -> None:
     own, synchronised = (
-        command(overrides=("train.batch_size=64", f"parallel.sync_batchnorm={flag}"), nproc=4)["plan"]["ranks"]
+        command(overrides=("train.batch_size=64", f"parallel.sync_batchnorm={flag}"), nproc=4)["plan"]
         for flag in ("false", "true")
     )
-    assert synchronised["seconds"]["exposed"] > own["seconds"]["exposed"] + 4 * BASE_SECONDS
+    exposed = [plan["ranks"]["seconds"]["exposed"] for plan in (own, synchronised)]
+    assert exposed[1] > exposed[0] + 4 * BASE_SECONDS
+    assert "whole batch" not in own["by_category"]  # nothing is drawn: a rank has its own samples
 
 
 def test_sharded_networks_hold_parts_and_gather_the_rest(command: Command) -> None:
@@ -200,10 +202,10 @@ def test_scaling_finds_the_fewest_cards_and_draws(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = command(scaling="weak", nproc=8, overrides=("train.batch_size=12",))
+    found = command(scaling="weak", nproc=8, overrides=("train.batch_size=12", "task.mixup=0.4"))
     kinds = [(1, "ddp"), (2, "ddp"), (4, "ddp"), (8, "ddp"), (2, "fsdp"), (4, "fsdp"), (8, "fsdp")]
     assert [(row["nproc"], row["strategy"]) for row in found["rows"]] == kinds
-    traced = command(nproc=8, overrides=("train.batch_size=96",))["plan"]
+    traced = command(nproc=8, overrides=("train.batch_size=96", "task.mixup=0.4"))["plan"]
     shared = found["rows"][3]  # of the traces of 2 and 4 ranks
     assert shared["by_category"] == traced["by_category"]
     assert shared["seconds"] == traced["ranks"]["seconds"]

@@ -124,6 +124,11 @@ class FaceSwap(Task):
         }
         return {**batch, **smoothed}
 
+    @property
+    def draws_by_shape(self) -> bool:
+        """Nothing is drawn; the targets are looked into where their surround is smoothed."""
+        return not self.settings.blur_out_mask
+
     def autoencoder_losses(self, batch: Batch) -> Iterator[Loss]:
         """Yield the source's loss, with what the discriminators say of it, then the destination's and the styles'."""
         with resting(self.resting):

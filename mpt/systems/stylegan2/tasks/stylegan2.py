@@ -126,6 +126,11 @@ class StyleGan2(gan.Gan):
                 drawn[f"augment_{kind}"] = torch.rand(len(image), DRAWS, device=image.device)
         return drawn
 
+    @property
+    def draws_by_shape(self) -> bool:
+        """Every update's random inputs depend on the number and the size of the images alone."""
+        return True
+
     def _draw_styles(self, count: int, device: torch.device) -> Batch:
         synthesis = self.gen.synthesis
         layers = synthesis.style_count

@@ -99,13 +99,18 @@ def batches_of_step(done: int, warmup: int, accumulation: float) -> int:
     return count
 
 
+def accumulates(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer takes less than the batch in its warm-up."""
+    return bool(optimizer.param_groups[0].get("accumulation", 1.0) != 1)
+
+
 def share_of_batch(optimizer: Optimizer) -> Fraction:
     """Return how much of the batch the optimizer's next step takes: all but in the warm-up with `accumulation`."""
-    group = optimizer.param_groups[0]
-    accumulation = group.get("accumulation", 1.0)
-    if accumulation == 1:
+    if not accumulates(optimizer):
         return Fraction(1)
-    return Fraction(batches_of_step(group.get("steps", 0), group["warmup"], accumulation), round(accumulation))
+    group = optimizer.param_groups[0]
+    steps = batches_of_step(group.get("steps", 0), group["warmup"], group["accumulation"])
+    return Fraction(steps, round(group["accumulation"]))
 
 
 def split_biases(parameters: Parameters) -> Parameters:

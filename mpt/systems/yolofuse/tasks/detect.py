@@ -34,7 +34,7 @@ from mpt.systems.yolofuse.metrics.average_precision import Pictures, measure
 from mpt.systems.yolofuse.metrics.detection_details import describe as describe_evaluation
 from mpt.systems.yolofuse.metrics.suppression import Suppression, suppress_batch
 from mpt.systems.yolofuse.nn.yolo_head import decode
-from mpt.systems.yolofuse.optim.sgd_warmup import share_of_batch
+from mpt.systems.yolofuse.optim.sgd_warmup import accumulates, share_of_batch
 from mpt.systems.yolofuse.tasks.drawing import draw_pair
 from mpt.tasks.average import make_twin
 
@@ -87,11 +87,13 @@ class Detect(Task):
             self.modules["net_ema"] = make_twin(net)
         self.sums = precision.loss(self.detection_sums)
         self.updates = 0
+        self.accumulates = False
         self.gives_losses = bool(getattr(net, "gives_losses", False))
         """Does the network compute its losses, and decode its boxes, by itself (torchvision's)?"""
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the one phase."""
+        self.accumulates = accumulates(optimizers["net"])
         if self.gives_losses:
             return [Phase("net", self.net, optimizers["net"], self.own_losses)]
         return [Phase("net", self.net, optimizers["net"], self.losses, normalised=True)]
@@ -106,6 +108,11 @@ class Detect(Task):
             first = first[:size]
         batch = {**batch, "samples": torch.full((len(first),), float(len(first)), device=first.device)}
         return self.resize(batch) if self.settings.multi_scale else batch
+
+    @property
+    def draws_by_shape(self) -> bool:
+        """Pictures are looked into where their size changes, and fewer are taken where an optimizer accumulates."""
+        return not self.settings.multi_scale and not self.accumulates
 
     def resize(self, batch: Batch) -> Batch:
         """Return the batch in this step's size. Planned is the largest."""
