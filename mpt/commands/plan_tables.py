@@ -141,10 +141,7 @@ def add_rank_rows(table: Table, ranks: dict[str, Any]) -> None:
 def scaling_cells(scaling: Scaling) -> Sequence[tuple[str, ...]]:
     """Return the cells of a table: cards, strategy, batch, memory, fits, step, exposed, efficiency, bottleneck."""
     cells = []
-    for row in scaling.rows:
-        if row.error:
-            cells.append((str(row.nproc), row.words, f"{row.batch_size:,}", "", "", "", "", "", row.error[:60]))
-            continue
+    for row in scaling.planned:
         exposed = row.plan["ranks"].get("seconds", {}).get("exposed", 0.0)
         fits = {True: "yes", False: "no", None: ""}[row.plan["fits"]]
         cells.append((
@@ -168,6 +165,8 @@ def print_scaling(console: Console, found: Scaling, title: str) -> None:
     for cells in scaling_cells(found):
         table.add_row(*cells)
     console.print(table)
+    for reason in found.refused():
+        console.print(f"not planned: {reason}", markup=False)
     if found.fewest is not None:
         console.print(f"the fewest cards that train this: {found.fewest.nproc} ({found.fewest.words})", style="bold")
     elif any(row.plan["fits"] is False for row in found.planned):

@@ -72,6 +72,14 @@ class Scaling:
         """The rows that could be planned."""
         return [row for row in self.rows if not row.error]
 
+    def refused(self) -> list[str]:
+        """Return why rows could not be planned, each reason once with its numbers of cards."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for row in self.rows:
+            if row.error:
+                found.setdefault((row.words, row.error), []).append(row.nproc)
+        return [f"{words} on {', '.join(map(str, cards))} cards: {error}" for (words, error), cards in found.items()]
+
     def efficiency(self, row: Row) -> float:
         """Return samples per second and card against those of the fewest cards planned."""
         first = min(self.planned, key=lambda one: one.nproc)
@@ -191,14 +199,15 @@ def write_picture(path: Path, scaling: Scaling, title: str, budget: int | None) 
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     totals = [total_bytes(row.plan) for row in scaling.planned]
-    if max(totals) > FAR_APART * min(totals):  # the whole batch, of thousands of cards
+    if max(totals) > FAR_APART * min(totals):  # a whole batch, of thousands of cards
         memory.set_yscale("log", base=2)
         memory.yaxis.set_major_formatter("{x:g}")
         memory.set_ylabel("GiB per card (logarithmic)")
     else:
-        memory.set_ylim(bottom=0)
+        memory.set_ylim(0, 1.15 * max(totals) / GIB)
     efficiency.set_ylim(0, 105)
     time.set_yscale("log")
+    time.yaxis.set_major_formatter("{x:g}")
     efficiency.set_xscale("log", base=2)
     ticks = sorted({row.nproc for row in scaling.planned})
     efficiency.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=8)

@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
 from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
+from mpt.commands.plan_tables import print_scaling
 from mpt.errors import ConfigError
 from mpt.planner import planned
 from mpt.planner.gpus import find_gpu
 from mpt.planner.links import BASE_SECONDS, LINK_SHARE, find_cluster
 from mpt.planner.overlap import OrderedWork, Sent, step_time
 from mpt.planner.placement import Placement, check_placement
-from mpt.planner.scaling import sizes_until
+from mpt.planner.scaling import Row, Scaling, sizes_until
 from mpt.planner.session import Session
 from mpt.planner.shard_trace import Chunks
 from tests.planner.test_command import Shared
@@ -215,6 +217,16 @@ def test_scaling_finds_the_fewest_cards_and_draws(
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
     with pytest.raises(ConfigError, match="--scaling: found 'up'"):
         command(scaling="up", nproc=2)
+
+
+def test_a_strategy_that_is_refused_is_told_once_and_not_in_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "it cannot train this: memory.channels_last does not go with it"
+    rows = [Row(nproc, "fsdp", 8 * nproc, {}, why) for nproc in (2, 4)] + [Row(8, "fsdp", 9, {}, "9 samples")]
+    print_scaling(Console(width=200), Scaling("weak", rows), "title")
+    said = capsys.readouterr().out
+    assert said.count(why) == 1
+    assert f"not planned: fsdp on 2, 4 cards: {why}" in said
+    assert "not planned: fsdp on 8 cards: 9 samples" in said
 
 
 @pytest.mark.parametrize("rows", [1, 5, 8, 9, 30])
