@@ -187,7 +187,7 @@ def pass_gate(plan: dict[str, Any]) -> None:
     if found.kind == "does not fit":
         raise MemoryBudgetError(f"does not fit in {budget}")
     if found.kind == "may fit":
-        raise MayFitError(f"may fit in {budget}: {found.chance:.0%} likely{', by emptying the cache' * plan['tight']}")
+        raise MayFitError(f"may fit in {budget}: {found.likely}{', by emptying the cache' * plan['tight']}")
 
 
 def show_scaling(config: Config, arguments: PlanArguments) -> None:

@@ -104,9 +104,9 @@ def print_inference(
     console: Console, config: Config, gpu: Gpu, capacity: Capacity, plan: dict[str, Any], frame: tuple[int, int] | None
 ) -> None:
     """Print the sentence and what is behind it."""
+    console.print(inference_headline(config, gpu, plan, frame), style="bold", markup=False)
     for statement in capacity.statements:
         console.print(statement, markup=False)
-    console.print(inference_headline(config, gpu, plan, frame), style="bold", markup=False)
     if frame is None:
         table = columns("", ">", "")
         table.show_header = False

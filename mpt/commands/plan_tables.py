@@ -192,7 +192,7 @@ def verdict(plan: dict[str, Any]) -> str:
         return f"fits in {budget} only by emptying the cache in every step (tight)"
     found = judge(plan)
     assert found is not None
-    return f"{'fits' if found.kind == 'fits' else 'may fit'} in {budget} ({found.chance:.0%} likely)"
+    return f"{'fits' if found.kind == 'fits' else 'may fit'} in {budget} ({found.likely})"
 
 
 def describe_largest(plan: dict[str, Any]) -> tuple[str, str]:

@@ -33,9 +33,13 @@ class Verdict:
     chance: float
     """That a run needs no more than the budget; of a plan that empties the cache in every step, that this helps."""
 
+    @property
+    def likely(self) -> str:
+        """The chance in words: some fourteen published runs say nothing of the last of a hundred."""
+        return f"{min(99, max(1, round(100 * self.chance)))} % likely"
+
     def __str__(self) -> str:
-        percent = min(99, max(1, round(100 * self.chance)))
-        return f"{self.kind}, {percent} % likely to stay within it" if self.kind != "fits" else "fits"
+        return f"{self.kind}, {self.likely} to stay within it" if self.kind != "fits" else "fits"
 
 
 def judge(plan: Mapping[str, Any]) -> Verdict | None:

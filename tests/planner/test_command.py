@@ -251,7 +251,7 @@ def test_the_gate_is_an_exit_code(arguments: PlanArguments, capsys: pytest.Captu
     assert told["verdict"] == "fits"
     assert told["chance"] > 0.99
     exact = (told["context_bytes"] + told["reserved"]) * 101 // 100 // 2**20
-    with pytest.raises(MayFitError, match=r"may fit in .* MiB: \d+% likely"):
+    with pytest.raises(MayFitError, match=r"may fit in .* MiB: \d+ % likely"):
         plan.pass_gate({**told, "budget_bytes": exact * 2**20})
     with pytest.raises(MemoryBudgetError, match="does not fit"):
         plan.pass_gate({**told, "fits": False, "budget_bytes": 2**20})

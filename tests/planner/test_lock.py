@@ -40,7 +40,7 @@ def test_a_lock_holds_until_the_configuration_grows(
     config = Path(json.loads(path.read_text())["config"])
     config.write_text(config.read_text().replace("batch_size: 256", "batch_size: 288"))
     with pytest.raises(
-        GateError, match=r"the peak rose from .* MiB \(\+.*%\): activations \+.* MiB, in net \+\d MiB;"
+        GateError, match=r"the peak rose from .* MiB \(\+.*%\): activations \+.* MiB, in net \+[\d.]+ MiB;"
     ) as error:
         plan.run(check)
     assert "the step slowed from" in str(error.value)
@@ -52,6 +52,16 @@ def test_a_lock_holds_until_the_configuration_grows(
     told = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
     assert told["after"]["peak_bytes"] < told["before"]["peak_bytes"]
     assert told["grown"] == []
+
+
+def test_growth_that_the_context_hides_is_named(locked: tuple[PlanArguments, Path]) -> None:
+    check, path = locked
+    values = json.loads(path.read_text())
+    values["peak_bytes"] *= 2
+    values["by_category"]["activations"] //= 2
+    path.write_text(json.dumps(values))
+    with pytest.raises(GateError, match=r"^what tensors take of the peak rose from .* \(\+.*%\): activations \+"):
+        plan.run(check)
 
 
 def test_another_version_of_torch_is_named_where_a_plan_grew(locked: tuple[PlanArguments, Path]) -> None:
