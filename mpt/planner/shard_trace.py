@@ -158,8 +158,8 @@ def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -
 
         return allocate
 
-    def init_outputs(own: Any, *args: Any) -> None:
-        outputs(own, *args)
+    def init_outputs(own: Any, *args: Any, **kwargs: Any) -> None:
+        outputs(own, *args, **kwargs)  # torch 2.11 names `force_recreate`
         recorder.mark(own.all_gather_outputs, "gathered parameters")
 
     def scatter_copy(own: Any, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
