@@ -85,6 +85,11 @@ def main() -> int:
     unknown = set(options.only.split(",")) - set(PARTS)
     if unknown:
         parser.error(f"--only: there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    for path in options.config or ():
+        if not path.is_file():
+            parser.error(f"--config: there is no file {path}")
+    if not options.minutes > 0.5:
+        parser.error(f"--minutes: found {options.minutes:g}; a look at anything takes more than half a minute")
     return check_everything(options)
 
 

@@ -396,6 +396,16 @@ def test_a_bare_machine_is_told_which_packages_it_lacks(monkeypatch, capsys):
     assert "numpy" not in said
 
 
+@pytest.mark.parametrize(
+    ("typed", "words"), [(("--config", "no.yaml"), "no file no.yaml"), (("--minutes", "0"), "half a minute")]
+)
+def test_what_is_mistyped_is_named_before_anything_is_measured(typed, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", str(tmp_path / "out"), *typed])
+    with pytest.raises(SystemExit):
+        gpu_check.main()
+    assert words in capsys.readouterr().err
+
+
 def test_without_a_gpu_it_says_how_to_rehearse(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", str(tmp_path / "out")])
