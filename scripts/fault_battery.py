@@ -49,7 +49,15 @@ from mpt.run.recorder import drop_half_line, read_lines
 from scripts import fault_battery_inputs as inputs
 from scripts import fault_battery_ranks as ranks
 from scripts import fault_battery_runs as runs
-from scripts.fault_battery_process import LIBRARY, build_library, clean_up_when_told_to_end, end_all, make_folder, start
+from scripts.fault_battery_process import (
+    LIBRARY,
+    Running,
+    build_library,
+    clean_up_when_told_to_end,
+    end_all,
+    make_folder,
+    start,
+)
 from scripts.fault_battery_warm import import_again, import_everything, parse_beforehand
 
 Case = tuple[object, ...]
@@ -119,9 +127,6 @@ def main() -> None:
         goes_on = f"; the same command goes on with {options.log}" if options.log else ""
         print(f"interrupted{goes_on}", file=sys.stderr)
         sys.exit(130)
-    finally:
-        if os.environ[LIBRARY]:
-            shutil.rmtree(Path(os.environ[LIBRARY]).parent, ignore_errors=True)
     text = describe(rows)
     print(text)
     if options.output:
@@ -181,6 +186,8 @@ def prepared() -> Iterator[runs.Battery]:
     finally:
         gc.unfreeze()
         shutil.rmtree(folder, ignore_errors=True)
+        if library := os.environ.get(LIBRARY):
+            shutil.rmtree(Path(library).parent, ignore_errors=True)
 
 
 def try_kinds(
@@ -195,21 +202,33 @@ def try_kinds(
 ) -> dict[str, Row]:
     """Try a share of the cases of each kind until a moment; return what came out, earlier outcomes in the log too."""
     log = log or battery.folder / "log.jsonl"
-    sizes = {}
-    for kind in kinds:
-        if time.monotonic() > until:
-            break
-        found = [case for case in KINDS[kind][2](battery) if re.search(matching, name_of(case))]
-        cases = sample(found, scale, seed)
-        sizes[kind] = len(cases)
-        if not cases:
-            continue
-        spread(battery, kind, cases, workers, log, until)
+    sizes: dict[str, int] = {}
+    running: dict[str, list[Running]] = {}
+
+    def conclude(kind: str) -> None:
+        await_workers(kind, running[kind], log)
         row = make_rows(read_log(log), sizes)[kind]
         outcome = dict(row.bad) or "all well"
         print(f"{kind}: {row.cases} in {row.seconds:.0f} s, {outcome}", file=sys.stderr, flush=True)
         for shown in row.shown:
             print(f"  {shown}", file=sys.stderr, flush=True)
+
+    try:
+        for kind in sorted(kinds, key=lambda kind: kind != "ranks"):  # which mostly waits, so others go beside it
+            if time.monotonic() > until:
+                break
+            found = [case for case in KINDS[kind][2](battery) if re.search(matching, name_of(case))]
+            cases = sample(found, scale, seed)
+            sizes[kind] = len(cases)
+            if cases:
+                running[kind] = spread(battery, kind, cases, workers, log, until)
+            if cases and kind != "ranks":
+                conclude(kind)
+        for kind in [kind for kind, left in running.items() if left]:
+            conclude(kind)
+    except BaseException:
+        end_all([one for several in running.values() for one in several])
+        raise
     return make_rows(read_log(log), sizes)
 
 
@@ -240,27 +259,28 @@ def sample(cases: list[Case], scale: float, seed: int) -> list[Case]:
     return [cases[int((index + offset) * len(cases) / wanted)] for index in range(wanted)]
 
 
-def spread(battery: runs.Battery, kind: str, cases: list[Case], workers: int, log: Path, until: float) -> None:
-    """Try in several processes the cases whose outcome is not in the log, and add it."""
+def spread(battery: runs.Battery, kind: str, cases: list[Case], workers: int, log: Path, until: float) -> list[Running]:
+    """Begin, in several processes, the cases whose outcome is not in the log; they add it."""
     known = {outcome.get("case") for outcome in read_log(log) if outcome.get("kind") == kind}
     left = [(number, case) for number, case in enumerate(cases) if name_of(case) not in known]
     workers *= ranks.AT_A_TIME if kind == "ranks" else 1
     shares = [left[number::workers] for number in range(workers)]
-    running = [
+    return [
         start(
             lambda share=share: try_cases(battery, kind, share, log, until, len(cases)), battery.folder / "workers.log"
         )
         for share in shares
     ]
-    try:
-        for one in running:
-            ended = one.wait(seconds=86400)
-            if ended.code:
-                seen = f"a worker of the battery ended with {ended.code}: {ended.text[-1000:]}"
-                append(log, {"kind": kind, "bad": "traceback", "seen": seen, "seconds": 0.0})
-    except BaseException:
-        end_all(running)
-        raise
+
+
+def await_workers(kind: str, running: list[Running], log: Path) -> None:
+    """Wait until the cases of a kind are tried; what has ended leaves the list."""
+    while running:
+        ended = running[0].wait(seconds=86400)
+        del running[0]
+        if ended.code:
+            seen = f"a worker of the battery ended with {ended.code}: {ended.text[-1000:]}"
+            append(log, {"kind": kind, "bad": "traceback", "seen": seen, "seconds": 0.0})
 
 
 def name_of(case: Case) -> str:

@@ -26,8 +26,8 @@ KILLS, STOPS = (16, 8), (3, 3)
 """Cases of each rank."""
 PATIENCE = "parallel.timeout=25"
 """A rank that says nothing for so many seconds is lost. Most of a case's time is this waiting."""
-AT_A_TIME = 4
-"""Cases that a core has at the same time, since they wait."""
+AT_A_TIME = 2
+"""Cases that a core has at the same time, beside those of other kinds, since they wait."""
 
 
 def train_together(

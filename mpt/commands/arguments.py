@@ -184,6 +184,8 @@ class PlanArguments:
     output: Output = None
     calibrate: Annotated[str | None, typer.Option(metavar="RUN")] = None
     """Learn from a run's measured peak; then CONFIG is left out."""
+    tune: bool = False
+    """Measure on this device which optimizer kernels and which order of channels are fastest, and write what gains."""
     times_from: Annotated[str | None, typer.Option(metavar="CARD")] = None
     """Take the step time's factor of another calibrated card, moved by both cards' rooflines."""
     torch: Annotated[str | None, typer.Option(metavar="RELEASE")] = None

@@ -35,6 +35,7 @@ from mpt.commands.plan_tables import (
     print_search,
     worth_showing,
 )
+from mpt.commands.plan_tune import refuse_planned, refuse_unwritable, show_tuning
 from mpt.config.load import load_config
 from mpt.config.patch_origin import describe_origin, find_other_cards, find_strange_patches
 from mpt.config.schema import Config
@@ -66,6 +67,9 @@ def run(arguments: PlanArguments) -> None:
 
     Raises MemoryBudgetError (exit 7) when nothing fits, ConfigError for an unknown GPU, budget or configuration.
     """
+    if arguments.tune:
+        tune(arguments)
+        return
     if arguments.torch is not None:
         refuse_beside_torch(arguments)
     if arguments.times_from is not None:
@@ -214,14 +218,25 @@ def show_scaling(config: Config, arguments: PlanArguments) -> None:
     console.print(f"wrote {picture}", markup=False)
 
 
-def choose_output(arguments: PlanArguments) -> Path:
+def tune(arguments: PlanArguments) -> None:
+    """Measure which kernels are fastest for CONFIG's step on this device."""
+    refuse_planned(arguments)
+    if arguments.config is None:
+        raise ConfigError("--tune: CONFIG is missing; name a YAML file")
+    path = choose_output(arguments, "tuned")
+    refuse_unwritable(path)
+    words = ["mpt", "train", *_common_words(arguments, arguments.overrides)]
+    show_tuning(load_planned(arguments), arguments, path, words)
+
+
+def choose_output(arguments: PlanArguments, stem: str = "plan") -> Path:
     """Return where the patch goes: never over a file that is there.
 
     Raises ConfigError where that was asked for, and InputOutputError where nothing can be written, before any planning.
     """
     given = {Path(patch).resolve() for patch in arguments.patches}
     if arguments.output is None:
-        path = free_name("plan", ".yaml")
+        path = free_name(stem, ".yaml")
     else:
         path = Path(arguments.output)
         if path.resolve() in given:
