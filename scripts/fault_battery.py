@@ -45,19 +45,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.fault_battery_process import begin_with_library, clean_up_when_told_to_end
+
+if __name__ == "__main__":  # before the imports below, which take seconds
+    clean_up_when_told_to_end()
+    begin_with_library()
+
 from mpt.run.recorder import drop_half_line, read_lines
 from scripts import fault_battery_inputs as inputs
 from scripts import fault_battery_ranks as ranks
 from scripts import fault_battery_runs as runs
-from scripts.fault_battery_process import (
-    LIBRARY,
-    Running,
-    build_library,
-    clean_up_when_told_to_end,
-    end_all,
-    make_folder,
-    start,
-)
+from scripts.fault_battery_process import Running, end_all, make_folder, start
 from scripts.fault_battery_warm import import_again, import_everything, parse_beforehand
 
 Case = tuple[object, ...]
@@ -106,11 +104,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="file for the table")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
-    if LIBRARY not in os.environ:
-        begin_with_library()
     if options.log:
         begin_log(options.log)
-    clean_up_when_told_to_end()
     try:
         with prepared() as battery:
             rows = try_kinds(
@@ -159,20 +154,6 @@ def read_log(log: Path) -> list[dict[str, Any]]:
     return list(read_lines(log))
 
 
-def begin_with_library() -> None:
-    """Start this program again with the library that sees every write, where it can be built."""
-    folder = make_folder(Path(tempfile.gettempdir()))
-    library = build_library(folder)
-    if library is None:
-        folder.rmdir()
-    environment = {**os.environ, LIBRARY: str(library or ""), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    if library is None:
-        print("no C compiler: faults are injected into Python's os alone", file=sys.stderr)
-    else:
-        environment["LD_PRELOAD"] = str(library)
-    os.execve(sys.executable, [sys.executable, *sys.argv], environment)
-
-
 @contextlib.contextmanager
 def prepared() -> Iterator[runs.Battery]:
     """Import everything, train what is compared with, and remove it at the end."""
@@ -186,8 +167,6 @@ def prepared() -> Iterator[runs.Battery]:
     finally:
         gc.unfreeze()
         shutil.rmtree(folder, ignore_errors=True)
-        if library := os.environ.get(LIBRARY):
-            shutil.rmtree(Path(library).parent, ignore_errors=True)
 
 
 def try_kinds(

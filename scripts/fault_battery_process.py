@@ -81,11 +81,32 @@ def build_library(folder: Path) -> Path | None:
     return target if made.returncode == 0 else None
 
 
+def begin_with_library() -> None:
+    """Start this program again with the library that sees every write, where it can be built.
+
+    In the program that was started again its file is removed, since it is loaded: so a kill leaves nothing.
+    """
+    if LIBRARY in os.environ:
+        if library := os.environ[LIBRARY]:
+            os.environ.pop("LD_PRELOAD", None)  # programs that commands start would miss it
+            shutil.rmtree(Path(library).parent, ignore_errors=True)
+        return
+    folder = make_folder(Path(tempfile.gettempdir()))
+    library = build_library(folder)
+    if library is None:
+        folder.rmdir()
+    environment = {**os.environ, LIBRARY: str(library or ""), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if library is None:
+        print("no C compiler: faults are injected into Python's os alone", file=sys.stderr)
+    else:
+        environment["LD_PRELOAD"] = str(library)
+    os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
 def arm(fault: Fault) -> Callable[[], int]:
     """Let this process meet the fault; return what tells the operations so far."""
-    library = os.environ.get(LIBRARY)
-    if library:
-        loaded = ctypes.CDLL(library)
+    if os.environ.get(LIBRARY):
+        loaded = ctypes.CDLL(None)  # it is loaded, and its file is gone
         loaded.counted.restype = ctypes.c_long
         loaded.arm(os.fsencode(fault.folder), ctypes.c_long(fault.at), fault.action, fault.detail)
         return lambda: int(loaded.counted())

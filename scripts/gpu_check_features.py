@@ -340,6 +340,26 @@ def try_streaming(rehearsal: str) -> dict[str, Any]:
     return {"said": said, **({"wrong": ", ".join(wrong)} if wrong else {})}
 
 
+def try_kernels(rehearsal: str) -> dict[str, Any]:
+    """Measure the optimizer's kernels and channels last, as `mpt plan --tune` does, for two networks."""
+    from mpt.workflows import tuning
+
+    if rehearsal:
+        tuning.ROUNDS, tuning.ROUND_SECONDS = 3, 0.0
+    said, wrong = [], []
+    others = {} if rehearsal else {"resnet50": {"name": "torchvision:resnet50", "image_size": 224}}
+    for name, model in {"ViT": None, **others}.items():
+        changes = {} if model is None else {"model": model, "precision": "amp"}
+        found = tuning.tune(train_config(rehearsal, **changes))
+        for trial in found.trials:
+            what = f"{name} {' '.join(f'{key}={value}' for key, value in trial.settings.items())}"
+            if trial.reason:
+                wrong.append(f"{what}: {trial.reason}")
+            else:
+                said.append(f"{what} {trial.ratio:.2f} ({trial.low:.2f} to {trial.high:.2f}) of the time of a step")
+    return {"said": "; ".join(said), **({"wrong": "; ".join(wrong)} if wrong else {})}
+
+
 def wait(device: Any) -> None:
     """Wait for the device."""
     import torch
@@ -351,6 +371,7 @@ def wait(device: Any) -> None:
 FEATURES: dict[str, Callable[[str], dict[str, Any]]] = {
     "checkpoints beside the training": try_saves,
     "weights streamed from the host": try_streaming,
+    "kernels chosen by measurement": try_kernels,
     "DAIN's Triton operators": try_triton,
     "sharded checkpoints of two cards": try_shards,
 }

@@ -2,8 +2,8 @@
 
 Which of them wins depends on the card, the network and the batch, so it is measured: a run as configured and one with
 a single setting changed take turns, a round of steps each, in changing order, so that what else the machine does meets
-both. A ratio is the median over rounds of the ratio within a round; its interval, between the second smallest and the
-second largest, holds at any distribution of times. What gains is joined and measured once more, since the best of
+both. A ratio is the median over rounds of the ratio within a round; its interval, between the fifth smallest and the
+fifth largest of 21, holds at any distribution of times. What gains is joined and measured once more, since the best of
 several is the luckiest too. Only settings that compute the same up to rounding are tried. A training never does this
 by itself: two ways that round differently would make a run depend on how busy the machine was when it began.
 """
@@ -32,7 +32,8 @@ from mpt.errors import MptError, NonFiniteError
 from mpt.inference.measurement import synchronize
 from mpt.seams import Batch, DataSpec, Run
 
-ROUNDS = 11
+ROUNDS, OUTSIDE = 21, 4
+"""Rounds, and how many of their ratios lie on either side of the interval: it holds the median with 99.3 %."""
 ROUND_SECONDS, MOST_STEPS = 0.1, 50
 """A round of each side has as many steps as take so long."""
 WARM_UP, MOST_WARM_UP = 3, 30
@@ -108,14 +109,15 @@ class Side:
         raise NonFiniteError(f"{self.skipped} of {self.steps} steps were skipped: losses or gradients are not finite")
 
 
-def tune(
-    config: Config, clock: Clock = time.perf_counter, on_trial: Callable[[Trial], None] = lambda trial: None
-) -> Tuning:
+def tune(config: Config, clock: Clock | None = None, on_trial: Callable[[Trial], None] = lambda trial: None) -> Tuning:
     """Measure every candidate of a configuration on its device.
 
+    Without a `clock` it is the wall's; on a CPU with one thread the processor's, which other programs move less.
     Raises what building and stepping the configuration raises as it stands.
     """
     device = choose_device(config.train.device)
+    if clock is None:
+        clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     train_data, _ = build_datasets(config)
     loader = Loader(train_data, config.train.batch_size, config.seed, sampling=config.dataset.settings.sampling)
     stream = loader.batches(0)
@@ -157,7 +159,8 @@ def ratio_of(other: Side, base: Side, count: int, clock: Clock, numbers: random.
         times = {side: side.take(count, clock) for side in numbers.sample((other, base), 2)}
         ratios.append(times[other] / max(times[base], 1e-12))
     ordered = sorted(ratios)
-    return statistics.median(ordered), ordered[1], ordered[-2]
+    outside = min(OUTSIDE, (ROUNDS - 1) // 2)
+    return statistics.median(ordered), ordered[outside], ordered[-1 - outside]
 
 
 def candidates(config: Config, run: Run) -> Iterator[list[dict[str, Any]]]:

@@ -29,13 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SLICE = """
 import json, sys
 sys.path.insert(0, {root!r})
-import os
+from scripts.fault_battery_process import KILL, begin_with_library
+begin_with_library()
 from mpt.config.load import load_config
 from scripts import fault_battery, fault_battery_inputs, fault_battery_runs
 from scripts import fault_battery_runs as runs
-from scripts.fault_battery_process import KILL, LIBRARY
-if LIBRARY not in os.environ:
-    fault_battery.begin_with_library()
 kinds = ["kills", "errors", "signals", "files", "planted", "weights", "configs", "outputs"]
 with fault_battery.prepared() as battery:
     rows = fault_battery.try_kinds(battery, kinds, 0.002, 2)
