@@ -396,6 +396,17 @@ def test_a_bare_machine_is_told_which_packages_it_lacks(monkeypatch, capsys):
     assert "numpy" not in said
 
 
+def test_a_part_that_found_too_little_time_gets_more_of_the_next_run_and_the_last_all():
+    results = {}
+    shares = []
+    for _ in range(3):
+        shares.append(gpu_check.share_of("tests", ["tests", "demo"], results))
+        results["tests"] = gpu_check.count_failures(results.get("tests", {}), {"exit_code": None, "said": "late"})
+    assert shares == [0.22, 0.44, 0.88]
+    assert not gpu_check.is_settled(results["tests"])
+    assert gpu_check.share_of("demo", ["tests", "demo"], results) == 1
+
+
 @pytest.mark.parametrize(
     ("typed", "words"), [(("--config", "no.yaml"), "no file no.yaml"), (("--minutes", "0"), "half a minute")]
 )
