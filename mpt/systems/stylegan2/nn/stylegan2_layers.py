@@ -17,6 +17,7 @@ size. Source: Karras et al. 2020 (StyleGAN2) sections 2-3; Karras et al. 2020 (A
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,21 @@ def computes_in_float16(x: Tensor) -> bool:
     return torch.get_autocast_dtype(device) == torch.float16
 
 
+class Convolution(nn.Module):
+    """A convolution with an activation and a clamp after it."""
+
+    clamp: float | None
+    is_differentiated_twice = False
+    """Set while gradients are differentiated again: the activation then keeps what torch's own operators keep, so that
+    second derivatives are added up in their order."""
+
+    def finish(self, y: Tensor, gain: float = 1.0) -> Tensor:
+        """Return what is made of the convolution's biased result."""
+        if self.is_differentiated_twice:
+            return clamp(activate(y) * gain, self.clamp, gain)
+        return activate_and_clamp(y, self.clamp, gain)
+
+
 class EqualLinear(nn.Module):
     """A linear layer whose weight is stored with deviation 1 / lr_multiplier and scaled at run time."""
 
@@ -57,7 +73,7 @@ class EqualLinear(nn.Module):
         return activate(y) if self.activated else y
 
 
-class EqualConv(nn.Module):
+class EqualConv(Convolution):
     """A convolution of the discriminator, optionally filtered and strided to half the size, activated and clamped."""
 
     def __init__(
@@ -87,11 +103,10 @@ class EqualConv(nn.Module):
             y = F.conv2d(self.blur.filter(x_bchw, (2, 2, 2, 2)), weight, stride=2)
         if self.bias is not None:
             y = y + self.bias.to(y.dtype)[:, None, None]
-        y = (activate(y) if self.activated else y) * gain
-        return clamp(y, self.clamp, gain)
+        return self.finish(y, gain) if self.activated else clamp(y * gain, self.clamp, gain)
 
 
-class StyledConv(nn.Module):
+class StyledConv(Convolution):
     """A modulated convolution, optionally to twice the size, with noise, bias and activation."""
 
     def __init__(
@@ -122,8 +137,7 @@ class StyledConv(nn.Module):
         y = y * demodulation_bo.to(y.dtype)[:, :, None, None]
         if noise_b1hw is not None:
             y = y + (noise_b1hw * self.noise_strength).to(y.dtype)
-        y = activate(y + self.bias.to(y.dtype)[:, None, None])
-        return clamp(y, self.clamp)
+        return self.finish(y + self.bias.to(y.dtype)[:, None, None])
 
 
 class ToImage(nn.Module):
@@ -156,6 +170,75 @@ def demodulate(weight_oikk: Tensor, style_bi: Tensor) -> Tensor:
 def clamp(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
     """Clamp to the limit times the layer's gain."""
     return x if limit is None else x.clamp(-limit * gain, limit * gain)
+
+
+def activate_and_clamp(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
+    """Apply leaky ReLU, its gain, the layer's gain and the clamp; for the backward only the result is kept.
+
+    Forward and gradients are those of `clamp(activate(x) * gain)`, which keeps two tensors of that size, but for the
+    gradient of what is clamped and has the limit's value already: it is zero, as in the original's kernel.
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        result: Tensor = ActivateAndClamp.apply(x, limit, gain)  # type: ignore[no-untyped-call]
+        return result
+    return clamp(activate(x) * gain, limit, gain)
+
+
+class ActivateAndClamp(torch.autograd.Function):
+    """The forward of `activate_and_clamp`. Signs and limits are read from its result, which other layers keep too."""
+
+    @staticmethod
+    def forward(x: Tensor, limit: float | None, gain: float) -> Tensor:
+        """Return the result in one new tensor."""
+        y = activate(x)
+        if gain != 1:
+            y = y.mul_(gain)
+        return y if limit is None else y.clamp_(-limit * gain, limit * gain)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the result."""
+        _, context.limit, context.gain = inputs
+        context.save_for_backward(output)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of x."""
+        (y,) = context.saved_tensors
+        return ActivationSlope.apply(gradients[0], y, context.limit, context.gain), None, None  # type: ignore[no-untyped-call]
+
+
+class ActivationSlope(torch.autograd.Function):
+    """The gradient of `activate_and_clamp`: linear in the one that comes in, so that it is its own gradient."""
+
+    @staticmethod
+    def forward(gradient: Tensor, y: Tensor, limit: float | None, gain: float) -> Tensor:
+        """Return the gradient of x for that of y."""
+        if limit is not None:
+            reached = rounded(limit * gain, y.dtype)
+            gradient = torch.ops.aten.hardtanh_backward(gradient, y, -reached, reached)
+        if gain != 1:
+            gradient = gradient * gain
+        made: Tensor = torch.ops.aten.leaky_relu_backward(gradient * math.sqrt(2), y, 0.2, False)
+        return made
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep y, of which only signs and limits count."""
+        _, y, context.limit, context.gain = inputs
+        context.save_for_backward(y)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient of the gradient."""
+        (y,) = context.saved_tensors
+        return ActivationSlope.apply(gradients[0], y, context.limit, context.gain), None, None, None  # type: ignore[no-untyped-call]
+
+
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """Return a positive number as a tensor of a dtype holds it; no tensor is made, so a plan may ask too."""
+    spacing: float = torch.finfo(dtype).eps * 2.0 ** (math.frexp(value)[1] - 1)
+    return round(value / spacing) * spacing
 
 
 def batch_deviation(x_bchw: Tensor, group: int = 4) -> Tensor:

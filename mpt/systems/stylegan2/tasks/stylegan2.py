@@ -26,6 +26,7 @@ from mpt.nn.generative_mlp import Judgement
 from mpt.seams import Batch, DataSpec, Evidence, Loss, Phase, Precision
 from mpt.systems.stylegan2.nn.adaptive_augment import DRAWS, AdaptiveAugment
 from mpt.systems.stylegan2.nn.stylegan2 import Generator
+from mpt.systems.stylegan2.nn.stylegan2_layers import Convolution
 from mpt.tasks import gan
 from mpt.tasks.average import follow, make_twin
 
@@ -112,6 +113,9 @@ class StyleGan2(gan.Gan):
         """Add latents, style mixing, noise and augmentation draws; the path phase gets half a batch and no images."""
         image = batch["image"]
         self.batch_size = len(image)
+        for module in (*self.gen.modules(), *self.disc.modules()):
+            if isinstance(module, Convolution):
+                module.is_differentiated_twice = phase.name in ("gen_path", "disc_r1")
         drawn: Batch = {}
         if phase.name == "gen_path":
             self.lengths = []

@@ -202,3 +202,50 @@ def test_a_part_of_a_batch_has_the_deviations_that_it_has_in_the_whole() -> None
     x = torch.randn(16, 2, 4, 4)
     parts = [stylegan2_layers.batch_deviation(part) for part in (x[:4], x[4:8], x[8:])]
     torch.testing.assert_close(torch.cat(parts), stylegan2_layers.batch_deviation(x))
+
+
+def plainly(x: torch.Tensor, limit: float | None, gain: float) -> torch.Tensor:
+    return stylegan2_layers.clamp(stylegan2_layers.activate(x) * gain, limit, gain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("gain", [1.0, 0.5**0.5])
+@pytest.mark.parametrize("limit", [None, 1.5])  # in float16 the product of both is rounded down
+def test_the_activation_that_keeps_its_result_alone_has_the_same_bits(
+    dtype: torch.dtype, gain: float, limit: float | None
+) -> None:
+    torch.manual_seed(0)
+    values, weights = torch.randn(2, 3, 4, 7, 7).to(dtype)
+    found = []
+    for function in (plainly, stylegan2_layers.activate_and_clamp):
+        x = values.clone().requires_grad_()
+        y = function(x, limit, gain)
+        (gradient,) = torch.autograd.grad((y * y * weights).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.float().square().sum(), x)
+        found.append((y, gradient, second))
+    (y, gradient, second), (own_y, own_gradient, own_second) = found
+    assert torch.equal(y, own_y)
+    assert torch.equal(gradient, own_gradient)
+    assert torch.allclose(second.float(), own_second.float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+    if limit is not None:
+        reached = y.abs() == y.abs().max()
+        assert int(reached.sum()) > 10
+        assert not own_gradient[reached].any()
+
+
+def test_the_activation_keeps_nothing_but_its_result() -> None:
+    def kept(function: Any) -> set[int]:
+        found = set()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            found.add(tensor.untyped_storage().data_ptr())
+            return tensor
+
+        x = torch.randn(2, 3, 4, 4).requires_grad_() + 1
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            results.append(function(x, 256.0, 1.0))
+        return found
+
+    results: list[torch.Tensor] = []
+    assert len(kept(plainly)) == 2
+    assert kept(stylegan2_layers.activate_and_clamp) == {results[-1].untyped_storage().data_ptr()}

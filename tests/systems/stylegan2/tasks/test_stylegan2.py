@@ -11,6 +11,7 @@ import torch
 from mpt.engine.evaluation import evaluate_batches, infer
 from mpt.engine.state import capture, restore
 from mpt.engine.step import update
+from mpt.systems.stylegan2.nn.stylegan2_layers import Convolution
 from mpt.systems.stylegan2.tasks.stylegan2 import Settings, StyleGan2, draw_noise
 from mpt.tasks.samples import METRIC_SEED
 from tests.tasks.generative import build, make_batch, take_step, weights
@@ -53,6 +54,14 @@ def test_a_regulariser_of_weight_zero_has_no_phase_and_scales_nothing() -> None:
     run = build("stylegan2", task={"path_weight": 0.0, "r1_gamma": 0.0})
     assert [phase.name for phase in run.phases] == ["gen", "disc"]
     assert "lr_scale" not in run.optimizers["gen"].param_groups[0]
+
+
+def test_activations_keep_their_result_alone_except_where_gradients_are_differentiated_again() -> None:
+    run = build("stylegan2")
+    layers = [m for net in (run.task.gen, run.task.disc) for m in net.modules() if isinstance(m, Convolution)]
+    for phase in run.phases:
+        run.task.draw(make_batch(run, 8), phase)
+        assert {layer.is_differentiated_twice for layer in layers} == {phase.name in ("gen_path", "disc_r1")}
 
 
 def test_the_path_phase_draws_half_a_batch_and_no_images() -> None:
