@@ -48,7 +48,7 @@ from mpt.planner.capacity import find_capacity
 from mpt.planner.gpus import Gpu
 from mpt.planner.placement import Placement, check_placement
 from mpt.planner.planned import choose_gpu, count_workers, find_placement, make_plan, plan_measured
-from mpt.planner.recipe import Recipe, describe_cost, describe_patch, without_conflicts
+from mpt.planner.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch, total_bytes, without_conflicts
 from mpt.planner.releases import parse_release
 from mpt.planner.session import Session
 from mpt.planner.timeline import write_timeline
@@ -154,7 +154,7 @@ def run(arguments: PlanArguments) -> None:
             console.print(f"wrote {' and '.join(written)}; train the first recipe with", markup=False)
             console.print(f"  {train_command(arguments, path, recipes[0])}", markup=False, soft_wrap=True)
     if budget is not None and best is None:
-        raise MemoryBudgetError(nothing_fits(recipes, budget))
+        raise MemoryBudgetError(nothing_fits(recipes, budget, arguments.allow_lossy))
     if arguments.gate:
         pass_gate(plan if best is None else best.plan)
 
@@ -254,7 +254,7 @@ def free_name(stem: str, suffix: str) -> Path:
     return next(name for name in itertools.chain([Path(f"{stem}{suffix}")], numbered) if not os.path.lexists(name))
 
 
-def nothing_fits(recipes: list[Recipe], budget: int) -> str:
+def nothing_fits(recipes: list[Recipe], budget: int, tried_lossy: bool) -> str:
     """Return the message of exit 7."""
     if not recipes:
         return f"nothing fits {describe_bytes(budget)}: no recipe could be planned"
@@ -262,6 +262,7 @@ def nothing_fits(recipes: list[Recipe], budget: int) -> str:
     return (
         f"nothing fits {describe_bytes(budget)}: the smallest of {len(recipes)} recipes found needs "
         f"{describe_bytes(smallest.total)} ({describe_patch(smallest.patch)}); use a smaller train.batch_size or image"
+        f"{'' if tried_lossy else ', or --allow-lossy, which also tries what changes the learnt result'}"
     )
 
 
@@ -279,10 +280,10 @@ def write_results(
     heading = [
         train_command(arguments, path, best),
         "",
-        f"{describe_patch(best.patch)} ({describe_cost(best)}): {describe_bytes(best.total)} of "
-        f"{describe_bytes(budget)},",
+        f"{described(best)}: {describe_bytes(best.total)} of {describe_bytes(budget)},",
         f"{show_seconds(best.plan['step_seconds'])} a step give or take {plan['time_band']:.0%}, predicted by",
         plan_command(arguments),
+        *([f"lossy: {EXPLANATIONS['lossy']}"] if best.is_lossy else []),
     ]
     body = write_text(best.patch) if best.patch else "{}\n"
     try:
@@ -290,13 +291,18 @@ def write_results(
         path.write_text(f"{comments}{describe_origin(config, gpu.name, budget)}\n{body}", "utf-8")
     except OSError as error:
         raise InputOutputError(f"{path}: cannot be written: {error}") from error
-    panels = [("as it stands", plan["timeline"])]
+    panels = [(f"as it stands: {describe_bytes(total_bytes(plan))}", plan["timeline"])]
     shown = [one for one in worth_showing(recipes)[:PICTURED] if one.patch]
-    panels += [(describe_patch(one.patch), one.plan["timeline"]) for one in shown]
+    panels += [(f"{described(one)}: {describe_bytes(one.total)}", one.plan["timeline"]) for one in shown]
     picture = path.with_suffix(".png")
     title = f"{config.run_name}, batch {plan['batch_size']}, on {gpu.name} with {describe_bytes(budget)}"
     write_timeline(picture, panels, budget - plan["context_bytes"], title)
     return [str(path), str(picture)]
+
+
+def described(recipe: Recipe) -> str:
+    """Return a recipe and what it costs, as the patch and the picture name it."""
+    return f"{describe_patch(recipe.patch)} ({describe_cost(recipe)})"
 
 
 def train_command(arguments: PlanArguments, path: Path, best: Recipe) -> str:
@@ -309,9 +315,13 @@ def plan_command(arguments: PlanArguments) -> str:
     """Return the command that was given."""
     words = ["mpt", "plan", *_common_words(arguments, arguments.overrides), "--vram", str(arguments.vram)]
     words += ["--gpu", arguments.gpu] if arguments.gpu else []
+    words += ["--desktop", arguments.desktop] if arguments.desktop else []
+    words += ["--allow-lossy"] if arguments.allow_lossy else []
     words += ["--torch", arguments.torch] if arguments.torch else []
+    words += ["--times-from", arguments.times_from] if arguments.times_from else []
     words += ["--nproc", str(arguments.nproc)] if arguments.nproc else []
     words += ["--strategy", arguments.strategy] if arguments.strategy else []
+    words += ["--network", arguments.network] if arguments.network else []
     words += ["--output", arguments.output] if arguments.output else []
     return shlex.join(words)
 

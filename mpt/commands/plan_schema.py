@@ -152,6 +152,8 @@ class RecipeData(PlanData):
     patch: Patch
     cost: str
     """"exact", or what it changes."""
+    lossy: bool
+    """It changes what is learnt, beyond rounding; with --allow-lossy only."""
     total_bytes: Bytes
     """Taken from the card."""
     traced: bool

@@ -43,7 +43,11 @@ def headline(config: Config, gpu: Gpu, plan: dict[str, Any], recipes: Sequence[R
         closely = f", but closely: {found.chance:.0%} of published runs stayed within such a margin"
         return f"{subject}: may fit in {budget}, needs {needed}{closely}."
     fitting = sum(recipe.fits for recipe in recipes)
-    ways = f"; {fitting} ways that fit:" if fitting else "." if not recipes else ", and nothing tried does."
+    lossy = sum(recipe.fits and recipe.is_lossy for recipe in recipes)
+    counted = (
+        f"{fitting} way{'s' * (fitting > 1)} that fit{'s' * (fitting == 1)}{f', {lossy} of them lossy' * (lossy > 0)}"
+    )
+    ways = f"; {counted}:" if fitting else "." if not recipes else ", and nothing tried does."
     return f"{subject}: does not fit in {budget}, needs {needed}{ways}"
 
 
@@ -231,7 +235,8 @@ def print_search(console: Console, found: Search, plan: dict[str, Any]) -> None:
     for reason in reasons[:REASONS]:
         console.print(f"refused: {reason}", markup=False, style="dim")
     if len(reasons) > REASONS:
-        console.print(f"{len(reasons) - REASONS} more reasons with --json", style="dim")
+        more = len(reasons) - REASONS
+        console.print(f"{more} more reason{'s' * (more > 1)} with --json", style="dim")
 
 
 def worth_showing(ranked: list[Recipe]) -> list[Recipe]:
@@ -294,6 +299,7 @@ def as_data(
                 "patch": recipe.patch,
                 **verdict_data(recipe.plan),
                 "cost": describe_cost(recipe),
+                "lossy": recipe.is_lossy,
                 "total_bytes": recipe.total,
                 "traced": recipe.traced,
                 **without_curves(recipe.plan),

@@ -14,15 +14,15 @@ UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 SMALLEST = 16 * 2**20
 
 
-def parse_budget(text: str) -> int:
-    """Return the bytes that a budget means. Raises ConfigError with what may be written."""
+def parse_budget(text: str, option: str = "--vram") -> int:
+    """Return the bytes that an option's words mean. Raises ConfigError with what may be written."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?\s*", text, re.IGNORECASE)
     allowed = "write a size such as 6GiB, 6GB or 6144MiB"
     if found is None:
-        raise ConfigError(f"--vram: {text!r} is not an amount of memory; {allowed}")
+        raise ConfigError(f"{option}: {text!r} is not an amount of memory; {allowed}")
     amount = int(float(found.group(1)) * (UNITS[found.group(2).lower()] if found.group(2) else 1))
     if amount < SMALLEST:
-        raise ConfigError(f"--vram: {text!r} is {amount} bytes, less than any GPU has; {allowed}")
+        raise ConfigError(f"{option}: {text!r} is {amount} bytes, less than any GPU has or desktop takes; {allowed}")
     return amount
 
 

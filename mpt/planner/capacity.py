@@ -39,7 +39,7 @@ def find_capacity(gpu: Gpu, is_named: bool, vram: str | None, desktop: str | Non
     if desktop is not None:
         if budget is None:
             raise ConfigError("--desktop: it is taken off a budget; add --gpu or --vram")
-        taken = parse_budget(desktop)
+        taken = parse_budget(desktop, "--desktop")
         if taken >= budget:
             raise ConfigError(f"--desktop: {desktop} leaves nothing of {describe_bytes(budget)}")
         budget -= taken

@@ -20,7 +20,7 @@ from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.calibration import load_calibration
 from mpt.planner.gpus import Gpu, find_gpu
 from mpt.planner.placement import Placement
-from mpt.planner.recipe import Patch, describe_patch, has_margin, total_bytes
+from mpt.planner.recipe import Patch, changes_what_is_learnt, describe_patch, has_margin, total_bytes
 from mpt.planner.search import search
 from mpt.planner.session import PlanError, Session
 
@@ -65,7 +65,8 @@ class Candidate:
     def words(self) -> str:
         """The way of sharing and the recipe, in words."""
         shared = " ".join(map(str, self.way.values())) if self.nproc > 1 else "one process"
-        return f"{shared}, {describe_patch(self.patch)}" if self.patch else shared
+        marked = " (lossy)" if changes_what_is_learnt(self.patch) else ""
+        return f"{shared}, {describe_patch(self.patch)}{marked}" if self.patch else shared
 
     @property
     def settings(self) -> Patch:

@@ -36,9 +36,11 @@ class Combinations:
 
 def combinations(allow_lossy: bool = True) -> Combinations:
     """Return what is tried with the tricks that there are."""
-    activations, optimizers, splitting = reliefs("activations"), reliefs("optimizer"), reliefs("batch")[0]
-    weights = reliefs("weights")
-    optimizers = [one for one in optimizers if allow_lossy or not one.is_lossy]
+    splitting = reliefs("batch")[0]
+    activations, optimizers, weights = (
+        [one for one in reliefs(kind) if allow_lossy or not one.is_lossy]
+        for kind in ("activations", "optimizer", "weights")
+    )
     parted = [one for one in activations if one.proposals and one.in_parts and one.suits(splitting)]
     with_parts = [one for one in optimizers if one.in_parts and one.suits(splitting)]
     return Combinations(

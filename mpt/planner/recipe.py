@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpt.config.lighter_modes import is_lossy
-from mpt.config.relief import reliefs, splitter
+from mpt.config.relief import KINDS, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.planner.session import Answer
 
@@ -60,9 +60,8 @@ class Recipe:
 
     @property
     def harshness(self) -> tuple[bool, bool, bool, int]:
-        """How much a recipe changes, for comparing: arithmetic first, then exactness, then the number of tricks."""
-        mode = self.patch.get("precision", {}).get("mode")
-        return is_lossy(mode), mode is not None, not self.is_exact, len(self.tricks)
+        """How much a recipe changes: what is learnt, then arithmetic, then exactness, then the number of tricks."""
+        return self.is_lossy, "precision" in self.patch, not self.is_exact, len(self.tricks)
 
     @property
     def is_exact(self) -> bool:
@@ -72,8 +71,7 @@ class Recipe:
     @property
     def is_lossy(self) -> bool:
         """Whether it changes what is learnt: weights without float32 masters, optimizer states in fewer bits."""
-        lossy = {one.name for one in reliefs("activations", "optimizer", "batch") if one.is_lossy}
-        return is_lossy(self.patch.get("precision", {}).get("mode")) or not lossy.isdisjoint(self.tricks)
+        return changes_what_is_learnt(self.patch)
 
     @property
     def changes_nothing(self) -> bool:
@@ -102,6 +100,12 @@ class Recipe:
             wanted.get(name, 0) <= value if name == size and name in wanted else wanted.get(name) == value
             for name, value in self.tricks.items()
         )
+
+
+def changes_what_is_learnt(patch: Mapping[str, Any]) -> bool:
+    """Return whether a patch's precision or one of its memory tricks is lossy."""
+    lossy = {one.name for one in reliefs(*KINDS) if one.is_lossy}
+    return is_lossy(patch.get("precision", {}).get("mode")) or not lossy.isdisjoint(patch.get("memory", {}))
 
 
 def total_bytes(plan: Mapping[str, Any]) -> int:
@@ -143,7 +147,7 @@ def describe_cost(recipe: Recipe) -> str:
 
 EXPLANATIONS = {
     "lossy": "what is learnt changes, beyond rounding: compare before you rely on it",
-    "not bit-equal": "sums in another order, or states in fewer bits: close to the run without it, not the same",
+    "not bit-equal": "sums in another order: close to the run without it, not the same",
     "BatchNorm": "its statistics come from the smaller batches, so training differs",
     "tight": "fits only by handing cached memory back in every step, which takes longer than the time shown",
     "close": f"less than {MARGIN:.0%} of the budget is left, which is the planner's usual error",
@@ -155,8 +159,8 @@ def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
     """Return recipes in the order of recommendation: those that fit well, those that just fit, the rest.
 
     Within each the fastest come first; among those within the time model's error of the fastest, the gentlest. One that
-    changes nothing is preferred until the others' gain exceeds the band of the time model. A tight recipe waits for the
-    driver in every step, which the time model does not know.
+    changes nothing, or is not lossy where the fastest is, is preferred until the gain exceeds the band of the time
+    model. A tight recipe waits for the driver in every step, which the time model does not know.
     """
     left = sorted(recipes, key=lambda one: (not one.fits_well, not one.fits, one.plan["step_seconds"]))
     ordered: list[Recipe] = []
@@ -167,12 +171,16 @@ def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
         equals = [
             one
             for one in left
-            if one.fits_like(head)
-            and one.plan["step_seconds"] <= (wide if one.changes_nothing and not head.changes_nothing else limit)
+            if one.fits_like(head) and one.plan["step_seconds"] <= (wide if is_preferred(one, head) else limit)
         ]
         ordered.append(min(equals, key=lambda one: one.harshness))
         left.remove(ordered[-1])
     return ordered
+
+
+def is_preferred(one: Recipe, head: Recipe) -> bool:
+    """Return whether a recipe is worth more time than another: it changes nothing, or at least not what is learnt."""
+    return (one.changes_nothing and not head.changes_nothing) or (head.is_lossy and not one.is_lossy)
 
 
 def without_conflicts(overrides: Iterable[str], patch: Mapping[str, Any]) -> list[str]:

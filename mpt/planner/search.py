@@ -86,7 +86,7 @@ def search(
     Raises PlanError when the configuration itself cannot be planned. `largest_batch` is looked for at the
     end, in the recipe that comes first.
     """
-    found, tried = _Search(session, config, budget_bytes, on_answer), combinations(allow_lossy)
+    found, tried = _Search(session, config, budget_bytes, on_answer, allow_lossy), combinations(allow_lossy)
     precisions = list(precision_patches(config, gpu, allow_lossy))
     first = session.submit(config, budget_bytes=budget_bytes, timeline=True, whole_run=True)
     alone = [found.submit(precision) for precision in precisions if precision]
@@ -133,9 +133,15 @@ class _Search:
     """A search under way."""
 
     def __init__(
-        self, session: Session, config: Config, budget_bytes: int, on_answer: Callable[[int, int], None]
+        self,
+        session: Session,
+        config: Config,
+        budget_bytes: int,
+        on_answer: Callable[[int, int], None],
+        allow_lossy: bool,
     ) -> None:
         self.session, self.config, self.budget_bytes, self.on_answer = session, config, budget_bytes, on_answer
+        self.dialled = [one for one in reliefs("activations", "weights") if allow_lossy or not one.is_lossy]
         self.recipes: list[Recipe] = []
         self.refused: list[tuple[Patch, str]] = []
         self.hopeless: list[Patch] = []
@@ -215,7 +221,7 @@ class _Search:
         groups = []
         for precision in precisions:
             plain = plans.get(str(precision)) if not self.is_outdone(precision) else None
-            for trick in reliefs("activations", "weights") if plain is not None and not plain.fits_well else ():
+            for trick in self.dialled if plain is not None and not plain.fits_well else ():
                 if trick.dials and trick.proposals and trick.name not in self.config.memory.tricks:
                     strongest = plans.get(str(joined(precision, {trick.name: trick.proposals[-1]})))
                     assert plain is not None

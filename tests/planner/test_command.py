@@ -15,11 +15,14 @@ import yaml
 from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
 from mpt.commands.plan_schema import PlanOutput
+from mpt.commands.plan_tables import headline
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner import planned
+from mpt.planner.gpus import find_gpu
 from mpt.planner.patches import Combinations
-from mpt.planner.session import Session
+from mpt.planner.recipe import Recipe
+from mpt.planner.session import Answer, Session
 
 CONFIG = """
 model: {name: tests.planner.models:UNet, image_size: 16, channels: 1}
@@ -241,6 +244,26 @@ def test_a_patch_that_is_there_is_not_written_over(
         plan.run(with_vram(arguments, "500MiB"))
     monkeypatch.chdir(tmp_path)
     assert plan.choose_output(with_vram(arguments, "500MiB", output=None)) == Path("plan-2.yaml")
+
+
+def test_a_lossy_recipe_is_marked_in_the_answer_the_patch_and_the_picture(
+    arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(plan, "write_timeline", lambda path, panels, *rest: drawn.extend(name for name, _ in panels))
+    figures: dict[str, Any] = {"batch_size": 256, "step_seconds": 1.0, "time_band": 0.25, "context_bytes": 0}
+    figures |= {"reserved": 2**31, "reserved_in_budget": 2**30, "budget_bytes": 2**30, "timeline": {}, "ranks": {}}
+    figures |= {"inexact": ["low_bit_optimizer"], "notes": [], "tight": False, "fits": True}
+    config, gpu = load_config(yaml.safe_load(CONFIG), allow=["tests"]), find_gpu("rtx2060")
+    recipe = Recipe({"memory": {"low_bit_optimizer": True}}, config, Answer(figures))
+    whole = {**figures, "fits": False}
+    asked = with_vram(arguments, "1GiB", allow_lossy=True, desktop="16MiB")
+    plan.write_results(Path(asked.output or ""), asked, config, gpu, whole, [recipe], 2**30)
+    assert drawn == ["as it stands: 2,048 MiB", "low bit optimizer (lossy, not bit-equal, close): 1,024 MiB"]
+    patch = Path(asked.output or "").read_text()
+    assert "# lossy: what is learnt changes" in patch
+    assert "--desktop 16MiB --allow-lossy" in patch  # the command that predicted it predicts it again
+    assert headline(config, gpu, whole, [recipe]).endswith("; 1 way that fits, 1 of them lossy:")
 
 
 def test_the_gate_is_an_exit_code(arguments: PlanArguments, capsys: pytest.CaptureFixture[str]) -> None:

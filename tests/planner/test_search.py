@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mpt.config.load import load_config
+from mpt.config.relief import Relief, reliefs
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import MemoryBudgetError
@@ -38,7 +40,7 @@ def plan(total: float, seconds: float = 1.0, **changes: Any) -> dict[str, Any]:
         "by_category": {"activations": 4 * GIB},
         "step_seconds": seconds,
         "time_band": 0.25,
-        "inexact": ["micro_batch", "cpu_optimizer"],
+        "inexact": ["micro_batch", "cpu_optimizer", "low_bit_optimizer"],
         "notes": [],
         "growing": {},
         **changes,
@@ -265,13 +267,33 @@ def test_what_changes_the_learnt_result_is_proposed_only_where_that_is_allowed()
     assert any(one.patch.get("precision", {}).get("mode") == "bf16-sr" for one in lossy)
 
 
-def test_a_recipe_that_changes_nothing_is_preferred_until_the_gain_exceeds_the_band() -> None:
-    def recipe(patch: dict[str, Any], seconds: float) -> Recipe:
-        return Recipe(patch, load_config(CONFIG), Answer(plan(2.0, seconds)))
+def test_a_lossy_trick_of_any_kind_waits_until_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours are for the optimizer; one of somebody else's may keep activations or weights in fewer bits."""
 
+    def all_lossy(*kinds: str) -> list[Relief]:
+        return [replace(one, is_lossy=one.relieves in ("activations", "weights")) for one in reliefs(*kinds)]
+
+    for module in ("patches", "search"):
+        monkeypatch.setattr(f"mpt.planner.{module}.reliefs", all_lossy)
+    session = FakeSession(lambda memory, mode: plan(7.0))
+    search(session, load_config(CONFIG), find_gpu("rtx3060"), BUDGET)  # type: ignore[arg-type]
+    named = {name for _, memory in session.asked for name in memory}
+    assert "micro_batch" in named
+    assert named.isdisjoint(one.name for one in reliefs("activations", "weights"))
+
+
+def test_a_lossy_recipe_comes_first_only_where_it_gains_more_than_the_band() -> None:
+    lossy, other = {"memory": {"low_bit_optimizer": True}}, {"memory": {"micro_batch": 4}}
+    ranked = rank([recipe(lossy, seconds=1.0), recipe(other, seconds=1.2)])
+    assert [one.patch for one in ranked] == [other, lossy]
+    assert rank([recipe(lossy, seconds=1.0), recipe(other, seconds=1.3)])[0].patch == lossy
+    assert describe_cost(ranked[1]).startswith("lossy")
+
+
+def test_a_recipe_that_changes_nothing_is_preferred_until_the_gain_exceeds_the_band() -> None:
     exact, other = {"memory": {"recompute": "all"}}, {"memory": {"cpu_optimizer": True}}
-    assert rank([recipe(exact, 1.2), recipe(other, 1.0)])[0].patch == exact
-    assert rank([recipe(exact, 1.3), recipe(other, 1.0)])[0].patch == other
+    assert rank([recipe(exact, seconds=1.2), recipe(other, seconds=1.0)])[0].patch == exact
+    assert rank([recipe(exact, seconds=1.3), recipe(other, seconds=1.0)])[0].patch == other
 
 
 def test_dials_are_turned_to_the_gentlest_number_that_fits() -> None:

@@ -22,6 +22,7 @@ from mpt.planner.calibration import (
     read_measurement,
     save_calibration,
 )
+from mpt.planner.capacity import find_capacity
 from mpt.planner.gpus import TABLE, find_gpu, installed_gpu
 from mpt.planner.replay import peak_live, replay, split_at, timeline
 from mpt.planner.time_model import Work
@@ -41,6 +42,11 @@ def test_budgets_are_read_as_people_write_them(text: str) -> None:
 def test_a_budget_that_is_none_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="6GiB"):
         parse_budget(text)
+
+
+def test_a_size_that_is_none_is_answered_with_its_own_option() -> None:
+    with pytest.raises(ConfigError, match="--desktop: 'some'"):
+        find_capacity(find_gpu("rtx2060"), True, "6GiB", "some")
 
 
 def test_bytes_are_printed_in_the_unit_that_suits() -> None:
