@@ -102,7 +102,7 @@ class InferArguments:
     skip_bad: bool = False
     """Leave out inputs that cannot be read, and list them. So too where the run has dataset.on_bad_image=skip."""
     count: Annotated[int | None, typer.Option(min=1)] = None
-    """How many samples; 64 by default, of a generator or of the test set."""
+    """How many samples: of a generator or of the test set, 64 by default; or the first so many of --input."""
     single: bool = False
     """Write each sample of a generator as a file of its own, sample-0000.png and so on."""
     walk: Annotated[str | None, typer.Option(metavar="SEED:SEED[:...]")] = None

@@ -76,6 +76,9 @@ def run(arguments: InferArguments) -> None:
     }
     trained, samples = open_with_inputs(**opening, inputs=arguments.input, device=devices[0])
     opening["wanted"] = arguments.run or str(trained.directory.path)  # not a newer one that ends meanwhile
+    samples = samples[: arguments.count]
+    if (arguments.single or seeds) and (samples or needs_inputs(trained.run.task)):
+        raise ConfigError("this task makes no samples from noise: leave out --single and --walk")
     output = choose_output(arguments, Path(trained.directory.path))
     make_folder(output.folder)
     samples, bad = readable(trained, samples, arguments.skip_bad)

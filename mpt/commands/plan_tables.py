@@ -235,8 +235,8 @@ def print_search(console: Console, found: Search, plan: dict[str, Any]) -> None:
     for reason in reasons[:REASONS]:
         console.print(f"refused: {reason}", markup=False, style="dim")
     if len(reasons) > REASONS:
-        more = len(reasons) - REASONS
-        console.print(f"{more} more reason{'s' * (more > 1)} with --json", style="dim")
+        beyond = len(reasons) - REASONS
+        console.print(f"{beyond} more reason{'s' * (beyond > 1)} with --json", style="dim")
 
 
 def worth_showing(ranked: list[Recipe]) -> list[Recipe]:

@@ -128,7 +128,10 @@ class Train(Options):
     def evaluates_to_stop(self) -> Self:
         """Refuse early stopping without the evaluations that it looks at."""
         if self.early_stopping is not None and self.evaluate_every == 0:
-            raise ValueError("train.early_stopping looks at evaluations; found train.evaluate_every 0: set it too")
+            raise ValueError(
+                "train.early_stopping looks at evaluations, and train.evaluate_every 0 has one at the end only: set "
+                "that to the steps between two, such as 100"
+            )
         return self
 
     @field_validator("device")

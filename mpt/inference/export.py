@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import io
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from mpt.precision.float32_modules import Float32Module, cast_floating
 from mpt.run.files import write_atomically
 from mpt.run.weights_file import load_weights_file
 
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 ONNX_TOLERANCE = 0.05
 """Allowed mean difference between ONNX Runtime and PyTorch in half, as a share of the mean output."""
 
@@ -161,13 +163,22 @@ def write_onnx(
     except OSError as error:
         raise InputOutputError(f"{path} could not be written: {error.strerror}.") from error
     except (torch.onnx.errors.OnnxExporterError, onnx.checker.ValidationError, RuntimeError) as error:
+        reason = describe_cause(error)
         raise ConfigError(
-            f"This network cannot be exported to ONNX: {str(error).splitlines()[0]}. --to safetensors always works."
+            f"This network cannot be exported to ONNX: {reason}. --to safetensors always works."
         ) from error
     finally:
         with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
             partial.unlink(missing_ok=True)
     return said
+
+
+def describe_cause(error: BaseException) -> str:
+    """Return the first line of what an error goes back to: the exporter wraps it in advice on reporting it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = ESCAPES.sub("", str(error)).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {said[0].rstrip('.')}"
 
 
 def names_for(count: int, names: Sequence[str]) -> list[str]:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, TextIO, cast
 
 Style = Literal["auto", "plain", "json", "quiet"]
+SLOW = 10
+"""Samples per second below which the whole ones would not say enough."""
 
 
 def format_bytes(count: float) -> str:
@@ -30,7 +32,8 @@ def describe_row(row: Mapping[str, Any]) -> str:
     """Return one metrics row as a line of text."""
     parts = [f"{name} {value:.4g}" for name, value in row.get("losses", {}).items() if isinstance(value, float)]
     if "samples_per_second" in row:
-        parts.append(f"{row['samples_per_second']:.0f} samples/s")
+        pace = row["samples_per_second"]
+        parts.append(f"{pace:.0f} samples/s" if pace >= SLOW else f"{pace:.2g} samples/s")
     peak = row.get("memory", {}).get("peak_bytes")
     if peak:
         parts.append(f"peak {format_bytes(peak)}")

@@ -24,7 +24,8 @@ def summarize(run: Run, supplied: Supply) -> Iterator[str]:
     length = f"{counted(steps, 'step')} of {batch}{parts} ({counted(epochs, 'epoch')})"
     yield from config.notes
     yield f"{config.model.name} on {config.dataset.name}, {length}, {run.device.type}{several}"
-    classes = f", {len(run.data.classes)} classes" if run.data.classes else ""
+    many = "es" if len(run.data.classes) > 1 else ""
+    classes = f", {len(run.data.classes)} class{many}" if run.data.classes else ""
     yield f"data: {len(supplied.train_data)} training and {len(supplied.test_data)} test samples{classes}"
     yield "networks: " + ", ".join(f"{name} {count(module)}" for name, module in run.task.trainable.items())
     for names, text in alike({name: describe_optimizer(run, name) for name in run.optimizers}).items():

@@ -21,6 +21,13 @@ def go(run, tmp_path, **changes):
     convert.run(ConvertArguments(run=str(run), runs=str(tmp_path), **{"half": True, **changes}))
 
 
+def test_why_an_export_failed_is_told_by_its_first_cause_without_colours():
+    wrapped = RuntimeError("Failed. \x1b[96mThis is step 1/3\x1b[0m\nAdvice")
+    assert export.describe_cause(wrapped) == "RuntimeError: Failed. This is step 1/3"
+    wrapped.__cause__ = ValueError("no \x1b[1mloops\x1b[0m.\nmore")
+    assert export.describe_cause(wrapped) == "ValueError: no loops"
+
+
 @pytest.mark.parametrize("kind", ["pt", "safetensors"])
 def test_weights_are_half_but_for_normalisations(classifier, tmp_path, capsys, kind):
     go(classifier, tmp_path, to=kind)

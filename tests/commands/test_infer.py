@@ -294,6 +294,15 @@ def test_a_generator_makes_any_number_of_samples_single_files_and_ways_between_s
             go(generator, tmp_path, walk=wrong)
 
 
+def test_count_takes_the_first_inputs_and_what_is_for_noise_is_refused_at_once(classifier, pictures, tmp_path):
+    output = go(classifier, tmp_path, input=(str(pictures),), count=2)
+    assert len((output / "labels.csv").read_text().splitlines()) == 3
+    for wrong in ({"walk": "1:2"}, {"single": True}):
+        with pytest.raises(ConfigError, match="no samples from noise"):
+            go(classifier, tmp_path, output=str(tmp_path / "none"), **wrong)
+    assert not (tmp_path / "none").exists()
+
+
 def test_pictures_show_inputs_with_their_labels(classifier, tmp_path):
     pixels = pixels_of(go(classifier, tmp_path, pictures=True, count=10) / "labels.png")
     assert pixels.shape[1] > 8 * 128

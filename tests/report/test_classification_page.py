@@ -36,6 +36,7 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
 
     details["worst"][0] |= {"picture": 'x" onerror="alert(1)', "label": "<script>alert(1)</script>"}
     details["classes"][0] = "<b>zero</b>"
+    details["per_class"][0] |= {"name": "nobody", "samples": 0}
     details["worst"][0]["name"] = "/home/someone/pictures/test/<cat>/13.jpg"
     (path / "evaluation.json").write_text(json.dumps(details))
     write_report(path)
@@ -44,6 +45,8 @@ def test_a_classifier_s_page_shows_classes_calibration_and_worst_errors(tmp_path
     assert "onerror=" not in page
     assert ">&lt;cat&gt;/13.jpg</span>" in page  # beside its picture, where there is little room
     assert "&lt;b&gt;zero&lt;/b&gt;" in page
+    unknown = '<td class="number">–</td>' * 3  # of a class without test images there is no recall to tell
+    assert f'<td>nobody</td><td class="number">0</td>{unknown}</tr>' in page
     assert 'class="heat confusion upright" style="--cells: 32.0em; --names: 11ch"' in page
     for broken in ({**details, "matrix": 5}, {**details, "calibration": {"bins": [{}]}}, [], {"step": 1}):
         (path / "evaluation.json").write_text(json.dumps(broken))

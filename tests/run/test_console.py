@@ -52,6 +52,7 @@ def test_plain_lines_hold_every_figure_and_each_begins_with_the_time(
         console.row(ROW)
         console.row({"kind": "evaluate", "step": 60, "metrics": {"accuracy": 0.5}, "test_samples": 360})
         console.message("two\nlines")
+        console.row({**ROW, "losses": {}, "memory": {}, "scale": {}, "skipped": {}, "samples_per_second": 0.3321})
         console.warning("hot")
     now = "%Y-%m-%d %H:%M:%S"
     assert stream.getvalue().splitlines() == [
@@ -60,6 +61,7 @@ def test_plain_lines_hold_every_figure_and_each_begins_with_the_time(
         f"{now}  step 60/1200  evaluated on 360 test samples: accuracy 0.5",
         f"{now}  two",
         f"{now}  lines",
+        f"{now}  step 60/1200  0.33 samples/s",
         f"{now}  warning: hot",
     ]
     assert capsys.readouterr().out == ""

@@ -70,6 +70,7 @@ def hide_posix() -> None:
     for module, names in MISSING.items():
         for missing in names.split():
             delattr(module, missing)
+    os.environ.setdefault("USERNAME", "user")  # Windows has it; where the user's name is looked for without `pwd`
     shutil._use_fd_functions = False  # type: ignore[attr-defined]
     for name in ("open", "mkdir", "replace", "rename", "unlink"):
         setattr(os, name, refuse(getattr(os, name)))
