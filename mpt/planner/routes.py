@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from mpt.planner import fake_device, releases
 from mpt.planner.fake_device import DEVICE
@@ -40,6 +41,7 @@ class Target:
 
 target = Target()
 _libraries: list[torch.library.Library] = []
+_original_format: Any = torch._C._conv_determine_backend_memory_format
 
 
 def register() -> None:
@@ -59,6 +61,7 @@ def register() -> None:
     library.impl("gru.input", _recurrent(gates=3), "AutogradPrivateUse1")
     library.impl("rnn_tanh.input", _recurrent(gates=1), "AutogradPrivateUse1")
     library.impl("rnn_relu.input", _recurrent(gates=1), "AutogradPrivateUse1")
+    torch._C._conv_determine_backend_memory_format = _convolution_format  # type: ignore[assignment]
 
 
 def find_split_operators() -> set[str]:
@@ -96,6 +99,16 @@ def _rms_norm_outside_autocast(tensor: Tensor, *arguments: Any) -> Tensor:
     if tensor.dtype != torch.float32:
         releases.takes("RMSNorm outside of autocast")
     return _rms_norm(tensor, *arguments)
+
+
+def _convolution_format(tensor: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+    """cuDNN writes channels last where input or weight lie so (`cudnn_conv_suggest_memory_format`), gradients too."""
+    if tensor.device.type != DEVICE or torch.float64 in (tensor.dtype, weight.dtype):
+        unchanged: torch.memory_format = _original_format(tensor, weight, backend)
+        return unchanged
+    formats = [suggest_memory_format(one) for one in (tensor, weight)]
+    last = (torch.channels_last, torch.channels_last_3d)
+    return next((found for found in formats if found in last), torch.contiguous_format)
 
 
 def _softmax(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:

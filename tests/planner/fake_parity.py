@@ -63,6 +63,21 @@ def trace_under(mode: Any) -> Any:
     return storages, run.trace.events, run.work.operators
 
 
+def formats() -> dict[str, list[bool]]:
+    """Return of convolutions whether result and gradients are channels last, by what is so among input and weight."""
+    found = {}
+    for name, of_input, of_weight in (("neither", 0, 0), ("input", 1, 0), ("weight", 0, 1), ("both", 1, 1)):
+        kinds = (torch.contiguous_format, torch.channels_last)
+        x = torch.zeros(2, 4, 8, 8, device="fgpu:0").contiguous(memory_format=kinds[of_input]).requires_grad_()
+        w = torch.zeros(6, 4, 3, 3, device="fgpu:0").contiguous(memory_format=kinds[of_weight]).requires_grad_()
+        result = F.conv2d(x, w)
+        gradients = torch.ops.aten.convolution_backward(
+            result, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+        )[:2]
+        found[name] = [one.is_contiguous(memory_format=torch.channels_last) for one in (result, *gradients)]
+    return found
+
+
 def main() -> None:
     """Print the observations."""
     warnings.simplefilter("ignore")
@@ -95,6 +110,7 @@ def main() -> None:
             with torch.autocast("fgpu", HALF):
                 dtypes[str(given)[6:]] = {name: str(call().dtype)[6:] for name, call in calls(x, w).items()}
         out["dtypes"] = dtypes
+        out["formats"] = formats()
         weight = nn.Parameter(torch.zeros(4, 4, device="fgpu:0"))
         x = torch.zeros(4, 4, device="fgpu:0")
         recorder = Recorder("fgpu")

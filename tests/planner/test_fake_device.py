@@ -54,6 +54,10 @@ def test_every_operator_of_the_installed_header_has_an_autocast_kernel(seen: Any
     assert seen["registered"] == sum(seen["lists"].values()) + 3
 
 
+def test_convolutions_write_channels_last_where_input_or_weight_lie_so(seen: Any) -> None:
+    assert seen["formats"] == {"neither": [False] * 3, "input": [True] * 3, "weight": [True] * 3, "both": [True] * 3}
+
+
 def test_operators_run_in_the_dtype_that_their_list_says(seen: Any) -> None:
     for given in ("float16", "float32"):
         dtypes = seen["dtypes"][given]
