@@ -60,12 +60,13 @@ def trace_real(config: Config, data: DataSpec, batch_size: int, batch_ahead: boo
     return recorder.trace
 
 
-def live_peak(trace: Trace) -> int:
-    """Return the most bytes that were alive at once."""
+def live_peak(trace: Trace, first: int = 0) -> int:
+    """Return the most bytes that were alive at once, from event `first` on."""
     live = highest = 0
-    for entry in trace.events:
+    for event, entry in enumerate(trace.events):
         live += trace.storages[entry].size if entry >= 0 else -trace.storages[~entry].size
-        highest = max(highest, live)
+        if event >= first:
+            highest = max(highest, live)
     return highest
 
 
