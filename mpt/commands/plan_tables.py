@@ -40,7 +40,7 @@ def headline(config: Config, gpu: Gpu, plan: dict[str, Any], recipes: Sequence[R
         assert found is not None
         if found.kind == "fits":
             return f"{subject}: fits in {budget}, needs {needed}; there is nothing to change."
-        closely = f", but closely: {found.chance:.0%} of published runs stayed within such a margin"
+        closely = f", but closely: {found.percent} % of published runs stayed within such a margin"
         return f"{subject}: may fit in {budget}, needs {needed}{closely}."
     fitting = sum(recipe.fits for recipe in recipes)
     lossy = sum(recipe.fits and recipe.is_lossy for recipe in recipes)
@@ -222,7 +222,7 @@ def print_search(console: Console, found: Search, plan: dict[str, Any]) -> None:
     for recipe in shown:
         seconds = show_seconds(recipe.plan["step_seconds"])
         verdict_of = judge(recipe.plan)
-        chance = f"{verdict_of.chance:.0%}" if verdict_of else ""
+        chance = f"{verdict_of.percent} %" if verdict_of else ""
         words = describe_patch(recipe.patch), describe_bytes(recipe.total), chance, seconds, describe_cost(recipe)
         table.add_row(*words)
     console.print(table)

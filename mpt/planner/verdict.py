@@ -34,9 +34,14 @@ class Verdict:
     """That a run needs no more than the budget; of a plan that empties the cache in every step, that this helps."""
 
     @property
+    def percent(self) -> int:
+        """The chance for people, 1 to 99: some fourteen published runs say nothing of the last of a hundred."""
+        return min(99, max(1, round(100 * self.chance)))
+
+    @property
     def likely(self) -> str:
-        """The chance in words: some fourteen published runs say nothing of the last of a hundred."""
-        return f"{min(99, max(1, round(100 * self.chance)))} % likely"
+        """The chance in words."""
+        return f"{self.percent} % likely"
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.likely} to stay within it" if self.kind != "fits" else "fits"
