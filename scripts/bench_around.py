@@ -1,6 +1,6 @@
 """What lies around a training step, each against the usual way of doing it: `python scripts/bench_around.py`.
 
-Start-up, checkpoints, evaluation, image files, reports. Both sides of a row do equal work and take turns, so a busy
+Start-up, steps, checkpoints, evaluation, image files, reports. Both sides of a row do equal work and take turns, so a busy
 machine slows both; a row's figure is the median over rounds of the ratio within a round, of wall time and of processor
 time. Below 1 mpt is faster.
 """
@@ -31,6 +31,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import mpt
 from mpt import vision_ops
 from mpt.config.load import load_config
 from mpt.config.schema import Config
@@ -235,6 +236,47 @@ def evaluation_rows(place: Path, options: argparse.Namespace) -> list[Row]:
     return [Row("evaluating, bfloat16", lambda: evaluate(built, test_data, 64), by_hand, "a loop under one autocast")]
 
 
+def step_rows(place: Path, options: argparse.Namespace) -> list[Row]:
+    """Steps of a small network with their batches, and the batches alone."""
+    model = {"name": "small_cnn", "image_size": 16, "features": 64}
+    config = load_config({**CONFIG, "model": model})
+    built, other = mpt.build(config), mpt.build(config)
+    batches, taken = built.batches(), iter(range(10**9))
+    whole = other.train_data.fetch(range(len(other.train_data)), 0)
+    image = other.run.data.as_floats(whole)["image"]
+    tensors = torch.utils.data.TensorDataset(image, whole["label"])
+    by_hand = torch.utils.data.DataLoader(tensors, 64, shuffle=True, drop_last=True)
+    net = other.modules["net"]
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+
+    def ours() -> None:
+        for _ in range(len(by_hand)):
+            mpt.update(built, next(batches), next(taken))
+
+    def usual() -> None:
+        for images, labels in by_hand:
+            optimizer.zero_grad()
+            functional.cross_entropy(net((images - 0.5) / 0.5), labels).backward()
+            optimizer.step()
+
+    loader = Loader(other.train_data, 64, 0)
+
+    def ours_alone() -> None:
+        stream = loader.batches(0)
+        for _ in range(len(by_hand)):
+            other.run.data.as_floats(next(stream))
+
+    def usual_alone() -> None:
+        for _ in by_hand:
+            pass
+
+    count = f"{len(by_hand)} batches of 64 digits"
+    return [
+        Row(f"{count}, trained on", ours, usual, "a loop with DataLoader: no finite check"),
+        Row(count, ours_alone, usual_alone, "DataLoader over a TensorDataset"),
+    ]
+
+
 def image_rows(place: Path, options: argparse.Namespace) -> list[Row]:
     """Photographs from files, cut at random."""
     from PIL import Image
@@ -343,6 +385,7 @@ def compare_rows(place: Path, options: argparse.Namespace) -> list[Row]:
 
 ROWS: dict[str, Callable[[Path, argparse.Namespace], list[Row]]] = {
     "start": start_rows,
+    "step": step_rows,
     "checkpoint": checkpoint_rows,
     "evaluation": evaluation_rows,
     "images": image_rows,
