@@ -1,8 +1,8 @@
 """What lies around a training step, each against the usual way of doing it: `python scripts/bench_around.py`.
 
 Start-up, steps, checkpoints, evaluation, image files, reports. Both sides of a row do equal work and take turns, so a
-busy machine slows both; a row's figure is the median over rounds of the ratio within a round, of wall time and of processor
-time. Below 1 mpt is faster.
+busy machine slows both; a row's figure is the median over rounds of the ratio within a round, of wall time and of
+processor time. Below 1 mpt is faster.
 """
 
 from __future__ import annotations
