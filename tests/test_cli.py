@@ -218,6 +218,7 @@ def test_no_words_and_help_print_help(capsys):
         ("infer --count x", "mpt infer: invalid value for '--count'"),
         ("plan --vram", "option '--vram' requires an argument"),
         ("trian", "mpt: no such command 'trian'. Did you mean 'train'?"),
+        ("export", "mpt: no such command 'export'; `mpt convert` does that, `mpt convert -h` explains it"),
         ("schema extra", "mpt schema: got unexpected extra argument(s) (extra); `mpt schema -h` lists what there is"),
     ],
 )

@@ -20,10 +20,8 @@ from mpt.errors import ConfigError
 
 SPELT = {
     **FOREIGN,
-    "learning_rate": "optimizer.lr",
     "wd": "optimizer.weight_decay",
     "weight_decay": "optimizer.weight_decay",
-    "imgsz": "model.image_size",
     "image_size": "model.image_size",
     "data": "dataset",
     "gpus": "train.device",
@@ -35,6 +33,16 @@ SPELT = {
     "bf16": "precision=bf16",
 }
 """Other programs' options -> the setting they mean."""
+COMMANDS = {
+    **dict.fromkeys(("fit", "finetune", "resume"), "mpt train"),
+    **dict.fromkeys(("predict", "val", "test", "eval", "evaluate", "generate", "sample"), "mpt infer"),
+    "export": "mpt convert",
+    "check": "mpt validate",
+    "benchmark": "mpt compare",
+    "merge": "mpt deepfacelab merge",
+    "detect": "mpt infer",
+}
+"""Other programs' commands -> the one that does it here."""
 WAYS = {
     "CONFIG": "name a YAML file (`mpt init` writes one), or one that comes with mpt: @NAME (`mpt list configs`)",
     "RUN": "name a run (`mpt list runs`), or its path",
@@ -132,6 +140,10 @@ def explain_usage(error: Any) -> str | None:
     if error.ctx is None:
         return said
     command = error.ctx.command_path
+    if said.startswith("no such command") and command == "mpt":
+        word = said.split("'")[1]
+        if ours := COMMANDS.get(word):
+            return f"mpt: no such command '{word}'; `{ours}` does that, `{ours} -h` explains it"
     if said.startswith("missing argument"):
         name = said.split("'")[1]
         return f"{command}: {name} is missing: {WAYS.get(name, f'`{command} -h` explains it')}"

@@ -110,6 +110,16 @@ FOREIGN = MappingProxyType(
         **dict.fromkeys(("bs", "batch", "batchsize", "per_device_train_batch_size"), "train.batch_size"),
         **dict.fromkeys(("num_workers", "dataloader_num_workers"), "dataset.workers"),
         **dict.fromkeys(("save_total_limit", "save_top_k", "max_to_keep"), "train.keep_last"),
+        **dict.fromkeys(("imgsz", "img_size", "input_size", "resolution"), "model.image_size"),
+        **dict.fromkeys(("patience", "early_stopping_patience"), "train.early_stopping.patience"),
+        **dict.fromkeys(
+            ("gradient_clip_val", "max_grad_norm", "clip_grad", "clip_grad_norm"), "optimizer.clip_grad_norm"
+        ),
+        **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps"), "memory.micro_batch"),
+        **dict.fromkeys(("seed_everything", "random_seed"), "seed"),
+        **dict.fromkeys(("smoothing", "label_smoothing"), "task.label_smoothing"),
+        **dict.fromkeys(("lr0", "learning_rate"), "optimizer.lr"),
+        "limit_train_batches": "train.steps",
     }
 )
 """What other trainers call a setting -> ours, in files and on the command line."""
