@@ -129,8 +129,8 @@ class Train(Options):
         """Refuse early stopping without the evaluations that it looks at."""
         if self.early_stopping is not None and self.evaluate_every == 0:
             raise ValueError(
-                "train.early_stopping looks at evaluations, and train.evaluate_every 0 has one at the end only: set "
-                "that to the steps between two, such as 100"
+                "train.early_stopping looks at evaluations; found train.evaluate_every 0, which has one at the end "
+                "only: set it to the steps between two, such as 100"
             )
         return self
 

@@ -5,6 +5,7 @@ The horizontal axis counts allocations and releases, not seconds: what matters i
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ COLOURS = {
     "workspace": "#64b5cd",
 }
 GIB = 2**30
+TITLE_CHARACTERS = 105
+"""What of a panel's title fits in a line."""
 
 
 def write_timeline(
@@ -58,7 +61,7 @@ def write_timeline(
         if budget_bytes is not None:
             said = f"budget less the context: {budget_bytes / GIB:.2f} GiB"
             axes.axhline(budget_bytes / GIB, color="black", linestyle="--", linewidth=1, label=said)
-        axes.set_title(recipe, fontsize=10, loc="left")
+        axes.set_title(textwrap.fill(recipe, TITLE_CHARACTERS), fontsize=10, loc="left")
         axes.set_ylabel("GiB")
         axes.set_xlim(0, count - 1)
         axes.set_xticks([])
