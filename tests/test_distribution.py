@@ -18,12 +18,28 @@ ROOT = Path(__file__).parent.parent
 def test_the_distribution_is_not_called_like_the_other_program() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["name"] == "mpt-trainer"
-    assert project["scripts"] == {"mpt": "mpt.cli:main"}
+    assert project["scripts"] == {"mpt": "mpt_trainer:main"}
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("mpt/**/*.py")]
     for page in pages:
         text = page.read_text("utf-8")
         for wrong in ("pip install mpt ", "pip install mpt\n", "pip install mpt`", "'mpt["):
             assert wrong not in text, f"{page}: {wrong!r} is another program"
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_another_package_called_mpt_is_named_in_one_line(is_there: bool, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "mpt" / "entry_point", tmp_path / "site" / "mpt_trainer")
+    other = tmp_path / "other" / "mpt"
+    if is_there:
+        other.mkdir(parents=True)
+        (other / "__init__.py").write_text("raise SystemExit('theirs ran')\n", "utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(other.parent), str(tmp_path / "site")])}
+    command = [sys.executable, "-S", "-P", "-c", "from mpt_trainer import main; main()"]  # nor what is installed here
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1
+    found = f"another package called mpt comes first: {other}" if is_there else "its package mpt is missing"
+    assert ended.stderr.startswith(f"error: {found}. ")
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -58,6 +74,8 @@ def test_what_is_built_runs_from_an_empty_folder(kind: str, tmp_path: Path) -> N
         [sys.executable, "-P", "-c", where], cwd=empty, env=environment, capture_output=True, text=True
     )
     assert found.stdout.strip() == str(tmp_path / "site" / "mpt")
+    command = [sys.executable, "-P", "-c", "from mpt_trainer import main; main()", "--version"]
+    assert subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True).returncode == 0
     assert "classify_digits" in mpt("list", "configs")
     mpt("train", "@classify_digits", "train.steps=2", "train.device=cpu", "--quiet")
     assert "wrote" in mpt("infer", "--count", "2")

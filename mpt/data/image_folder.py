@@ -45,8 +45,9 @@ class Settings(DatasetOptions):
     test_fraction: float = Field(0.1, gt=0, lt=1)
     """The share held out for testing, where there is no test folder."""
     decoding: Literal["exact", "fast"] = "exact"
-    """fast: JPEGs are decoded at a half, a quarter or an eighth where that is still twice the wanted size, and
-    RandomResizedCrop cuts bytes. Pixels differ from those of exact by a few levels of 255."""
+    """fast: JPEGs are decoded at a half, a quarter or an eighth where that is still twice the wanted size, by
+    simplejpeg where that is installed and they are decoded whole, and RandomResizedCrop cuts bytes. Pixels differ from
+    those of exact by a few levels of 255."""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """What to do at an image that cannot be read: stop the run, or skip the image."""
     max_pixels: int = Field(64_000_000, ge=1, le=178_000_000)
@@ -116,10 +117,9 @@ class ImageFolder(Dataset):
     def decode_cut(self, used: int, augmentation: Augmentation, epoch: int, index: int) -> Tensor:
         """Return one image of which no more than what is drawn was taken from the file. Raises BadImageError."""
         augmentation.begin(epoch, index)
-        cut = decode_bytes(
-            self.paths[used], self.channels, None, self.settings.max_pixels, choose_cut=augmentation.choose_cut
-        )
-        return augmentation.apply_to_cut(cut, as_bytes=self.settings.decoding == "fast")
+        path, pixels, is_fast = self.paths[used], self.settings.max_pixels, self.settings.decoding == "fast"
+        cut = decode_bytes(path, self.channels, None, pixels, reduces=is_fast, choose_cut=augmentation.choose_cut)
+        return augmentation.apply_to_cut(cut, as_bytes=is_fast)
 
     def augmented(self, used: int, epoch: int, index: int) -> Tensor:
         """Return one image in the spec's dtype, changed by what is drawn for `index`. Raises BadImageError."""

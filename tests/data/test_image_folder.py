@@ -318,6 +318,36 @@ def test_fast_decoding_reduces_large_jpegs_and_changes_pixels_by_little(tmp_path
     assert sizes[2:] == [(100, 75) if fit == "letterbox" else (200, 150)]
 
 
+@pytest.mark.parametrize("settings", [{}, {"subsampling": 0}, {"subsampling": 2, "progressive": True}, {"quality": 30}])
+def test_simplejpeg_decodes_to_the_pixels_of_pillow(tmp_path, monkeypatch, settings):
+    pytest.importorskip("simplejpeg")
+    photograph(tmp_path / "a.jpg", size=(61, 43))
+    with Image.open(tmp_path / "a.jpg") as picture:
+        picture.effect_spread(3).save(tmp_path / "a.jpg", **settings)
+    decode, decoded = decoding.jpeg_decoder(), []
+    monkeypatch.setattr(decoding, "jpeg_decoder", lambda: lambda data: decoded.append(len(data)) or decode(data))
+    faster = decoding.decode_bytes(tmp_path / "a.jpg", 3, None, 10**6, reduces=True)
+    assert decoded
+    assert torch.equal(faster, decoding.decode_bytes(tmp_path / "a.jpg", 3, None, 10**6))
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_simplejpeg_cannot_read_is_read_or_refused_by_pillow(tmp_path, monkeypatch, is_there):
+    if not is_there:
+        monkeypatch.setattr(decoding, "jpeg_decoder", lambda: None)
+    photograph(tmp_path / "a.jpg", size=(64, 48))
+    whole = (tmp_path / "a.jpg").read_bytes()
+    Image.open(tmp_path / "a.jpg").convert("CMYK").save(tmp_path / "cmyk.jpg")
+    Image.open(tmp_path / "a.jpg").convert("L").save(tmp_path / "grey.jpg")
+    (tmp_path / "odd.jpg").write_bytes(whole[:-2] + b"\0\0" + whole[-2:])
+    for name in ("cmyk.jpg", "grey.jpg", "odd.jpg"):
+        pair = [decoding.decode_bytes(tmp_path / name, 3, None, 10**6, reduces=one) for one in (False, True)]
+        assert torch.equal(*pair), name
+    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(decoding.BadImageError, match="cannot be decoded"):
+        decoding.decode_bytes(tmp_path / "cut.jpg", 3, None, 10**6, reduces=True)
+
+
 def test_fast_decoding_cuts_bytes_at_the_same_places(tmp_path):
     photograph(tmp_path / "train" / "x" / "a.jpg")
     write_image(tmp_path / "test" / "x" / "a.png")

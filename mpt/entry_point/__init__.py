@@ -1,0 +1,27 @@
+"""The installed command's first lines, installed under the distribution's name, outside the package `mpt`.
+
+Another distribution called `mpt` may stand before this one on the import path. Then nothing of this package can be
+imported, and only code outside of it can say so. Installed as the package `mpt_trainer` (setup.py); it must import
+nothing but the standard library.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the command line; where `mpt` is another package, say where it lies, and exit with 1."""
+    found = importlib.util.find_spec("mpt")
+    folder = Path(found.origin).parent if found is not None and found.origin else None
+    if folder is None or not (folder / "entry_point" / "__init__.py").is_file():
+        where = f"another package called mpt comes first: {folder}" if folder else "its package mpt is missing"
+        print(
+            f"error: {where}. Take it off PYTHONPATH, or: "
+            "pip uninstall mpt; pip install --force-reinstall --no-deps mpt-trainer",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    from mpt.cli import main as run
+
+    run()
