@@ -1,13 +1,17 @@
-"""What to know of a training that starts from a file of weights: frozen random numbers, images scaled otherwise."""
+"""What to know before the first step: frozen random numbers, images scaled otherwise than a library's weights were
+trained with, classes that the test set lacks.
+"""
 
 from __future__ import annotations
 
 from mpt.config.options import setting_of
 from mpt.config.schema import Config
 from mpt.engine.initial_weights import Start, never_learnt
+from mpt.samples import DataSpec
 from mpt.task import Task
 
 RGB = 3
+MOST_NAMED = 3
 
 
 def start_notes(config: Config, task: Task, start: Start) -> list[str]:
@@ -40,4 +44,17 @@ def other_scaling(config: Config, start: Start) -> list[str]:
     return [
         f"images are standardised with task.mean .5 and task.std .5, and {config.model.name} was published for others: "
         f"set task.mean='{mean}' task.std='{std}', unless these weights were trained otherwise"
+    ]
+
+
+def untested_classes(test: DataSpec) -> list[str]:
+    """Return a warning where the test set has no sample of some classes, as a small folder that was split may."""
+    counts = test.extra.get("class_counts", ())
+    without = [name for name, count in zip(test.classes, counts, strict=False) if count == 0]
+    if not without or not sum(counts):
+        return []
+    named = ", ".join(without[:MOST_NAMED]) + (f" and {len(without) - MOST_NAMED} more" if without[MOST_NAMED:] else "")
+    return [
+        f"none of the {sum(counts)} test samples is of {named}: nothing is measured for {len(without)} of "
+        f"{len(counts)} classes. Use a test folder, or a larger dataset.test_fraction"
     ]

@@ -55,6 +55,7 @@ def train(
     from mpt.engine.alike import check_alike
     from mpt.engine.assembly import build_explained, open_training, supply
     from mpt.engine.resume import begin, find_run_to_resume, make_directory
+    from mpt.engine.start_notes import untested_classes
     from mpt.parallel.world import ALONE
     from mpt.run.recorder import Recorder
     from mpt.run.retention import clean_temporaries
@@ -71,7 +72,8 @@ def train(
             console.message(line)
         for message in built.messages:
             console.message(message)
-        for note in (*built.notes, *strange_cards(retry.patches, device)):
+        untested = untested_classes(supplied.test_data.spec)
+        for note in (*built.notes, *untested, *strange_cards(retry.patches, device)):
             console.warning(note)
         if dry_run:
             console.message("dry run: everything builds; nothing was written")

@@ -1,10 +1,11 @@
-"""A library's weights under the default scaling of images are warned of, and nothing else is."""
+"""A library's weights under the default scaling of images are warned of, and so are classes without test samples."""
 
 import pytest
 
 from mpt.config.load import load_config
 from mpt.engine.initial_weights import Start
-from mpt.engine.start_notes import other_scaling
+from mpt.engine.start_notes import other_scaling, untested_classes
+from mpt.samples import DataSpec
 
 THEIRS, OURS = Start("", (), is_own=False), Start("", (), is_own=True)
 
@@ -34,3 +35,18 @@ def test_timm_says_what_each_of_its_models_was_published_for() -> None:
     assert "0.456" in other_scaling(config, THEIRS)[0]
     same = load_config({"model": "timm:vit_base_patch16_224", "dataset": "image_folder"})
     assert other_scaling(same, THEIRS) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([2, 0, 1, 1, 3], "none of the 7 test samples is of b: nothing is measured for 1 of 5 classes"),
+        ([7, 0, 0, 0, 0], "none of the 7 test samples is of b, c, d and 1 more: nothing is measured for 4 of 5"),
+        ([1, 1, 1, 1, 1], None),
+        ([0, 0, 0, 0, 0], None),
+        (None, None),
+    ],
+)
+def test_classes_without_test_samples_are_warned_of(counts, said):
+    notes = untested_classes(DataSpec({}, 7, tuple("abcde"), {} if counts is None else {"class_counts": counts}))
+    assert [note[: len(said)] for note in notes] == [said] if said else notes == []
