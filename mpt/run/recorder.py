@@ -23,6 +23,9 @@ from mpt.run.files import failures_explained, open_regular, open_to_append, writ
 from mpt.run.layout import RunDirectory
 from mpt.run.operating_system import NO_WAITING, open_file, read_at
 
+OF_PROCESSES = ("rank_lost",)
+"""Kinds of events that happened to a process of the training, whatever step it was at."""
+
 
 class Recorder:
     """Writes a run's metrics, events and results. Every line has `kind`, `step` and `time` (seconds since 1970)."""
@@ -60,13 +63,14 @@ class Recorder:
         """Drop all lines after `step`, and unreadable ones; return how many. Call at resume, before the first write.
 
         `keep_events` leaves events.jsonl as it is: a run that rolled back within one process keeps the story of why.
+        What happened to processes is no step's, and stays.
         """
         dropped = 0
         for file in (self.metrics,) if keep_events else (self.metrics, self.events):
-            surplus = sum(line is None or is_after(line, step) for _, line in read_raw_lines(file.path))
+            surplus = sum(not is_kept(line, step) for _, line in read_raw_lines(file.path))
             if surplus:
                 lines = read_raw_lines(file.path)
-                kept = b"".join(raw for raw, line in lines if line is not None and not is_after(line, step))
+                kept = b"".join(raw for raw, line in lines if is_kept(line, step))
                 write_atomically(file.path, kept)  # first: where it fails, the file stays as it is, and open
                 file.reopen()
             dropped += surplus
@@ -184,10 +188,12 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     return (line for _, line in read_raw_lines(path) if line is not None)
 
 
-def is_after(line: Mapping[str, Any], step: int) -> bool:
-    """Does a line belong to a later step? One without a step belongs to none."""
+def is_kept(line: Mapping[str, Any] | None, step: int) -> bool:
+    """Is a line that could be read left when a run goes back to a step? One without a step belongs to none."""
+    if line is None:
+        return False
     number = line.get("step")
-    return isinstance(number, int) and number > step
+    return not isinstance(number, int) or number <= step or line.get("kind") in OF_PROCESSES
 
 
 def drop_half_line(path: Path) -> None:

@@ -50,6 +50,15 @@ def test_resume_after_a_checkpoint_duplicates_no_step(tmp_path) -> None:
     assert run.results_path.read_text() == "step,accuracy\n5,0.05\n10,0.1\n15,0.15\n20,0.2\n"
 
 
+def test_a_lost_process_stays_an_event_of_the_run_that_goes_back(tmp_path) -> None:
+    run = create_run(tmp_path, "demo")
+    with Recorder(run) as recorder:
+        for step, kind in ((5, "overflow"), (14, "rank_lost"), (14, "overflow")):
+            recorder.write_event(step, kind, {})
+        recorder.truncate_after(10)
+    assert [line["kind"] for line in read_lines(run.events_path)] == ["overflow", "rank_lost"]
+
+
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_half_written_last_line_is_tolerated_and_the_next_line_does_not_grow_onto_it(tmp_path, cut: int) -> None:
     run = create_run(tmp_path, "demo")
