@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--gpu", default="rtx3060")
     parser.add_argument("--torch", action="store_true", help="compare with torch's activation_memory_budget as well")
-    parser.add_argument("--output", type=Path, help="a page with the two lines to write between")
+    parser.add_argument("--output", type=Path, help="a page with the two lines to write between; other tables stay")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     warnings.simplefilter("ignore")
@@ -236,10 +236,18 @@ def main() -> None:
     if options.torch:
         tables.append(f"### Beside torch's `activation_memory_budget`\n\n{compare_with_torch()}")
     if options.output is not None:
-        before, rest = options.output.read_text("utf-8").split(START, 1)
-        after = rest.split(END, 1)[1]
-        text = "\n\n".join(tables)
-        options.output.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}", "utf-8")
+        options.output.write_text(replace_tables(options.output.read_text("utf-8"), tables), "utf-8")
+
+
+def replace_tables(page: str, tables: list[str]) -> str:
+    """Return the page with these tables in the place of those under the same headings; the others stay."""
+    before, rest = page.split(START, 1)
+    there, after = rest.split(END, 1)
+    made = {table.splitlines()[0]: table for table in tables}
+    parts = ["### " + part.strip() for part in there.split("### ")[1:]]
+    kept = [made.pop(part.splitlines()[0], part) for part in parts]
+    text = "\n\n".join([*kept, *made.values()])
+    return f"{before}{START}\n\n{text}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

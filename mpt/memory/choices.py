@@ -17,7 +17,7 @@ from mpt.memory import knapsack
 from mpt.memory.blocks import Unit
 from mpt.memory.dry_run import Call, Loss
 from mpt.memory.knapsack import Blocks, Choice, convex
-from mpt.memory.operators import Key, find_rerun
+from mpt.memory.operators import Key, find_rerun, find_used
 
 ROUNDS = 32
 """Blocks with more outputs give up several at a time."""
@@ -91,6 +91,7 @@ def _beside(loss: Loss) -> list[int]:
 
 def _choices(calls: Sequence[tuple[Loss, Call]]) -> list[Choice]:
     bytes_of: dict[Key, int] = {}
+    saved: set[Key] = set()
     changed: set[Key] = set()
     for loss, call in calls:
         for operator in call.operators:
@@ -98,9 +99,10 @@ def _choices(calls: Sequence[tuple[Loss, Call]]) -> list[Choice]:
                 continue
             if not loss.storages.changed.isdisjoint(operator.makes):
                 changed.add(operator.key)
-            elif not call.saved.isdisjoint(operator.makes):
-                bytes_of[operator.key] = bytes_of.get(operator.key, 0) + _bytes(loss, operator.makes)
-    bytes_of = {key: size for key, size in bytes_of.items() if key not in changed}
+            bytes_of[operator.key] = bytes_of.get(operator.key, 0) + _bytes(loss, operator.makes)
+            if not call.saved.isdisjoint(operator.makes):
+                saved.add(operator.key)
+    bytes_of = {key: bytes_of[key] for key in bytes_of if key in saved - changed}
     as_it_is = tuple(_bytes(loss, call.saved) for loss, call in calls)
     found = [Choice(None, 0.0, as_it_is, as_it_is)]
     kept, costly = frozenset(bytes_of), [key for key, size in bytes_of.items() if size]
@@ -120,7 +122,8 @@ def _choices(calls: Sequence[tuple[Loss, Call]]) -> list[Choice]:
 def _treat(calls: Sequence[tuple[Loss, Call]], kept: frozenset[Key]) -> Choice:
     held, whole = [], []
     for loss, call in calls:
-        own = {number for operator in call.operators if operator.key in kept for number in operator.makes}
+        used = find_used(call.operators, call.saved, kept)
+        own = {number for operator in call.operators if operator.key in used for number in operator.makes}
         held.append(_bytes(loss, own))
         whole.append(_bytes(loss, own | call.saved))
     return Choice(kept, _seconds(calls, kept), tuple(held), tuple(whole))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
@@ -201,6 +202,8 @@ def measure_calls(run: Run, units: list[Unit], setting: str) -> list[Loss]:
 
     def enter(unit: Unit) -> Callable[..., None]:
         def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
+            if not torch.is_grad_enabled():
+                return  # nothing is kept, nor computed again
             loss = losses[-1]
             recorder.call = Call(unit, Walk(loss.storages))
             recorder.call.walk.begin(args, kwargs)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpt.memory.operators import Key, Operator, Shape, Walk, find_rerun, large_outputs
+from mpt.memory.operators import Key, Operator, Shape, Walk, find_rerun, find_used, large_outputs
 from mpt.memory.selective import Kept, alias
 
 
@@ -46,12 +46,19 @@ class Record:
 
         return call
 
+    def usable(self) -> set[Key]:
+        """Return what is kept and was not changed in place since, which would have to be computed again."""
+        return {key for key in self.keeps if key in self.results and is_unchanged(self.results[key])}
+
+    def drop_unused(self, forms: dict[Key, Any]) -> None:
+        """Let go of outputs that only other losses of the step save; their forms are given."""
+        self.keeps = find_used(self.operators, self.saved, self.usable())
+        self.results.update({key: form for key, form in forms.items() if key not in self.keeps})
+
     def plan(self) -> set[int]:
         """Return the positions of the operators that the recomputation runs."""
         if self.rerun is None:
-            # What was changed in place since is not what it was: it is computed again.
-            usable = {key for key in self.keeps if key in self.results and is_unchanged(self.results[key])}
-            self.rerun = find_rerun(self.operators, self.saved, usable)
+            self.rerun = find_rerun(self.operators, self.saved, self.usable())
         return self.rerun
 
 
@@ -61,6 +68,7 @@ class KeepChosen(TorchDispatchMode):
     def __init__(self, record: Record) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.record, self.walk = record, Walk()
+        self.forms: dict[Key, Any] = {}
         self.hooks: Any = None
 
     def __enter__(self) -> Any:
@@ -82,7 +90,8 @@ class KeepChosen(TorchDispatchMode):
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self.hooks.__exit__(*exception)
         self.record.counts = dict(self.walk.counts)
-        del self.walk, self.hooks, self.record.begin
+        self.record.drop_unused(self.forms)
+        del self.walk, self.forms, self.hooks, self.record.begin
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -93,11 +102,11 @@ class KeepChosen(TorchDispatchMode):
         record = self.record
         if operator.key is not None and not operator.must_run:
             record.positions[operator.key] = len(record.operators)
-            keeps_all = operator.key in record.keeps
-            large = () if keeps_all else {id(tensor) for tensor in large_outputs(result)}
-            record.results[operator.key] = _each(
-                result, lambda tensor: Shape.of(tensor) if id(tensor) in large else self.keep(tensor)
-            )
+            large = {id(tensor) for tensor in large_outputs(result)}
+            form = _each(result, lambda tensor: Shape.of(tensor) if id(tensor) in large else self.keep(tensor))
+            if operator.key in record.keeps:
+                self.forms[operator.key], form = form, _each(result, self.keep)
+            record.results[operator.key] = form
         record.operators.append(operator)
         return result
 

@@ -56,15 +56,26 @@ class Operator:
 
 def find_rerun(operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]) -> set[int]:
     """Return the positions of the operators that a recomputation has to run, if these outputs are kept."""
-    wanted, positions = set(saved), set()
+    return _look_back(operators, saved, kept)[0]
+
+
+def find_used(operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]) -> set[Key]:
+    """Return which of these outputs a recomputation needs. Others led to saved tensors in another loss only."""
+    return _look_back(operators, saved, kept)[1]
+
+
+def _look_back(operators: Sequence[Operator], saved: Iterable[int], kept: Collection[Key]) -> tuple[set[int], set[Key]]:
+    wanted, positions, used = set(saved), set(), set()
     for position in range(len(operators) - 1, -1, -1):
         operator = operators[position]
-        if operator.key in kept and not operator.must_run:
+        if not operator.must_run and operator.replaceable and wanted.isdisjoint(operator.makes):
             continue
-        if operator.must_run or not operator.replaceable or not wanted.isdisjoint(operator.makes):
+        if operator.key is not None and operator.key in kept and not operator.must_run:
+            used.add(operator.key)
+        else:
             positions.add(position)
             wanted.update(operator.reads)
-    return positions
+    return positions, used
 
 
 class Storages:

@@ -15,12 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.config.load import load_config
 from mpt.engine.build import build_run
+from mpt.engine.step import update
 from mpt.errors import ConfigError
-from mpt.memory import knapsack, offload_activations, replay
+from mpt.memory import keeping, knapsack, offload_activations, replay
 from mpt.memory.blocks import Unit, find_chains
 from mpt.memory.choices import choose_outputs, list_choices
-from mpt.memory.dry_run import measure_calls
+from mpt.memory.dry_run import FlopCount, measure_calls
 from mpt.memory.operators import draws_random_numbers, find_rerun
+from mpt.memory.selective import Kept
 from tests.engine import parts
 from tests.memory import mechanism
 
@@ -206,7 +208,7 @@ BUDGETS = [{"budget": budget, "per": "tensor"} for budget in (0.0, 0.6)]
 SMALL: dict[str, dict[str, Any]] = {
     "wgan_gp": {},
     "stylegan2": {
-        "channels": 1, "latent_size": 4, "style_size": 4, "mapping_layers": 2, "channel_base": 64, "channel_max": 4,
+        "channels": 1, "latent_size": 4, "style_size": 4, "mapping_layers": 1, "channel_base": 64, "channel_max": 4,
     },
     "vae": {},
 }  # fmt: skip
@@ -220,6 +222,48 @@ def test_penalties_and_their_second_derivatives_train_bit_equally(name: str, way
     mechanism.train(plain, [parts.batch()])
     mechanism.train(trick, [parts.batch()])
     assert mechanism.same(mechanism.state(plain), mechanism.state(trick))
+
+
+def test_on_stylegan2_less_is_kept_and_computed_again_than_with_sqrt() -> None:
+    model = {"name": "stylegan2", "image_size": 16, **SMALL["stylegan2"], "channel_base": 256, "channel_max": 16}
+    kept, work = {}, {}
+    for way in ("sqrt", BUDGETS[1]):
+        run = parts.gan(model=model, memory={"recompute": way})
+        torch.manual_seed(0)
+        kept[str(way)] = mechanism.saved_bytes_of_losses(run, parts.batch())
+        with FlopCount() as counter:
+            update(run, run.phases[0], parts.batch())
+        work[str(way)] = counter.total
+    assert kept[str(BUDGETS[1])] < kept["sqrt"]
+    assert work[str(BUDGETS[1])] < work["sqrt"]
+
+
+class Twofold(nn.Module):
+    """Saves what it makes of the linear layer's result, or, called otherwise, what its tanh makes of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, twice: bool) -> Tensor:
+        y = self.linear(x) * 2
+        return y * y if twice else y.tanh()
+
+
+def test_what_another_loss_saves_is_let_go_when_the_call_is_over() -> None:
+    torch.manual_seed(0)
+    keep = frozenset({(aten.mul.Tensor, 0), (aten.tanh.default, 0)})
+    for twice, used in ((False, {(aten.tanh.default, 0)}), (True, {(aten.mul.Tensor, 0)})):
+        block, x = Twofold(), torch.rand(2, 4, requires_grad=True)
+        plain = torch.autograd.grad(block(x, twice).sum(), (x, *block.parameters()))
+        record = keeping.Record(keep)
+        with keeping.KeepChosen(record):
+            record.told(block)(x, twice)
+        assert record.keeps == used
+        assert {key for key, result in record.results.items() if isinstance(result, Kept)} == used
+        replay.wrap_module(block, keep)
+        again = torch.autograd.grad(block(x, twice).sum(), (x, *block.parameters()))
+        assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
 @pytest.mark.parametrize("mode", ["fp32", "amp", "O1"])

@@ -114,6 +114,8 @@ def test_frozen_blocks_travel_in_ways_that_trained_ones_are_refused() -> None:
         run.tricks[0].attach(run)
     with pytest.raises(ConfigError, match="bf16-sr takes the optimizer's steps"):
         vit("bf16-sr", ALL)
+    with pytest.raises(ConfigError, match=r"a Block travels as a whole here, and memory.recompute .* part mlp again"):
+        vit(memory={**ALL, "recompute": {"modules": ["net.blocks.0.mlp"]}})
     frozen = {"train": {"freeze": ["net.blocks.*"]}, "memory": {**ALL, "optimizer_in_backward": True}}
     plain, run = vit(**{**frozen, "memory": {}}), vit(**frozen)
     for one in plain, run:

@@ -52,7 +52,7 @@ class Convolution(nn.Module):
     def finish(self, y: Tensor, gain: float = 1.0) -> Tensor:
         """Return what is made of the convolution's biased result."""
         if self.is_differentiated_twice:
-            return clamp(activate(y) * gain, self.clamp, gain)
+            return activated_and_clamped(y, self.clamp, gain)
         return activate_and_clamp(y, self.clamp, gain)
 
 
@@ -172,16 +172,27 @@ def clamp(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
     return x if limit is None else x.clamp(-limit * gain, limit * gain)
 
 
+def activated_and_clamped(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
+    """Apply leaky ReLU, its gain, the layer's gain and the clamp, each with what torch keeps for it.
+
+    Nothing is changed in place: `memory.recompute` could keep no result then, and computed all that leads to it again.
+    """
+    y = activate(x)
+    if gain != 1:
+        y = y * gain
+    return clamp(y, limit, gain)
+
+
 def activate_and_clamp(x: Tensor, limit: float | None, gain: float = 1.0) -> Tensor:
     """Apply leaky ReLU, its gain, the layer's gain and the clamp; for the backward only the result is kept.
 
-    Forward and gradients are those of `clamp(activate(x) * gain)`, which keeps two tensors of that size, but for the
+    Forward and gradients are those of `activated_and_clamped`, which keeps two tensors of that size, but for the
     gradient of what is clamped and has the limit's value already: it is zero, as in the original's kernel.
     """
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = ActivateAndClamp.apply(x, limit, gain)  # type: ignore[no-untyped-call]
         return result
-    return clamp(activate(x) * gain, limit, gain)
+    return activated_and_clamped(x, limit, gain)
 
 
 class ActivateAndClamp(torch.autograd.Function):
@@ -189,11 +200,8 @@ class ActivateAndClamp(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, limit: float | None, gain: float) -> Tensor:
-        """Return the result in one new tensor."""
-        y = activate(x)
-        if gain != 1:
-            y = y.mul_(gain)
-        return y if limit is None else y.clamp_(-limit * gain, limit * gain)
+        """Return the result. The operators are those of `activated_and_clamped`, so a choice of outputs suits both."""
+        return activated_and_clamped(x, limit, gain)
 
     @staticmethod
     def setup_context(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
