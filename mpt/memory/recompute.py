@@ -28,6 +28,7 @@ from mpt.memory.blocks import Chain, Unit, find_chains, is_plain_sequential
 from mpt.memory.choices import choose_outputs
 from mpt.memory.dry_run import UnitCost, measure_calls, measure_units
 from mpt.memory.replay import Keeps, Recomputed, forbid_in_place, wrap_module, wrap_runs
+from mpt.memory.streaming import Streamed, refuse_recomputed_parts
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
 CONFLICTS = {"compile": "compiled networks choose for themselves what to recompute; leave one of the two out"}
@@ -105,9 +106,12 @@ class Recompute(MemoryTrick):
             units = [unit for chain in self.chains for unit in chain]
             if self.settings.per == "tensor":
                 self.wrap_by_tensor(run)
-                return
-            costs = measure_units(run, units, "memory.recompute.budget")
-            self.wrap([[unit] for unit in choose_by_budget(costs, self.settings.budget)])
+            else:
+                costs = measure_units(run, units, "memory.recompute.budget")
+                self.wrap([[unit] for unit in choose_by_budget(costs, self.settings.budget)])
+            for block in (one for root in run.task.modules.values() for one in root.modules()):
+                if isinstance(block, Streamed):
+                    refuse_recomputed_parts(block)
 
     def choose(self) -> list[list[Unit]]:
         """Return runs of units, each to be recomputed as one."""

@@ -28,11 +28,8 @@ from torch import nn
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.blocks import Unit, find_chains
-from mpt.memory.replay import Recomputed, RecomputedSequence
-from mpt.memory.streaming import Streamed, make_streamed, settle
+from mpt.memory.streaming import Streamed, make_streamed, refuse_recomputed_parts, settle
 from mpt.memory.weight_traffic import Stream, Traffic
-from mpt.nn.devices import waiting_places
-from mpt.nn.mixin import own_class
 from mpt.seams import NOTHING, MemoryTrick, Phase, Run
 
 CONFLICTS = {"compile": "compiled graphs hold on to the weights that they were made with; leave one of the two out"}
@@ -168,16 +165,6 @@ def spread(blocks: Sequence[nn.Module], count: int) -> list[nn.Module]:
     """Return so many blocks, evenly spread: what stays between two of them is time for the next one's way."""
     total = len(blocks)
     return [block for i, block in enumerate(blocks) if (i + 1) * count // total > i * count // total]
-
-
-def refuse_recomputed_parts(block: nn.Module) -> None:
-    """Raise ConfigError where a part of a block is computed again on its own: the block's weights have left by then."""
-    for name, part in block.named_modules():
-        if name and isinstance(part, Recomputed | RecomputedSequence) and any(waiting_places(part)):
-            raise ConfigError(
-                f"memory.stream_weights: a {own_class(block).__name__} travels as a whole here, and memory.recompute "
-                f"computes its part {name} again on its own; leave one of the two out"
-            )
 
 
 def refuse_trained(run: Run) -> None:

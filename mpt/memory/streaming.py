@@ -21,9 +21,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.errors import ConfigError
+from mpt.memory.replay import Recomputed, RecomputedSequence
 from mpt.memory.weight_traffic import Cast, Layout, Stream, in_backward
 from mpt.nn.devices import waiting_places
-from mpt.nn.mixin import Mixin, mix_in
+from mpt.nn.mixin import Mixin, mix_in, own_class
 
 
 @dataclass
@@ -169,6 +170,16 @@ class Streamed(Mixin, nn.Module):
     def travelling(self) -> list[nn.Parameter]:
         """Return the weights that wait on the host."""
         return [parameter for _, _, parameter in self.travelling_places()]
+
+
+def refuse_recomputed_parts(block: nn.Module) -> None:
+    """Raise ConfigError where a part of a block is computed again on its own: the block's weights have left by then."""
+    for name, part in block.named_modules():
+        if name and isinstance(part, Recomputed | RecomputedSequence) and any(waiting_places(part)):
+            raise ConfigError(
+                f"memory.stream_weights: a {own_class(block).__name__} travels as a whole here, and memory.recompute "
+                f"computes its part {name} again on its own; leave one of the two out"
+            )
 
 
 def empty(leaf: Tensor) -> None:
