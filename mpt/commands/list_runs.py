@@ -13,7 +13,7 @@ from pathlib import Path
 from mpt.report.run_rows import RunRow, best_runs, read_rows
 from mpt.report.units import show_figure
 
-HEADINGS = ("run", "trained", "steps", "model", "data", "precision", "result (* best of its data)")
+HEADINGS = ("run", "trained", "steps", "model", "data", "precision", "result(*best)")
 
 
 def list_runs(runs_dir: Path, *, as_json: bool) -> None:

@@ -63,7 +63,7 @@ def test_a_table_of_runs_reads_the_ends_of_long_logs_alone(
     assert cli_run("list", "runs", "--runs", str(tmp_path)) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
     assert whole == ["stopped"]
-    assert heading.split() == ["run", "trained", "steps", "model", "data", "precision", "result"]
+    assert heading.split() == ["run", "trained", "steps", "model", "data", "precision", "result(*best)"]
     assert {line.split()[0] for line in lines if line.endswith("*")} == {"long"}
     assert next(line for line in lines if line.startswith("stopped")).count("unfinished") == 1
     assert cli_run("list", "runs", "--runs", str(tmp_path), "--json") == 0
