@@ -35,7 +35,7 @@ from mpt.commands.plan_tables import (
     print_search,
     worth_showing,
 )
-from mpt.commands.plan_tune import refuse_planned, refuse_unwritable, show_tuning
+from mpt.commands.plan_tune import refuse_planned, show_tuning
 from mpt.config.load import load_config
 from mpt.config.patch_origin import describe_origin, find_other_cards, find_strange_patches
 from mpt.config.schema import Config
@@ -224,7 +224,6 @@ def tune(arguments: PlanArguments) -> None:
     if arguments.config is None:
         raise ConfigError("--tune: CONFIG is missing; name a YAML file")
     path = choose_output(arguments, "tuned")
-    refuse_unwritable(path)
     words = ["mpt", "train", *_common_words(arguments, arguments.overrides)]
     show_tuning(load_planned(arguments), arguments, path, words)
 
@@ -232,7 +231,8 @@ def tune(arguments: PlanArguments) -> None:
 def choose_output(arguments: PlanArguments, stem: str = "plan") -> Path:
     """Return where the patch goes: never over a file that is there.
 
-    Raises ConfigError where that was asked for, and InputOutputError where nothing can be written, before any planning.
+    Raises ConfigError where that was asked for, and InputOutputError where nothing can be written, before anything is
+    planned or measured.
     """
     given = {Path(patch).resolve() for patch in arguments.patches}
     if arguments.output is None:
@@ -243,7 +243,8 @@ def choose_output(arguments: PlanArguments, stem: str = "plan") -> Path:
             raise ConfigError(f"--output: {path} is given with --with, and the recipe builds on it: name another file")
         if os.path.lexists(path) and not path.is_dir():
             raise ConfigError(f"--output: {path} exists; name another file, or remove it first")
-    if arguments.vram and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+    is_written = arguments.vram or arguments.tune
+    if is_written and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
         raise InputOutputError(f"{path}: cannot be written: it is a folder, or its folder is missing or read-only")
     return path
 

@@ -44,6 +44,7 @@ CLASHES = (
 )
 LARGEST_BYTES = 1 << 24
 SMALL = 100 * 2**20
+"""Bytes below which whole MiB would hide a change of some percent."""
 NAMED = 3
 """So many kinds and modules are named that grew most..."""
 WORTH_NAMING = 2**20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from mpt.commands.arguments import PlanArguments
 from mpt.commands.command_line import given
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
-from mpt.errors import ConfigError, InputOutputError
+from mpt.errors import ConfigError
 from mpt.report.units import show_seconds
 from mpt.run.files import write_atomically
 
@@ -59,12 +58,6 @@ def refuse_planned(arguments: PlanArguments) -> None:
     """Raise ConfigError for options that are about a plan."""
     for option in given(arguments, PLANNED):
         raise ConfigError(f"--tune: it measures CONFIG on this machine's device; leave it or {option} out")
-
-
-def refuse_unwritable(path: Path) -> None:
-    """Raise InputOutputError, before anything is measured, where the patch could not be written."""
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise InputOutputError(f"{path}: cannot be written: it is a folder, or its folder is missing or read-only")
 
 
 def describe(trial: Trial) -> str:

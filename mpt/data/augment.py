@@ -37,7 +37,6 @@ class Augmentation:
         self.transforms = [build_transform(entry, image_size) for entry in entries]
         first = entries[0] if entries else ""
         self.crops_from_original = "RandomResizedCrop" in first
-        self.first: Any = self.transforms[0] if self.transforms else None
         self.try_out()
 
     def try_out(self) -> None:
@@ -69,7 +68,8 @@ class Augmentation:
 
     def choose_cut(self, width: int, height: int) -> Box:
         """Draw what RandomResizedCrop, the first transform, cuts from a picture. Call after `begin`."""
-        drawn = self.first.make_params([torch.empty((1, height, width), device="meta")])
+        first: Any = self.transforms[0]
+        drawn = first.make_params([torch.empty((1, height, width), device="meta")])
         return drawn["left"], drawn["top"], drawn["left"] + drawn["width"], drawn["top"] + drawn["height"]
 
     def apply_to_cut(self, cut_chw: Tensor, as_bytes: bool) -> Tensor:
@@ -79,7 +79,8 @@ class Augmentation:
         `as_bytes`, which rounds to levels.
         """
         whole = {"top": 0, "left": 0, "height": cut_chw.shape[-2], "width": cut_chw.shape[-1]}
-        image = self.first.transform(cut_chw if as_bytes else as_floats(cut_chw), whole)
+        first: Any = self.transforms[0]
+        image = first.transform(cut_chw if as_bytes else as_floats(cut_chw), whole)
         image = as_floats(image) if as_bytes else image
         for transform in self.transforms[1:]:
             image = transform(image)

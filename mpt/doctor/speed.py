@@ -70,7 +70,7 @@ def _time_parts(run: Run, stream: Iterator[Batch], step: int) -> dict[str, float
     now = lap("data", now)
     batch = to_device(stored, run.device, run.data)
     now = lap("transfer", now)
-    due = [phase for phase in run.phases if step % phase.every == 0]
+    due = [phase for phase in run.phases if phase.is_due(step)]
     for phase in due:
         drop_gradients(run, phase)
         drawn = draw_batch(run, phase, batch)

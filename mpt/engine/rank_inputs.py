@@ -19,13 +19,17 @@ from mpt.seams import Batch, Phase, Run
 
 
 def gathers_inputs(run: Run) -> bool:
-    """Return whether each rank needs the samples of all: its task looks at them before they are shared out."""
+    """Return whether there are ranks that each need the samples of all: the task looks at them before they are shared
+    out.
+    """
+    if run.world.size == 1:
+        return False
     return not run.task.draws_by_shape or any(phase.prepare is not None for phase in run.phases)
 
 
 def inputs_of(run: Run, part: Batch, count: int) -> Batch:
     """Return what a rank needs of the next batch of `count` samples, as a task sees it. `part` is as it is stored."""
-    if run.world.size > 1 and gathers_inputs(run):
+    if gathers_inputs(run):
         part = run.world.whole(part, count)
     return run.data.as_floats(part)
 

@@ -110,7 +110,7 @@ class Training:
         run, batches = self.run, self.loader.batches(self.progress.step)
         if run.config.dataset.settings.workers:
             self.saver.finish()  # the workers are forked at the first batch
-        if run.world.size == 1 or not gathers_inputs(run):
+        if not gathers_inputs(run):
             return prefetch(batches, run.device, run.data)
         parts = prefetch(batches, run.device, DataSpec({}, 0))  # as they are stored, a quarter of the bytes to send
         return (inputs_of(run, part, self.train.batch_size) for part in parts)

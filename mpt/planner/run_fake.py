@@ -166,7 +166,7 @@ def perform_steps(
         stack.enter_context(watch_run(run, recorder))
 
         start, stop = run.world.place(batch_size)
-        gathers = run.world.size > 1 and gathers_inputs(run)
+        gathers = gathers_inputs(run)
 
         def load() -> Batch:
             loaded = run.data.zeros(stop - start, run.device, stored=True)

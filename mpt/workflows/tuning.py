@@ -91,9 +91,10 @@ class Side:
         synchronize(self.run.device)
         started = clock()
         for _ in range(count):
+            batch = self.batches[self.steps % len(self.batches)]
             for phase in self.run.phases:
-                if self.steps % phase.every == 0:
-                    self.skipped += update(self.run, phase, self.batches[self.steps % len(self.batches)]).stats.skipped
+                if phase.is_due(self.steps):
+                    self.skipped += update(self.run, phase, batch).stats.skipped
             self.steps += 1
         synchronize(self.run.device)
         return clock() - started

@@ -73,6 +73,22 @@ def test_the_best_of_each_kind_is_joined_and_measured_once_more(measure: Measure
     assert found.step_seconds == pytest.approx(1.0)
 
 
+def test_a_step_has_the_phases_that_a_training_has_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+
+    def take(run: Run, phase: Phase, batch: Batch) -> Update:
+        taken.append(phase.name)
+        return Update(StepStats())
+
+    monkeypatch.setattr(tuning, "update", take)
+    config = load_config(CONFIG)
+    side = tuning.Side(config, torch.device("cpu"), build_datasets(config)[0].spec, [{}])
+    only = side.run.phases[0]
+    side.run.phases = [replace(only, name="flow", until=2), replace(only, name="joint", since=2)]
+    side.take(4, lambda: 0.0)
+    assert taken == ["flow", "flow", "joint", "joint"]
+
+
 def test_what_is_within_the_noise_is_left_as_it_is(measure: Measure) -> None:
     noise = itertools.cycle((0.7, 1.2, 0.9, 1.1, 0.8, 1.3, 0.75))
     found = measure(lambda config: next(noise))
