@@ -168,16 +168,15 @@ def time_modes(options: argparse.Namespace) -> dict[str, Any]:
 
 def trace_recipes(options: argparse.Namespace) -> Seconds:
     """Return the mean seconds of a recipe's one trace under a fake mode. The first also fills torch's caches."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from mpt.planner import run_fake, worker
+    from mpt.planner.fake_mode import TorchFakeMode
     from mpt.planner.unseen import Unseen
 
     worker.preload()
     config, gpu = load_config(options.config, options.overrides), find_gpu(options.gpu)
     data, _ = worker.find_data_spec(config)
     if options.traces == "torch":
-        vars(run_fake)["LeanFakeMode"] = FakeTensorMode
+        vars(run_fake)["LeanFakeMode"] = TorchFakeMode
     took = []
     for recipe in all_recipes(config, gpu):
         unseen = Unseen(gpu.capability, False, Calibration().context_bytes, 0.0)

@@ -24,6 +24,7 @@ from mpt.engine.built_parts import Networks, check_networks, require
 from mpt.engine.devices import any_waits, place
 from mpt.engine.freezing import freeze
 from mpt.engine.initial_weights import load_initial_weights
+from mpt.engine.no_values import WithoutValues
 from mpt.engine.optimizers import build_optimizers, clip_norm, optimizer_settings
 from mpt.engine.start_notes import start_notes
 from mpt.errors import ConfigError, DataError
@@ -190,7 +191,7 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
     build, settings = config.model.member("build"), config.model.native_settings()
 
     def on(device: str) -> dict[str, nn.Module]:
-        with torch.device(device):
+        with torch.device(device), WithoutValues():
             built = build(settings, data, config.model.name) if ":" in config.model.name else build(settings, data)
         return check_networks(config.model.name, built)
 

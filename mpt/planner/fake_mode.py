@@ -2,13 +2,13 @@
 
 FakeTensorMode computes what an operator returns once for each set of arguments and then takes it from a cache. For
 the thousands of small operators of a traced step, describing the arguments (a dataclass of 17 fields per tensor)
-takes longer than making the result, and making it longer than it need be. Four things are shorter here
+takes longer than making the result, and making it longer than it need be. Five things are shorter here
 (`scripts/bench_plan.py` measures):
 
 - The description is one tuple. It leaves out where the arguments lie in their storages when the results are new
   memory, so that a loop over slices finds its results.
 - What an operator returned before is made again from the results' forms, and a fake tensor from the attributes of the
-  first one on its device.
+  first one on its device. What common operators return at first is found by `mpt.planner.direct_results`.
 - Views are taken by torch's own code for meta tensors and not by its decompositions in Python.
 - Calls are not guarded against `torch.compile`, which planning never uses.
 
@@ -20,8 +20,7 @@ What is not plain (symbolic sizes, sparse tensors, constants, tensors of another
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -29,8 +28,10 @@ import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 
-from mpt.planner import cpu_routes
+from mpt.planner import cpu_routes, direct_results
+from mpt.planner.direct_results import Form, Outcome
 
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments that are compared by value."""
@@ -48,25 +49,12 @@ VIEWS = frozenset({
     _aten.unsqueeze.default,
     _aten.view.default,
 })  # fmt: skip
+_SCALAR = _aten._local_scalar_dense.default
+_EMPTY = _aten.empty_strided.default
+_EMPTY_WITH = {"dtype", "device", "pin_memory"}
+_PLACE = ("device", "layout", "pin_memory")
+_STRIDED = torch.strided
 _QUERIES = {torch.ops.prim.device.default, *fake_tensor._DISPATCH_META_HANDLERS, *fake_tensor._DISPATCH_HANDLE_DIRECTLY}
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What tells one new tensor from another."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What an operator returns for arguments of certain forms: new tensors, arguments by their position, or None."""
-
-    results: tuple[Form | int | None, ...]
-    is_tuple: bool
 
 
 _outcomes: dict[tuple[Any, ...], Outcome] = {}
@@ -78,6 +66,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self.is_direct = ".".join(torch.__version__.split(".")[:2]) in direct_results.REVIEWED
+        """Whether outcomes are found by `mpt.planner.direct_results`."""
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         """Device -> what every fake tensor on it has."""
         self._guard: Any = (
@@ -99,17 +89,90 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             with fake_tensor.in_kernel_invocation_manager(self):
                 view = func(*args)
             return self._fake(view, args[0].fake_device)
+        if func is _SCALAR and (constant := getattr(args[0], "constant", None)) is not None:
+            with no_dispatch():  # as torch's own rule does
+                return func(constant)
         key = self._description(func, args, kwargs)
         outcome = None if key is None else _outcomes.get(key)
+        if outcome is None and key is not None:
+            outcome = self._directly(func, args, kwargs)
+            if outcome is not None:
+                _outcomes[key] = outcome
         if outcome is not None:
-            made = [self._make(form, args) for form in outcome.results]
-            return tuple(made) if outcome.is_tuple else made[0]
+            return self._made(outcome, args)
         result = self._cached_dispatch_impl(func, types, args, kwargs)
         if key is not None:
             outcome = _learnt(func, FakeTensorMode.cache.get(fake_tensor._DispatchCacheKey(key)))
             if outcome is not None:
                 _outcomes[key] = outcome
         return result
+
+    def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what an operator returned before for such arguments, without a call of the dispatcher.
+
+        NotImplemented where it is not known, or where the first argument is not a tensor of this mode.
+        """
+        if not args or not self._is_plain(args[0]):
+            return NotImplemented
+        key = self._description(func, args, kwargs)
+        outcome = None if key is None else _outcomes.get(key)
+        return NotImplemented if outcome is None else self._made(outcome, args)
+
+    def _directly(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
+        """Return the outcome of an operator with plain arguments by `mpt.planner.direct_results`; None for others."""
+        if not self.is_direct:
+            return None
+        if func._schema.name.startswith(direct_results.FOREACH):
+            return self._for_each(func, args, kwargs)
+        if (
+            func is _EMPTY
+            and kwargs.keys() == _EMPTY_WITH
+            and not kwargs["pin_memory"]
+            and _is_placed(kwargs["device"])
+        ):
+            return Outcome((Form(tuple(args[0]), tuple(args[1]), kwargs["dtype"], kwargs["device"]),))
+        rule = direct_results.RULES.get(func)
+        is_placed = func in direct_results.PLACED
+        if rule is None and not is_placed and func not in direct_results.BY_META:
+            return None
+        devices = {one.fake_device for one in _fakes_in(chain(args, kwargs.values()))}
+        if len(devices) != 1:
+            return None
+        (device,) = devices
+        if rule is not None:
+            return rule(func, args, kwargs, device)
+        if device.type == "cpu" and func in cpu_routes.ROUTES:
+            return None
+        if is_placed:
+            device = kwargs.get("device") or device
+            if not _is_placed(device) or kwargs.get("pin_memory") or kwargs.get("layout", _STRIDED) != _STRIDED:
+                return None
+            kwargs = {name: value for name, value in kwargs.items() if name not in _PLACE}
+        try:
+            with fake_tensor.in_kernel_invocation_manager(self):
+                result = func(*args, **kwargs)
+        except Exception:  # torch's own rules say what is wrong
+            return None
+        return direct_results.learnt(result, args, device)
+
+    def _for_each(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
+        """Return the outcome of a `_foreach_` operator; None for those that must be asked as a whole."""
+        if not func._schema.returns:
+            return direct_results.NOTHING
+        single = direct_results.single_operator(func)
+        if single is None or not isinstance(args[0], list | tuple):
+            return None
+        forms: list[Form | int | None] = []
+        for place, first in enumerate(args[0]):
+            others = [one[place] if isinstance(one, list | tuple) else one for one in args[1:]]
+            made = self.__torch_dispatch__(single, (), (first, *others), kwargs)
+            forms.append(direct_results.form_of(made, made.fake_device))
+        return Outcome(tuple(forms), list)
+
+    def _made(self, outcome: Outcome, args: Sequence[Any]) -> Any:
+        if outcome.container is None:
+            return self._make(outcome.results[0], args)
+        return outcome.container([self._make(form, args) for form in outcome.results])
 
     def _make(self, form: Form | int | None, args: Sequence[Any]) -> Any:
         if form is None:
@@ -184,9 +247,19 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 facts += (kind, len(value))
                 if not self._describe(value, places, facts):
                     return False
+            elif kind is torch.Generator:  # changes values alone
+                facts.append(kind)
             else:
                 return False
         return True
+
+
+class TorchFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Torch's own mode, in the place of LeanFakeMode where the two are compared."""
+
+    def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Answer nothing at once."""
+        return NotImplemented
 
 
 def _learnt(func: Any, entry: Any) -> Outcome | None:
@@ -207,7 +280,20 @@ def _learnt(func: Any, entry: Any) -> Outcome | None:
         else:
             shape, stride = (tuple(map(int, sizes)) for sizes in (found.shape, found.stride))  # type: ignore[arg-type]
             results.append(Form(shape, stride, found.dtype, found.device))
-    return Outcome(tuple(results), entry.is_output_tuple)
+    return Outcome(tuple(results), tuple if entry.is_output_tuple else None)
+
+
+def _is_placed(device: torch.device | None) -> bool:
+    """Return whether this is a device as tensors have it, with a number where there may be several."""
+    return device is not None and (device.type == "cpu" or device.index is not None)
+
+
+def _fakes_in(values: Iterable[Any]) -> Iterator[FakeTensor]:
+    for value in values:
+        if isinstance(value, FakeTensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _fakes_in(value)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ recurrent layer's backward pass is not documented, and is taken to be the gates 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -64,11 +65,12 @@ def register() -> None:
     torch._C._conv_determine_backend_memory_format = _convolution_format  # type: ignore[assignment]
 
 
-def find_split_operators() -> set[str]:
+@functools.cache
+def find_split_operators() -> frozenset[str]:
     """Return the operators that the installed torch decomposes for unknown devices but has a kernel for on the CPU."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [str(name) for name in torch._C._dispatch_get_all_op_names() if str(name).startswith("aten::")]
-    return {name for name in names if has(name, "CompositeImplicitAutograd") and has(name, "CPU")}
+    return frozenset(name for name in names if has(name, "CompositeImplicitAutograd") and has(name, "CPU"))
 
 
 def unknown_routes() -> list[str]:

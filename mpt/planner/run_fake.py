@@ -143,10 +143,12 @@ def on_fake_gpu(recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[An
     routes.target.capability = gpu.capability
     late_compiler.stay_eager()  # memory.compile has a way of its own
     fake_device.clear_weight_casts()
+    fake = LeanFakeMode(allow_non_fake_inputs=True)  # such as a constant that the model's file makes on import
+    recorder.known = fake.known
     with (
         explained(recorder),
         outside,
-        LeanFakeMode(allow_non_fake_inputs=True),  # such as a constant that the model's file makes on import
+        fake,
         torch.autograd.set_multithreading_enabled(False),
         recorder.recording(),
         fake_device.listen_to_casts(lambda cast: recorder.mark([cast], "cast cache")),

@@ -24,6 +24,7 @@ def main() -> None:
     sys.stdout = sys.stderr
     gc.disable()
     preload()
+    gc.freeze()
     specs: dict[str, Any] = {}
     for line in sys.stdin:
         answers.write(json.dumps(answer(json.loads(line), specs)) + "\n")

@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from mpt import vision_ops
-from mpt.planner import fake_device, late_compiler, routes, run_fake
-from mpt.planner.fake_mode import LeanFakeMode
+from mpt.planner import direct_results, fake_device, fake_mode, late_compiler, routes, run_fake
+from mpt.planner.fake_mode import LeanFakeMode, TorchFakeMode
 from mpt.planner.gpus import find_gpu
 from mpt.planner.trace import Recorder
-from tests.planner.configs import DIGITS, make
+from tests.planner.configs import DIGITS, VIT, make
 
 HALF, FULL = torch.float16, torch.float32
 
@@ -55,12 +55,18 @@ def calls(x: Any, w: Any) -> dict[str, Any]:
     }
 
 
-def trace_under(mode: Any) -> Any:
-    """Return what a DCGAN's steps allocate, and their operators, under a fake mode."""
+def trace_under(mode: Any, model: str = "dcgan") -> Any:
+    """Return what two steps of a model and what comes beside them allocate, and their operators, under a fake mode."""
     run_fake.LeanFakeMode = mode  # type: ignore[misc]
-    run = run_fake.trace_config(make("dcgan", "amp", 8), DIGITS, 8, find_gpu("rtx3060"), None)
-    storages = [(s.size, s.category, s.module, s.operator) for s in run.trace.storages]
-    return storages, run.trace.events, run.work.operators
+    run = run_fake.trace_config(make(model, "amp", 8), DIGITS, 8, find_gpu("rtx3060"), None, whole_run=True)
+    storages = [(s.size, s.category, s.module, s.operator) for s in run.whole.storages]
+    return storages, run.whole.events, run.work.operators
+
+
+def wide_statistics(func: Any, args: Any, kwargs: Any, device: torch.device) -> direct_results.Outcome:
+    """Say wrongly that a batch norm keeps its statistics in float64."""
+    statistic = direct_results.Form((args[0].shape[1],), (1,), torch.float64, device)
+    return direct_results.Outcome((direct_results.form_of(args[0], device), statistic, statistic), tuple)
 
 
 def formats() -> dict[str, list[bool]]:
@@ -160,13 +166,18 @@ def main() -> None:
             _ = (x + x).device
         out["operators_of_an_addition"] = added
         out["silu_is_one_kernel"] = "aten::silu_backward" in silu and "aten::sigmoid" not in silu
-    lean = trace_under(LeanFakeMode)
+    lean = {model: trace_under(LeanFakeMode, model) for model in ("dcgan", VIT)}
     before = FakeTensorMode.cache_misses
-    out["lean_trace_is_torchs"] = trace_under(FakeTensorMode) == lean
+    out["lean_trace_is_torchs"] = {model: trace_under(TorchFakeMode, model) == lean[model] for model in lean}
     out["torchs_mode_keeps_results_of_its_own"] = FakeTensorMode.cache_misses - before > 100
     before = FakeTensorMode.cache_misses
     trace_under(LeanFakeMode)
     out["results_made_again"] = FakeTensorMode.cache_misses - before
+    out["results_by_rule"] = sum(key[1] in direct_results.RULES for key in fake_mode._outcomes)
+    fake_mode._outcomes.clear()
+    norm = torch.ops.aten.native_batch_norm.default
+    direct_results.RULES[norm] = wide_statistics
+    out["wrong_rule_is_noticed"] = trace_under(LeanFakeMode) != lean["dcgan"]
     out["split_operators"] = sorted(routes.find_split_operators())
     out["warnings"] = routes.unknown_routes()
     out["torchvision"] = models.resnet18.__name__, datasets.FakeData.__module__

@@ -11,11 +11,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch.utils import _triton
 
-from mpt.planner import late_compiler
+from mpt.planner import direct_results, late_compiler
 from mpt.planner.fake_device import header_path, read_operator_lists
 from mpt.planner.routes import SPLIT_OPERATORS
+from tests.planner.configs import VIT
 
 ROOT = Path(__file__).resolve().parents[2]
 HALF_OUT = {"mm", "linear", "conv2d", "conv_transpose2d", "bmm", "einsum", "sdpa"}
@@ -94,9 +96,15 @@ def test_asking_for_a_device_is_no_operator(seen: Any) -> None:
 
 
 def test_the_lean_fake_mode_gives_the_traces_of_torchs_own(seen: Any) -> None:
-    assert seen["lean_trace_is_torchs"]
+    assert seen["lean_trace_is_torchs"] == {"dcgan": True, VIT: True}
     assert seen["torchs_mode_keeps_results_of_its_own"]  # so the two were not served from one cache
     assert seen["results_made_again"] == 0
+
+
+def test_results_are_found_without_torchs_rules_in_a_release_for_which_that_was_compared(seen: Any) -> None:
+    is_reviewed = torch.__version__.startswith(direct_results.REVIEWED)
+    assert (seen["results_by_rule"] > 0) == is_reviewed
+    assert seen["wrong_rule_is_noticed"] == is_reviewed
 
 
 def test_what_no_plan_uses_of_torchvision_is_not_imported_and_is_there_when_asked_for(seen: Any) -> None:

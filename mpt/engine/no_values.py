@@ -1,0 +1,24 @@
+"""Build networks without giving their weights values, where they are on the `meta` device and can hold none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+GIVE_VALUES = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_, Tensor.erfinv_, Tensor.clamp_})
+"""What initializers call: changes values and nothing else."""
+CHANGE_VALUES = frozenset({Tensor.add_, Tensor.mul_})
+"""The same, where the other operand is a number."""
+
+
+class WithoutValues(TorchFunctionMode):
+    """Leaves `meta` tensors as they are where only their values would change; torch takes most of a build for that."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_filled = func in GIVE_VALUES or (func in CHANGE_VALUES and len(args) == 2 and type(args[1]) in (int, float))
+        if is_filled and args[0].is_meta and not (args[0].requires_grad and torch.is_grad_enabled()):
+            return args[0]
+        return func(*args, **(kwargs or {}))
