@@ -76,7 +76,7 @@ PLACED = frozenset({
 FOREACH = "aten::_foreach_"
 SINGLE = {"List": "Tensor", "Scalar": "Scalar", "default": "default"}
 """Overload of a `_foreach_` operator -> that of the operator for one element."""
-SINGLES = frozenset("add sub mul div sqrt neg abs reciprocal".split())
+SINGLES = frozenset({"add", "sub", "mul", "div", "sqrt", "neg", "abs", "reciprocal"})
 COMPUTED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float32}
 """Dtype of the values of a batch norm -> of its statistics."""
 

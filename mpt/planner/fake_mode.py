@@ -89,9 +89,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             with fake_tensor.in_kernel_invocation_manager(self):
                 view = func(*args)
             return self._fake(view, args[0].fake_device)
-        if func is _SCALAR and (constant := getattr(args[0], "constant", None)) is not None:
+        if func is _SCALAR and isinstance(args[0], FakeTensor) and args[0].constant is not None:
             with no_dispatch():  # as torch's own rule does
-                return func(constant)
+                return func(args[0].constant)
         key = self._description(func, args, kwargs)
         outcome = None if key is None else _outcomes.get(key)
         if outcome is None and key is not None:
