@@ -107,7 +107,8 @@ def _choices(calls: Sequence[tuple[Loss, Call]]) -> list[Choice]:
     found = [Choice(None, 0.0, as_it_is, as_it_is)]
     kept, costly = frozenset(bytes_of), [key for key, size in bytes_of.items() if size]
     now = _treat(calls, kept)
-    found.append(now)
+    if now.seconds:  # else nothing is computed again, so nothing is gained
+        found.append(now)
     at_once = -(-len(costly) // ROUNDS)
     while costly:
         prices = {key: (_seconds(calls, kept - {key}) - now.seconds) / bytes_of[key] for key in costly}

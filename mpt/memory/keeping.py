@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpt.memory.operators import Key, Operator, Shape, Walk, find_rerun, find_used, large_outputs
+from mpt.memory.operators import Key, Operator, Shape, Walk, find_rerun, find_used, large_outputs, written
 from mpt.memory.selective import Kept, alias
 
 
@@ -102,6 +102,7 @@ class KeepChosen(TorchDispatchMode):
         record = self.record
         if operator.key is not None and not operator.must_run:
             record.positions[operator.key] = len(record.operators)
+        if operator.key is not None and not operator.must_run and operator.changes is None:
             large = {id(tensor) for tensor in large_outputs(result)}
             form = _each(result, lambda tensor: Shape.of(tensor) if id(tensor) in large else self.keep(tensor))
             if operator.key in record.keeps:
@@ -164,6 +165,8 @@ class ReuseChosen(TorchDispatchMode):
             if key is not None and not self.walked_again:
                 record.results.pop(key, None)  # the statistics that were kept beside it
             result = function(*args, **kwargs)
+        elif record.operators[position].changes is not None:
+            result = written(function, args, kwargs)[0]  # as it is: what was to be changed is not read
         else:
             forms = record.results.get(key)
             if forms is None:
@@ -178,7 +181,7 @@ class ReuseChosen(TorchDispatchMode):
         """Return something of this form that nobody will read."""
         found = self.walk.stand_in(shape, inputs)
         assert found is not None, "the forward found one"
-        return alias(found)
+        return found.detach()  # with a version of its own: a change in place that is not made counts all the same
 
 
 def is_unchanged(result: Any) -> bool:

@@ -47,9 +47,11 @@ class Operator:
     makes: tuple[int, ...]
     """New storages that are worth their bytes; the small ones beside them are kept anyway."""
     must_run: bool
-    """It changes something in place or draws random numbers, or cannot be told apart: it is run again in any case."""
+    """It changes what is not the block's own, draws random numbers, or cannot be told apart: run again in any case."""
     replaceable: bool
     """Something can stand in for results that nobody reads."""
+    changes: int | None = None
+    """The storage of the block's own making that it writes to, where it does nothing else: `out += identity`."""
     seconds: float = 0.0
     """On a nominal card."""
 
@@ -68,7 +70,8 @@ def _look_back(operators: Sequence[Operator], saved: Iterable[int], kept: Collec
     wanted, positions, used = set(saved), set(), set()
     for position in range(len(operators) - 1, -1, -1):
         operator = operators[position]
-        if not operator.must_run and operator.replaceable and wanted.isdisjoint(operator.makes):
+        is_wanted = operator.changes in wanted or not wanted.isdisjoint(operator.makes)
+        if not operator.must_run and operator.replaceable and not is_wanted:
             continue
         if operator.key is not None and operator.key in kept and not operator.must_run:
             used.add(operator.key)
@@ -165,6 +168,8 @@ class Walk:
         new = self.note(result)
         if not new and not function._schema.is_mutable:
             return None
+        if key is not None and (changed := self.changed_alone(function, args, kwargs, result)) is not None:
+            return Operator(key, reads, (), must_run=False, replaceable=True, changes=changed)
         must_run = (
             key is None
             or not new
@@ -175,6 +180,14 @@ class Walk:
         replaceable = all(self.stand_in(Shape.of(one), inputs) is not None for one in large_outputs(result))
         makes = tuple(number for number in new if number in {self.storages.find(one) for one in large_outputs(result)})
         return Operator(key, reads, makes, must_run, replaceable)
+
+    def changed_alone(self, function: Any, args: Any, kwargs: Any, result: Any) -> int | None:
+        """Return the block's own storage that a call writes to and returns, None for a call that does anything else."""
+        changed = written(function, args, kwargs)
+        if len(changed) != 1 or result is not changed[0] or draws_random_numbers(function, args, kwargs):
+            return None
+        number = self.storages.find(result) if result.layout == torch.strided else None
+        return number if number in self.made and number not in self.given else None
 
     def stand_in(self, shape: Shape, inputs: Sequence[Tensor]) -> Tensor | None:
         """Return memory that is there anyway in the form of a result that nobody will read; None if there is none.

@@ -81,14 +81,28 @@ def test_choices_that_no_line_needs_are_left_out() -> None:
 class Residual(nn.Module):
     """Two convolutions with their norms; what is added last is kept by the next block anyway."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_place: bool) -> None:
         super().__init__()
+        self.in_place = in_place
         self.conv1, self.norm1 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
         self.conv2, self.norm2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm1(self.conv1(x)).relu()
-        return functional.relu(x + self.norm2(self.conv2(inner)))
+        outer = self.norm2(self.conv2(inner))
+        return functional.relu(outer.add_(x) if self.in_place else x + outer)
+
+
+class Residuals(nn.Module):
+    """Blocks as torchvision's ResNet has them: the sum is made in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Conv2d(1, 4, 3), *(Residual(True) for _ in range(3)))
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.blocks(image).mean((2, 3)))
 
 
 class Seen(TorchDispatchMode):
@@ -101,13 +115,14 @@ class Seen(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_operators_that_lead_to_nothing_wanted_are_not_run_again() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_operators_that_lead_to_nothing_wanted_are_not_run_again(in_place: bool) -> None:
     torch.manual_seed(0)
-    gradients = []
+    gradients, sums = [], []
     keep = frozenset({(aten.convolution.default, 0), (aten.convolution.default, 1), (aten.relu.default, 1)})
     for keeps in (None, keep):
         torch.manual_seed(1)
-        block = Residual()
+        block = Residual(in_place)
         if keeps is not None:
             replay.wrap_module(block, keeps)
         x = torch.rand(2, 4, 8, 8, requires_grad=True)
@@ -116,9 +131,11 @@ def test_operators_that_lead_to_nothing_wanted_are_not_run_again() -> None:
         with Seen() as backward:
             loss.backward()
         assert forward.counts["convolution"] == 2
+        sums.append(backward.counts["add_"])
         gradients.append([x.grad, *(p.grad for p in block.parameters()), *block.buffers()])
     assert backward.counts["convolution"] == 0
     assert backward.counts["relu"] == 1
+    assert sums[1] == sums[0] + 2  # the norms count batches in copies of their buffers; the sum is not wanted
     assert backward.counts["native_batch_norm"] == 1  # the first norm's output is wanted, the second's is not
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
@@ -266,13 +283,19 @@ def test_what_another_loss_saves_is_let_go_when_the_call_is_over() -> None:
         assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
-@pytest.mark.parametrize("mode", ["fp32", "amp", "O1"])
-@pytest.mark.parametrize("model", ["tests.planner.models:TinyViT", "tests.memory.test_choices:InPlace"])
+@pytest.mark.parametrize(
+    ("model", "mode"),
+    [
+        *itertools.product(["planner.models:TinyViT", "memory.test_choices:InPlace"], ["fp32", "amp", "O1"]),
+        ("memory.test_choices:Residuals", "amp"),
+    ],
+)
 def test_attention_and_changes_in_place_train_bit_equally(model: str, mode: str) -> None:
     states = []
     for memory in ({}, *({"recompute": way} for way in BUDGETS)):
         data = {
-            "model": {"name": model, "image_size": 16, "channels": 1}, "dataset": "digits", "precision": mode,
+            "model": {"name": f"tests.{model}", "image_size": 16, "channels": 1}, "dataset": "digits",
+            "precision": mode,
             "optimizer": {"name": "sgd", "lr": 0.1}, "train": {"steps": 2, "batch_size": 8}, "memory": memory,
         }  # fmt: skip
         torch.manual_seed(0)
