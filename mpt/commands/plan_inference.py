@@ -22,6 +22,7 @@ from mpt.planner.calibration import load_calibration
 from mpt.planner.capacity import Capacity
 from mpt.planner.gpus import Gpu
 from mpt.planner.session import Session
+from mpt.planner.verdict import judge
 from mpt.report.units import show_seconds
 
 CLASHES = ("nproc", "strategy", "network", "scaling", "output", "largest", "allow_lossy")
@@ -95,9 +96,12 @@ def inference_headline(config: Config, gpu: Gpu, plan: dict[str, Any], frame: tu
     subject = f"{subject}, batch {plan['batch_size']}, on {gpu.name}"
     if plan["fits"] is None:
         return f"{subject}: needs {needed}."
-    verdict = f"fits in {budget}, needs {needed}" if plan["fits"] else f"does not fit in {budget}, needs {needed}"
-    most = f"the largest batch that fits is {plan['largest_batch']}" if plan["largest_batch"] else "not even 1 fits"
-    return f"{subject}: {verdict}; {most}."
+    found = judge(plan)
+    assert found is not None
+    surely, at_all = plan["largest_batch"], plan["largest_at_all"]
+    more = f", and up to {at_all} may" * (at_all > surely)
+    most = f"the largest batch that fits is {surely}{more}" if at_all else "not even 1 fits"
+    return f"{subject}: {found.kind} in {budget}, needs {needed}; {most}."
 
 
 def print_inference(

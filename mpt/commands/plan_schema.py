@@ -124,7 +124,9 @@ class PlanData(Closed):
     moment: str
     """The phase and moment of the peak."""
     largest_batch: int | None
-    """With --largest."""
+    """With --largest: the largest that fits or may fit."""
+    largest_surely: int | None
+    """The largest of those that fit with a chance of nine in ten or more."""
     largest_is_bound: bool
     """There may be a larger one that was not tried."""
     step_seconds: float

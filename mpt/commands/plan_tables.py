@@ -42,11 +42,11 @@ def headline(config: Config, gpu: Gpu, plan: dict[str, Any], recipes: Sequence[R
             return f"{subject}: fits in {budget}, needs {needed}; there is nothing to change."
         closely = f", but closely: {found.percent} % of published runs stayed within such a margin"
         return f"{subject}: may fit in {budget}, needs {needed}{closely}."
-    fitting = sum(recipe.fits for recipe in recipes)
-    lossy = sum(recipe.fits and recipe.is_lossy for recipe in recipes)
-    counted = (
-        f"{fitting} way{'s' * (fitting > 1)} that fit{'s' * (fitting == 1)}{f', {lossy} of them lossy' * (lossy > 0)}"
-    )
+    surely = [recipe for recipe in recipes if recipe.fits_well]
+    fitting = surely or [recipe for recipe in recipes if recipe.fits]
+    verb = "may fit" if not surely else "fits" if len(surely) == 1 else "fit"
+    lossy = sum(recipe.is_lossy for recipe in fitting)
+    counted = f"{len(fitting)} way{'s' * (len(fitting) > 1)} that {verb}{f', {lossy} of them lossy' * (lossy > 0)}"
     ways = f"; {counted}:" if fitting else "." if not recipes else ", and nothing tried does."
     return f"{subject}: does not fit in {budget}, needs {needed}{ways}"
 
@@ -201,10 +201,13 @@ def verdict(plan: dict[str, Any]) -> str:
 
 def describe_largest(plan: dict[str, Any]) -> tuple[str, str]:
     """Return the largest batch and what is known of it."""
-    largest, is_bound = plan["largest_batch"], plan["largest_is_bound"]
+    largest, surely, is_bound = plan["largest_batch"], plan["largest_surely"], plan["largest_is_bound"]
     if not largest:
         return "", f"none found below {plan['batch_size']}" if is_bound else "not even 1 fits"
-    return f"{largest}", "fits; larger ones were not tried" if is_bound else "that fits"
+    untried = "; larger ones were not tried" * is_bound
+    if not surely:
+        return f"{largest}", f"may fit, none is sure to{untried}"
+    return f"{surely}", f"that fits{f'; up to {largest} may' * (largest > surely)}{untried}"
 
 
 def print_search(console: Console, found: Search, plan: dict[str, Any]) -> None:

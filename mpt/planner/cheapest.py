@@ -20,7 +20,7 @@ from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.calibration import load_calibration
 from mpt.planner.gpus import Gpu, find_gpu
 from mpt.planner.placement import Placement
-from mpt.planner.recipe import Patch, changes_what_is_learnt, describe_patch, has_margin, total_bytes
+from mpt.planner.recipe import Patch, changes_what_is_learnt, describe_patch, fits_surely, total_bytes
 from mpt.planner.search import search
 from mpt.planner.session import PlanError, Session
 
@@ -59,7 +59,7 @@ class Candidate:
     @property
     def fits(self) -> bool:
         """Whether it fits with the planner's usual error to spare."""
-        return not self.error and bool(self.plan["fits"]) and not self.plan["tight"] and has_margin(self.plan)
+        return not self.error and fits_surely(self.plan)
 
     @property
     def words(self) -> str:

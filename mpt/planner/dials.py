@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from mpt.config.relief import Dial
 from mpt.planner.patches import joined
-from mpt.planner.recipe import MARGIN, Patch, Recipe
+from mpt.planner.recipe import Patch, Recipe
+from mpt.planner.verdict import sure_share
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Turn:
         if self.fitting is None:
             return []
         (good, small), (bad, large) = self.fitting, self.too_large
-        budget = self.plain.plan["budget_bytes"] * (1 - MARGIN)
+        budget = self.plain.plan["budget_bytes"] * sure_share()
         share = min(0.9, max(0.1, (budget - small) / (large - small))) if large > small else 0.5
         values = [good + part * (bad - good) for part in (share, (1 + share) / 2)]
         known = [self.dial.settings(value) for value in (good, bad)]

@@ -9,8 +9,9 @@ zeros (`mpt.planner.zero_values`).
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,7 +27,7 @@ from mpt.inference.results import on_host
 from mpt.planner import batch_fit, fake_device
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
-from mpt.planner.replay import peak_live, replay, split_at
+from mpt.planner.replay import fits_at_all_and_surely, replay, split_at
 from mpt.planner.run_fake import on_fake_gpu
 from mpt.planner.time_model import BAND, Work
 from mpt.planner.trace import Recorder, Trace
@@ -74,10 +75,18 @@ class InferencePlan:
     weight_bytes: int
     by_category: dict[str, int]
     by_module: list[tuple[str, int]]
+    tight: bool
+    """It fits only by giving cached memory back to the driver."""
+    reserved_in_budget: int
+    """What the allocator reserves when the budget holds it back; `reserved` without a budget."""
     largest_batch: int | None
-    """0 where not even one sample fits; None without a budget."""
+    """Of the class that fits (`mpt.planner.verdict`), else `largest_at_all`; None without a budget."""
+    largest_at_all: int | None
+    """The largest that fits or may fit; 0 where not even one sample does."""
     tile: tuple[int, int] | None
-    """Height and width of the largest tile of the wished frame that fits; None where there is none, or no wish."""
+    """Height and width of the largest tile of the wished frame that fits, or else may fit; None where there is none, or
+    no wish.
+    """
     batch_seconds: float
     time_band: float
     notes: list[str] = field(default_factory=list)
@@ -101,9 +110,7 @@ def plan_inference(
     """Plan a configuration's inference. Raises CannotPlan, or the configuration's own errors."""
     started = time.perf_counter()
     config, mode = in_mode(config, wish)
-    capacity = None
-    if wish.budget_bytes is not None:
-        capacity = max(0, wish.budget_bytes - calibration.context_bytes - wish.held_bytes)
+    budget, context_bytes = wish.budget_bytes, calibration.context_bytes + wish.held_bytes
 
     def trace(batch_size: int, spec: DataSpec = data) -> _Traced:
         unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
@@ -112,27 +119,34 @@ def plan_inference(
     traced = trace(wish.batch_size)
     free = replay(traced.trace)
     split = split_at(traced.trace, free.peak_event)
-    notes, tile, largest = [], None, None
+    held_back = free if budget is None else replay(traced.trace, max(0, budget - context_bytes))
+    notes, tile, largest, largest_at_all = [], None, None, None
     if traced.reads_values:
         notes.append("values that are read after the network are taken as 0")
-    if capacity is not None and wish.frame is not None:
-        tile = find_tile(traced.run, wish.frame, capacity, lambda spec: trace(wish.batch_size, spec).trace)
-    elif capacity is not None:
+    if budget is not None and wish.frame is not None:
+        room = budget, context_bytes
+        tile = find_tile(traced.run, wish.frame, room, lambda spec: trace(wish.batch_size, spec).trace)
+    elif budget is not None:
         second = trace(2 * wish.batch_size).trace
         line = batch_fit.fit(traced.trace, wish.batch_size, second, 2 * wish.batch_size)
-        largest = largest_batch(wish.batch_size, capacity, line, lambda batch_size: trace(batch_size).trace)
+        largest, largest_at_all = largest_batches(
+            wish.batch_size, (budget, context_bytes), line, lambda batch_size: trace(batch_size).trace
+        )
     return InferencePlan(
         batch_size=wish.batch_size,
         mode=mode,
         allocated=free.allocated,
         reserved=free.reserved,
-        context_bytes=calibration.context_bytes + wish.held_bytes,
-        budget_bytes=wish.budget_bytes,
-        fits=None if capacity is None else fits_in(capacity, traced.trace),
+        context_bytes=context_bytes,
+        budget_bytes=budget,
+        fits=None if budget is None else held_back.fits,
+        tight=held_back.fits and held_back.retries > 0,
+        reserved_in_budget=held_back.reserved,
         weight_bytes=traced.weight_bytes,
         by_category=split.by_category,
         by_module=split.by_module,
         largest_batch=largest,
+        largest_at_all=largest_at_all,
         tile=tile,
         batch_seconds=traced.work.seconds(gpu) * calibration.time_factor,
         time_band=BAND,
@@ -156,22 +170,23 @@ def in_mode(config: Config, wish: InferenceWish) -> tuple[Config, str]:
     return config, f"as trained, {config.precision.mode}"
 
 
-def fits_in(capacity: int, trace: Trace, sizes: Sequence[int] | None = None) -> bool:
-    """Return whether the allocator gets through a trace with so many bytes."""
-    return peak_live(trace, sizes) <= capacity and replay(trace, capacity, sizes=sizes).fits
+def largest_batches(
+    batch_size: int, room: tuple[int, int], line: batch_fit.BatchFit | None, trace: Callable[[int], Trace]
+) -> tuple[int, int]:
+    """Return the largest batch that fits, or where none does that may, and the largest that fits or may; 0 for none.
 
+    `room` is the budget and what of it is the context. Without a line over batches each is traced, up to a limit.
+    """
 
-def largest_batch(
-    batch_size: int, capacity: int, line: batch_fit.BatchFit | None, trace: Callable[[int], Trace]
-) -> int:
-    """Return the largest batch that fits, 0 for none; without a line over batches each is traced, up to a limit."""
-
-    def fits(size: int) -> bool:
+    @functools.cache
+    def answer(size: int) -> tuple[bool, bool]:
         if line is not None:
-            return fits_in(capacity, line.trace, line.sizes(size))
-        return fits_in(capacity, trace(size))
+            return fits_at_all_and_surely(line.trace, *room, line.sizes(size))
+        return fits_at_all_and_surely(trace(size), *room)
 
-    return batch_fit.largest_batch(fits, batch_size, MOST_SAMPLES if line is not None else RETRACED * batch_size)
+    limit = MOST_SAMPLES if line is not None else RETRACED * batch_size
+    at_all = batch_fit.largest_batch(lambda size: answer(size)[0], batch_size, limit)
+    return batch_fit.largest_batch(lambda size: answer(size)[1], batch_size, at_all) or at_all, at_all
 
 
 def trace_inference(
@@ -218,12 +233,13 @@ def infer_batch(run: Run, recorder: Recorder, batch_size: int, number: int) -> I
 
 
 def find_tile(
-    run: Run, frame: tuple[int, int], capacity: int, trace: Callable[[DataSpec], Trace]
+    run: Run, frame: tuple[int, int], room: tuple[int, int], trace: Callable[[DataSpec], Trace]
 ) -> tuple[int, int] | None:
-    """Return height and width of the largest tile of a frame that fits, None where not even the smallest does.
+    """Return height and width of the largest tile of a frame that fits, of the largest that may fit where none does,
+    None where not even the smallest may.
 
-    Bytes are lines over a tile's pixels, as they are over the samples of a batch. Raises ConfigError for a task that
-    does not cut frames into tiles.
+    `room` is the budget and what of it is the context. Bytes are lines over a tile's pixels, as they are over the
+    samples of a batch. Raises ConfigError for a task that does not cut frames into tiles.
     """
     tiles = list(run.task.tiles_of(*frame))
     smallest = tiles[-1]
@@ -232,12 +248,16 @@ def find_tile(
     traces = [trace(with_size(run, tile)) for tile in (smallest, other)]
     line = batch_fit.fit(traces[0], pixels_of(smallest), traces[1], pixels_of(other))
 
-    def fits(tile: tuple[int, int]) -> bool:
+    may = None
+    for tile in tiles:
         if line is None:
-            return fits_in(capacity, trace(with_size(run, tile)))
-        return fits_in(capacity, line.trace, line.sizes(pixels_of(tile)))
-
-    return next((tile for tile in tiles if fits(tile)), None)
+            at_all, surely = fits_at_all_and_surely(trace(with_size(run, tile)), *room)
+        else:
+            at_all, surely = fits_at_all_and_surely(line.trace, *room, line.sizes(pixels_of(tile)))
+        if surely:
+            return tile
+        may = may or (tile if at_all else None)
+    return may
 
 
 def pixels_of(size: tuple[int, int]) -> int:

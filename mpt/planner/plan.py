@@ -22,7 +22,7 @@ from mpt.planner.moments import describe_moments
 from mpt.planner.overlap import OrderedWork, step_time
 from mpt.planner.placement import Placement
 from mpt.planner.rank_trace import share_of, trace_rank
-from mpt.planner.replay import Replay, peak_live, replay, split_at, timeline
+from mpt.planner.replay import Replay, fits_at_all_and_surely, peak_live, replay, split_at, timeline
 from mpt.planner.run_fake import FakeRun, trace_config
 from mpt.planner.time_model import BAND
 from mpt.planner.trace import Trace
@@ -63,6 +63,9 @@ class Plan:
     by_module: list[tuple[str, int]]
     moment: str
     largest_batch: int | None
+    """The largest that fits or may fit."""
+    largest_surely: int | None
+    """The largest of the class that fits (`mpt.planner.verdict`)."""
     largest_is_bound: bool
     """True where the search stopped before it found a batch that does not fit."""
     step_seconds: float
@@ -155,9 +158,11 @@ def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wi
     free = replay(fake.trace, expandable=expandable)
     held_back = within(fake, free, wish.budget_bytes, context_bytes, expandable)
     split = split_at(fake.trace, free.peak_event, modules=MODULES)
-    largest, is_bound = None, False
-    if wish.largest_batch and capacity is not None and placement.nproc == 1:
-        largest, is_bound = _largest_batch(fake, batch_size, trace, capacity, expandable)
+    largest, surely, is_bound = None, None, False
+    if wish.largest_batch and wish.budget_bytes is not None and placement.nproc == 1:
+        largest, surely, is_bound = _largest_batches(
+            fake, batch_size, trace, wish.budget_bytes, context_bytes, expandable
+        )
     notes = [*fake.notes, *routes.unknown_routes()]
     step_seconds, ranks = fake.work.seconds(gpu) * calibration.time_factor, {}
     if isinstance(fake.work, OrderedWork):
@@ -184,6 +189,7 @@ def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wi
         by_module=split.by_module,
         moment=split.moment,
         largest_batch=largest,
+        largest_surely=surely,
         largest_is_bound=is_bound,
         step_seconds=step_seconds,
         time_band=BAND,
@@ -224,30 +230,38 @@ def within(
     return found
 
 
-def _largest_batch(
-    fake: FakeRun, batch_size: int, trace: Callable[[int], FakeRun], capacity: int, expandable: bool
-) -> tuple[int, bool]:
-    """Return the largest batch that fits, and whether there may be a larger one that was not tried."""
+def _largest_batches(
+    fake: FakeRun,
+    batch_size: int,
+    trace: Callable[[int], FakeRun],
+    budget_bytes: int,
+    context_bytes: int,
+    expandable: bool,
+) -> tuple[int, int, bool]:
+    """Return the largest batch that fits or may fit, the largest that fits, and whether a larger one was not tried."""
 
-    def fits(found: Trace, sizes: Sequence[int] | None = None) -> bool:
-        return peak_live(found, sizes) <= capacity and replay(found, capacity, sizes=sizes, expandable=expandable).fits
+    def judged(found: Trace, sizes: Sequence[int] | None = None) -> tuple[bool, bool]:
+        return fits_at_all_and_surely(found, budget_bytes, context_bytes, sizes, expandable)
 
     second = trace(2 * batch_size).trace
     line = batch_fit.fit(fake.trace, batch_size, second, 2 * batch_size)
-    if line is not None:
-        return batch_fit.largest_batch(lambda batch: fits(line.trace, line.sizes(batch)), batch_size), False
-    answers = {batch_size: fits(fake.trace), 2 * batch_size: fits(second)}
+    answers = {batch_size: judged(fake.trace), 2 * batch_size: judged(second)}
     events, stopped = len(second.events), False
 
-    def fits_traced(batch: int) -> bool:
+    def answer(batch: int) -> tuple[bool, bool]:
         nonlocal events, stopped
         if batch not in answers:
-            if batch > RETRACE_LIMIT * batch_size or events > RETRACED_EVENTS:
+            if line is not None:
+                answers[batch] = judged(line.trace, line.sizes(batch))
+            elif batch > RETRACE_LIMIT * batch_size or events > RETRACED_EVENTS:
                 stopped = True
-                return False
-            found = trace(batch).trace
-            events += len(found.events)
-            answers[batch] = fits(found)
+                return False, False
+            else:
+                found = trace(batch).trace
+                events += len(found.events)
+                answers[batch] = judged(found)
         return answers[batch]
 
-    return batch_fit.largest_batch(fits_traced, batch_size), stopped
+    most = batch_fit.largest_batch(lambda batch: answer(batch)[0], batch_size)
+    is_bound = stopped
+    return most, batch_fit.largest_batch(lambda batch: answer(batch)[1], batch_size, most), is_bound

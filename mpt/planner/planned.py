@@ -18,7 +18,7 @@ from mpt.planner.calibration import Calibration, Measurement, learn, load_calibr
 from mpt.planner.capacity import Capacity, find_capacity
 from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
 from mpt.planner.placement import Placement, check_placement
-from mpt.planner.recipe import Recipe, has_margin, total_bytes
+from mpt.planner.recipe import Recipe, fits_surely, total_bytes
 from mpt.planner.search import Search, search
 from mpt.planner.session import Session
 from mpt.run.operating_system import usable_cores
@@ -152,7 +152,7 @@ def needs_search(budget: int, plan: dict[str, Any]) -> bool:
             f"--vram: {describe_bytes(budget)} is less than the CUDA context needs "
             f"({describe_bytes(plan['context_bytes'])}); use a larger card"
         )
-    return not (plan["fits"] and not plan["tight"] and has_margin(plan))
+    return not fits_surely(plan)
 
 
 def count_workers() -> int:

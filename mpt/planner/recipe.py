@@ -10,12 +10,11 @@ from mpt.config.lighter_modes import is_lossy
 from mpt.config.relief import KINDS, reliefs, splitter
 from mpt.config.schema import Config
 from mpt.planner.session import Answer
+from mpt.planner.verdict import SURE, judge
 
 Patch = dict[str, Any]
 TIE = 0.06
 """How far the time model was off when it ranked published runs of one model."""
-MARGIN = 0.03
-"""The planner's usual error (`scripts/check_plan.py`): what fits by less may not fit."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,13 @@ class Recipe:
 
     @property
     def is_close(self) -> bool:
-        """Whether it fits, but by less than the planner's usual error."""
-        return self.fits and not has_margin(self.plan)
+        """Whether it fits, but by so little that it only may (`mpt.planner.verdict`)."""
+        return self.fits and not self.plan["tight"] and not fits_surely(self.plan)
 
     @property
     def fits_well(self) -> bool:
         """Whether it fits with room to spare and without emptying the cache in the middle of a step."""
-        return self.fits and not self.plan["tight"] and not self.is_close
+        return self.fits and fits_surely(self.plan)
 
     @property
     def total(self) -> int:
@@ -114,9 +113,10 @@ def total_bytes(plan: Mapping[str, Any]) -> int:
     return int(reserved + plan["context_bytes"])
 
 
-def has_margin(plan: Mapping[str, Any]) -> bool:
-    """Return whether a plan leaves more of its budget than the planner's usual error."""
-    return bool(total_bytes(plan) <= (1 - MARGIN) * plan["budget_bytes"])
+def fits_surely(plan: Mapping[str, Any]) -> bool:
+    """Return whether a plan is of the class that fits, not of the one that only may."""
+    found = judge(plan)
+    return found is not None and found.kind == "fits"
 
 
 def describe_patch(patch: Mapping[str, Any]) -> str:
@@ -150,7 +150,7 @@ EXPLANATIONS = {
     "not bit-equal": "sums in another order: close to the run without it, not the same",
     "BatchNorm": "its statistics come from the smaller batches, so training differs",
     "tight": "fits only by handing cached memory back in every step, which takes longer than the time shown",
-    "close": f"less than {MARGIN:.0%} of the budget is left, which is the planner's usual error",
+    "close": f"may fit: fewer than {SURE:.0%} of published runs stayed within such a margin",
     "expandable segments": "a setting of the CUDA allocator on Linux; results and times are the same",
 }
 

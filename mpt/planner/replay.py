@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from mpt.planner.allocator import CachingAllocator, ExpandableAllocator, OutOfMemory, round_request
 from mpt.planner.trace import CATEGORIES, Trace
+from mpt.planner.verdict import sure_share
 
 COPYING = 1
 """The stream that batches are copied to the device on (`mpt.data.loader.prefetch`), beside the computing one, 0."""
@@ -61,6 +62,24 @@ def replay(
     except OutOfMemory:
         return Replay(allocator.peak_allocated, allocator.peak_reserved, False, allocator.retries, event)
     return Replay(allocator.peak_allocated, allocator.peak_reserved, True, allocator.retries, peak_event)
+
+
+def fits_at_all_and_surely(
+    trace: Trace,
+    budget_bytes: int,
+    context_bytes: int,
+    sizes: Sequence[int] | None = None,
+    expandable: bool = False,
+) -> tuple[bool, bool]:
+    """Return whether a trace gets through a budget, and whether it is of the class that fits (`mpt.planner.verdict`):
+    with room to spare, and without emptying the cache.
+    """
+    capacity = budget_bytes - context_bytes
+    if peak_live(trace, sizes) > capacity:
+        return False, False
+    played = replay(trace, capacity, sizes=sizes, expandable=expandable)
+    taken = played.reserved + context_bytes
+    return played.fits, played.fits and not played.retries and taken <= sure_share() * budget_bytes
 
 
 def split_at(trace: Trace, event: int, sizes: Sequence[int] | None = None, modules: int = 10) -> Split:

@@ -182,7 +182,7 @@ class _Search:
         answer = self.session.submit(first.config, budget_bytes=self.budget_bytes, largest_batch=True).result()
         if answer.error:
             return ranked
-        found = {name: answer.plan[name] for name in ("largest_batch", "largest_is_bound")}
+        found = {name: answer.plan[name] for name in ("largest_batch", "largest_surely", "largest_is_bound")}
         return [replace(first, answer=Answer({**first.plan, **found})), *ranked[1:]]
 
     def try_all(self, patches: Iterable[Patch]) -> None:
@@ -237,10 +237,13 @@ class _Search:
             turn.note(value, self.answer(attempt))
 
     def answer(self, attempt: _Attempt | None) -> Recipe | None:
-        """Wait for an answer, note it, and return its recipe; None where there is none."""
+        """Wait for an answer, note it, and return its recipe, with growing segments where it fits well with those alone;
+        None where there is none.
+        """
         before = len(self.recipes)
         self.keep(attempt)
-        return self.recipes[before] if len(self.recipes) > before else None
+        new = self.recipes[before:]
+        return next((one for one in new if one.fits_well), new[0] if new else None)
 
     def shrink_smallest(self) -> None:
         """Where nothing fits, plan the smallest recipe with small micro-batches, to tell how far it is off."""

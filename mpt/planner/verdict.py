@@ -69,6 +69,12 @@ def chance_of(planned_bytes: int, budget_bytes: int) -> float:
 
 
 @functools.cache
+def sure_share() -> float:
+    """Return the largest share of a budget, to a thousandth, that may be planned for and still fits."""
+    return next(share / 1000 for share in range(999, 0, -1) if chance_of(share, 1000) >= SURE)
+
+
+@functools.cache
 def published_ratios() -> tuple[float, ...]:
     """Return measured over planned bytes of the published runs."""
     rows = json.loads(PUBLISHED.read_text("utf-8"))

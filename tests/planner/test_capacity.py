@@ -22,6 +22,39 @@ def test_what_was_seen_is_taken_as_it_was_seen() -> None:
     assert by_name["rtx2060super"].usable_gib == pytest.approx(7.78, abs=0.01)  # as the 3070 and others of 8 GiB
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("NVIDIA GeForce RTX 5080 Laptop GPU", "rtx5080-laptop"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GeForce GTX 1060 6GB", "gtx1060"),
+        ("NVIDIA GeForce GTX 1660 Ti with Max-Q Design", "gtx1660ti"),
+        ("Quadro RTX 4000", "quadro-rtx4000"),
+        ("NVIDIA RTX 4000 Ada Generation", "rtx4000ada"),
+        ("AMD Radeon RX 7900 XTX", "rx7900xtx"),
+        ("7900xtx", "rx7900xtx"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_cards_are_found_by_the_names_that_torch_gives_them(words: str, name: str) -> None:
+    assert find_gpu(words).name == name
+
+
+def test_newer_cards_keep_more_and_amd_less() -> None:
+    assert find_gpu("rtx5060").usable_gib == pytest.approx(7.52, abs=0.02)
+    assert find_gpu("rtx5080").usable_gib == pytest.approx(15.46, abs=0.02)
+    assert find_gpu("rtx4080").usable_gib == pytest.approx(15.55, abs=0.02)
+    assert find_gpu("rx6800").usable_gib == pytest.approx(15.92, abs=0.02)
+
+
+def test_a_wrong_name_gets_each_near_one_once_and_an_intel_card_the_reason() -> None:
+    with pytest.raises(ConfigError, match="nearest: mi250, mi210, "):
+        find_gpu("mi50")
+    for card in "Intel Arc A770", "b580":
+        with pytest.raises(ConfigError, match="is an Intel card; mpt trains on what torch calls cuda"):
+            find_gpu(card)
+
+
 def test_an_installed_card_is_planned_with_what_was_read_from_it() -> None:
     assert installed_gpu("NVIDIA GeForce RTX 3060 Laptop GPU", 6 * GIB, (8, 6)).usable_gib == 6
     assert installed_gpu("NVIDIA GeForce RTX 3060 Laptop GPU", 6 * GIB, (8, 6)).name == "rtx3060-laptop"

@@ -263,7 +263,7 @@ def test_a_lossy_recipe_is_marked_in_the_answer_the_patch_and_the_picture(
     patch = Path(asked.output or "").read_text()
     assert "# lossy: what is learnt changes" in patch
     assert "--desktop 16MiB --allow-lossy" in patch  # the command that predicted it predicts it again
-    assert headline(config, gpu, whole, [recipe]).endswith("; 1 way that fits, 1 of them lossy:")
+    assert headline(config, gpu, whole, [recipe]).endswith("; 1 way that may fit, 1 of them lossy:")
 
 
 def test_the_gate_is_an_exit_code(arguments: PlanArguments, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from mpt.planner.recipe import fits_surely
 from mpt.planner.session import PlanError, Session
 from tests.planner.configs import UNET, VIT, make
 
@@ -52,11 +53,16 @@ def test_lower_precision_recomputation_and_small_batches_each_hold_less(session:
 @pytest.mark.parametrize(("model", "batch_size"), [(UNET, 16), ("tests.planner.models:Compares", 128)])
 def test_the_largest_batch_fits_and_the_next_does_not(session: Session, model: str, batch_size: int) -> None:
     configs, budget = partial(make, model, "amp"), 700 * MIB
-    largest = session.plan([configs(batch_size)], budget_bytes=budget, largest_batch=True)[0].get()["largest_batch"]
-    assert largest > batch_size
-    fitting, beyond = session.plan([configs(b) for b in (largest, largest + 1)], budget_bytes=budget)
-    assert fitting.get()["fits"]
-    assert not beyond.get()["fits"]
+    found = session.plan([configs(batch_size)], budget_bytes=budget, largest_batch=True)[0].get()
+    largest, surely = found["largest_batch"], found["largest_surely"]
+    assert largest >= surely > batch_size
+    sizes = (surely, largest, largest + 1)
+    sure, fitting, beyond = (
+        answer.get() for answer in session.plan([configs(one) for one in sizes], budget_bytes=budget)
+    )
+    assert fits_surely(sure)
+    assert fitting["fits"]
+    assert not beyond["fits"]
 
 
 def test_planning_twice_gives_the_same_plan(session: Session) -> None:

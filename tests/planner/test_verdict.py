@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from mpt.planner.verdict import PUBLISHED, bell_width, chance_of, judge, published_ratios
+from mpt.config.load import load_config
+from mpt.planner.planned import needs_search
+from mpt.planner.recipe import Recipe, rank
+from mpt.planner.session import Answer
+from mpt.planner.verdict import PUBLISHED, SURE, bell_width, chance_of, judge, published_ratios, sure_share
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "plan.md"
 
@@ -45,6 +49,20 @@ def test_the_chance_grows_with_the_margin_and_is_that_of_the_published_runs() ->
         stayed = sum(ratio <= margin for ratio in ratios) / len(ratios)
         assert abs(chance_of(10_000, int(10_000 * margin)) - stayed) < 0.2
     assert 0 < bell_width(ratios) < 0.05
+
+
+def test_a_recipe_that_only_may_fit_comes_after_one_that_fits_and_calls_for_a_search() -> None:
+    config = load_config({"model": "small_cnn", "dataset": "digits"})
+    figures = {"inexact": [], "notes": [], "time_band": 0.25}
+    close, sure = (
+        Recipe({"memory": {name: True}}, config, Answer({**plan(size), **figures, "step_seconds": seconds}))
+        for name, size, seconds in (("empty_cache_every", 958, 1.0), ("recompute", 940, 1.2))
+    )
+    assert (close.is_close, close.fits, close.fits_well, sure.fits_well) == (True, True, False, True)
+    assert rank([close, sure]) == [sure, close]
+    assert needs_search(1000, plan(958))
+    assert not needs_search(1000, plan(940))
+    assert chance_of(int(1e6 * sure_share()), int(1e6)) >= SURE > chance_of(int(1e6 * (sure_share() + 0.002)), int(1e6))
 
 
 def test_no_budget_has_no_verdict() -> None:
