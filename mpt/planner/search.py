@@ -237,7 +237,7 @@ class _Search:
             turn.note(value, self.answer(attempt))
 
     def answer(self, attempt: _Attempt | None) -> Recipe | None:
-        """Wait for an answer, note it, and return its recipe, with growing segments where it fits well with those alone;
+        """Wait for an answer, note it, and return its recipe, in growing segments where it fits well in those alone;
         None where there is none.
         """
         before = len(self.recipes)
