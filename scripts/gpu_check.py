@@ -80,8 +80,6 @@ def main() -> int:
     small.add_argument("--small", dest="rehearsal", action="store_const", const="cuda", default="")
     small.add_argument("--cpu-rehearsal", dest="rehearsal", action="store_const", const="cpu")
     options = parser.parse_args()
-    if options.page is not None:
-        return write_page(options.folder, options.page)
     unknown = set(options.only.split(",")) - set(PARTS)
     if unknown:
         parser.error(f"--only: there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
@@ -90,7 +88,11 @@ def main() -> int:
             parser.error(f"--config: there is no file {path}")
     if not options.minutes > 0.5:
         parser.error(f"--minutes: found {options.minutes:g}; a look at anything takes more than half a minute")
-    return check_everything(options)
+    try:
+        return check_everything(options) if options.page is None else write_page(options.folder, options.page)
+    except OSError as error:  # a full disk, or a file where the folder should be
+        print(f"error: {error}; what was measured before stays in {options.folder}", file=sys.stderr)
+        return 5
 
 
 def check_everything(options: argparse.Namespace) -> int:
@@ -109,11 +111,16 @@ def check_everything(options: argparse.Namespace) -> int:
         write(options.folder, results, started)
 
     wanted = [part for part in PARTS if part in options.only.split(",")]
-    for part in wanted:
-        left = deadline - time.monotonic()
-        if left > 5:
-            run_part(part, options, results, share_of(part, wanted, results) * left, save)
+    try:
+        for part in wanted:
+            left = deadline - time.monotonic()
+            if left > 5:
+                run_part(part, options, results, share_of(part, wanted, results) * left, save)
+            save()
+    except KeyboardInterrupt:
         save()
+        print(f"stopped; {options.folder} holds what was measured, and the same command goes on", file=sys.stderr)
+        return 130
     print((options.folder / "gpu_check.md").read_text("utf-8"))
     return 1 if is_broken(results) else 0
 
@@ -128,12 +135,22 @@ def begin(options: argparse.Namespace, machine: dict[str, Any]) -> dict[str, Any
     """Return the results that a run before this one left of the same machine, or none."""
     kept = options.folder / "gpu_check.json"
     if kept.is_file() and not options.fresh:
-        found: dict[str, Any] = json.loads(kept.read_text("utf-8"))
+        found = read_results(kept)
         if found.get("machine") == machine and found.get("rehearsal") == options.rehearsal:
             found["seconds_before"] = found.get("seconds", 0.0)
             return found
     gpu_check_plan.forget(options.folder)
     return {"machine": machine, "rehearsal": options.rehearsal, "configs": []}
+
+
+def read_results(kept: Path) -> dict[str, Any]:
+    """Return what a run wrote. Ends with exit code 2 and one line where that is no JSON."""
+    try:
+        found: dict[str, Any] = json.loads(kept.read_text("utf-8"))
+    except ValueError as error:
+        print(f"error: {kept} cannot be read ({error}); --fresh begins anew", file=sys.stderr)
+        sys.exit(2)
+    return found
 
 
 def run_part(
@@ -368,7 +385,7 @@ def write_page(folder: Path, page: Path) -> int:
     if not kept.is_file():
         print(f"{kept} is not there: measure first", file=sys.stderr)
         return 2
-    results = json.loads(kept.read_text("utf-8"))
+    results = read_results(kept)
     gpu = results["machine"].get("gpu", "cpu-rehearsal")
     name = re.sub(r"[^a-z0-9]+", "-", gpu.lower().replace("nvidia", "").replace("geforce", "")).strip("-")
     page = page if page.name else ROOT / "docs" / "benchmarks" / f"gpu-{name}.md"

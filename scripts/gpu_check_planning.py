@@ -124,7 +124,8 @@ def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
     if wish["kind"] == "cpu":
         trace = trace_config(config, data, batch_size, gpu, None, torch.device("cpu")).trace
         return {"planned": {"0": [live_peak(trace), None]}, "planning_seconds": time.perf_counter() - started}
-    unseen = Unseen(gpu.capability, config.train.deterministic, 0, cudnn_share=1.0)
+    # The measuring process takes cuBLAS's deterministic workspaces for every workload, also where it measures kernels.
+    unseen = Unseen(gpu.capability, deterministic=True, context_bytes=0, cudnn_share=1.0)
     fake = trace_config(config, data, batch_size, gpu, unseen)
     scratch = [s.category == "workspace" and s.operator in CONVOLUTIONS for s in fake.trace.storages]
     planned = {}

@@ -128,10 +128,12 @@ class CardMemory:
             "reserved_bytes": kinds(self.reserved, self.peak_reserved),
             "requested_bytes": kinds(requested, requested),
             "inactive_split_bytes": kinds(0, 0),
-            "allocation": {"all": self.counts()},
-            "active": {"all": self.counts()},
+            "allocation": self.counts(),
+            "active": self.counts(),
             "segment": kinds(0, 0),
             "inactive_split": kinds(0, 0),
+            "oversize_allocations": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
+            "oversize_segments": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
             "num_alloc_retries": sum(allocator.retries for allocator in self.allocators),
             "num_ooms": self.out_of_memory,
             "max_split_size": -1,
@@ -140,10 +142,11 @@ class CardMemory:
             "num_device_free": 0,
         }
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, dict[str, int]]:
         """Return how many blocks there are and were."""
         now = len(self.owners)
-        return {"current": now, "peak": now, "allocated": self.mallocs, "freed": self.mallocs - now}
+        figures = {"current": now, "peak": now, "allocated": self.mallocs, "freed": self.mallocs - now}
+        return {"all": figures, "small_pool": dict.fromkeys(figures, 0), "large_pool": figures}
 
     def reset_peaks(self) -> None:
         """Begin to look for peaks anew."""

@@ -189,6 +189,7 @@ def test_memory_is_the_planners_allocators() -> None:
     torch.cuda.set_per_process_memory_fraction(0.1)
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(200 * MIB, dtype=torch.uint8, device="cuda")
+    assert "CUDA OOMs: 2" in torch.cuda.memory_summary()
     free, total = torch.cuda.mem_get_info()
     assert total == 1024 * MIB
     assert 0 < free < total

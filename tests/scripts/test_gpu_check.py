@@ -1,6 +1,7 @@
 """The GPU check is rehearsed without a GPU: it measures, says what failed, and writes what there is."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,8 @@ import pytest
 import torch
 
 from mpt.errors import MptError
+from mpt.planner.calibration import Calibration
+from mpt.planner.gpus import find_gpu
 from scripts import (
     gpu_check,
     gpu_check_features,
@@ -25,11 +29,57 @@ from scripts import (
     gpu_check_planning,
     gpu_check_processes,
 )
-from scripts.gpu_check_workloads import BUDGETS, CARD_ALONE, WORKLOADS, rehearsed
+from scripts.gpu_check_workloads import ALLOW, BUDGETS, CARD_ALONE, VIT, WORKLOADS, Workload, rehearsed
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
 MIB = 2**20
+
+
+def check(monkeypatch, *words):
+    """Call the script in this process, as a user types it; return its exit code."""
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", *map(str, words)])
+    try:
+        return gpu_check.main()
+    except SystemExit as exit:
+        return exit.code
+
+
+def test_what_cannot_be_read_or_written_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    assert check(monkeypatch, tmp_path / "file", "--cpu-rehearsal", "--only", "demo") == 5
+    said = capsys.readouterr().err
+    assert said.startswith("error: [Errno 17] File exists")
+    assert len(said.splitlines()) == 1
+    (tmp_path / "gpu_check.json").write_text('{"a": ')
+    for words in (["--page", tmp_path / "page.md"], ["--cpu-rehearsal", "--only", "demo"]):
+        assert check(monkeypatch, tmp_path, *words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "gpu_check.json cannot be read" in line
+        assert line.endswith("--fresh begins anew")
+
+
+def test_a_disk_that_is_full_and_ctrl_c_are_one_line_and_what_was_measured_stays(tmp_path, monkeypatch, capsys):
+    def measure(part, options, results, seconds, save):
+        if part == "tests":
+            results["tests"] = {"exit_code": 0, "said": "3 passed"}
+            return
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check, "run_part", measure)
+    assert check(monkeypatch, tmp_path, "--cpu-rehearsal", "--only", "tests,demo") == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("stopped; ")
+    assert "3 passed" in (tmp_path / "gpu_check.md").read_text("utf-8")
+
+    def fill(self, *_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    assert check(monkeypatch, tmp_path, "--cpu-rehearsal", "--only", "tests") == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device; what was measured before stays in" in line
+    assert json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))["tests"]["said"] == "3 passed"
 
 
 def test_tables_show_ratios_to_fp32_and_what_failed():
@@ -195,6 +245,21 @@ def test_steps_are_taken_until_the_optimizers_have_stepped_often_enough(monkeypa
     assert len(planners.started) == 1
     planners.close()
     assert plan["0"][0] == pytest.approx(figures["allocated"], rel=0.05)
+
+
+def test_kernels_chosen_by_measurement_are_planned_with_the_workspaces_of_the_measuring_process():
+    """It takes deterministic ones for all workloads; planned with the others, this one was 16 % too low."""
+
+    def peak(deterministic):
+        config, data = gpu_check_memory.prepare(
+            Workload("TinyViT", VIT, "fp32", deterministic=deterministic), rehearsal="cuda"
+        )
+        gpu = asdict(find_gpu("rtx3060"))
+        wish = {"config": config.to_yaml(), "allow": ALLOW, "data": data.to_record(), "kind": "cuda", "gpu": gpu}
+        answer = gpu_check_planning.plan_here({**wish, "calibration": asdict(Calibration()), "path": "unused"})
+        return answer["planned"]["0.0"]
+
+    assert peak(deterministic=True) == peak(deterministic=False)
 
 
 @pytest.mark.parametrize("ends", ["late", "broken"])
