@@ -37,7 +37,7 @@ def test_an_optimizer_trains_and_resumes(optimizer: str, mode: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-@pytest.mark.parametrize("config", [CLASSIFIER, GAN], ids=["classifier", "gan"])
+@pytest.mark.parametrize("config", [CLASSIFIER, pytest.param(GAN, marks=pytest.mark.slow)], ids=["classifier", "gan"])
 def test_a_trick_trains(trick: str, config: str, tmp_path: Path) -> None:
     said = train(tmp_path, config, f"memory={{{trick}}}", "train.steps=2", "train.batch_size=16", "precision=bf16")
     if "recompute" in trick and said.code == 2:
