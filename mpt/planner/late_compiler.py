@@ -5,8 +5,8 @@ import takes nearly as long as that of torch. `postpone` puts a module in its pl
 ask for, leaves functions as they are where they are to be kept out of graphs, and becomes the real one when anything
 else of it is wanted. From then on what a model compiles by itself runs eagerly, because a plan follows operators.
 
-So are torchvision's data sets and what it tells the ONNX exporter, which come with every model of it, and Triton, of
-which the settings want one type.
+So are torchvision's data sets and what it tells the ONNX exporter, which come with every model of it, Triton, of which
+the settings want one type, and symbolic shapes with sympy (`mpt.planner.plain_shapes`).
 
 For processes that plan and do nothing else (`mpt.planner.worker`). Found in torch 2.13; where another torch wants more
 of its compiler, it is imported, and only time is lost.
@@ -18,7 +18,7 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -30,10 +30,12 @@ import torch
 from torch.utils import _triton
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mpt.planner import plain_shapes
+
 NAME = "torch._dynamo"
 EARLY = ("config", "utils", "source")
 """What fake tensors ask for, in an order in which it can be imported without the rest."""
-
+SYMBOLIC = plain_shapes.NAME
 
 VISION: dict[str, dict[str, Any]] = {
     "torchvision.datasets": {},
@@ -47,8 +49,17 @@ class LateModule(ModuleType):
 
     waits = True
 
-    def __init__(self, spec: ModuleSpec) -> None:
+    def __init__(
+        self,
+        spec: ModuleSpec,
+        answered: Mapping[str, Any] | None = None,
+        answer_for: Callable[[str], Any] = lambda name: None,
+    ) -> None:
+        """`answered` is what is asked of it and needs no module; `answer_for` gives more of that, or None."""
         super().__init__(spec.name)
+        self.answer_for = answer_for
+        self.answered = dict(answered or {})
+        vars(self).update(self.answered)
         self.__spec__, self.__loader__, self.__file__, self.__package__ = spec, spec.loader, spec.origin, spec.parent
         if spec.submodule_search_locations is not None:
             self.__path__ = spec.submodule_search_locations
@@ -57,6 +68,10 @@ class LateModule(ModuleType):
         asks_import_system = name.startswith("__") and name != "__all__"  # as it does of any module
         if asks_import_system or not self.waits:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        answer = self.answer_for(name)
+        if answer is not None:
+            self.answered[name] = vars(self)[name] = answer
+            return answer
         self.load()
         return getattr(self, name)
 
@@ -66,19 +81,29 @@ class LateModule(ModuleType):
         assert spec is not None
         assert spec.loader is not None
         self.waits = False
+        for name in self.answered:
+            vars(self).pop(name, None)
         with _disable_current_modes():  # nothing that is made on import is a part of the step
             spec.loader.exec_module(self)
+        others = (one for one in list(sys.modules.values()) if isinstance(one, ModuleType))
+        for other in others:  # also where it was imported by name
+            for name, answer in self.answered.items():
+                if name in vars(self) and vars(other).get(name) is answer:
+                    vars(other)[name] = vars(self)[name]
         if spec.name == NAME:
             stay_eager()
 
 
 class Submodules(MetaPathFinder):
-    """Imports the compiler as a whole before another of its files is: they import each other in circles."""
+    """Imports a package as a whole before another of its files is: they import each other in circles."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return what leads to the module that is there by then; None for all others."""
-        late = sys.modules.get(NAME)
-        if not name.startswith(f"{NAME}.") or not isinstance(late, LateModule) or not late.waits:
+        late = sys.modules.get(self.package)
+        if not name.startswith(f"{self.package}.") or not isinstance(late, LateModule) or not late.waits:
             return None
         late.load()
         present = sys.modules.pop(name, None)  # or the import system would run it a second time
@@ -103,11 +128,11 @@ class Present(Loader):
 def postpone() -> None:
     """Put stand-ins where the compiler and parts of torchvision would be, unless they are there already."""
     postpone_vision()
+    postpone_symbols()
     spec = importlib.util.find_spec(NAME)
     if NAME in sys.modules or spec is None:
         return
-    module: Any = LateModule(spec)
-    module.disable, module.graph_break = keep_out, lambda *arguments, **options: None
+    module = LateModule(spec, {"disable": keep_out, "graph_break": lambda *arguments, **options: None})
     sys.modules[NAME] = module
     vars(torch)["_dynamo"] = module
     try:
@@ -115,7 +140,7 @@ def postpone() -> None:
             importlib.import_module(f"{NAME}.{name}")
     except (ImportError, AttributeError):  # another torch's files want it whole
         module.load()
-    sys.meta_path.insert(0, Submodules())
+    sys.meta_path.insert(0, Submodules(NAME))
 
 
 def postpone_vision() -> None:
@@ -128,9 +153,28 @@ def postpone_vision() -> None:
         spec = PathFinder.find_spec(name, [str(Path(root, *name.split(".")[1:-1]))])
         if spec is None:  # another torchvision's files
             continue
-        module = LateModule(spec)
-        vars(module).update(called)
-        sys.modules[name] = module
+        sys.modules[name] = LateModule(spec, called)
+
+
+def postpone_symbols() -> None:
+    """Put stand-ins where sympy and symbolic shapes would be, which torch asks about plain numbers all the time."""
+    answers = {SYMBOLIC: plain_shapes.answer_for, plain_shapes.FUNCTIONS: plain_shapes.largest_for}
+    algebra = importlib.util.find_spec("sympy")
+    if algebra is None or "sympy" in sys.modules or any(name in sys.modules for name in answers):
+        return
+    for name, answer_for in answers.items():
+        parent, _, own = name.rpartition(".")
+        spec = PathFinder.find_spec(name, package_path(parent))
+        if spec is not None:
+            sys.modules[name] = LateModule(spec, answer_for=answer_for)
+            vars(importlib.import_module(parent))[own] = sys.modules[name]
+    sys.modules["sympy"] = LateModule(algebra, plain_shapes.SYMPY)
+    sys.meta_path.insert(0, Submodules("sympy"))
+
+
+def package_path(name: str) -> list[str]:
+    """Return the folder of a package of torch, whose own file need not be imported for that."""
+    return [str(Path(torch.__file__).parent.joinpath(*name.split(".")[1:]))]
 
 
 @contextmanager

@@ -6,9 +6,12 @@ noted. A program of its own, since the device is registered for good.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import warnings
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from mpt import vision_ops
-from mpt.planner import direct_results, fake_device, fake_mode, late_compiler, routes, run_fake
+from mpt.planner import direct_results, fake_device, fake_mode, late_compiler, plain_shapes, routes, run_fake
 from mpt.planner.fake_mode import LeanFakeMode, TorchFakeMode
 from mpt.planner.gpus import find_gpu
 from mpt.planner.trace import Recorder
@@ -168,6 +171,7 @@ def main() -> None:
         out["silu_is_one_kernel"] = "aten::silu_backward" in silu and "aten::sigmoid" not in silu
     lean = {model: trace_under(LeanFakeMode, model) for model in ("dcgan", VIT)}
     out["compiler_waits"] = sys.modules[late_compiler.NAME].waits  # type: ignore[attr-defined]
+    out["symbols_wait"] = "sympy.core" not in sys.modules
     before = FakeTensorMode.cache_misses
     out["lean_trace_is_torchs"] = {model: trace_under(TorchFakeMode, model) == lean[model] for model in lean}
     out["torchs_mode_keeps_results_of_its_own"] = FakeTensorMode.cache_misses - before > 100
@@ -186,6 +190,20 @@ def main() -> None:
     import torch._dynamo.decorators as asked_for  # one file of many that import each other
 
     out["compiler_is_whole"] = not whole.waits and whole.decorators is asked_for
+    symbolic: Any = importlib.import_module(plain_shapes.NAME)
+    if symbolic.waits:
+        symbolic.load()
+    out["stand_ins_left"] = sorted(
+        {
+            f"{module.__name__}.{name}"
+            for module in list(sys.modules.values())
+            if isinstance(module, ModuleType) and module is not plain_shapes
+            for name, value in list(vars(module).items())
+            if value is plain_shapes.NeverRaised
+            or value is plain_shapes.NoSymbol
+            or (type(value) is partial and value.func is plain_shapes._answer)
+        }
+    )
     out["stance"] = whole.eval_frame._stance.stance
     out["compiled_to"] = torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(1)).tolist()
     print(json.dumps(out))

@@ -119,6 +119,11 @@ def test_torchs_compiler_is_imported_when_something_asks_for_it_and_stays_eager(
     assert seen["compiled_to"] == [2.0]
 
 
+def test_sympy_is_not_imported_for_sizes_that_are_numbers_and_nothing_stands_for_it_once_it_is(seen: Any) -> None:
+    assert seen["symbols_wait"]
+    assert seen["stand_ins_left"] == []
+
+
 def test_the_installed_torch_has_no_route_that_was_not_reviewed(seen: Any) -> None:
     assert set(seen["split_operators"]) <= SPLIT_OPERATORS
     assert seen["warnings"] == []
