@@ -293,6 +293,7 @@ def run_tests(seconds: float, rehearsal: str) -> dict[str, Any]:
 
 def run_demo(folder: Path, seconds: float, rehearsal: str) -> dict[str, Any]:
     """Train the demo as it is shipped and infer from it in half precision; return what was said last."""
+    folder = folder.absolute()  # the commands run in the checkout
     runs = folder / "runs"
     train = [sys.executable, "-m", "mpt", "train", str(DEMO), "--runs", str(runs), "--name", "demo", "--resume", "auto"]
     train += ["--device", rehearsal or "cuda", *(["train.steps=3", "train.batch_size=4"] if rehearsal else [])]

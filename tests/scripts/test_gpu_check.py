@@ -82,6 +82,22 @@ def test_a_disk_that_is_full_and_ctrl_c_are_one_line_and_what_was_measured_stays
     assert json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))["tests"]["said"] == "3 passed"
 
 
+def test_the_demo_goes_to_the_folder_as_seen_from_where_the_user_is(tmp_path, monkeypatch):
+    commands = []
+
+    def run(command, timeout, **options):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(gpu_check, "run", run)
+    monkeypatch.chdir(tmp_path)
+    assert gpu_check.run_demo(Path("check"), 60, "cpu")["exit_code"] == 0
+    train, infer = commands
+    assert train[train.index("--runs") + 1] == str(tmp_path / "check" / "runs")
+    assert str(tmp_path / "check" / "runs" / "demo") in infer
+    assert infer[infer.index("--output") + 1] == str(tmp_path / "check" / "demo")
+
+
 def test_tables_show_ratios_to_fp32_and_what_failed():
     row = {
         "mode": "fp32",
