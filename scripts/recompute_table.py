@@ -7,8 +7,9 @@ rows are found by bisection: the least memory in the time that `recompute: sqrt`
 memory; then the same with a part of the activations on the host.
 
 A second table is torch's own `activation_memory_budget`, which its compiler obeys: the joint graph of forward and
-backward cut at that budget (AOTAutograd's partitioner), for two networks that it traces as one graph, in float32. Its
-graphs are to be fused, so bytes kept for backward and arithmetic are compared, and not time.
+backward cut at that budget (AOTAutograd's partitioner), for two networks that it traces as one graph, in float32:
+bytes kept for backward, and arithmetic. A third puts the same choice into the planned step of two full-size models:
+peak and time with each operator run by itself, as `per: tensor` runs them (`aot_eager`), and fused (`inductor`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ MODELS: dict[str, tuple[str, Any]] = {
 WAYS: tuple[Any, ...] = (None, "sqrt", "all", "selective", {"every": 2}, {"budget": 0.5})
 COMPARED = (("resnet50", 160, 8), ("vit_b_16", 224, 1))
 """Networks whose loss torch traces as one graph, image sizes, batches: small, as real tensors are counted."""
+PLANNED = ("resnet50", "vit")
+SHARES = (0.8, 0.6, 0.4, 0.2)
 ROUNDS = 5
 HOST_GIB = 1.0
 
@@ -149,7 +152,7 @@ def compare_with_torch() -> str:
         fields = {"image": FieldSpec((3, size, size), torch.float32), "label": FieldSpec((), torch.int64)}
         data = DataSpec(fields, 1000, tuple("0123456789"))
         plain = 0
-        for budget in (None, 0.8, 0.6, 0.4, 0.2):
+        for budget in (None, *SHARES):
             memory = {} if budget is None else {"recompute": {"budget": budget, "per": "tensor"}}
             config = load_config({**settings, "memory": memory})
             batch_of_zeros = data.zeros(batch, torch.device("cpu"))
@@ -163,12 +166,37 @@ def compare_with_torch() -> str:
             chosen = "nothing" if budget is None else "`per: tensor`"
             lines.append(f"| {name} | {chosen} | {words} | {kept / 2**20:,.1f} | ×{flops / plain:.3f} |")
             print(lines[-1], flush=True)
-        for budget in (1.0, 0.8, 0.6, 0.4, 0.2):
+        for budget in (1.0, *SHARES):
             kept, flops = partition(
                 build_run(load_config(settings), torch.device("cpu"), data).task, batch, size, budget
             )
             lines.append(f"| {name} | torch | {budget} | {kept / 2**20:,.1f} | ×{flops / plain:.3f} |")
             print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def plan_with_torch(gpu: Gpu) -> str:
+    """Return the table of both choices in a planned step: what the backward holds and computes again is counted."""
+    import torch._functorch.config as functorch_config
+
+    lines = ["| Model | Chosen by | budget | allocated MiB | reserved MiB | step |", "|---|---|---:|---:|---:|---:|"]
+    for name in PLANNED:
+        title, config = MODELS[name]
+        traces = Traces(load_config(config), gpu)
+        plain = traces.take({})
+
+        def add(words: str, budget: Any, point: Point, title: str = title, plain: Point = plain) -> None:
+            sizes = f"{point.allocated / 2**20:,.0f} | {point.reserved / 2**20:,.0f}"
+            lines.append(f"| {title} | {words} | {budget} | {sizes} | ×{point.seconds / plain.seconds:.3f} |")
+            print(lines[-1], flush=True)
+
+        add("nothing", "-", plain)
+        for budget in SHARES:
+            add("`per: tensor`", budget, traces.take({"recompute": {"budget": budget, "per": "tensor"}}))
+        for backend in ("aot_eager", "inductor"):
+            for budget in (1.0, *SHARES):
+                with functorch_config.patch(activation_memory_budget=budget):
+                    add(f"torch, `{backend}`", budget, traces.take({"compile": {"backend": backend}}))
     return "\n".join(lines)
 
 
@@ -235,6 +263,7 @@ def main() -> None:
     tables = [write_rows(MODELS[name][0], Traces(load_config(MODELS[name][1]), gpu)) for name in options.only]
     if options.torch:
         tables.append(f"### Beside torch's `activation_memory_budget`\n\n{compare_with_torch()}")
+        tables.append(f"### The same choice in a planned step\n\n{plan_with_torch(gpu)}")
     if options.output is not None:
         options.output.write_text(replace_tables(options.output.read_text("utf-8"), tables), "utf-8")
 

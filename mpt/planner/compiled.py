@@ -9,10 +9,10 @@ like eager ones.
 With `aot_eager` that is what a real run does. Inductor also fuses. Its rules, as far as memory goes, are here: a result
 of an elementwise operator that only elementwise operators and reductions read is computed where it is read and never
 written, unless it is read several times and much has to be read for it (`realize_reads_threshold`); an elementwise
-result is written over a tensor of its size that is not needed any more; weights and inputs of convolutions are copied
-to channels last, and the copies kept for backward, where torch's own rule says so (`decide_layout_opt`). Not here:
-Inductor's order of operators, its pattern replacements, kernels that write several results at once and graph breaks (a
-network is one graph).
+result is written over a tensor of its size that is not needed any more, unless a scatter wrote into that one
+(`SchedulerNode.decide_inplace_update`); weights and inputs of convolutions are copied to channels last, and the copies
+kept for backward, where torch's own rule says so (`decide_layout_opt`). Not here: Inductor's order of operators, its
+pattern replacements, kernels that write several results at once and graph breaks (a network is one graph).
 
 In the modes that record CUDA graphs, what the graphs allocate comes from a pool of their own, which all networks share
 and which gives nothing back (`torch/_inductor/cudagraph_trees.py`), and each graph copies what is neither a parameter,
@@ -196,10 +196,17 @@ class GraphRun:
                 and _is_pointwise(kinds, node)
                 and not _reduces(node)
                 and not kinds.is_view(node)
-                and any(_bytes(done) == _bytes(node) for done in freed if done is not node and done not in self.fused)
+                and any(_bytes(done) == _bytes(node) for done in freed if done is not node and self._is_writable(done))
             ):
                 found.add(node)
         return found
+
+    def _is_writable(self, node: fx.Node) -> bool:
+        """Return whether Inductor writes another result over this one: it exists, and no scatter wrote into it."""
+        kinds = _kinds()
+        while kinds.is_view(node) or node.target in VIEWS:
+            node = node.all_input_nodes[0]
+        return node not in self.fused and node.target not in SCATTERS
 
 
 class RecordedGraph:
