@@ -13,13 +13,13 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import NoReturn
 
 from mpt.errors import CheckpointError, ConfigError
 from mpt.run.files import failures_explained
 from mpt.run.lock import hold_lock
-from mpt.run.operating_system import IS_POSIX
+from mpt.run.operating_system import IS_POSIX, is_reserved
 
 RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
 THROWN_AWAY = "mpt-smoke-"
@@ -131,7 +131,7 @@ class RunDirectory:
 
 def check_name(name: str) -> None:
     """Raise ConfigError unless `name` can be nothing but the name of one directory."""
-    if not IS_POSIX and (PureWindowsPath(name).is_reserved() or name.endswith(".")):
+    if not IS_POSIX and is_reserved(name):
         raise ConfigError(f"{name!r} cannot be a run's name on Windows, which keeps it for itself or cuts its end off.")
     if not RUN_NAME.fullmatch(name):
         shown = repr(name if len(name) <= 60 else name[:57] + "...")

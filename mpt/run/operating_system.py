@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ntpath
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 try:
     import fcntl
@@ -78,6 +80,13 @@ def open_file(name: str | Path, flags: int, folder: Folder | None = None) -> int
     if not IS_POSIX:
         refuse_link(Path(path))
     return os.open(path, flags | ALWAYS, 0o666)
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether Windows keeps a file name for itself, as `nul`, or cuts its end off."""
+    if sys.version_info >= (3, 13):
+        return ntpath.isreserved(name)
+    return PureWindowsPath(name).is_reserved() or name.endswith(".")  # removed in Python 3.15
 
 
 def make_folder(name: str, folder: Folder) -> None:

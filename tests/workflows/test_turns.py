@@ -20,13 +20,22 @@ def wait_for_stop(stop: Stop) -> None:
         time.sleep(0.01)
 
 
-def test_they_begin_in_order_never_more_than_so_many_and_each_slot_is_one_s_own() -> None:
-    lock, begun, used, most = threading.Lock(), [], set(), 0
+def test_they_begin_in_order() -> None:
+    begun: list[int] = []
+
+    def work(number: int, slot: int, stop: Stop) -> None:
+        begun.append(number)
+
+    take_turns([partial(work, number) for number in range(12)], 1, lambda index, result: None)
+    assert begun == list(range(12))
+
+
+def test_they_are_never_more_than_so_many_and_each_slot_is_one_s_own() -> None:
+    lock, used, most = threading.Lock(), set(), 0
 
     def work(number: int, slot: int, stop: Stop) -> int:
         nonlocal most
         with lock:
-            begun.append(number)
             assert slot not in used
             used.add(slot)
             most = max(most, len(used))
@@ -37,7 +46,6 @@ def test_they_begin_in_order_never_more_than_so_many_and_each_slot_is_one_s_own(
 
     ended: dict[int, int] = {}
     take_turns([partial(work, number) for number in range(12)], 3, lambda index, result: ended.update({index: result}))
-    assert begun == sorted(begun)
     assert most == 3
     assert ended == {number: -number for number in range(12)}
 
