@@ -291,6 +291,7 @@ def test_a_torch_with_cuda_of_its_own_is_no_place_for_a_pretended_one(monkeypatc
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.cuda_rehearsal import build
 
+    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(build.CannotBuild, match=r"needs a C\+\+ compiler"):
         build.check()
