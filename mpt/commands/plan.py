@@ -19,6 +19,7 @@ from rich.console import Console
 
 from mpt.commands.arguments import PlanArguments
 from mpt.commands.command_line import given
+from mpt.commands.plan_calibrate import calibrate
 from mpt.commands.plan_cheapest import show_cheapest
 from mpt.commands.plan_inference import refuse_inference_options, show_inference
 from mpt.commands.plan_lock import check_plan, keep_plan
@@ -43,19 +44,17 @@ from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner import scaling
 from mpt.planner.budget import describe_bytes
-from mpt.planner.calibration import load_calibration, read_measurement, save_calibration
+from mpt.planner.calibration import load_calibration
 from mpt.planner.capacity import find_capacity
 from mpt.planner.gpus import Gpu
 from mpt.planner.placement import Placement, check_placement
-from mpt.planner.planned import choose_gpu, count_workers, find_placement, make_plan, plan_measured
+from mpt.planner.planned import choose_gpu, count_workers, find_placement, make_plan
 from mpt.planner.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch, total_bytes, without_conflicts
 from mpt.planner.releases import parse_release
 from mpt.planner.session import Session
 from mpt.planner.timeline import write_timeline
 from mpt.planner.verdict import judge
 from mpt.report.units import show_seconds
-from mpt.run.layout import find_run
-from mpt.run.used_parts import missing_parts_explained
 
 PICTURED = 3
 OTHER_PLANS = ("calibrate", "check", "lock", "cards", "presets", "infer", "scaling")
@@ -331,19 +330,3 @@ def _common_words(arguments: PlanArguments, overrides: Sequence[str]) -> list[st
     words = [str(arguments.config), *overrides]
     words += [word for package in arguments.allow for word in ("--allow", package)]
     return words + [word for given in arguments.patches for word in ("--with", str(given))]
-
-
-def calibrate(arguments: PlanArguments, wanted: str) -> None:
-    """Learn the unseen parts of a card from a finished run on it."""
-    directory, _ = find_run(wanted, Path(arguments.runs))
-    measured = read_measurement(directory.path)
-    with missing_parts_explained(directory.path):
-        config = load_config(directory.config_path, allow=arguments.allow)
-    plan, found = plan_measured(config, measured, str(directory.path))
-    gpu = measured.gpu
-    path = save_calibration(gpu.name, found)
-    error = plan["allocated"] / measured.allocated - 1
-    planned, seen = describe_bytes(plan["allocated"]), describe_bytes(measured.allocated)
-    print(f"{gpu.name}: planned {planned}, measured {seen} ({error:+.1%})")
-    print(f"context {describe_bytes(found.context_bytes)}, cuDNN share {found.cudnn_share}, time x{found.time_factor}")
-    print(path)

@@ -45,7 +45,7 @@ class CalibrationData(Closed):
 
     context_bytes: Bytes
     cudnn_share: float
-    """Workspace as a share of a convolution's inputs and outputs."""
+    """Workspace as a share of a dense convolution's input and output."""
     time_factor: float
     """Measured over predicted seconds of a step."""
     source: str

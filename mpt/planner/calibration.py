@@ -115,7 +115,10 @@ class Measurement:
 def learn(
     measured: Measurement, planned: int, planned_with_scratch: int, planned_seconds: float, source: str
 ) -> Calibration:
-    """Return the calibration that makes the plan agree with the measurement.
+    """Return the calibration that makes the plan agree with the measurement, as far as `ALLOWED` goes.
+
+    A step that took so much longer or shorter than the roofline is one that says nothing of the card (a tiny network, a
+    card that others used): the factor stays 1 then.
 
     `planned` is the allocated peak without cuDNN's scratch, `planned_with_scratch` the one with a share of 1. A
     measured peak below the planned one teaches nothing about scratch, and the share stays 0.
@@ -126,7 +129,8 @@ def learn(
     if context is None or context > LARGEST_CONTEXT:
         context = CONTEXT_BYTES
     factor = measured.step_seconds / planned_seconds if planned_seconds else 1.0
-    return Calibration(context, round(share, 4), round(min(20.0, max(0.05, factor)), 4), source)
+    low, high = ALLOWED["time_factor"]
+    return Calibration(context, round(share, 4), round(factor, 4) if low <= factor <= high else 1.0, source)
 
 
 def read_measurement(run: Path) -> Measurement:

@@ -9,8 +9,9 @@ calibration of one real run (`mpt.planner.calibration`) replaces the parts that 
   one.
 - Flash attention's backward: a float32 accumulator of the queries' gradient and one float32 per query, rows rounded
   up to 128 and head size to 32 (`flash_api.cpp`).
-- cuDNN: chosen by a heuristic inside the library. Counted as a share of the convolution's own tensors; the share is 0
-  until calibrated. Under `torch.backends.cudnn.benchmark` it can reach gigabytes for a moment.
+- cuDNN: chosen by a heuristic inside the library. Counted as a share of input and output of convolutions in one group
+  with kernels larger than 1x1, the classes for which the library unrolls; the share is 0 until calibrated. Under
+  `torch.backends.cudnn.benchmark` it can reach gigabytes for a moment.
 - Context: 300 to 500 MiB with CUDA 12 and lazy loading, depending on the card.
 """
 
@@ -20,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from mpt.planner.calibration import CONTEXT_BYTES
 
@@ -42,7 +42,7 @@ class Unseen:
     deterministic: bool = False
     context_bytes: int = CONTEXT_BYTES
     cudnn_share: float = 0.0
-    """cuDNN's workspace as a share of the bytes of the convolution's inputs and outputs."""
+    """cuDNN's workspace as a share of the bytes of a dense convolution's input and output."""
     opened_handles: set[str] = field(default_factory=set)
 
     @property
@@ -65,9 +65,18 @@ class Unseen:
         if operator == FLASH_BACKWARD:
             return _flash_backward_bytes(args[1])
         if self.cudnn_share and operator in CONVOLUTIONS:
-            tensors = [t for t in tree_leaves((args, result)) if isinstance(t, Tensor)]
-            return int(self.cudnn_share * sum(t.numel() * t.element_size() for t in tensors))
+            return int(self.cudnn_share * _dense_convolution_bytes(operator, args, result))
         return 0
+
+
+def _dense_convolution_bytes(operator: str, args: Any, result: Any) -> int:
+    """Return the bytes of a convolution's input and output, 0 for one of several groups or with a kernel of 1x1."""
+    is_backward = operator == "aten::convolution_backward"
+    weight, groups = args[2 if is_backward else 1], args[9 if is_backward else 8]
+    if groups > 1 or max(weight.shape[2:], default=1) == 1:
+        return 0
+    outside = args[:2] if is_backward else (args[0], result)
+    return sum(tensor.numel() * tensor.element_size() for tensor in outside)
 
 
 def _flash_backward_bytes(query: Tensor) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -211,6 +211,8 @@ def test_calibrating_with_a_run_on_a_cpu_is_refused(arguments: PlanArguments, tm
     (run / "summary.json").write_text('{"peak_memory": {"kind": "tracked"}}')
     with pytest.raises(ConfigError, match="no measured peak of a GPU"):
         plan.run(PlanArguments(config=None, calibrate=str(run), runs=str(tmp_path / "runs")))
+    with pytest.raises(ConfigError, match="--calibrate: the run's own configuration is planned; leave CONFIG out"):
+        plan.run(replace(arguments, calibrate=str(run)))
 
 
 def test_calibrating_with_a_run_on_a_gpu_keeps_what_it_teaches(
@@ -221,7 +223,7 @@ def test_calibrating_with_a_run_on_a_gpu_keeps_what_it_teaches(
     (run / "config.yaml").write_text(CONFIG)
     (run / "env.json").write_text('{"devices": [{"name": "NVIDIA GeForce RTX 2060"}]}')
     peak = {"kind": "cuda", "peak_bytes": 2**30, "reserved_bytes": 2**30 + 2**27}
-    (run / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.5}))
+    (run / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.02}))
     plan.run(PlanArguments(config=None, calibrate=str(run), runs=str(tmp_path / "runs"), allow=("tests",)))
     assert "rtx2060: planned" in capsys.readouterr().out
     plan.run(with_vram(arguments, None, json=True))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -28,6 +29,7 @@ from mpt.planner.replay import peak_live, replay, split_at, timeline
 from mpt.planner.time_model import Work
 from mpt.planner.timeline import write_timeline
 from mpt.planner.trace import Span, Storage, Trace
+from mpt.planner.unseen import Unseen
 
 GIB = 2**30
 MIB = 2**20
@@ -151,6 +153,22 @@ def test_a_calibration_explains_the_surplus_by_scratch_and_comes_back_from_disk(
     calibration_path("rtx2060").write_text('{"time_factor": -1}')
     with pytest.raises(ConfigError, match="time_factor"):
         load_calibration("rtx2060")
+
+
+@pytest.mark.parametrize(("seconds", "factor"), [(0.5, 5), (5, 1), (0.001, 1)])
+def test_a_step_far_from_the_roofline_teaches_no_time(seconds: float, factor: float) -> None:
+    measured = Measurement("NVIDIA GeForce RTX 2060", 1200, 1400, seconds, 300)
+    assert learn(measured, 1000, 1400, 0.1, "runs/a").time_factor == factor
+
+
+def test_scratch_is_that_of_dense_convolutions_larger_than_1x1() -> None:
+    unseen, x = Unseen((7, 5), cudnn_share=0.5), torch.zeros(2, 8, 4, 4)
+    for groups, kernel, inside in ((1, 3, 2), (1, 1, 0), (8, 3, 0)):
+        weight = torch.zeros(8, 8 // groups, kernel, kernel)
+        rest = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], groups)
+        assert unseen.scratch("aten::convolution", (x, weight, None, *rest), x) == inside * x.nbytes / 2
+        backward = (x, x, weight, [8], *rest, [True] * 3)
+        assert unseen.scratch("aten::convolution_backward", backward, (x, weight, x)) == inside * x.nbytes / 2
 
 
 def test_a_run_without_a_gpu_teaches_nothing(tmp_path: Path) -> None:
