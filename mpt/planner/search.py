@@ -237,13 +237,10 @@ class _Search:
             turn.note(value, self.answer(attempt))
 
     def answer(self, attempt: _Attempt | None) -> Recipe | None:
-        """Wait for an answer, note it, and return its recipe, in growing segments where it fits well in those alone;
-        None where there is none.
-        """
+        """Wait for an answer, note it, and return its recipe; None where there is none."""
         before = len(self.recipes)
         self.keep(attempt)
-        new = self.recipes[before:]
-        return next((one for one in new if one.fits_well), new[0] if new else None)
+        return self.recipes[before] if len(self.recipes) > before else None
 
     def shrink_smallest(self) -> None:
         """Where nothing fits, plan the smallest recipe with small micro-batches, to tell how far it is off."""

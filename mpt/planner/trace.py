@@ -97,6 +97,10 @@ class Trace:
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 """Called with every operator, its arguments and its result."""
 
+SHRUNK = frozenset({"aten::col2im"})
+"""Their kernels make a tensor like the first argument and shrink it to the result: the storage keeps its size. A fake
+result's does not.
+"""
 DEVICE_QUERY = torch.ops.prim.device.default
 """Asked of every fake tensor many times over; it computes nothing and is no operator of the step."""
 
@@ -224,8 +228,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = NotImplemented if self.known is None else self.known(func, args, kwargs)
             if result is NotImplemented:
                 result = func(*args, **kwargs)
+        least = args[0].nbytes if operator in SHRUNK else 0
         for tensor in tensors_in(result):
-            self._note(tensor, operator)
+            self._note(tensor, operator, least)
         if self.unseen is not None:
             scratch = self.unseen.scratch(operator, args, result)
             if scratch:
@@ -243,7 +248,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         return is_in_place(args[0], args[1], caller)
 
-    def _note(self, tensor: Tensor, operator: str) -> None:
+    def _note(self, tensor: Tensor, operator: str, least: int = 0) -> None:
         if tensor.device.type != self.device_type or tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
             return
         if tensor.layout != torch.strided:
@@ -259,7 +264,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             category = FORWARD
         else:
             category = "temporaries"
-        index = self._birth(tensor.untyped_storage().nbytes(), category, self._owner(), operator)
+        index = self._birth(max(least, tensor.untyped_storage().nbytes()), category, self._owner(), operator)
         if in_backward:
             self._made_by[index] = node_number()
         if category == FORWARD:

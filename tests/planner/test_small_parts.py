@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from mpt.errors import ConfigError
 from mpt.planner.batch_fit import fit, largest_batch
@@ -28,7 +31,7 @@ from mpt.planner.gpus import TABLE, find_gpu, installed_gpu
 from mpt.planner.replay import peak_live, replay, split_at, timeline
 from mpt.planner.time_model import Work
 from mpt.planner.timeline import write_timeline
-from mpt.planner.trace import Span, Storage, Trace
+from mpt.planner.trace import Recorder, Span, Storage, Trace
 from mpt.planner.unseen import Unseen
 
 GIB = 2**30
@@ -236,3 +239,14 @@ def test_products_in_tf32_are_as_fast_as_the_card_says() -> None:
         work.add(10**12, 10**6, half=False)
     ratios = [products[False].seconds(gpu) / products[True].seconds(gpu) for gpu in map(find_gpu, ("rtx3060", "a100"))]
     assert ratios == pytest.approx([1, 156 / 19.5])
+
+
+def test_a_result_that_its_kernel_shrank_keeps_the_storage_that_it_was_made_in() -> None:
+    columns, fold = torch.zeros(2, 27, 16), partial(functional.fold, output_size=(4, 4), kernel_size=3, padding=1)
+    storage = fold(columns).untyped_storage().nbytes()
+    assert storage == columns.nbytes
+    with FakeTensorMode() as fake:
+        given = fake.from_tensor(columns)
+        with Recorder("cpu").recording() as trace:
+            fold(given)
+    assert [one.size for one in trace.storages if one.operator == "aten::col2im"] == [storage]
