@@ -59,6 +59,8 @@ FIRST_CONFIGS = ("classify_digits.yaml", "dcgan_amp.yaml", "stylegan2_16.yaml", 
 """One of each system, with its data: `modes`. All others are `rest`."""
 LARGE_CONFIGS = ("saehd_512.yaml", "stylegan2_256.yaml", "resnet50_imagefolder.yaml")
 """Measured last: they take longest."""
+SETTLED_STEPS = 20
+"""After so many a loss scale has come down from where it began."""
 NOT_REACHED = "not reached in time"
 SAME_FOR_MANY = "test_float16_on_a_gpu_takes_twenty_finite_steps"
 FOR_A_GPU_ALONE = ("test_a_gpu_that_is_too_small_for_the_batch", "test_prefetched_batches_are_not_overwritten")
@@ -370,6 +372,10 @@ def summary(results: dict[str, Any]) -> list[str]:
     for entry in results["configs"]:
         rows = [{"mode": "", **entry}, *entry.get("modes", [])]
         found += [f"{entry['config']} {row['mode']}: {row['crash']}" for row in rows if "crash" in row]
+        overflowed = [
+            row for row in rows if row.get("steps", 0) >= SETTLED_STEPS and row.get("skipped") == row["steps"]
+        ]
+        found += [f"{entry['config']} {row['mode']}: all {row['steps']} steps overflowed" for row in overflowed]
         late = not is_whole(entry)
         found += [f"{entry['config']}: not measured in full; run this again to go on"] if late else []
     for name, part in (("tests", tests), ("demo", demo)):

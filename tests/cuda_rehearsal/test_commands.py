@@ -38,6 +38,24 @@ def test_a_run_that_is_too_large_takes_the_ladder(tmp_path: Path) -> None:
     assert "memory ran out before" in again.text
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.cards("rtx2060")
+def test_a_face_swap_that_six_gibibytes_do_not_hold_adapts_to_them(tmp_path: Path) -> None:
+    """Nothing is held back or made to fail: a batch whose activations are more than the card's memory."""
+    os.chdir(tmp_path)
+    faces = ("dataset.count=320", "dataset.test_count=2", "train.evaluate_every=0", "train.sample_every=0")
+    words = ("train.batch_size=320", "train.steps=1", "precision.mode=fp32", "memory.on_oom=adapt", *faces)
+    said = mpt("train", ROOT / "configs/saehd_demo.yaml", *words, "train.plan_memory=false", "--device", "cuda")
+    assert said.code == 0, said
+    assert "out of memory; micro-batch 320 -> 160" in said.text
+    (summary,) = tmp_path.glob("runs/*/summary.json")
+    memory = json.loads(summary.read_text())["peak_memory"]
+    (card,) = installed().memory.cards
+    assert 2 * 2**30 < memory["reserved_bytes"] <= card.capacity_bytes < 6 * 2**30
+    assert card.out_of_memory
+
+
 @pytest.mark.parametrize("operator", ["aten::convolution", "aten::convolution_backward", "aten::native_batch_norm"])
 def test_memory_that_runs_out_in_forward_or_backward_is_adapted_to(operator: str, tmp_path: Path) -> None:
     installed().fail_once(operator, calls_before=7)
@@ -192,6 +210,9 @@ def test_the_gpu_check_runs_in_full_and_goes_on_after_a_kill(tmp_path: Path) -> 
     assert {entry["config"] for entry in results["configs"]} == {"classify_digits.yaml", "vae.yaml"}
     assert not any("crash" in row for entry in results["configs"] for row in (entry, *entry.get("modes", ())))
     assert not any("crash" in row for row in results["plan"]["rows"])
+    off = {row["label"]: row["off"]["allocated"] for row in results["plan"]["rows"] if "off" in row}
+    assert off
+    assert {label: share for label, share in off.items() if abs(share) > 0.01} == {}
     assert sum("allocated" in row for row in results["plan"]["rows"]) > len(before)
     tried = {row["name"]: row for row in results["features"]["rows"]}
     assert [name for name, row in tried.items() if "said" in row] == list(FEATURES)[:-1]

@@ -47,7 +47,10 @@ DRAWN = ("began", "dcgan_amp", "dcgan_fp32", "dcgan_o1", "lsgan", "stylegan2_16"
 UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
     "resnet50_imagefolder": (4, ("model.image_size=64", "dataset.augment=[]", "dataset.root=pictures")),
     "stylegan2_256": (4, ("model.image_size=32", "model.channel_base=256", "dataset.root=pictures")),
-    "yolofuse_mid": (2, ("model.image_size=64", "dataset=null", "dataset=rgb_ir_scenes", "dataset.count=8")),
+    "yolofuse_mid": (
+        2,
+        ("model.image_size=64", "dataset=null", "dataset={name: rgb_ir_scenes, count: 8, test_count: 4}"),
+    ),
     "dain_vimeo": (1, ("model.size=small", "optimizer.parts={}", "dataset.root=triplets", "dataset.crop=[64, 64]")),
 }
 """Configs of data that is not shipped, with a batch and what makes them small enough for a CPU."""

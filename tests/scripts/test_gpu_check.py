@@ -116,6 +116,7 @@ def test_tables_show_ratios_to_fp32_and_what_failed():
         row,
         {**row, "mode": "amp", "peak_bytes": 1 << 20, "step_seconds": 0.01},
         {"mode": "O1", "error": "out of memory"},
+        {**row, "mode": "O2", "steps": 20, "skipped": 20},
     ]
     results = {
         "machine": {"torch": "2.11.0"},
@@ -127,6 +128,7 @@ def test_tables_show_ratios_to_fp32_and_what_failed():
     assert "| amp | float32 | 1.0 MiB | 0.500× | – | 10 ms | 2.000× | 100 | 0 | – |" in text
     assert "| O1 | out of memory |" in text
     assert "the figure says nothing" in text
+    assert "1. a.yaml O2: all 20 steps overflowed" in text
     assert "exit -11" in text
     assert gpu_check.is_broken(results)
     assert not gpu_check.is_broken({**results, "configs": results["configs"][:1]})
