@@ -133,10 +133,11 @@ def saved_bytes(run: Run, batch: Batch) -> int:
         return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
 
     part = {name: value[: run.micro_batch_size] for name, value in run.task.draw(batch, phase).items()}
-    pending = iter(phase.losses(part))
+    pending = None
     while True:
         kept.clear()
         with run.precision.forward(), saved_tensors_hooks(pack, lambda tensor: tensor), memory_forward(run.tricks):
+            pending = iter(phase.losses(part)) if pending is None else pending  # most tasks compute all at once
             loss = next(pending, None)
         if loss is None:
             return most

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from scripts.memory_table import saved_bytes
 from scripts.recompute_table import END, START, replace_tables
+from tests.engine import parts
+from tests.memory import mechanism
 
 
 def test_tables_that_are_not_made_again_stay_in_their_places() -> None:
@@ -10,3 +13,8 @@ def test_tables_that_are_not_made_again_stay_in_their_places() -> None:
     assert replace_tables(page, []) == page
     made = replace_tables(page, ["### Two\n\n| c |", "### Three\n\n| d |"])
     assert made == page.replace("| b |", "| c |\n\n### Three\n\n| d |")
+
+
+def test_bytes_kept_for_backward_are_counted_where_losses_are_computed_at_once() -> None:
+    run = parts.classifier()
+    assert saved_bytes(run, parts.batch()) == mechanism.saved_bytes_of_losses(run, parts.batch()) > 0
