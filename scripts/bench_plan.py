@@ -42,7 +42,7 @@ from mpt.errors import ConfigError, MptError
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu, find_gpu
 from mpt.planner.patches import combinations, joined, parted, patched, precision_patches
-from mpt.planner.planned import count_workers
+from mpt.planner.processes import count_workers
 from mpt.planner.search import PARTS
 from mpt.planner.session import Answer, Session
 from mpt.run.files import write_atomically
@@ -57,7 +57,7 @@ optimizer: {name: adamw, lr: 1.0e-4}
 train: {batch_size: 8, steps: 10}
 """
 """A vision transformer with 1.01 billion weights."""
-COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
+COMMAND = [sys.executable, "-m", "mpt"]
 
 
 @dataclass(frozen=True)

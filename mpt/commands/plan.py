@@ -48,7 +48,8 @@ from mpt.planner.calibration import load_calibration
 from mpt.planner.capacity import find_capacity
 from mpt.planner.gpus import Gpu
 from mpt.planner.placement import Placement, check_placement
-from mpt.planner.planned import choose_gpu, count_workers, find_placement, make_plan
+from mpt.planner.planned import choose_gpu, find_placement, make_plan
+from mpt.planner.processes import count_workers
 from mpt.planner.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch, total_bytes, without_conflicts
 from mpt.planner.releases import parse_release
 from mpt.planner.session import Session

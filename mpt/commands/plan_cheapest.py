@@ -18,7 +18,7 @@ from mpt.config.schema import Config
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.budget import describe_bytes
 from mpt.planner.cheapest import Candidate, Cheapest, find_cheapest, parse_offers
-from mpt.planner.planned import count_workers
+from mpt.planner.processes import count_workers
 from mpt.planner.recipe import describe_patch, total_bytes, without_conflicts
 from mpt.report.units import show_seconds
 

@@ -27,7 +27,8 @@ from mpt.errors import ConfigError, InputOutputError, MemoryBudgetError
 from mpt.planner.budget import describe_bytes
 from mpt.planner.calibration import load_calibration
 from mpt.planner.gpus import Gpu, find_gpu
-from mpt.planner.planned import count_workers, needs_search
+from mpt.planner.planned import needs_search
+from mpt.planner.processes import count_workers
 from mpt.planner.recipe import Recipe, describe_cost, describe_patch
 from mpt.planner.search import search
 from mpt.planner.session import Session

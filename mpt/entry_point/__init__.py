@@ -22,6 +22,10 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+    from mpt.planner.processes import start_ahead
+
+    start_ahead(sys.argv[1:])
+
     from mpt.cli import main as run
 
     run()

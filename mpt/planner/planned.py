@@ -18,13 +18,10 @@ from mpt.planner.calibration import Calibration, Measurement, learn, load_calibr
 from mpt.planner.capacity import Capacity, find_capacity
 from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
 from mpt.planner.placement import Placement, check_placement
+from mpt.planner.processes import count_workers
 from mpt.planner.recipe import Recipe, fits_surely, total_bytes
 from mpt.planner.search import Search, search
 from mpt.planner.session import Session
-from mpt.run.operating_system import usable_cores
-
-MOST_WORKERS = 8
-"""Each holds a torch of its own, some 400 MiB."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +150,3 @@ def needs_search(budget: int, plan: dict[str, Any]) -> bool:
             f"({describe_bytes(plan['context_bytes'])}); use a larger card"
         )
     return not fits_surely(plan)
-
-
-def count_workers() -> int:
-    """Return how many processes plan a search's recipes: one per core that this process may use."""
-    return max(1, min(usable_cores(), MOST_WORKERS))

@@ -7,10 +7,6 @@ dies (for want of memory, say) costs the one plan it was at.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +16,7 @@ from typing import Any, Self
 
 from mpt.config.schema import Config
 from mpt.errors import MptError
+from mpt.planner import processes
 from mpt.planner.calibration import Calibration
 from mpt.planner.gpus import Gpu
 from mpt.planner.placement import Placement
@@ -50,20 +47,8 @@ class Answer:
 
 class _Worker:
     def __init__(self) -> None:
-        self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in stop
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "mpt.planner.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.errors,
-                text=True,
-                encoding="utf-8",
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-            )
-        except OSError:
-            self.errors.close()
-            raise
+        self.planner = processes.start()
+        self.process, self.errors = self.planner.process, self.planner.errors
 
     def ask(self, request: dict[str, Any]) -> Answer | None:
         """Return the answer, or None when the worker died."""
@@ -87,9 +72,7 @@ class _Worker:
             if pipe is not None:
                 with suppress(OSError):  # what was not sent to a process that is gone
                     pipe.close()
-        self.process.kill()  # it keeps nothing, and would take a while to unload torch
-        self.process.wait()
-        self.errors.close()
+        self.planner.end()  # without a word: it would take a while to unload torch
 
 
 class Session:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SCALAR = torch.ops.aten._local_scalar_dense.default
+DEVICE = torch.ops.prim.device.default
 
 
 class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -28,6 +29,8 @@ class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.reads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device  # asked many times over
         if func is SCALAR and isinstance(args[0], FakeTensor):
             return self.array(args[0]).item()
         return func(*args, **(kwargs or {}))
