@@ -13,36 +13,17 @@ In a release of torch that is not among `REVIEWED` nothing is taken from here. A
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpt.planner.outcomes import Form, Outcome
+
 REVIEWED = ("2.13",)
 _aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What tells one new tensor from another."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What an operator returns for arguments of certain forms: new tensors, arguments by their position, or None."""
-
-    results: tuple[Form | int | None, ...]
-    container: type[tuple[Any, ...]] | type[list[Any]] | None = None
-    """None where the result is no sequence."""
-
-
-NOTHING = Outcome((None,))
 NAMES = """
 add.Tensor add.Scalar add_.Tensor add_.Scalar sub.Tensor sub.Scalar sub_.Tensor mul.Tensor mul.Scalar mul_.Tensor
 mul_.Scalar div.Tensor div.Scalar div_.Tensor div_.Scalar rsub.Scalar addcmul.default addcmul_.default addcdiv.default

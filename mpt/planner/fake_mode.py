@@ -31,9 +31,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from mpt.planner import cpu_routes, direct_results
-from mpt.planner.direct_results import Form, Outcome
+from mpt.planner.outcomes import Form, Outcome
 
-PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 """Types of arguments that are compared by value."""
 _aten = torch.ops.aten
 VIEWS = frozenset({
@@ -68,6 +68,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(**options)
         self.is_direct = ".".join(torch.__version__.split(".")[:2]) in direct_results.REVIEWED
         """Whether outcomes are found by `mpt.planner.direct_results`."""
+        self.outcome = Outcome(())
+        """What `known` returned last: one object for an operator with arguments of the same forms."""
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         """Device -> what every fake tensor on it has."""
         self._guard: Any = (
@@ -116,7 +118,10 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         key = self._description(func, args, kwargs)
         outcome = None if key is None else _outcomes.get(key)
-        return NotImplemented if outcome is None else self._made(outcome, args)
+        if outcome is None:
+            return NotImplemented
+        self.outcome = outcome
+        return self._made(outcome, args)
 
     def _directly(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
         """Return the outcome of an operator with plain arguments by `mpt.planner.direct_results`; None for others."""
@@ -158,7 +163,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _for_each(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
         """Return the outcome of a `_foreach_` operator; None for those that must be asked as a whole."""
         if not func._schema.returns:
-            return direct_results.NOTHING
+            return Outcome((None,))
         single = direct_results.single_operator(func)
         if single is None or not isinstance(args[0], list | tuple):
             return None
@@ -206,7 +211,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             type(value) is FakeTensor
             and value.fake_mode is self
             and value.constant is None
-            and value.layout is torch.strided
+            and value.layout is _STRIDED
         )
 
     def _cache_key(self, state: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -228,9 +233,9 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Append what tells these arguments from others; False where one is not plain."""
         for value in values:
             kind = type(value)
-            if kind in PLAIN:
-                facts += (kind, value)  # 1, 1.0 and True are equal, and make different tensors
-            elif self._is_plain(value):
+            if kind is FakeTensor:
+                if value.fake_mode is not self or value.constant is not None or value.layout is not _STRIDED:
+                    return False
                 facts += (
                     value.dtype,
                     value.shape,
@@ -243,6 +248,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 )
                 if places:
                     facts += (value.storage_offset(), value.untyped_storage().nbytes())
+            elif kind in PLAIN:
+                facts += (kind, value)  # 1, 1.0 and True are equal, and make different tensors
             elif kind in (list, tuple):
                 facts += (kind, len(value))
                 if not self._describe(value, places, facts):

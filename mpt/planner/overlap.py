@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mpt.planner.gpus import Gpu
 from mpt.planner.links import Cluster, Kind
+from mpt.planner.outcomes import Outcome
 from mpt.planner.time_model import Work
 from mpt.run.storage_trace import tensors_in
 
@@ -97,11 +98,13 @@ class OrderedWork(Work):
     stride: int = 1
     """How far apart those are."""
 
-    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def observe(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, outcome: Outcome | None = None
+    ) -> None:
         """Add one operator, or a collective that torch's own code starts."""
         name = func._schema.name
         if not name.startswith(NO_WORK):
-            super().observe(func, args, kwargs, result)
+            super().observe(func, args, kwargs, result, outcome)
         elif name in COLLECTIVES:
             self._send_torch(COLLECTIVES[name], [*tensors_in((args, kwargs)), *tensors_in(result)])
 

@@ -88,7 +88,7 @@ def trace_config(
 
     def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if watching["work"]:
-            work.observe(func, args, kwargs, result)
+            work.observe(func, args, kwargs, result, recorder.outcome)
 
     def on_step(step: int) -> None:
         watching["work"] = step == STEPS - 1
@@ -144,7 +144,7 @@ def on_fake_gpu(recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[An
     late_compiler.stay_eager()  # memory.compile has a way of its own
     fake_device.clear_weight_casts()
     fake = LeanFakeMode(allow_non_fake_inputs=True)  # such as a constant that the model's file makes on import
-    recorder.known = fake.known
+    recorder.below = fake
     with (
         explained(recorder),
         outside,

@@ -21,6 +21,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from mpt.planner.gpus import Gpu
+from mpt.planner.outcomes import Cost, Outcome
 from mpt.run.storage_trace import tensors_in
 
 BAND = 0.25
@@ -46,6 +47,9 @@ class Efficiency:
     launch_seconds: float = LAUNCH_SECONDS
 
 
+NO_COST = Cost("nowhere", 0, 0, False)
+
+
 @dataclass
 class Work:
     """The operators of one step: how often each (flops, bytes, half) occurs, and bytes over the host link."""
@@ -56,26 +60,21 @@ class Work:
     """Bytes that the host's own processor reads and writes, for optimizers that live there."""
     uses_tf32: bool = False
 
-    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Add one operator. A `mpt.planner.trace.Observer`."""
-        is_free, count_flops = _costs(func)
-        if is_free:
-            return
-        inputs = [*tensors_in(args), *tensors_in(kwargs)]
-        tensors = [*inputs, *tensors_in(result)]
-        if not tensors:
-            return
-        moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        devices = {tensor.device.type for tensor in tensors if tensor.dim()}
-        if "cpu" in devices:
-            if len(devices) > 1:
-                self.host_bytes += moved // 2
-            else:
-                self.host_compute_bytes += moved
-            return
-        flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
-        half = any(tensor.dtype in HALF for tensor in inputs)
-        self.add(flops, moved, half)
+    def observe(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, outcome: Outcome | None = None
+    ) -> None:
+        """Add one operator. A `mpt.planner.trace.Observer`. `outcome` keeps its cost for the next like it."""
+        cost = None if outcome is None else outcome.cost
+        if cost is None:
+            cost = cost_of(func, args, kwargs, result)
+            if outcome is not None:
+                outcome.cost = cost
+        if cost.place == "device":
+            self.add(cost.flops, cost.moved, cost.half)
+        elif cost.place == "link":
+            self.host_bytes += cost.moved // 2
+        elif cost.place == "host":
+            self.host_compute_bytes += cost.moved
 
     def add(self, flops: int, moved: int, half: bool) -> None:
         """Count an operator of the device."""
@@ -97,6 +96,23 @@ class Work:
         arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
         traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
         return max(arithmetic, traffic, efficiency.launch_seconds)
+
+
+def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Cost:
+    """Return what a call of an operator takes. It follows from the forms of its tensors."""
+    is_free, count_flops = _costs(func)
+    if is_free:
+        return NO_COST
+    inputs = [*tensors_in(args), *tensors_in(kwargs)]
+    tensors = [*inputs, *tensors_in(result)]
+    if not tensors:
+        return NO_COST
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    devices = {tensor.device.type for tensor in tensors if tensor.dim()}
+    if "cpu" in devices:
+        return Cost("link" if len(devices) > 1 else "host", 0, moved, False)
+    flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
+    return Cost("device", flops, moved, any(tensor.dtype in HALF for tensor in inputs))
 
 
 @functools.cache

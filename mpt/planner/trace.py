@@ -26,7 +26,9 @@ from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.planner.allocator import GRAPHS
+from mpt.planner.fake_mode import LeanFakeMode
 from mpt.planner.gradient_sums import SUM, is_in_place, node_number
+from mpt.planner.outcomes import Outcome
 from mpt.planner.unseen import Unseen
 from mpt.run.storage_trace import LiveStorages, tensors_in
 
@@ -123,8 +125,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._wrappers: tuple[type, ...] = ()
         self.is_paused = False
         """Set while torch computes shapes on tensors of its own."""
-        self.known: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
-        """What the mode right below answers at once, or NotImplemented."""
+        self.below: LeanFakeMode | None = None
+        """The fake mode right below, which answers at once what it knows."""
+        self.outcome: Outcome | None = None
+        """The outcome of what was answered last, if it was known: the same for the same forms of arguments."""
         self.stream = 0
         """The stream that is allocated on now; `GRAPHS` stands for the pool of recorded graphs."""
 
@@ -222,12 +226,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operator = func._schema.name
         if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
             self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS")
+        self.outcome = None
         if func is SUM and self.moment == "backward" and self._adds_up(args, sys._getframe(1)):
             result = args[0].add_(args[1])
         else:
-            result = NotImplemented if self.known is None else self.known(func, args, kwargs)
+            result = NotImplemented if self.below is None else self.below.known(func, args, kwargs)
             if result is NotImplemented:
                 result = func(*args, **kwargs)
+            elif self.below is not None:
+                self.outcome = self.below.outcome
         least = args[0].nbytes if operator in SHRUNK else 0
         for tensor in tensors_in(result):
             self._note(tensor, operator, least)

@@ -11,7 +11,10 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpt.planner.refusals import Refusals
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,9 +28,12 @@ def main() -> None:
     gc.disable()
     preload()
     gc.freeze()
+    from mpt.planner.refusals import Refusals
+
     specs: dict[str, Any] = {}
+    refusals = Refusals()
     for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line), specs)) + "\n")
+        answers.write(json.dumps(answer(json.loads(line), specs, refusals)) + "\n")
         answers.flush()
         # Garbage is looked for between plans, and not again and again among all that torch consists of.
         gc.collect()
@@ -43,10 +49,13 @@ def preload() -> None:
         import mpt.planner.plan  # noqa: F401
 
 
-def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan as plain data, or the one line that says why there is none."""
+def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals | None = None) -> dict[str, Any]:
+    """Return a plan as plain data, or the one line that says why there is none.
+
+    `specs` and `refusals` keep what later requests need not find again.
+    """
     from mpt.config.load import load_config
-    from mpt.errors import MptError
+    from mpt.errors import ConfigError, MptError
     from mpt.planner.calibration import Calibration
     from mpt.planner.gpus import Gpu
     from mpt.planner.inference import InferencePlan, InferenceWish, plan_inference
@@ -72,7 +81,16 @@ def answer(request: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
             rows = plan_worlds(config, spec, gpu, calibration, Wish(**request["wish"]), request["worlds"])
             return {"plan": {"worlds": [{**asdict(row), "notes": [*row.notes, *notes]} for row in rows]}}
         else:
-            plan = plan_config(config, spec, gpu, calibration, Wish(**request["wish"]))
+            wish = Wish(**request["wish"])
+            asked = [request["gpu"], wish.placement, wish.torch, wish.whole_run]
+            if refusals is not None:
+                refusals.check(config, asked)
+            try:
+                plan = plan_config(config, spec, gpu, calibration, wish)
+            except ConfigError as error:
+                if refusals is not None:
+                    refusals.note(config, asked, error)
+                raise
         return {"plan": {**asdict(plan), "notes": [*plan.notes, *notes]}}
     except MptError as error:
         return {"error": str(error), "exit_code": error.exit_code}

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from mpt import vision_ops
-from mpt.planner import direct_results, fake_device, fake_mode, late_compiler, plain_shapes, routes, run_fake
+from mpt.planner import direct_results, fake_device, fake_mode, late_compiler, outcomes, plain_shapes, routes, run_fake
 from mpt.planner.fake_mode import LeanFakeMode, TorchFakeMode
 from mpt.planner.gpus import find_gpu
 from mpt.planner.trace import Recorder
@@ -66,10 +66,10 @@ def trace_under(mode: Any, model: str = "dcgan") -> Any:
     return storages, run.whole.events, run.work.operators
 
 
-def wide_statistics(func: Any, args: Any, kwargs: Any, device: torch.device) -> direct_results.Outcome:
+def wide_statistics(func: Any, args: Any, kwargs: Any, device: torch.device) -> outcomes.Outcome:
     """Say wrongly that a batch norm keeps its statistics in float64."""
-    statistic = direct_results.Form((args[0].shape[1],), (1,), torch.float64, device)
-    return direct_results.Outcome((direct_results.form_of(args[0], device), statistic, statistic), tuple)
+    statistic = outcomes.Form((args[0].shape[1],), (1,), torch.float64, device)
+    return outcomes.Outcome((direct_results.form_of(args[0], device), statistic, statistic), tuple)
 
 
 def formats() -> dict[str, list[bool]]:
