@@ -207,7 +207,10 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _cast_call(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    return operator(*(_cast(arg, dtype) for arg in args), **{name: _cast(arg, dtype) for name, arg in kwargs.items()})
+    """Cast from the last argument to the first: the order in which compilers evaluate them for torch's own kernels."""
+    named = {name: _cast(kwargs[name], dtype) for name in reversed(kwargs)}
+    cast = [_cast(arg, dtype) for arg in reversed(args)]
+    return operator(*reversed(cast), **named)
 
 
 def _unless_early(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:

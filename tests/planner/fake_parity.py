@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt import vision_ops
 from mpt.planner import direct_results, fake_device, fake_mode, late_compiler, outcomes, plain_shapes, routes, run_fake
@@ -27,6 +28,27 @@ from mpt.planner.trace import Recorder
 from tests.planner.configs import DIGITS, VIT, make
 
 HALF, FULL = torch.float16, torch.float32
+
+
+class Casts(TorchDispatchMode):
+    """Notes how many dimensions each tensor has that is cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default:
+            self.seen.append(args[0].dim())
+        return func(*args, **(kwargs or {}))
+
+
+def order_of_casts(device: str) -> list[int]:
+    """Return the dimensions of what a convolution's autocast casts, in its order: of input, weight and bias."""
+    image, weight = torch.zeros(2, 1, 1, 1, device=device).sum(0), torch.zeros(1, 1, 1, 1, device=device)
+    with torch.autocast(device.split(":")[0], torch.bfloat16), Casts() as casts:
+        F.conv2d(image, weight, torch.zeros(1, device=device))
+    return casts.seen
 
 
 def calls(x: Any, w: Any) -> dict[str, Any]:
@@ -112,6 +134,7 @@ def main() -> None:
         "missing": missing,
         "lists": {k: len(v) for k, v in lists.items()},
     }
+    out["cast_order_of_torch"] = order_of_casts("cpu")
     with FakeTensorMode():
         for given in (HALF, FULL):
             x = torch.zeros(16, 4, device="fgpu:0", dtype=given)
@@ -119,6 +142,7 @@ def main() -> None:
             with torch.autocast("fgpu", HALF):
                 dtypes[str(given)[6:]] = {name: str(call().dtype)[6:] for name, call in calls(x, w).items()}
         out["dtypes"] = dtypes
+        out["cast_order"] = order_of_casts("fgpu:0")
         out["formats"] = formats()
         weight = nn.Parameter(torch.zeros(4, 4, device="fgpu:0"))
         x = torch.zeros(4, 4, device="fgpu:0")

@@ -73,6 +73,11 @@ def test_a_weight_is_cast_once_per_autocast_region_and_forgotten_after_it(seen: 
     assert (seen["casts_in_one_region"], seen["casts_in_two_regions"], seen["cache_left"]) == (1, 2, 0)
 
 
+def test_arguments_are_cast_in_the_order_of_torchs_own_kernels(seen: Any) -> None:
+    """The plan had them from the first to the last: a 2 MiB segment of small blocks more, of an EfficientNet's 76."""
+    assert seen["cast_order"] == seen["cast_order_of_torch"] == [1, 4, 3]
+
+
 def test_binary_cross_entropy_is_refused_as_on_cuda(seen: Any) -> None:
     assert "unsafe to autocast" in seen["banned"]
 
