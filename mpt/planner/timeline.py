@@ -30,6 +30,11 @@ GIB = 2**30
 TITLE_CHARACTERS = 105
 """What of a panel's title fits in a line."""
 
+AXIS = (
+    "tensors over the allocations and releases of building and two steps, in order;\n"
+    "the figures above count the context and what the allocator reserves as well"
+)
+
 
 def write_timeline(
     path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[int]]]], budget_bytes: int | None, title: str = ""
@@ -67,7 +72,7 @@ def write_timeline(
         axes.set_xticks([])
     limit = highest if budget_bytes is None else max(highest, budget_bytes / GIB)
     rows[0, 0].set_ylim(0, limit * 1.08)
-    rows[-1, 0].set_xlabel("allocations and releases of building and two steps, in order")
+    rows[-1, 0].set_xlabel(AXIS)
     handles: dict[str, Any] = {}
     for axes in rows[:, 0]:
         handles.update({label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)})

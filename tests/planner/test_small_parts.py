@@ -30,7 +30,7 @@ from mpt.planner.capacity import find_capacity
 from mpt.planner.gpus import TABLE, find_gpu, installed_gpu
 from mpt.planner.replay import peak_live, replay, split_at, timeline
 from mpt.planner.time_model import Work
-from mpt.planner.timeline import write_timeline
+from mpt.planner.timeline import AXIS, write_timeline
 from mpt.planner.trace import Recorder, Span, Storage, Trace
 from mpt.planner.unseen import Unseen
 
@@ -229,7 +229,7 @@ def test_the_picture_is_written_with_its_title_and_what_its_line_is(
     path = tmp_path / "plan.png"
     write_timeline(path, [("as it stands", curves), ("recompute", curves)], GIB, "dcgan, batch 8")
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert {"dcgan, batch 8", "as it stands", "recompute", "budget less the context: 1.00 GiB"} <= set(texts)
+    assert {"dcgan, batch 8", "as it stands", "recompute", "budget less the context: 1.00 GiB", AXIS} <= set(texts)
 
 
 def test_products_in_tf32_are_as_fast_as_the_card_says() -> None:
