@@ -21,7 +21,7 @@ from mpt.planner.budget import describe_bytes, parse_budget
 from mpt.precision.choice import DTYPES
 from mpt.seams import Run
 from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate
-from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
+from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
 from mpt.systems.dain.inference.output import Output, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, seam_error, tiled
@@ -193,11 +193,14 @@ def choose_grid(
     if command.vram is None:
         return grid_of_tiles(height, width, (height, width), overlap), overlap
     memory = pass_memory(net, dtype, most_between(source.rate, target))
-    grid = choose_tiles(net, height, width, memory, parse_budget(command.vram) // command.batch_size)
-    peak = memory.peak_bytes(*grid.size)
+    budget = parse_budget(command.vram)
+    room = room_of(budget, next(net.parameters()).device, height * width * command.batch_size)
+    grid = choose_tiles(net, height, width, memory, room // command.batch_size)
+    peak = memory.peak_bytes(*grid.size) * command.batch_size
+    beside = f" beside {describe_bytes(budget - room)} for the CUDA context and whole frames" if room < budget else ""
     print(
         f"{grid.count} tile{'s' if grid.count > 1 else ''} of {grid.size[1]} x {grid.size[0]}: about "
-        f"{describe_bytes(peak * command.batch_size)} of {command.vram}"
+        f"{describe_bytes(peak)} of {command.vram}{beside}"
     )
     return grid, overlap
 
@@ -224,8 +227,11 @@ def tell_half(command: Command, maker: Maker, first: Tensor, last: Tensor, runs:
     grid = maker.grid
     if command.vram is not None and command.tile is None:
         net, (height, width) = network_of(runs[1]), first.shape[-2:]
+        memory = pass_memory(net)
+        beside = int(memory.fixed / 2)  # the same weights in half
         try:
-            grid = choose_tiles(net, height, width, pass_memory(net), parse_budget(command.vram))
+            room = room_of(parse_budget(command.vram), runs[1].device, height * width) - beside
+            grid = choose_tiles(net, height, width, memory, room)
         except MemoryBudgetError:
             print(f"half is not compared with float32, of which not even a small tile fits {command.vram}")
             return

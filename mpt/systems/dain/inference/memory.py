@@ -1,7 +1,7 @@
 """How much memory one pass of inference takes at a size, without making it: the network is run on fake tensors.
 
-The figure is the peak of live tensors, weights included. A convolution's workspace and what a driver takes for itself
-(some 0.4 GiB on CUDA) come on top; `SPARE_SHARE` of a budget is left for them.
+The figure is the peak of live tensors, weights included. What a driver takes for itself on CUDA is taken off a budget
+first (`room_of`); of the rest `SPARE_SHARE` is left for kernels' workspaces and for what the allocator splits off.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpt.errors import MemoryBudgetError
 from mpt.planner.budget import describe_bytes
+from mpt.planner.calibration import load_calibration
 from mpt.run.memory_meter import MemoryMeter
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, tiles_of
 from mpt.systems.dain.nn.interpolation import Interpolator
 
 SPARE_SHARE = 0.2
+FRAME_BYTES = 4 * 3 * 4
+"""Per pixel: four float32 frames, which are two inputs, the sum of tiles and their weights."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,32 @@ def pass_memory(net: Interpolator, dtype: torch.dtype | None = None, times: int 
     return PassMemory(one - per_pixel * small**2, per_pixel)
 
 
-def choose_tiles(net: Interpolator, height: int, width: int, memory: PassMemory, budget_bytes: int) -> TileGrid:
-    """Return the fewest tiles that fit a budget. Raises MemoryBudgetError where not even small ones do."""
-    overlap, room = 2 * net.margin, budget_bytes * (1 - SPARE_SHARE)
+def room_of(budget_bytes: int, device: torch.device, pixels: int) -> int:
+    """Return the bytes of a budget that a pass over tiles can have on a device: on a GPU without the CUDA context, and
+    without the whole frames beside it, of so many pixels.
+
+    Raises MemoryBudgetError for a budget that the context exceeds.
+    """
+    if device.type != "cuda":
+        return budget_bytes
+    context = load_calibration(torch.cuda.get_device_name(device)).context_bytes
+    if context >= budget_bytes:
+        raise MemoryBudgetError(
+            f"--vram: {describe_bytes(budget_bytes)} is less than the CUDA context takes ({describe_bytes(context)})"
+        )
+    return budget_bytes - context - FRAME_BYTES * pixels
+
+
+def choose_tiles(net: Interpolator, height: int, width: int, memory: PassMemory, room_bytes: int) -> TileGrid:
+    """Return the fewest tiles that fit into what tensors can have. Raises MemoryBudgetError where not even small ones
+    do.
+    """
+    overlap, room = 2 * net.margin, room_bytes * (1 - SPARE_SHARE)
     for tile in tiles_of(height, width, overlap, net.multiple):
         needed = memory.peak_bytes(*tile)
         if needed <= room:
             return grid_of_tiles(height, width, tile, overlap)
     raise MemoryBudgetError(
         f"--vram: a tile of {tile[1]} x {tile[0]} takes {describe_bytes(needed)}, more than "
-        f"{describe_bytes(room)} ({1 - SPARE_SHARE:.0%} of the budget); use --half or a smaller network"
+        f"{describe_bytes(max(0, room))} ({1 - SPARE_SHARE:.0%} of what is left of it); use --half or a smaller network"
     )

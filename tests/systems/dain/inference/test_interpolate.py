@@ -10,9 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 from mpt.errors import ConfigError, DataError, MemoryBudgetError
+from mpt.planner.calibration import load_calibration
 from mpt.systems.dain.inference import tiles
 from mpt.systems.dain.inference.interpolate import Job, Maker, Summary, interpolate
-from mpt.systems.dain.inference.memory import choose_tiles, pass_memory
+from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
 from mpt.systems.dain.inference.output import SEGMENT, Output, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileDifference, grid_of_tiles, seam_error, spans_of, tiled, whole
@@ -237,3 +238,12 @@ def test_the_planner_chooses_fewer_tiles_for_more_memory_and_says_what_is_too_li
     assert pass_memory(net, times=7).peak_bytes(360, 640) >= needed + 6 * 12 * 360 * 640  # float32 frames
     with pytest.raises(MemoryBudgetError, match="--vram: a tile of"):
         choose_tiles(net, 360, 640, memory, needed // 1000)
+
+
+def test_a_budget_on_a_gpu_is_what_its_context_leaves(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA GeForce RTX 3060")
+    context = load_calibration("rtx3060").context_bytes
+    assert room_of(2**30, torch.device("cpu"), 10) == 2**30
+    assert room_of(2**30, torch.device("cuda"), 10) == 2**30 - context - 480
+    with pytest.raises(MemoryBudgetError, match=r"--vram: .* is less than the CUDA context takes"):
+        room_of(context, torch.device("cuda"), 10)
