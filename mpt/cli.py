@@ -132,6 +132,7 @@ def call(find: Callable[[], Callable[[Any], None]], asked: Any) -> None:
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()  # here, where a reader that has left is no error
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

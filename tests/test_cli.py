@@ -5,6 +5,7 @@ import json
 import operator
 import os
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from mpt import __version__, cli
+from mpt import __version__, cli, entry_point
 from mpt.cli import make_app
 from mpt.commands.arguments import (
     CompareArguments,
@@ -236,7 +237,7 @@ def test_a_wrong_command_line_is_one_line_with_the_way_out(capsys, words, said):
         (ConfigError("x"), 2, "error: x\n"),
         (GateError("y"), 8, "error: y\n"),
         (Interrupted("saved", 15), 143, "saved\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
         (PermissionError(13, "Permission denied", "f"), 5, "error: f: Permission denied\n"),
         (OSError(28, "No space left on device"), 5, "error: what was to be written: No space left on device\n"),
     ],
@@ -413,3 +414,15 @@ def test_a_list_fits_a_narrow_terminal(width: int) -> None:
 def test_a_slip_in_the_number_of_workers_does_not_fill_the_machine(capsys):
     assert run("validate", "@classify_digits", "dataset.workers=100000") == 2
     assert "dataset.workers: found 100000; allowed: a number not above 512" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_one_line_too(monkeypatch, capsys):
+    def stop(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mpt.planner.processes.start_ahead", stop)
+    for start in (partial(runpy.run_module, "mpt", run_name="__main__"), entry_point.main):
+        with pytest.raises(SystemExit) as ended:
+            start()
+        assert ended.value.code == 130
+        assert capsys.readouterr().err == "interrupted\n"

@@ -22,10 +22,15 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
-    from mpt.planner.processes import start_ahead
+    try:
+        from mpt.planner.processes import start_ahead
 
-    start_ahead(sys.argv[1:])
+        start_ahead(sys.argv[1:])
 
-    from mpt.cli import main as run
+        from mpt.cli import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while the command line was being imported
+        exec("")  # Python forgets one that came while it ran a string, for which it would end by the signal
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
