@@ -31,6 +31,8 @@ CONFIGS: dict[str, tuple[int, tuple[str, ...]]] = {
     "saehd_512": (2, (*DRAWN_FACES, *(f"model.{size}" for size in SHRUNK))),
 }
 """Every shipped config with its batch and what makes it small enough."""
+for name in ("stylegan2_16", "stylegan2_256"):  # whose regularisers would begin after more steps than are taken here
+    CONFIGS[name] = (CONFIGS[name][0], (*CONFIGS[name][1], "task.r1_every=2", "task.path_every=2"))
 HALF, CASTS = "{mode: amp, init_scale: 16}", "{mode: O1, init_scale: 16}"
 """With a scale at which the first step is no overflow, so that optimizers have their state within three."""
 TURNS = ("fp32", HALF, "bf16", CASTS)
@@ -68,8 +70,8 @@ REFUSED_TRICKS = {
 """Which configs say that they cannot do what."""
 TINY_EPS = ("{mode: O3, loss_scale: 128}", "fp16-pure")
 """Modes whose weights and states are float16, in which the usual eps of 1e-8 is 0: they refuse it."""
-WITHOUT_EPS = ("resnet50_imagefolder", "yolofuse_mid")
-"""Trained by SGD."""
+WITHOUT_EPS = ("resnet50_imagefolder", "saehd_512", "saehd_demo", "yolofuse_mid")
+"""Trained by SGD, and by AdaBelief, which has no such option."""
 STEPS = 3
 """After so many every phase has begun and every optimizer has its state; what takes fewer is not planned."""
 SLICE = {
