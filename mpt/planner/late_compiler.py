@@ -33,8 +33,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mpt.planner import plain_shapes
 
 NAME = "torch._dynamo"
-EARLY = ("config", "utils", "source")
-"""What fake tensors ask for, in an order in which it can be imported without the rest."""
+EARLY = ("utils", "source")
+"""What fake tensors may ask for beside `config`, which can be imported without the rest."""
 SYMBOLIC = plain_shapes.NAME
 
 VISION: dict[str, dict[str, Any]] = {
@@ -94,8 +94,31 @@ class LateModule(ModuleType):
             stay_eager()
 
 
+class EarlyFile(LateModule):
+    """Stands for a file of the compiler that can be imported without the rest."""
+
+    def load(self) -> None:
+        """Become the file; the compiler becomes whole where another torch's file wants it so."""
+        whole = sys.modules[NAME]
+        if isinstance(whole, LateModule) and whole.waits:
+            before, Submodules.let_by = Submodules.let_by, True
+            try:
+                super().load()
+            except (ImportError, AttributeError):
+                Submodules.let_by = before
+                whole.load()
+                self.waits = True
+            finally:
+                Submodules.let_by = before
+        if self.waits:
+            super().load()
+
+
 class Submodules(MetaPathFinder):
     """Imports a package as a whole before another of its files is: they import each other in circles."""
+
+    let_by = False
+    """Set while files are imported that need not the whole."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -104,6 +127,8 @@ class Submodules(MetaPathFinder):
         """Return what leads to the module that is there by then; None for all others."""
         late = sys.modules.get(self.package)
         if not name.startswith(f"{self.package}.") or not isinstance(late, LateModule) or not late.waits:
+            return None
+        if self.let_by and self.package == NAME:
             return None
         late.load()
         present = sys.modules.pop(name, None)  # or the import system would run it a second time
@@ -135,11 +160,11 @@ def postpone() -> None:
     module = LateModule(spec, {"disable": keep_out, "graph_break": lambda *arguments, **options: None})
     sys.modules[NAME] = module
     vars(torch)["_dynamo"] = module
-    try:
-        for name in EARLY:
-            importlib.import_module(f"{NAME}.{name}")
-    except (ImportError, AttributeError):  # another torch's files want it whole
-        module.load()
+    importlib.import_module(f"{NAME}.config")
+    for own in EARLY:
+        file = PathFinder.find_spec(f"{NAME}.{own}", package_path(NAME))
+        if file is not None:
+            sys.modules[file.name] = vars(module)[own] = EarlyFile(file, answer_for=plain_shapes.support_for)
     sys.meta_path.insert(0, Submodules(NAME))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -105,7 +106,7 @@ class NeverRaised(RuntimeError):
 
 
 class NoSymbol:
-    """Stands for the class of sympy's expressions: nothing is one."""
+    """Stands for a class of which nothing is: sympy's expressions, sources of random numbers in compiled graphs."""
 
 
 SYMPY = {"Basic": NoSymbol}
@@ -124,6 +125,20 @@ def answer_for(name: str) -> Any:
 def largest_for(name: str) -> Any:
     """Return what stands for the largest of symbols, which a rule for shapes imports on every call; else None."""
     return partial(_answer, FUNCTIONS, name, unknown) if name == "Max" else None
+
+
+@dataclass(frozen=True)
+class NamedSource:
+    """Stands for where a constant that becomes a fake tensor came from, which only compiled graphs ask."""
+
+    name: str
+
+
+def support_for(name: str) -> Any:
+    """Return what stands for members of the compiler's files that torchvision and fake tensors import; else None."""
+    if name in ("ConstantSource", "RandomValueSource"):
+        return NamedSource if name == "ConstantSource" else NoSymbol
+    return partial(_answer, "torch._dynamo.utils", name, unknown) if name == "is_compile_supported" else None
 
 
 def unknown(*arguments: Any, **options: Any) -> Any:

@@ -126,6 +126,7 @@ def test_torchs_compiler_is_imported_when_something_asks_for_it_and_stays_eager(
 
 def test_sympy_is_not_imported_for_sizes_that_are_numbers_and_nothing_stands_for_it_once_it_is(seen: Any) -> None:
     assert seen["symbols_wait"]
+    assert seen["files_wait"] == [True, True]
     assert seen["stand_ins_left"] == []
 
 
