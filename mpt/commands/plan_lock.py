@@ -210,7 +210,12 @@ def parse_tolerance(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)", text.strip())
     if found is None:
         raise ConfigError(f"--tolerance: found {text!r}; write a share such as 1% or 0.01")
-    return float(found[1]) / (100 if found[2] else 1)
+    share = float(found[1]) / (100 if found[2] else 1)
+    if not found[2] and share > 1:
+        raise ConfigError(
+            f"--tolerance: found {text!r}, which is {100 * share:.6g} %; for {share:g} % write {share:g}%"
+        )
+    return share
 
 
 def read_lock(path: Path) -> Lock:

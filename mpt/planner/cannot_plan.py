@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +66,9 @@ def reason_of(error: BaseException) -> str:
     if "cuda" in text.lower() or "NVIDIA" in text:
         moves = "the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs"
         return f"{moves} ({plain(text)})"
-    return f"{type(error).__name__}: {plain(text)}"
+    if operator_without_kernel := re.match(r"Could not run '([^']+)'", text):
+        return f"{operator_without_kernel[1]}, which it calls, has no rule for a GPU that is not there"
+    return f"{type(error).__name__}: {plain(text)}" if text else type(error).__name__
 
 
 def plain(text: str) -> str:

@@ -82,6 +82,6 @@ def test_what_is_no_lock_is_said(tmp_path: Path, locked: tuple[PlanArguments, Pa
         (tmp_path / "bad.lock").write_text(text)
         with pytest.raises(ConfigError, match="is no lock"):
             plan.run(replace(check, check=str(tmp_path / "bad.lock")))
-    for wrong in ({"tolerance": "much"}, {"vram": "6GiB"}, {"gpu": "rtx3090"}):
+    for wrong in ({"tolerance": "much"}, {"tolerance": "5"}, {"vram": "6GiB"}, {"gpu": "rtx3090"}):
         with pytest.raises(ConfigError):
             plan.run(replace(check, **wrong))  # type: ignore[arg-type]
