@@ -212,9 +212,7 @@ def parse_tolerance(text: str) -> float:
         raise ConfigError(f"--tolerance: found {text!r}; write a share such as 1% or 0.01")
     share = float(found[1]) / (100 if found[2] else 1)
     if not found[2] and share > 1:
-        raise ConfigError(
-            f"--tolerance: found {text!r}, which is {100 * share:.6g} %; write {share:g}%"
-        )
+        raise ConfigError(f"--tolerance: found {text!r}, which is {100 * share:.6g} %; write {share:g}%")
     return share
 
 
