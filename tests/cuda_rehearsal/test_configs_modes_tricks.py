@@ -188,7 +188,7 @@ def test_a_config_trains_in_every_mode_or_says_why_not(config: str, tmp_path: Pa
     for mode in (*MODES, "int8", "fp8"):
         eps = ("optimizer.eps=1e-4",) if mode in TINY_EPS and config not in WITHOUT_EPS else ()
         found[mode] = apart(try_settings, config, 2, f"precision={mode}", *eps)
-    refusals(config, found)
+    assert refusals(config, found) == {"int8", "fp8"}  # no shipped config has Linear layers that gain by them
 
 
 @pytest.mark.here
