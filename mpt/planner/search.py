@@ -52,7 +52,9 @@ LAST_RESORT_PARTS = (16, 32)
 DIAL_ROUNDS = 2
 """Each round tries two values of a dial and leaves about a third of the range."""
 HEAVY = 0.3
-"""Share of the memory, or of the budget where that is less, below which moving weights is not tried."""
+"""Share of the memory, or of the budget where that is less, without the context, below which moving weights is not
+tried.
+"""
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,8 @@ class _Search:
         plain = next((one for one in self.recipes if str(one.patch) == str(precision)), None)
         if plain is None or plain.fits_well:
             return False
-        return bool(plain.plan["held_throughout"] >= HEAVY * min(plain.total, self.budget_bytes))
+        room = min(plain.total, self.budget_bytes) - plain.plan["context_bytes"]
+        return bool(plain.plan["held_throughout"] >= HEAVY * room)
 
     def turn_dials(self, precisions: Sequence[Patch]) -> None:
         """Find the gentlest number of each dial that fits well, beside each precision that does not fit without.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from mpt.errors import MemoryBudgetError
 from mpt.planner.gpus import find_gpu
 from mpt.planner.patches import combinations, patched, precision_patches
 from mpt.planner.recipe import Patch, Recipe, describe_cost, rank, without_conflicts
-from mpt.planner.search import search
+from mpt.planner.search import _Search, search
 from mpt.planner.session import Answer, PlanError
 
 GIB, MIB = 2**30, 2**20
@@ -331,3 +332,11 @@ def test_what_a_loss_scale_refuses_is_tried_in_bfloat16_where_the_card_has_it() 
 
     assert asked("rtx3060")
     assert not asked("rtx2060")
+
+
+@pytest.mark.parametrize(("held", "heavy"), [(60, True), (40, False)])
+def test_weights_are_heavy_by_what_the_context_leaves_of_a_small_budget(held: int, heavy: bool) -> None:
+    figures = {"context_bytes": 450, "held_throughout": held, "fits": False, "reserved": 300, "tight": False}
+    plain = Recipe({}, load_config({"model": "small_cnn", "dataset": "digits"}), Answer(figures))
+    under_way: Any = SimpleNamespace(recipes=[plain], budget_bytes=600)
+    assert _Search.is_heavy(under_way, {}) is heavy
