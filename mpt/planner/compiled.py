@@ -56,6 +56,7 @@ def compiling_on_fake(recorder: Recorder) -> Iterator[list[str]]:
     def compile_planned(
         module: nn.Module, *args: Any, backend: str = "inductor", mode: str | None = None, **options: Any
     ) -> None:
+        import_compiler(recorder)
         fuses = backend == "inductor"
         module._compiled_call_impl = PlannedNetwork(module, recorder, fuses, fuses and mode in GRAPHED, notes)
 
@@ -64,6 +65,19 @@ def compiling_on_fake(recorder: Recorder) -> Iterator[list[str]]:
         yield notes
     finally:
         nn.Module.compile = original  # type: ignore[method-assign]
+
+
+def import_compiler(recorder: Recorder) -> None:
+    """Import what networks are traced with, before the first step: an import within one would keep that one's batch."""
+    before, recorder.is_paused = recorder.is_paused, True
+    try:
+        with warnings.catch_warnings():  # of torch about itself
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import torch._functorch.aot_autograd
+            import torch._inductor.decomposition
+            import torch._inductor.lowering  # noqa: F401 - the table of decompositions wants it imported
+    finally:
+        recorder.is_paused = before
 
 
 class PlannedNetwork:
@@ -100,11 +114,8 @@ class PlannedNetwork:
 
     def _traced(self, weights: int) -> Callable[..., Any]:
         """Return what traces the network at its first call."""
-        with warnings.catch_warnings():  # of torch about itself
-            warnings.simplefilter("ignore", DeprecationWarning)
-            from torch._functorch.aot_autograd import aot_function
-            from torch._inductor import lowering  # noqa: F401 - the table wants it imported
-            from torch._inductor.decomposition import select_decomp_table
+        from torch._functorch.aot_autograd import aot_function
+        from torch._inductor.decomposition import select_decomp_table
 
         def called(weights: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.module, {**weights, **buffers}, args, kwargs)
