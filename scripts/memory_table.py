@@ -121,11 +121,17 @@ def workloads(quick: bool) -> list[Workload]:
     ]
 
 
+def all_kept() -> list[Kept]:
+    """Return what `selective` keeps at this moment in the whole process."""
+    return [held for held in gc.get_objects() if type(held) is Kept]
+
+
 def saved_bytes(run: Run, batch: Batch) -> int:
     """Return the largest number of bytes that one loss of the first phase keeps for its backward, weights aside."""
     weights = {p.untyped_storage()._cdata for module in run.task.modules.values() for p in module.parameters()}
     phase, most = run.phases[0], 0
     kept: dict[int, Tensor] = {}
+    others = all_kept()
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage()._cdata not in weights:
@@ -141,8 +147,8 @@ def saved_bytes(run: Run, batch: Batch) -> int:
             loss = next(pending, None)
         if loss is None:
             return most
-        for held in gc.get_objects():  # what `selective` keeps is not a saved tensor
-            if type(held) is Kept:
+        for held in all_kept():  # what `selective` keeps is not a saved tensor
+            if not any(held is other for other in others):
                 kept[held.tensor.untyped_storage()._cdata] = held.tensor
         most = max(most, sum(tensor.untyped_storage().nbytes() for tensor in kept.values()))
         del loss
