@@ -16,4 +16,6 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda planned, fitting: None
         return
     with console.status("planning") as status:
-        yield lambda planned, fitting: status.update(f"searching: {planned} recipes planned, {fitting} fit")
+        yield lambda planned, fitting: status.update(
+            f"searching: {planned} recipe{'s' * (planned != 1)} planned, {fitting} fit"
+        )

@@ -263,10 +263,12 @@ def is_better(one: Recipe, other: Recipe) -> bool:
 def describe_counts(found: Search) -> str:
     """Return how many recipes there were, and what became of them."""
     traced = sum(recipe.traced for recipe in found.recipes)
-    parts = [f"{traced} recipes traced"]
+    parts = [f"{traced} recipe{'s' * (traced != 1)} traced"]
     if traced < len(found.recipes):
         parts.append(f"{len(found.recipes) - traced} more replayed with expandable segments")
-    parts.append(f"{sum(recipe.fits for recipe in found.recipes)} fit")
+    surely = sum(recipe.fits_well for recipe in found.recipes)
+    may = sum(recipe.fits for recipe in found.recipes) - surely
+    parts.append(f"{surely} fit{f', {may} more may' * (may > 0)}")
     if found.hopeless:
         parts.append(f"{len(found.hopeless)} ruled out by what others hold")
     if found.refused:

@@ -15,13 +15,14 @@ import yaml
 from mpt.commands import plan
 from mpt.commands.arguments import PlanArguments
 from mpt.commands.plan_schema import PlanOutput
-from mpt.commands.plan_tables import headline
+from mpt.commands.plan_tables import describe_counts, headline
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner import planned
 from mpt.planner.gpus import find_gpu
 from mpt.planner.patches import Combinations
 from mpt.planner.recipe import Recipe
+from mpt.planner.search import Search
 from mpt.planner.session import Answer, Session
 
 CONFIG = """
@@ -266,6 +267,7 @@ def test_a_lossy_recipe_is_marked_in_the_answer_the_patch_and_the_picture(
     assert "# lossy: what is learnt changes" in patch
     assert "--desktop 16MiB --allow-lossy" in patch  # the command that predicted it predicts it again
     assert headline(config, gpu, whole, [recipe]).endswith("; 1 way that may fit, 1 of them lossy:")
+    assert describe_counts(Search([recipe], [], [])) == "1 recipe traced; 0 fit, 1 more may"
 
 
 def test_the_gate_is_an_exit_code(arguments: PlanArguments, capsys: pytest.CaptureFixture[str]) -> None:
