@@ -271,7 +271,9 @@ def find_gpu(name: str) -> Gpu:
             return by_name[candidate]
     if re.match(r"arc|[ab](380|5[078]0|7[57]0)$", wanted):
         raise ConfigError(f"--gpu: {name!r} is an Intel card; mpt trains on what torch calls cuda (NVIDIA's and AMD's)")
-    nearest = dict.fromkeys(by_name[match].name for match in difflib.get_close_matches(wanted, by_name, 6, 0.5))
+    close = difflib.get_close_matches(wanted, by_name, 6, 0.5)
+    close.sort(key=lambda match: sorted(match) != sorted(wanted))  # two digits that changed places come first
+    nearest = dict.fromkeys(by_name[match].name for match in close)
     near = ", ".join(list(nearest)[:3])
     known = f"nearest: {near}" if near else f"known: {', '.join(gpu.name for gpu in TABLE)}"
     raise ConfigError(f"--gpu: there is no {name!r} in the table; {known}")

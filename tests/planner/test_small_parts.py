@@ -64,6 +64,11 @@ def test_a_gpu_is_found_by_any_of_its_names(name: str) -> None:
     assert find_gpu(name).name == "rtx2060"
 
 
+def test_two_digits_that_changed_places_are_the_nearest_gpu() -> None:
+    with pytest.raises(ConfigError, match="nearest: rtx2060, "):
+        find_gpu("rtx2600")
+
+
 def test_an_unknown_gpu_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="nearest: rtx2060") as refused:
         find_gpu("rtx2066")
