@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mpt.planner import plain_shapes
+from mpt.planner.direct_results import REVIEWED
 
 ASKED: dict[str, list[tuple[Any, ...]]] = {
     **{name: [(True,), (False,)] for name in ("guard_or_false", "guard_or_true", "statically_known_true")},
@@ -35,8 +36,10 @@ def plain(value: Any) -> Any:
 def test_answers_about_numbers_are_torchs() -> None:
     real: Any = importlib.import_module(plain_shapes.NAME)
     assert set(ASKED) == set(plain_shapes.RULES)
-    for name, calls in ASKED.items():
-        for arguments in calls:
+    there = {name for name in ASKED if hasattr(real, name)}
+    assert there == set(ASKED) or not torch.__version__.startswith(REVIEWED)  # an earlier torch lacks has_guarding_hint
+    for name in there:
+        for arguments in ASKED[name]:
             answer = plain_shapes.RULES[name](*arguments)
             assert answer is not NotImplemented, (name, arguments)
             assert plain(answer) == plain(getattr(real, name)(*arguments)), (name, arguments)
