@@ -189,8 +189,11 @@ class RunRecord:
 
     @property
     def planned(self) -> list[Planned]:
-        """The planned peaks that there is a measurement for, taken of the same thing: the training's steps."""
-        if self.plan.get("kind") != self.memory.get("kind"):
+        """The planned peaks that there is a measurement for, taken of the same thing: the training's steps.
+
+        A plan is of two steps, as the optimizer's states are there from the second on; a single one is not compared.
+        """
+        if self.plan.get("kind") != self.memory.get("kind") or self.steps < 2:
             return []
         pairs = [
             ("allocated", "peak_bytes", ("steps_peak_bytes", "peak_bytes")),

@@ -89,7 +89,7 @@ def test_the_report_puts_the_measured_steps_beside_the_plan(tmp_path: Path) -> N
     )
     memory = {"kind": "cuda", "peak_bytes": 500 * MIB, "reserved_bytes": 600 * MIB}
     memory |= {"steps_peak_bytes": 100 * MIB, "steps_reserved_bytes": 100 * MIB}
-    (tmp_path / "summary.json").write_text(json.dumps({"steps": 1, "total_steps": 1, "peak_memory": memory}), "utf-8")
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": 2, "total_steps": 2, "peak_memory": memory}), "utf-8")
     write_report(tmp_path)
     assert "| allocated | 95.0 MiB | 100.0 MiB | -5.0 % |" in (tmp_path / "report.md").read_text("utf-8")
     assert "| reserved | 110.0 MiB | 100.0 MiB | +10.0 % |" in (tmp_path / "report.md").read_text("utf-8")
@@ -101,8 +101,18 @@ def test_the_report_puts_the_measured_steps_beside_the_plan(tmp_path: Path) -> N
 def test_a_plan_of_something_else_is_not_compared(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: run\n", "utf-8")
     (tmp_path / "plan.json").write_text(json.dumps({"kind": "cuda", "peak_bytes": 1, "reserved_bytes": 1}), "utf-8")
-    (tmp_path / "summary.json").write_text(json.dumps({"peak_memory": {"kind": "live tensors", "peak_bytes": 1}}))
+    memory = {"kind": "live tensors", "peak_bytes": 1}
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": 2, "peak_memory": memory}))
     assert read_run(tmp_path).planned == []
+
+
+def test_a_run_of_one_step_is_not_compared_with_a_plan_of_two(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: run\n", "utf-8")
+    (tmp_path / "plan.json").write_text(json.dumps({"kind": "cuda", "peak_bytes": 2, "reserved_bytes": 2}), "utf-8")
+    for steps, compared in ((1, 0), (2, 2)):
+        memory = {"kind": "cuda", "peak_bytes": 1, "reserved_bytes": 1}
+        (tmp_path / "summary.json").write_text(json.dumps({"steps": steps, "peak_memory": memory}))
+        assert len(read_run(tmp_path).planned) == compared
 
 
 def test_a_model_that_cannot_be_planned_leaves_its_reason(tmp_path: Path) -> None:
