@@ -28,6 +28,7 @@ import torch
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.errors import MptError
+from mpt.planner import processes
 from mpt.planner.calibration import Calibration, load_calibration
 from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
 from mpt.run.files import write_atomically
@@ -112,7 +113,6 @@ def request(
 def launch(wish: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Start the process. It shares neither the GPU nor the terminal's signals with the run."""
     own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    own["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as words:
         json.dump(wish, words)
         words.seek(0)
@@ -121,7 +121,7 @@ def launch(wish: dict[str, Any]) -> subprocess.Popen[bytes]:
             stdin=words,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **own},
+            env={**processes.environment(), **own},
             start_new_session=True,
         )
 

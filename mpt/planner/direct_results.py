@@ -58,8 +58,8 @@ FOREACH = "aten::_foreach_"
 SINGLE = {"List": "Tensor", "Scalar": "Scalar", "default": "default"}
 """Overload of a `_foreach_` operator -> that of the operator for one element."""
 SINGLES = frozenset({"add", "sub", "mul", "div", "sqrt", "neg", "abs", "reciprocal"})
-COMPUTED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float32}
-"""Dtype of the values of a batch norm -> of its statistics."""
+COMPUTED_IN_FLOAT32 = frozenset({torch.float16, torch.bfloat16, torch.float32})
+"""Dtypes of values whose batch norm has its statistics in float32."""
 
 
 def form_of(tensor: Tensor, device: torch.device) -> Form:
@@ -89,24 +89,21 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
-def batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
+def batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
     """Return what a batch norm returns; None where that is not plain."""
     values = args[0]
-    dtype = COMPUTED_IN.get(values.dtype)
-    if kwargs or dtype is None or device.type == "cpu" or not is_dense(values):
+    if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or not is_dense(values):
         return None
     if any(isinstance(one, Tensor) and one.dtype != torch.float32 for one in args[1:5]):
         return None
-    statistic = Form((values.shape[1],), (1,), dtype, device)
+    statistic = Form((values.shape[1],), (1,), torch.float32, device)
     return Outcome((form_of(values, device), statistic, statistic), tuple)
 
 
-def batch_norm_backward(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
-) -> Outcome | None:
+def batch_norm_backward(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
     """Return what the backward of a batch norm returns; None where that is not plain."""
     gradient, values, weight, wanted = args[0], args[1], args[2], args[-1]
-    if kwargs or values.dtype not in COMPUTED_IN or device.type == "cpu" or weight is None:
+    if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or weight is None:
         return None
     if not is_dense(values) or gradient.stride() != values.stride() or gradient.shape != values.shape:
         return None
@@ -116,11 +113,11 @@ def batch_norm_backward(
     return Outcome((form_of(values, device), *(own if one else None for one in wanted[1:])), tuple)
 
 
-RULES: dict[Any, Callable[[Any, Sequence[Any], Mapping[str, Any], torch.device], Outcome | None]] = {
+RULES: dict[Any, Callable[[Sequence[Any], Mapping[str, Any], torch.device], Outcome | None]] = {
     _aten.native_batch_norm.default: batch_norm,
     _aten.native_batch_norm_backward.default: batch_norm_backward,
 }
-"""Operator -> what computes its outcome from operator, arguments and the device of all of them."""
+"""Operator -> what computes its outcome from arguments and the device of all of them."""
 
 
 def single_operator(func: Any) -> Any:

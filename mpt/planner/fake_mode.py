@@ -68,8 +68,6 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(**options)
         self.is_direct = ".".join(torch.__version__.split(".")[:2]) in direct_results.REVIEWED
         """Whether outcomes are found by `mpt.planner.direct_results`."""
-        self.outcome = Outcome(())
-        """What `known` returned last: one object for an operator with arguments of the same forms."""
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         """Device -> what every fake tensor on it has."""
         self._guard: Any = (
@@ -101,7 +99,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if outcome is not None:
                 _outcomes[key] = outcome
         if outcome is not None:
-            return self._made(outcome, args)
+            return self.make(outcome, args)
         result = self._cached_dispatch_impl(func, types, args, kwargs)
         if key is not None:
             outcome = _learnt(func, FakeTensorMode.cache.get(fake_tensor._DispatchCacheKey(key)))
@@ -109,19 +107,15 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 _outcomes[key] = outcome
         return result
 
-    def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what an operator returned before for such arguments, without a call of the dispatcher.
+    def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
+        """Return the outcome that an operator had before with such arguments: one object for those of the same forms.
 
-        NotImplemented where it is not known, or where the first argument is not a tensor of this mode.
+        None where it is not known, or where the first argument is not a tensor of this mode.
         """
         if not args or not self._is_plain(args[0]):
-            return NotImplemented
+            return None
         key = self._description(func, args, kwargs)
-        outcome = None if key is None else _outcomes.get(key)
-        if outcome is None:
-            return NotImplemented
-        self.outcome = outcome
-        return self._made(outcome, args)
+        return None if key is None else _outcomes.get(key)
 
     def _directly(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
         """Return the outcome of an operator with plain arguments by `mpt.planner.direct_results`; None for others."""
@@ -145,7 +139,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return None
         (device,) = devices
         if rule is not None:
-            return rule(func, args, kwargs, device)
+            return rule(args, kwargs, device)
         if device.type == "cpu" and func in cpu_routes.ROUTES:
             return None
         if is_placed:
@@ -174,7 +168,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             forms.append(direct_results.form_of(made, made.fake_device))
         return Outcome(tuple(forms), list)
 
-    def _made(self, outcome: Outcome, args: Sequence[Any]) -> Any:
+    def make(self, outcome: Outcome, args: Sequence[Any]) -> Any:
+        """Return what an operator with this outcome returns, without a call of the dispatcher."""
         if outcome.container is None:
             return self._make(outcome.results[0], args)
         return outcome.container([self._make(form, args) for form in outcome.results])
@@ -264,9 +259,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 class TorchFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Torch's own mode, in the place of LeanFakeMode where the two are compared."""
 
-    def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Answer nothing at once."""
-        return NotImplemented
 
 
 def _learnt(func: Any, entry: Any) -> Outcome | None:

@@ -1,8 +1,8 @@
 """Processes that plan: how many, how one is started, and those that a command starts ahead of its own imports.
 
 A planning process imports torch for seconds. `mpt plan` starts its processes before it has imported what reads its
-command line and configuration, which another core then does meanwhile (`start_ahead`). Nothing but the standard library
-is imported here.
+command line and configuration, which another core then does meanwhile (`start_ahead`). Nothing is imported here
+but the standard library and a module that needs no more.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
+
+from mpt.run.operating_system import usable_cores
 
 MOST = 8
 """Each holds a torch of its own, some 400 MiB."""
@@ -45,8 +47,7 @@ _ahead: list[Planner] = []
 
 def count_workers() -> int:
     """Return how many processes plan a search's recipes: one per core that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, MOST))
+    return max(1, min(usable_cores(), MOST))
 
 
 def environment() -> dict[str, str]:

@@ -229,12 +229,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outcome = None
         if func is SUM and self.moment == "backward" and self._adds_up(args, sys._getframe(1)):
             result = args[0].add_(args[1])
+        elif self.below is not None and (known := self.below.known(func, args, kwargs)) is not None:
+            self.outcome, result = known, self.below.make(known, args)
         else:
-            result = NotImplemented if self.below is None else self.below.known(func, args, kwargs)
-            if result is NotImplemented:
-                result = func(*args, **kwargs)
-            elif self.below is not None:
-                self.outcome = self.below.outcome
+            result = func(*args, **kwargs)
         least = args[0].nbytes if operator in SHRUNK else 0
         for tensor in tensors_in(result):
             self._note(tensor, operator, least)

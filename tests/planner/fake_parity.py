@@ -88,7 +88,7 @@ def trace_under(mode: Any, model: str = "dcgan") -> Any:
     return storages, run.whole.events, run.work.operators
 
 
-def wide_statistics(func: Any, args: Any, kwargs: Any, device: torch.device) -> outcomes.Outcome:
+def wide_statistics(args: Any, kwargs: Any, device: torch.device) -> outcomes.Outcome:
     """Say wrongly that a batch norm keeps its statistics in float64."""
     statistic = outcomes.Form((args[0].shape[1],), (1,), torch.float64, device)
     return outcomes.Outcome((direct_results.form_of(args[0], device), statistic, statistic), tuple)
