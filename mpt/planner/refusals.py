@@ -7,6 +7,8 @@ and a search tries many pairs.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mpt.config.schema import Config
@@ -18,6 +20,16 @@ class Refusals:
 
     def __init__(self) -> None:
         self._found: dict[str, list[tuple[dict[str, str], ConfigError]]] = {}
+
+    @contextmanager
+    def kept(self, config: Config, asked: Any) -> Iterator[None]:
+        """Raise at once what is known to be refused, else keep what the block refuses."""
+        self.check(config, asked)
+        try:
+            yield
+        except ConfigError as error:
+            self.note(config, asked, error)
+            raise
 
     def note(self, config: Config, asked: Any, error: ConfigError) -> None:
         """Note that a configuration was refused, if one of its tricks did that. `asked` is what else was asked for."""

@@ -49,13 +49,13 @@ def preload() -> None:
         import mpt.planner.plan  # noqa: F401
 
 
-def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals | None = None) -> dict[str, Any]:
+def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -> dict[str, Any]:
     """Return a plan as plain data, or the one line that says why there is none.
 
     `specs` and `refusals` keep what later requests need not find again.
     """
     from mpt.config.load import load_config
-    from mpt.errors import ConfigError, MptError
+    from mpt.errors import MptError
     from mpt.planner.calibration import Calibration
     from mpt.planner.gpus import Gpu
     from mpt.planner.inference import InferencePlan, InferenceWish, plan_inference
@@ -82,15 +82,8 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals | 
             return {"plan": {"worlds": [{**asdict(row), "notes": [*row.notes, *notes]} for row in rows]}}
         else:
             wish = Wish(**request["wish"])
-            asked = [request["gpu"], wish.placement, wish.torch, wish.whole_run]
-            if refusals is not None:
-                refusals.check(config, asked)
-            try:
+            with refusals.kept(config, [request["gpu"], wish.placement, wish.torch, wish.whole_run]):
                 plan = plan_config(config, spec, gpu, calibration, wish)
-            except ConfigError as error:
-                if refusals is not None:
-                    refusals.note(config, asked, error)
-                raise
         return {"plan": {**asdict(plan), "notes": [*plan.notes, *notes]}}
     except MptError as error:
         return {"error": str(error), "exit_code": error.exit_code}
