@@ -8,6 +8,8 @@ and `mpt.update`.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mpt.version import VERSION
+
 if TYPE_CHECKING:
     from mpt.api import build as build
     from mpt.api import compare as compare
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from mpt.api import train as train
     from mpt.api import update as update
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["__version__", "build", "compare", "infer", "load", "plan", "train", "update"]
 
 

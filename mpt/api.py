@@ -15,15 +15,15 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpt.config.load import load_config
 from mpt.config.part_packages import use_parts
 from mpt.config.schema import Config
 
 if TYPE_CHECKING:
-    from mpt.engine.step import Update
-    from mpt.planner.planned import Planned
+    from mpt.engine.step.step import Update
+    from mpt.planner.recipes.planned import Planned
     from mpt.report.comparison import Comparison
     from mpt.report.run_record import RunRecord
     from mpt.seams import Batch, Dataset, Inference, Run
@@ -64,36 +64,28 @@ class Built:
 
     def batches(self, from_step: int = 0) -> Iterator[Batch]:
         """Yield the batch of each step on the run's device, without end: the same ones that `mpt.train` takes."""
-        from mpt.data.loader import Loader, prefetch
+        from mpt.data.loading.loader import prefetch
+        from mpt.engine.loop.assembly import supply_batches
 
         config = self.run.config
-        on_gpu = self.run.device.type == "cuda"
-        data = config.dataset.settings
-        loader = Loader(
-            self.train_data,
-            config.train.batch_size,
-            config.seed,
-            data.workers,
-            pin_memory=on_gpu,
-            sampling=data.sampling,
-        )
+        loader = supply_batches(config, self.train_data, self.run.device, config.dataset.settings.workers)
         return prefetch(loader.batches(from_step), self.run.device, self.run.data)
 
     def evaluate(self) -> dict[str, float]:
         """Return the task's figures on the test set. The training is not disturbed."""
-        from mpt.engine.evaluation import evaluate
+        from mpt.engine.state.evaluation import evaluate
 
         return evaluate(self.run, self.test_data, self.run.config.train.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all that a training consists of: networks, optimizers, loss scales, random generators."""
-        from mpt.engine.state import capture
+        from mpt.engine.state.state import capture
 
         return copy.deepcopy(capture(self.run))  # optimizers take the tensors of a state that they load for their own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put a state back. Raises CheckpointError where it does not fit."""
-        from mpt.engine.state import restore
+        from mpt.engine.state.state import restore
 
         restore(self.run, state)
 
@@ -103,12 +95,12 @@ def build(config: Config, device: str | None = None) -> Built:
 
     The device is the configuration's own by default. Raises what the same configuration raises at the start of a run.
     """
-    from mpt.engine.torch_settings import prepare_torch
+    from mpt.engine.building.torch_settings import prepare_torch
 
     if device is not None:
         config = dataclasses.replace(config, train=config.train.model_copy(update={"device": device}))
     prepare_torch(config)
-    from mpt.engine.assembly import build_explained, supply
+    from mpt.engine.loop.assembly import build_explained, supply
 
     supplied = supply(config)
     run = build_explained(config, supplied.device, supplied.train_data.spec)
@@ -121,16 +113,18 @@ def update(built: Built, batch: Batch, step: int) -> dict[str, Update]:
     Returns what each phase's update did. This is `mpt.train`'s own step, without its recoveries: a loss that is not
     finite is said (`Update.finite`), and running out of memory raises.
     """
-    from mpt.data.loader import to_device
-    from mpt.engine import step as engine
-    from mpt.optim.schedules import set_learning_rates
+    from mpt.data.loading.loader import to_device
+    from mpt.engine.state.moving_averages import follow_step
+    from mpt.engine.step import step as engine
+    from mpt.optim.shared.schedules import set_learning_rates
+    from mpt.seams.task_kinds import rate_factor
 
     run = built.run
     batch = to_device(batch, run.device, run.data)
-    set_learning_rates(run.optimizers, run.optimizer_settings, step, built.total_steps, run.task.rate_factor)
+    set_learning_rates(run.optimizers, run.optimizer_settings, step, built.total_steps, rate_factor(run.task))
     due = [phase for phase in run.phases if phase.is_due(step)]
     done = {phase.name: engine.update(run, phase, batch) for phase in due}
-    run.task.after_step(step, step * run.config.train.batch_size)
+    follow_step(run, step)
     return done
 
 
@@ -143,7 +137,7 @@ def train(
     refused. Raises what ends the command: Interrupted after a saved SIGINT, NonFiniteError, MemoryBudgetError, ...
     """
     from mpt.report.read_run import read_run
-    from mpt.run.launch import refuse_several_processes
+    from mpt.run.process.launch import refuse_several_processes
     from mpt.workflows import train as workflow
     from mpt.workflows.retry import IN_PYTHON
 
@@ -173,8 +167,8 @@ def plan(
     release ("2.4") to plan for where it is not the installed one. Raises ConfigError for an unknown GPU, budget or
     release, MemoryBudgetError for a budget that not even the weights fit.
     """
-    from mpt.planner.planned import make_plan
-    from mpt.planner.releases import parse_release
+    from mpt.planner.device.releases import parse_release
+    from mpt.planner.recipes.planned import make_plan
 
     if torch is not None:
         parse_release(torch)
@@ -212,6 +206,7 @@ def infer(
     batch_size: int | None = None,
     seed: int | None = None,
     truncation: float | None = None,
+    checkpoint: Literal["best", "newest"] | int | None = None,
     device: str | None = None,
     runs: PathLike = "runs",
     allow: Sequence[str] = (),
@@ -220,7 +215,8 @@ def infer(
     """Let a run's networks infer, and return what each batch of inputs makes; nothing is written.
 
     `run` is a run or a checkpoint, the newest run by default; `inputs` are files, folders or `FIELD=PATH`. Without
-    inputs, test samples stand in for a task that needs some. `half` stores the weights in half precision.
+    inputs, test samples stand in for a task that needs some. `checkpoint` is the run's best by its metric if it was
+    evaluated, "newest", or a step. `half` stores the weights in half precision.
     """
     from mpt.inference import opening
     from mpt.inference.half import choose_half, rebuild_half
@@ -235,6 +231,7 @@ def infer(
         device=device,
         runs=Path(runs),
         allow=allow,
+        which=checkpoint,
     )
     if half:
         choice = choose_half(dtype, trained.run.device)

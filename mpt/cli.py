@@ -1,10 +1,10 @@
 """The command `mpt`: which commands there are, and exit codes. Nothing else.
 
-What a command may be asked is declared in `mpt.commands.arguments`, and its work is in `mpt.commands`, imported when
-the command is called, so that `mpt --help` needs no torch. Systems and part packages from outside bring commands of
-their own: `mpt NAME COMMAND`. This is the one place where an `MptError` becomes a message on stderr and an exit code.
-The codes are in `mpt.errors`; beside them 0 is success, 2 also a wrong command line, and 130 an interrupt before there
-was anything to save.
+What a command may be asked is declared in `mpt.commands.cli.arguments`, and its work is in `mpt.commands`, imported
+when the command is called, so that `mpt --help` needs no torch. Systems and part packages from outside bring commands
+of their own: `mpt NAME COMMAND`. This is the one place where an `MptError` becomes a message on stderr and an exit
+code. The codes are in `mpt.errors`; beside them 0 is success, 2 also a wrong command line, and 130 an interrupt before
+there was anything to save.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
-from mpt import __version__
-from mpt.commands import arguments
-from mpt.commands.command_line import PARTS, Parts, UsageError, declare, explain_usage
+from mpt.commands.cli import arguments
+from mpt.commands.cli.command_line import PARTS, Parts, UsageError, declare, explain_usage
+from mpt.commands.cli.infer_options import with_options_of
+from mpt.commands.cli.plan_group import PlanCommand, PlanGroup
 from mpt.config.own_code import explain
 from mpt.config.part_packages import PartPackage, use_parts
 from mpt.config.part_source import read_notes
 from mpt.config.registry import INSTALLED, CommandPart
 from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError, OwnCodeError, PartError
-from mpt.run.collector import collect_rarely, pause
-from mpt.run.collector import end as end_pause
-from mpt.run.files import FULL
-from mpt.run.signals import Terminated, terminated_cleanly
+from mpt.foreign.text import guard_output
+from mpt.run.process.collector import collect_rarely, pause
+from mpt.run.process.collector import end as end_pause
+from mpt.run.process.files import FULL
+from mpt.run.process.signals import Terminated, terminated_cleanly
+from mpt.version import VERSION
 
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "train": ("train", arguments.TrainArguments),
@@ -50,6 +54,16 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "init": ("init", arguments.InitArguments),
 }
 """Command -> its module in `mpt.commands` and what it may be asked."""
+PLAN_COMMANDS: dict[str, tuple[str, type[Any]]] = {
+    "infer": ("planning.plan_inference", arguments.PlanInferArguments),
+    "presets": ("planning.plan_presets", arguments.PlanPresetsArguments),
+    "tune": ("planning.plan_tune", arguments.PlanTuneArguments),
+    "calibrate": ("planning.plan_calibrate", arguments.PlanCalibrateArguments),
+    "lock": ("planning.plan_lock", arguments.PlanLockArguments),
+    "check": ("planning.plan_check", arguments.PlanCheckArguments),
+    "cluster": ("planning.plan_cluster", arguments.PlanClusterArguments),
+}
+"""Sub-command of `mpt plan` -> the same."""
 DEBUG = "--debug"
 CODES = (
     "Exit codes: 0 done, 1 an error in a part of your own (or a defect), 2 configuration or command line, 3 data, "
@@ -70,10 +84,11 @@ def make_app() -> typer.Typer:
         **settings,  # type: ignore[arg-type]
     )
     app.callback(epilog=CODES)(common)
-    file = Path(str(arguments.__file__))
-    for name, (module, declared) in COMMANDS.items():
-        work = partial(run_command, module, declared)
-        declare(app, name, declared, read_notes(file, declared.__name__), work)
+    for name in COMMANDS:
+        if name == "plan":
+            add_plan(app, settings)
+        else:
+            add_command(app, name, *COMMANDS[name])
     groups: dict[PartPackage, typer.Typer] = {}
     for part in INSTALLED.commands():
         package = part.package
@@ -93,10 +108,30 @@ def make_app() -> typer.Typer:
     return app
 
 
+def add_command(
+    app: typer.Typer, name: str, module: str, declared: type[Any], command_class: type[TyperCommand] | None = None
+) -> None:
+    """Add a command of mpt's own."""
+    notes = read_notes(Path(str(arguments.__file__)), declared.__name__)
+    if declared is arguments.InferArguments:
+        declared, notes = with_options_of(declared, notes, INSTALLED.commands())
+    declare(app, name, declared, notes, partial(run_command, module, declared), command_class)
+
+
+def add_plan(app: typer.Typer, settings: Mapping[str, Any]) -> None:
+    """Add `mpt plan` with its sub-commands."""
+    module, declared = COMMANDS["plan"]
+    group = typer.Typer(cls=PlanGroup, add_completion=False, **settings)
+    app.add_typer(group, name="plan", help=str(declared.__doc__).partition("\n")[0])
+    add_command(group, "plan", module, declared, PlanCommand)
+    for name, (module, declared) in PLAN_COMMANDS.items():
+        add_command(group, name, module, declared)
+
+
 def print_version(wanted: bool) -> None:
     """Print the version and stop, where that is wanted."""
     if wanted:
-        print(f"mpt {__version__}")
+        print(f"mpt {VERSION}")
         raise typer.Exit
 
 
@@ -139,7 +174,7 @@ def call(find: Callable[[], Callable[[Any], None]], asked: Any) -> None:
     except RuntimeError as error:
         if "torch" not in sys.modules:
             raise
-        from mpt.commands.refused_memory import explain as explain_refusal
+        from mpt.commands.cli.refused_memory import explain as explain_refusal
 
         refusal = explain_refusal(error, asked)
         if refusal is None:
@@ -191,6 +226,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text in the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
+    guard_output()
     debug = False
     try:
         rest, folders = take_parts(sys.argv[1:] if words is None else words)

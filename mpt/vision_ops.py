@@ -1,10 +1,14 @@
 """Let torchvision be imported where its compiled half does not fit the installed torch.
 
 `import torchvision` ends in "operator torchvision::nms does not exist" when its binary cannot be loaded: a CPU-only
-torch beside the registry's wheel (built for CUDA), or two wheels of different releases. The Python half only needs the
-two operators that it attaches fake kernels to, `nms` and `qnms`, to be declared. So this module tries the binary as
-torchvision would, and where that fails declares both, with a kernel of our own for `nms`. Models, transforms, data sets
-and box functions then work. Where the binary loads, nothing is declared.
+torch with the registry's wheel (built for CUDA), or two wheels of different releases. The Python half only needs the
+two operators that it attaches fake kernels to, `nms` and `qnms`, to be declared.
+
+An operator may be declared once: a binary that declares it a second time ends the process from C++. Which file the
+binary is differs between releases (torchvision 0.29 renamed it), so torchvision itself is asked first: its import runs
+as it is, with the binary if that loads. Only if it fails, and `nms` does not exist afterwards, are the two operators
+declared, with a kernel of our own for `nms`, and the import is repeated. Models, transforms, data sets and box
+functions then work.
 
 What stays impossible without the binary: `torchvision.ops.nms` (it refuses by itself; call `mpt.vision_ops.nms`),
 `deform_conv2d`, the image decoders of `torchvision.io`, and quantised boxes (`qnms` has no kernel). Detectors
@@ -19,37 +23,56 @@ Source: greedy non-maximum suppression as documented for `torchvision.ops.nms` (
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
-import importlib.util
-import os
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+PACKAGE = "torchvision"
 _libraries: list[Any] = []  # a Library's registrations vanish with the object
 
 
-def binary_loads() -> bool:
-    """Load torchvision's compiled operators as torchvision itself would, and say whether that worked."""
-    package = importlib.util.find_spec("torchvision")
-    if package is None or package.origin is None:
-        return False
-    directory = str(Path(package.origin).parent)
-    binary = importlib.machinery.PathFinder.find_spec("_C", [directory])
-    if binary is None or binary.origin is None:
-        return False
-    if sys.platform == "win32":
-        os.add_dll_directory(directory)
-    operators: Any = torch.ops
-    try:
-        operators.load_library(binary.origin)
-    except (ImportError, OSError):
-        return False
-    return True
+class FirstImport(MetaPathFinder):
+    """Finds torchvision where the other finders do, and loads it by `Repeated`."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return where torchvision lies; None for every other module."""
+        if name != PACKAGE:
+            return None
+        others = [finder for finder in sys.meta_path if not isinstance(finder, FirstImport)]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in found if one is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = Repeated(spec.loader)
+        return spec
+
+
+class Repeated(Loader):
+    """Runs torchvision's import, and once more with the operators declared if it fails without them."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return what the real loader makes."""
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import torchvision into `module`. Raises what torchvision raises for any other reason."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self.loader
+        try:
+            self.loader.exec_module(module)
+        except RuntimeError:
+            if hasattr(torch.ops.torchvision, "nms"):
+                raise
+            _declare()
+            self.loader.exec_module(module)
 
 
 def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
@@ -79,15 +102,15 @@ def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """Call torchvision's operator `nms`: the compiled one where it loads, `suppress` where it does not."""
+    if not hasattr(torch.ops.torchvision, "nms"):
+        import_torchvision()
     kept: Tensor = torch.ops.torchvision.nms(boxes, scores, iou_threshold)
     return kept
 
 
-def declare() -> None:
-    """Declare the operators that `import torchvision` needs, unless the binary or someone else has done so."""
-    if hasattr(torch.ops.torchvision, "nms") or binary_loads():
-        return
-    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+def _declare() -> None:
+    """Declare the operators that `import torchvision` needs; only for a process whose torchvision has no binary."""
+    library: Any = torch.library.Library(PACKAGE, "FRAGMENT")  # type: ignore[no-untyped-call]
     _libraries.append(library)
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -96,9 +119,8 @@ def declare() -> None:
 
 
 def import_torchvision(submodule: str = "") -> ModuleType:
-    """Import and return torchvision, or a submodule such as "transforms.v2", after declaring what it needs."""
-    declare()
-    return importlib.import_module(f"torchvision.{submodule}" if submodule else "torchvision")
+    """Import and return torchvision, or a submodule such as "transforms.v2", with or without its binary."""
+    return importlib.import_module(f"{PACKAGE}.{submodule}" if submodule else PACKAGE)
 
 
 def import_detection() -> ModuleType:
@@ -137,4 +159,5 @@ def eager_roi_align(
     return pooled
 
 
-declare()
+if not any(isinstance(finder, FirstImport) for finder in sys.meta_path):
+    sys.meta_path.insert(0, FirstImport())

@@ -35,12 +35,12 @@ import mpt
 from mpt import vision_ops
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.data.loader import Loader
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.evaluation import evaluate
-from mpt.run.background_save import BackgroundSave
-from mpt.run.checkpoint import encode, load, save, write
-from mpt.run.layout import create_run
+from mpt.data.loading.loader import Loader
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.state.evaluation import evaluate
+from mpt.run.checkpoints.background_save import BackgroundSave
+from mpt.run.checkpoints.checkpoint import encode, load, save, write
+from mpt.run.records.layout import create_run
 
 ROOT = Path(__file__).resolve().parent.parent
 Work = Callable[[], object]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mpt.data.loader import Loader
+from mpt.data.loading.loader import Loader
 from mpt.systems.yolofuse.data.detection_files import Settings, build
 
 SIZE = (1280, 1024)

@@ -19,11 +19,11 @@ import torch
 from PIL import Image
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.step import update
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.step.step import update
 from mpt.systems.deepfacelab.data import faceset, procedural_faces
-from mpt.systems.deepfacelab.data.face_warp import NUMBERS, draw_warps, warp
-from mpt.systems.deepfacelab.data.leras_pickle import write_plain
+from mpt.systems.deepfacelab.data.faces.face_warp import NUMBERS, draw_warps, warp
+from mpt.systems.deepfacelab.data.leras.leras_pickle import write_plain
 
 BATCH = 8
 ROOT = Path(__file__).parent.parent

@@ -42,16 +42,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mpt.config.load import load_config
-from mpt.data.loader import Loader
-from mpt.engine.build import build_datasets, build_networks, build_run, seed_everything
-from mpt.engine.loop import fit
-from mpt.engine.training import Training
-from mpt.run.boards import Boards
-from mpt.run.console import Console
-from mpt.run.files import write_atomically
-from mpt.run.layout import create_run
-from mpt.run.recorder import Recorder
-from mpt.run.signals import StopRequest
+from mpt.data.loading.loader import Loader
+from mpt.engine.building.build import build_datasets, build_networks, build_run, seed_everything
+from mpt.engine.loop.loop import fit
+from mpt.engine.loop.training import Training
+from mpt.run.boards.boards import Boards
+from mpt.run.boards.console import Console
+from mpt.run.process.files import write_atomically
+from mpt.run.process.signals import StopRequest
+from mpt.run.records.layout import create_run
+from mpt.run.records.recorder import Recorder
 from mpt.seams import Batch
 
 BASELINE = "hand-written"

@@ -28,8 +28,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.step import update
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.step.step import update
 from mpt.parallel.start import joined
 from tests.parallel.forked import run_ranks
 

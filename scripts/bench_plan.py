@@ -9,8 +9,8 @@ Three things, each beside a baseline of the same run:
   imports torch.
 - The search's own recipes on its own workers, every one of them traced: a real search leaves out those that an
   earlier answer made needless or hopeless, and so needs less.
-- Tracing the first recipes, once each, under mpt.planner.fake_mode.LeanFakeMode and under torch's FakeTensorMode, in
-  processes that take turns.
+- Tracing the first recipes, once each, under mpt.planner.device.fake_mode.LeanFakeMode and under torch's
+  FakeTensorMode, in processes that take turns.
 
 Wall time needs quiet cores; processor time, children included, stands beside it.
 """
@@ -39,13 +39,14 @@ from typing import Any
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MptError
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import Gpu, find_gpu
-from mpt.planner.patches import combinations, joined, parted, patched, precision_patches
-from mpt.planner.processes import count_workers
-from mpt.planner.search import PARTS
-from mpt.planner.session import Answer, Session
-from mpt.run.files import write_atomically
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.processes import count_workers
+from mpt.planner.client.session import Answer, Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import Gpu, find_gpu
+from mpt.planner.recipes.patches import combinations, joined, parted, patched, precision_patches
+from mpt.planner.recipes.search import PARTS
+from mpt.run.process.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACED = 8
@@ -130,7 +131,7 @@ def time_recipes(config: Config, gpu: Gpu, count: int) -> dict[str, Any]:
 
     def plan() -> None:
         with Session(gpu, Calibration(), workers=workers) as session:
-            pending: deque[Future[Answer]] = deque()
+            pending: deque[Future[Answer[Plan]]] = deque()
             while counts["traced"] < count:
                 for recipe in itertools.islice(recipes, workers - len(pending)):
                     pending.append(session.submit(recipe, budget_bytes=int(gpu.memory_gib * 2**30), timeline=True))
@@ -168,9 +169,10 @@ def time_modes(options: argparse.Namespace) -> dict[str, Any]:
 
 def trace_recipes(options: argparse.Namespace) -> Seconds:
     """Return the mean seconds of a recipe's one trace under a fake mode. The first also fills torch's caches."""
-    from mpt.planner import run_fake, worker
-    from mpt.planner.fake_mode import TorchFakeMode
-    from mpt.planner.unseen import Unseen
+    from mpt.planner.device.fake_mode import TorchFakeMode
+    from mpt.planner.server import worker
+    from mpt.planner.step import run_fake
+    from mpt.planner.trace.unseen import Unseen
 
     worker.preload()
     config, gpu = load_config(options.config, options.overrides), find_gpu(options.gpu)

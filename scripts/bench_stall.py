@@ -20,10 +20,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mpt.report.page
-from mpt.commands.arguments import TrainArguments
+from mpt.commands.cli.arguments import TrainArguments
 from mpt.commands.train import run as train
-from mpt.engine.training import Training
-from mpt.run import checkpoint
+from mpt.engine.loop.training import Training
+from mpt.run.checkpoints import checkpoint
 from tests.parallel.forked import run_ranks
 
 CONFIG = """

@@ -22,16 +22,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from mpt.planner import fake_device, routes
-from mpt.planner.compiled import PlannedNetwork
-from mpt.planner.fake_mode import LeanFakeMode
-from mpt.planner.gpus import find_gpu
-from mpt.planner.links import find_cluster
-from mpt.planner.overlap import OrderedWork, step_time
-from mpt.planner.replay import replay, split_at
-from mpt.planner.shard_trace import fake_world, watch_shards
-from mpt.planner.trace import Recorder
-from mpt.planner.unseen import Unseen
+from mpt.planner.device import fake_device, routes
+from mpt.planner.device.fake_mode import LeanFakeMode
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.facts.links import find_cluster
+from mpt.planner.step.compiled import PlannedNetwork
+from mpt.planner.step.shard_trace import fake_world, watch_shards
+from mpt.planner.trace.overlap import OrderedWork, step_time
+from mpt.planner.trace.replay import replay, split_at
+from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.unseen import Unseen
 
 WIDTH, HEADS, KEYS, HIDDEN, WORDS, LAYERS = 4096, 32, 8, 14336, 128256, 32
 LENGTH, SEQUENCES = 8192, 2

@@ -29,10 +29,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpt.config.load import load_config
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import find_gpu
-from mpt.planner.session import Session
-from mpt.planner.verdict import PUBLISHED
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.facts.verdict import PUBLISHED
 
 MIB, GB = 2**20, 10**9
 BERT_CONTEXT = 1343 * MIB
@@ -161,7 +161,7 @@ def main() -> None:
         if answer.error:
             print(f"{row.source:10s} {row.label:30s} {answer.error}")
             continue
-        planned = answer.plan["reserved"] + row.context
+        planned = answer.get().reserved + row.context
         error = planned / row.measured - 1
         errors.setdefault(row.source, []).append(error)
         if row.source != "GPUMemNet":  # it says neither its cuDNN mode nor its optimizer
@@ -172,7 +172,7 @@ def main() -> None:
         if arguments.markdown:
             print("| " + " | ".join(cells) + " |")
         else:
-            allocated = answer.plan["allocated"] / MIB
+            allocated = answer.get().allocated / MIB
             print(
                 f"{cells[0]:10s} {cells[1]:30s} {cells[2]:>7s} {cells[3]:>7s} {cells[4]:>7s}  (tensors {allocated:.0f})"
             )

@@ -2,7 +2,7 @@
 
 python scripts/check_times.py
 
-What `mpt plan --calibrate` learns is one factor: measured over planned seconds. Here each published row in turn is the
+What `mpt plan calibrate` learns is one factor: measured over planned seconds. Here each published row in turn is the
 measured one, and the others are planned with its factor: the same network on another card, or another network on the
 same card. Nothing is fitted to the row that is predicted. Sources:
 
@@ -27,9 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpt.config.load import load_config
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import find_gpu
-from mpt.planner.session import Session
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def plan_rows() -> list[float]:
         rows = [row for row in ROWS if row.gpu == gpu]
         with Session(find_gpu(gpu), Calibration(), ALLOWED) as session:
             answers = session.plan([load_config(row.config(), allow=ALLOWED) for row in rows])
-        found |= {row: row.batch / answer.get()["step_seconds"] for row, answer in zip(rows, answers, strict=True)}
+        found |= {row: row.batch / answer.get().step_seconds for row, answer in zip(rows, answers, strict=True)}
     return [found[row] for row in ROWS]
 
 

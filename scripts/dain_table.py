@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
-from mpt.engine.evaluation import inferring
-from mpt.engine.memory import known_tensors
-from mpt.phase_losses import draw_batch, losses_of
-from mpt.run.memory_meter import MemoryMeter
+from mpt.engine.building.build import build_run
+from mpt.engine.state.evaluation import inferring
+from mpt.engine.state.memory import known_tensors
+from mpt.run.process.memory_meter import MemoryMeter
 from mpt.seams import DataSpec, FieldSpec, Run
+from mpt.seams.phase_losses import draw_batch, losses_of
 from mpt.systems.dain.inference.memory import PassMemory, choose_tiles
 from mpt.systems.dain.nn.dain import PARTS
-from mpt.systems.dain.nn.flow_net import pad_amount
-from mpt.systems.dain.nn.interpolation import Interpolator
+from mpt.systems.dain.nn.networks.flow_net import pad_amount
+from mpt.systems.dain.nn.operators.interpolation import Interpolator
 
 MODES = {"fp32": {}, "amp": {"dtype": "bfloat16"}, "O1": {"dtype": "bfloat16"}}
 TRAINED_AT = ((64, 64), (64, 128))
@@ -64,7 +64,7 @@ def perform(run: Run) -> None:
         name: torch.rand(1, *spec.shape) if spec.shape else torch.full((1,), 0.5)
         for name, spec in run.data.fields.items()
     }
-    for loss in losses_of(run, run.phases[0], draw_batch(run, run.phases[0], batch)):
+    for (loss,) in losses_of(run, run.phases[0], draw_batch(run, run.phases[0], batch)):
         loss.value.backward()  # type: ignore[no-untyped-call]
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 
 from mpt.config.load import load_config
-from mpt.data.loader import Loader
+from mpt.data.loading.loader import Loader
 from mpt.doctor.data_checks import examine_data
 from mpt.doctor.findings import Section
 from mpt.doctor.numerics_section import describe_numerics
 from mpt.doctor.subject import Subject, as_on_a_gpu
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.step import update
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.step.step import update
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.test_configs import RECIPES, SMALLER, data_for, head_command

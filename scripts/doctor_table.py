@@ -21,12 +21,12 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.data.loader import Loader
+from mpt.data.loading.loader import Loader
 from mpt.doctor.cure import Cure, find_cure
 from mpt.doctor.numerics import examine
 from mpt.doctor.subject import Subject, as_on_a_gpu
-from mpt.engine.build import build_datasets
-from scripts.planted_faults import PLANTED
+from mpt.engine.building.build import build_datasets
+from scripts.planted_faults import PLANTED, RIGHT_ON_CUDA
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS: Mapping[str, Any] = {"dataset": "digits", "precision": "amp", "train": {"steps": 1, "batch_size": 32}}
@@ -71,6 +71,8 @@ def healthy() -> Iterator[tuple[str, Config]]:
         model = {"name": f"torchvision:{name}", "image_size": 32}
         data = {"name": "digits", "image_size": 32, "channels": 3}
         yield name, load_config({"model": model, **DIGITS, "dataset": data})
+    for name in RIGHT_ON_CUDA:
+        yield name.removeprefix("plant_"), planted(name)
     for depth in (1, 12):
         model = {
             "name": "scripts.planted_faults:harmless",
@@ -93,7 +95,7 @@ def diagnose(name: str, config: Config) -> Row:
     return Row(
         name,
         faulty[0].faults[0],
-        culprit.describe() if culprit else "",
+        culprit.describe() if culprit else faulty[0].refusal.describe() if faulty[0].refusal else "",
         describe(cure) if cure else "none found",
         cure is not None and is_smallest_inside(cure),
         time.perf_counter() - started,

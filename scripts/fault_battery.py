@@ -51,7 +51,7 @@ if __name__ == "__main__":  # before the imports below, which take seconds
     clean_up_when_told_to_end()
     begin_with_library()
 
-from mpt.run.recorder import drop_half_line, read_lines
+from mpt.run.records.recorder import drop_half_line, read_lines
 from scripts import fault_battery_inputs as inputs
 from scripts import fault_battery_ranks as ranks
 from scripts import fault_battery_runs as runs

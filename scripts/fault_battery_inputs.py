@@ -11,9 +11,9 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.errors import CheckpointError, ConfigError
-from mpt.run.checkpoint import load
-from mpt.run.layout import open_run
-from mpt.run.weights_file import load_weights_file
+from mpt.run.checkpoints.checkpoint import load
+from mpt.run.records.layout import open_run
+from mpt.run.weights.weights_file import load_weights_file
 from scripts.fault_battery_process import call
 from scripts.fault_battery_runs import TOLD_CODES, Battery, Verdict, damage, failure_of
 
@@ -68,8 +68,8 @@ def damaged_weights(battery: Battery, place: Path, kind: str, seed: int) -> Verd
     state = {f"layer{n}.weight": torch.randn(20, 5) for n in range(4)} | {"count": torch.tensor(3)}
     path = place / f"w.{'safetensors' if kind == 'safetensors' else 'pt'}"
     if kind == "safetensors":
-        from mpt.run.files import open_new
-        from mpt.run.tensor_file import write_tensors
+        from mpt.run.checkpoints.tensor_file import write_tensors
+        from mpt.run.process.files import open_new
 
         write_tensors(open_new(path), state)
     else:

@@ -30,14 +30,14 @@ def import_everything() -> None:
     import mpt.commands.infer
     import mpt.commands.report
     import mpt.commands.train
-    import mpt.engine.assembly
-    import mpt.engine.loop
-    import mpt.memory.dry_run
+    import mpt.engine.loop.assembly
+    import mpt.engine.loop.loop
+    import mpt.memory.recomputing.dry_run
     import mpt.nn.small_cnn
     import mpt.optim.adam
     import mpt.parallel.ranks
     import mpt.parallel.start
-    import mpt.planner.beside
+    import mpt.planner.server.beside
     import mpt.report.classification
     import mpt.report.evaluation_section
     import mpt.report.page

@@ -15,7 +15,7 @@ Parts, in their order; each runs in processes of its own, and none can take the 
    says: its memory and speed are right, its figure says nothing;
 5. `peers`: the same training written by hand, by hand and compiled, in mpt, in Accelerate and in Lightning
    (`gpu_check_peers.py`);
-6. `features`: saves beside the training, streamed weights, kernels as `mpt plan --tune` chooses them, DAIN's Triton
+6. `features`: saves beside the training, streamed weights, kernels as `mpt plan tune` chooses them, DAIN's Triton
    operators beside torch's, sharded checkpoints of two cards (`gpu_check_features.py`);
 7. `rest`: the remaining workloads and budgets of `plan`, and the remaining configs of `modes`.
 

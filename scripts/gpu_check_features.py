@@ -117,10 +117,10 @@ def try_saves(rehearsal: str) -> dict[str, Any]:
     import torch
 
     import mpt
-    from mpt.engine.state import capture
-    from mpt.run import checkpoint
-    from mpt.run.background_save import BackgroundSave
-    from mpt.run.layout import create_run
+    from mpt.engine.state.state import capture
+    from mpt.run.checkpoints import checkpoint
+    from mpt.run.checkpoints.background_save import BackgroundSave
+    from mpt.run.records.layout import create_run
 
     built = mpt.build(train_config(rehearsal))
     batches = built.batches()
@@ -233,7 +233,7 @@ def try_triton(rehearsal: str) -> dict[str, Any]:
         raise Skipped("Triton is not installed") from None
     import torch
 
-    from mpt.systems.dain.nn import correlation, filter_interpolation, projection, triton_operators
+    from mpt.systems.dain.nn.operators import correlation, filter_interpolation, projection, triton_operators
 
     device = torch.device("cpu" if rehearsal else "cuda")  # the interpreter takes memory by its address
     batch, channels, height, width = SMALL_OPERATOR_SIZE if rehearsal else OPERATOR_SIZE
@@ -341,7 +341,7 @@ def try_streaming(rehearsal: str) -> dict[str, Any]:
 
 
 def try_kernels(rehearsal: str) -> dict[str, Any]:
-    """Measure the optimizer's kernels and channels last, as `mpt plan --tune` does, for two networks."""
+    """Measure the optimizer's kernels and channels last, as `mpt plan tune` does, for two networks."""
     from mpt.workflows import tuning
 
     if rehearsal:

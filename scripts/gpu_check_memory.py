@@ -45,8 +45,8 @@ def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
     """Measure the workloads, then the budgets, that have these labels, and append a row for each."""
     import torch
 
-    from mpt.planner.calibration import Calibration
-    from mpt.planner.session import Session
+    from mpt.planner.client.session import Session
+    from mpt.planner.facts.calibration import Calibration
     from scripts.gpu_check_workloads import ALLOW, BUDGETS, WORKLOADS, budget_label
 
     deadline = time.monotonic() + seconds
@@ -86,7 +86,7 @@ def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
 
 def card(device: Any) -> Any:
     """Return the GPU to plan for: the installed one, or in a rehearsal a common one."""
-    from mpt.planner.gpus import find_gpu
+    from mpt.planner.facts.gpus import find_gpu
     from mpt.workflows.out_of_memory_report import find_budget
 
     return find_budget(device, "").gpu if device.type == "cuda" else find_gpu("rtx3060")
@@ -99,7 +99,7 @@ def planners(rehearsal: str) -> int:
 
 def append_measured(path: Path, entry: dict[str, Any], measuring: Any, plan: Future[Any] | None, left: float) -> None:
     """Measure, join the plan, and write the row whatever came of it. Ends the process where CUDA itself is broken."""
-    from mpt.engine.faults import is_out_of_memory
+    from mpt.engine.step.faults import is_out_of_memory
     from mpt.errors import MptError
 
     poisoned = False
@@ -126,7 +126,7 @@ _specs: dict[int, Any] = {}
 
 def prepare(workload: Any, rehearsal: str) -> tuple[Any, Any]:
     """Return a workload's configuration and the layout of its data."""
-    from mpt.engine.build import build_datasets
+    from mpt.engine.building.build import build_datasets
 
     config = workload.config(rehearsal)
     key = id(workload.network)
@@ -139,8 +139,8 @@ def measure(config: Any, data: Any, device: Any) -> dict[str, Any]:
     """Take a few true steps and return the peaks in bytes: the CUDA allocator's, or the live tensors' on a CPU."""
     import torch
 
-    from mpt.planner.check import live_peak
-    from mpt.planner.trace import Recorder
+    from mpt.planner.step.check import live_peak
+    from mpt.planner.trace.trace import Recorder
 
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = (
         config.train.deterministic,
@@ -181,9 +181,10 @@ def take_steps(config: Any, data: Any, device: Any) -> dict[str, Any]:
     """Build and step as the loop does, every phase in each step, until the optimizers have stepped often enough."""
     import torch
 
-    from mpt.data.loader import pin, prefetch
-    from mpt.engine.build import build_run
-    from mpt.engine.step import update
+    from mpt.data.loading.loader import pin, prefetch
+    from mpt.engine.building.build import build_run
+    from mpt.engine.state.moving_averages import follow_step
+    from mpt.engine.step.step import update
 
     def batches() -> Iterator[dict[str, Any]]:
         numbers = torch.Generator().manual_seed(0)
@@ -202,7 +203,7 @@ def take_steps(config: Any, data: Any, device: Any) -> dict[str, Any]:
         started = time.perf_counter()
         for phase in run.phases:
             updates[phase.name] = update(run, phase, batch)
-        run.task.after_step(step, step * config.train.batch_size)
+        follow_step(run, step)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - started
@@ -225,14 +226,14 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
     """Allow the process a part of what a workload would reserve; find a recipe for that and train it there."""
     import torch
 
-    from mpt.planner.recipe import describe_patch
-    from mpt.planner.search import search
+    from mpt.planner.recipes.recipe import describe_patch
+    from mpt.planner.recipes.search import search
     from mpt.workflows.out_of_memory_report import find_budget
     from scripts.gpu_check_workloads import CARD_ALONE
 
     config, data = prepare(workload, rehearsal)
     on_cuda, context = device.type == "cuda", session.calibration.context_bytes
-    wanted = session.plan([config])[0].get()["reserved"]
+    wanted = session.plan([config])[0].get().reserved
     limit = int((REHEARSED_PART if rehearsal else part) * wanted)
     try:
         if on_cuda:
@@ -249,7 +250,7 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
         if not fitting:
             return {**row, "recipe": "none", "outcome": "nothing fits"}
         outcome, figures = attempt(fitting[0].config, data, device)
-        planned = fitting[0].plan["reserved_in_budget"]
+        planned = fitting[0].plan.reserved_in_budget
         names = {"recipe": describe_patch(fitting[0].patch), "recipe_bytes": planned, "outcome": outcome}
         return {**row, **names, **figures}
     finally:
@@ -259,7 +260,7 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
 
 def attempt(config: Any, data: Any, device: Any) -> tuple[str, dict[str, Any]]:
     """Return whether a configuration trains or runs out of memory, and its figures."""
-    from mpt.engine.faults import is_out_of_memory
+    from mpt.engine.step.faults import is_out_of_memory
 
     try:
         return "trains", measure(config, data, device)

@@ -39,7 +39,7 @@ def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dic
     started = time.monotonic()
     import torch
 
-    from mpt.engine.faults import is_out_of_memory
+    from mpt.engine.step.faults import is_out_of_memory
     from mpt.errors import MptError
 
     flags = precision_flags(torch)
@@ -79,7 +79,7 @@ def check_config(path: Path, seconds: float, rehearsal: str, tell: Callable[[dic
 def read_config(path: Path, rehearsal: str) -> tuple[Any, str | None]:
     """Return the config, its data replaced by drawn data where it is missing, and the name of the substitute."""
     from mpt.config.load import load_config
-    from mpt.engine.build import build_datasets
+    from mpt.engine.building.build import build_datasets
     from mpt.errors import DataError
 
     overrides = ["train.epochs=null", f"train.steps={MOST_STEPS}", "train.evaluate_every=0", "train.sample_every=0"]
@@ -108,17 +108,17 @@ def measure(config: Any, mode: str, steps: int | None, seconds: float, rehearsal
     import torch
 
     from mpt.config.load import change_precision
-    from mpt.data.loader import Loader
-    from mpt.engine.build import build_datasets, build_run, parameter_count
-    from mpt.engine.devices import choose_device
-    from mpt.engine.loop import fit
-    from mpt.engine.training import Training
+    from mpt.data.loading.loader import Loader
+    from mpt.engine.building.build import build_datasets, build_run, parameter_count
+    from mpt.engine.building.devices import choose_device
+    from mpt.engine.loop.loop import fit
+    from mpt.engine.loop.training import Training
     from mpt.errors import ConfigError
-    from mpt.run.boards import Boards
-    from mpt.run.console import Console
-    from mpt.run.layout import create_run
-    from mpt.run.recorder import Recorder
-    from mpt.run.signals import StopRequest
+    from mpt.run.boards.boards import Boards
+    from mpt.run.boards.console import Console
+    from mpt.run.process.signals import StopRequest
+    from mpt.run.records.layout import create_run
+    from mpt.run.records.recorder import Recorder
 
     began = time.monotonic()
     device = choose_device(rehearsal or "cuda")

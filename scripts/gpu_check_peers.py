@@ -156,8 +156,8 @@ def mpt_step(device: Any, images: Any, labels: Any, memory: dict[str, Any]) -> A
     import torch
 
     from mpt.config.load import load_config
-    from mpt.engine.build import build_run
-    from mpt.engine.step import update
+    from mpt.engine.building.build import build_run
+    from mpt.engine.step.step import update
     from mpt.seams import DataSpec, FieldSpec
 
     fields = {"image": FieldSpec((3, 64, 64), torch.float32), "label": FieldSpec((), torch.int64)}

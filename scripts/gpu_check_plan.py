@@ -2,7 +2,7 @@
 
 Part of `gpu_check.py`. Workloads are planned and measured by `gpu_check_memory.py`, in processes of their own; this
 reads their rows and sums them up. What cuDNN takes inside its kernels no plan knows before one run has shown it
-(`mpt plan --calibrate`). So each workload is planned for several shares of it; the first workload's measurement chooses
+(`mpt plan calibrate`). So each workload is planned for several shares of it; the first workload's measurement chooses
 the share of the second column.
 """
 

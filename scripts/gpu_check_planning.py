@@ -1,7 +1,7 @@
 """Workloads planned in processes that see no GPU, each one plan after another: what they import, they import once.
 
-Part of `gpu_check.py`. Such a process answers each line of its standard input, a request of `mpt.planner.beside`, with
-a line: the planned bytes per share of what cuDNN may take beside its tensors.
+Part of `gpu_check.py`. Such a process answers each line of its standard input, a request of
+`mpt.planner.server.beside`, with a line: the planned bytes per share of what cuDNN may take beside its tensors.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Planners:
         Raises MptError with the reason, TimeoutError where it takes too long or beyond `until` on the monotonic clock.
         """
         from mpt.errors import MptError
-        from mpt.planner.beside import request
+        from mpt.planner.server.beside import request
         from scripts.gpu_check_workloads import ALLOW
 
         seconds = max(1.0, min(PLAN_SECONDS, until - time.monotonic()))
@@ -112,11 +112,11 @@ def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
     """Trace once with all of cuDNN's scratch, and replay with each share of it."""
     import torch
 
-    from mpt.planner.beside import understand
-    from mpt.planner.check import live_peak
-    from mpt.planner.replay import replay
-    from mpt.planner.run_fake import trace_config
-    from mpt.planner.unseen import CONVOLUTIONS, Unseen
+    from mpt.planner.server.beside import understand
+    from mpt.planner.step.check import live_peak
+    from mpt.planner.step.run_fake import trace_config
+    from mpt.planner.trace.replay import replay
+    from mpt.planner.trace.unseen import CONVOLUTIONS, Unseen
 
     config, data, gpu = understand(wish)
     started = time.perf_counter()

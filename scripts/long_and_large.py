@@ -29,9 +29,9 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpt.config.load import load_config
-from mpt.run.checkpoint import load, save
-from mpt.run.layout import RunDirectory, create_run
-from mpt.run.manifest import MANIFEST, TENSORS, hash_manifest
+from mpt.run.checkpoints.checkpoint import load, save
+from mpt.run.checkpoints.manifest import MANIFEST, TENSORS, hash_manifest
+from mpt.run.records.layout import RunDirectory, create_run
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG: dict[str, Any] = {

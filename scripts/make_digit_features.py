@@ -1,4 +1,4 @@
-"""Train the classifier behind `mpt.metrics.digit_features` and write its weights into the package.
+"""Train the classifier behind `mpt.metrics.distances.digit_features` and write its weights into the package.
 
 Usage: OMP_NUM_THREADS=1 python scripts/make_digit_features.py
 Seeded, about two seconds. The committed file is what counts: another torch version may train to slightly other weights,

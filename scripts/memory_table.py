@@ -3,9 +3,9 @@
 Usage: OMP_NUM_THREADS=1 python scripts/memory_table.py [--output docs/memory.md] [--quick]
 
 For each trick the same training is built anew: what the first phase keeps for backward (saved bytes, weights aside),
-the peak of live bytes in the second step on this CPU (`mpt.run.memory_meter`), the peak that the planner predicts for a
-GPU, the arithmetic of a step relative to the plain one, and whether the weights after two steps are bit-equal to those
-of the plain run. The text between the two markers in the file is replaced.
+the peak of live bytes in the second step on this CPU (`mpt.run.process.memory_meter`), the peak that the planner
+predicts for a GPU, the arithmetic of a step relative to the plain one, and whether the weights after two steps are
+bit-equal to those of the plain run. The text between the two markers in the file is replaced.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from mpt import vision_ops  # noqa: F401  torchvision needs it beside a CPU torch
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.engine.build import build_run
-from mpt.engine.memory import known_tensors
-from mpt.engine.step import update
+from mpt.engine.building.build import build_run
+from mpt.engine.state.memory import known_tensors
+from mpt.engine.state.module_state import module_state
+from mpt.engine.step.step import update
 from mpt.errors import MptError
-from mpt.memory.selective import Kept
-from mpt.phase_losses import memory_forward
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import find_gpu
-from mpt.planner.placement import Placement
-from mpt.planner.plan import trace_placed
-from mpt.planner.replay import replay
-from mpt.run.memory_meter import measure_step
+from mpt.memory.recomputing.selective import Kept
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.facts.placement import Placement
+from mpt.planner.plans.plan import trace_placed
+from mpt.planner.trace.replay import replay
+from mpt.run.process.memory_meter import measure_step
 from mpt.seams import Batch, DataSpec, FieldSpec, Run
+from mpt.seams.phase_losses import memory_forward
 
 START, END = "<!-- tables by scripts/memory_table.py -->", "<!-- end of tables -->"
 CPU = torch.device("cpu")
@@ -180,7 +181,7 @@ def measure(workload: Workload, memory: dict[str, Any]) -> dict[str, Any]:
     row["flops"] = counter.get_total_flops()
     row["peak"] = measure_step(lambda: perform(run, second), lambda: known_tensors(run)).peak_bytes
     row["weights"] = [
-        value.detach().clone() for m in run.task.modules.values() for value in run.precision.module_state(m).values()
+        value.detach().clone() for m in run.task.modules.values() for value in module_state(run.precision, m).values()
     ]
     row["exact"] = all(trick.exact for trick in run.tricks)
     return row

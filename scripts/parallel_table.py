@@ -1,14 +1,15 @@
 """Do several processes train what one trains, and do all act alike when one fails? Two tables, by one command.
 
     python scripts/parallel_table.py                                    # both, on gloo and CPUs
-    python scripts/parallel_table.py --what equality --tasks lsgan vae --modes fp32 amp --ranks 2 --ways ddp full
+    python scripts/parallel_table.py --what equality --tasks lsgan vae --modes fp32 --ranks 2 --ways ddp "fsdp full"
 
-Equality: some steps by one process and by several ranks from the same seed: every task in float32 by 2 ranks, the small
-ones in every mode, and by 4 ranks; with ddp, and with fsdp in its three ways of sharding. Options restrict that. The
-difference is the largest of any weight, beside how far the weights moved; skipped steps and loss scales must be equal.
-SGD is used throughout, since Adam's first steps turn the rounding of a vanishing gradient into a step of full size.
-BatchNorm sees all ranks' samples (`parallel.sync_batchnorm`) where the batch divides. What a strategy refuses is in the
-table with its reason.
+Equality: one process trains a task with its own optimizer; from those weights it takes some more steps with SGD, and so
+do micro-batches and several ranks, on the same batches. A batch is sorted by what its samples weigh, so that ranks have
+very unequal shares of a loss that is normalised over the batch. The update distance is how far their weights end from
+one process's, as a share of how far it moved them (both in the 2-norm); skipped steps and loss scales must be equal.
+SGD is used since Adam's steps turn the rounding of a vanishing gradient into one of full size. BatchNorm, of which a
+rank has its own statistics, uses its running ones in micro-batches and ddp; with `sync` and fsdp it sees all ranks'
+samples (`parallel.sync_batchnorm`). What a strategy refuses is in the table with its reason.
 
 Faults: a failure of each kind on each rank; how all ranks ended, and the step that was saved last.
 """
@@ -30,39 +31,57 @@ from typing import Any
 
 import numpy
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.data.loader import Loader
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.loop import agree_on_notes
-from mpt.engine.rank_inputs import inputs_of
-from mpt.engine.step import update
+from mpt.data.loading.loader import Loader
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.state.moving_averages import follow_step
+from mpt.engine.state.state import restore_modules
+from mpt.engine.step.rank_inputs import inputs_of
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.parallel.local import full
 from mpt.parallel.start import joined
 from mpt.parallel.world import ALONE, World
+from mpt.seams import Batch, Dataset, Run, loss_scales
 from tests.parallel.forked import run_ranks
 from tests.parallel.test_faults import injected, saved_step
 
 TASKS: dict[str, tuple[str, ...]] = {
     "classifier": ("classify_digits", "model.features=8"),
+    "class weights": ("classify_digits", "model.features=8", 'task.class_weights={"0": 0.01, "1": 40}'),
     "vae": ("vae",),
     "lsgan": ("lsgan",),
     "wgan_gp": ("wgan_gp",),
     "dcgan": ("dcgan_fp32", "model.features=8", "model.image_size=16"),
-    "stylegan2": ("stylegan2_16",),
+    "stylegan2": ("stylegan2_16", "task.path_weight=0"),
+    "path lengths": ("stylegan2_16",),
     "saehd": ("saehd_demo",),
     "yolofuse": ("yolofuse_demo", "dataset.count=40", "dataset.test_count=8"),
     "dain": ("dain_demo", "task.flow_steps=1"),
 }
-SMALL = ("classifier", "vae", "lsgan", "wgan_gp", "dcgan")
-"""Tasks that are tried in every mode, and by more ranks than 2."""
+"""Name -> the configuration and its changes."""
+SMALL = ("classifier", "class weights", "vae", "lsgan", "wgan_gp", "dcgan")
+"""Tasks that are tried in every mode."""
+BATCHES = {"stylegan2": 16, "path lengths": 16}
+"""Other batches than `--batch-size`: StyleGAN2's discriminator looks at groups of four samples."""
+RATES = {"yolofuse": 2e-4, "saehd": 1e-3, "vae": 1e-3}
+"""Other rates than 0.005: losses that are sums over many places."""
+TRAINED_STEPS = {"dain": 20, "saehd": 40, "stylegan2": 40, "path lengths": 40}
+"""Other numbers of steps before the comparison than `--trained`."""
+SYNCHRONISED = ("parallel.sync_batchnorm=true",)
 WAYS: dict[str, tuple[str, ...]] = {
+    "micro-batches": (),
     "ddp": ("parallel.strategy=ddp",),
-    **{shard: ("parallel.strategy=fsdp", f"parallel.shard={shard}") for shard in ("full", "grad", "hybrid")},
+    "ddp, sync": ("parallel.strategy=ddp", *SYNCHRONISED),
+    **{
+        f"fsdp {shard}": ("parallel.strategy=fsdp", f"parallel.shard={shard}", *SYNCHRONISED)
+        for shard in ("full", "grad", "hybrid")
+    },
 }
 MODES: dict[str, tuple[str, ...]] = {
     "fp32": ("precision=fp32",),
@@ -78,86 +97,153 @@ FAULTS = ("memory", "nan", "inf", "signal", "error", "kill", "hang")
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
-def make_config(task: str, mode: str, way: str, batch_size: int, ranks: int) -> Config:
-    """Return a task's configuration, small and with SGD; hybrid is over two groups of ranks."""
-    name, *changes = TASKS[task]
-    common = ["optimizer=null", "optimizer=sgd", "optimizer.lr=0.005", f"train.batch_size={batch_size}"]
-    parallel = [*WAYS[way], "parallel.sync_batchnorm=true"]
-    parallel += [f"parallel.shard_ranks={ranks // 2}"] if way == "hybrid" else []
-    return load_config(CONFIGS / f"{name}.yaml", [*changes, "precision=null", *MODES[mode], *common, *parallel])
+def make_config(task: str, mode: str, way: str, batch_size: int, ranks: int, *changes: str) -> Config:
+    """Return a task's small configuration; hybrid is over two groups of ranks."""
+    name, *own = TASKS[task]
+    parallel = [*WAYS[way], *([f"parallel.shard_ranks={ranks // 2}"] if way.endswith("hybrid") else [])]
+    split = [f"memory.micro_batch={batch_size // 2}"] if way == "micro-batches" else []
+    words = [*own, "precision=null", *MODES[mode], f"train.batch_size={batch_size}", *parallel, *split, *changes]
+    return load_config(CONFIGS / f"{name}.yaml", words)
 
 
-def perform(world: World, config: Config, steps: int) -> dict[str, Any]:
-    """Perform some steps as the training does, and return what they came to."""
-    train, _ = build_datasets(config)
-    run = build_run(config, torch.device("cpu"), train.spec, world=world)
-    first = weights_of(run)
+def with_sgd(task: str) -> tuple[str, ...]:
+    """Return the changes to a configuration with which it is compared."""
+    return "optimizer=null", "optimizer=sgd", f"optimizer.lr={RATES.get(task, 0.005)}"
+
+
+def weight_of(batch: Batch) -> torch.Tensor:
+    """Return what each sample of a batch weighs in a normalised loss, as far as that differs."""
+    if "box_mask" in batch:
+        return batch["box_mask"].sum(1)
+    label = batch.get("label", torch.zeros(len(next(iter(batch.values())))))
+    return (label == 1).long() - (label == 0).long()
+
+
+def batches(run: Run, config: Config, data: Dataset) -> Iterator[Batch]:
+    """Yield this rank's parts of the batches, which are sorted by what samples weigh."""
     count = config.train.batch_size
-    stream = Loader(train, count, config.seed, place=world.place).batches()
+    start, stop = run.world.place(count)
+    for whole in Loader(data, count, config.seed).batches():
+        order = weight_of(whole).argsort(stable=True)
+        yield inputs_of(run, {name: value[order][start:stop] for name, value in whole.items()}, count)
+
+
+def take_steps(run: Run, config: Config, data: Dataset, steps: int) -> list[bool]:
+    """Perform steps as the training does; return which updates were skipped."""
     skipped = []
+    stream = batches(run, config, data)
     for step in range(steps):
-        batch = inputs_of(run, next(stream), count)
+        batch = next(stream)
         for phase in (phase for phase in run.phases if phase.is_due(step)):
             skipped.append(update(run, phase, batch).stats.skipped)
-        agree_on_notes(run)
-        run.task.after_step(step, step * count)
-        agree_on_notes(run)
+        follow_step(run, step)
+    return skipped
+
+
+def train_before(config: Config, steps: int, path: Path) -> None:
+    """Train in one process and save the networks and what the task has counted."""
+    data, _ = build_datasets(config)
+    run = build_run(config, torch.device("cpu"), data.spec)
+    take_steps(run, config, data, steps)
+    modules = {name: module.state_dict() for name, module in run.task.modules.items()}
+    torch.save({"modules": modules, "task": run.task.state_dict()}, path)
+
+
+def perform(world: World, config: Config, steps: int, start: Path, keeps_norms: bool) -> dict[str, Any]:
+    """Go on from trained networks for some steps, and return what they came to."""
+    data, _ = build_datasets(config)
+    run = build_run(config, torch.device("cpu"), data.spec, world=world)
+    saved = torch.load(start, weights_only=True)
+    restore_modules(run, {"modules": saved["modules"]})
+    run.task.load_state_dict(saved["task"])
+    for norm in (m for module in run.task.modules.values() for m in module.modules() if isinstance(m, _BatchNorm)):
+        norm.train(not keeps_norms)
+    first = weights_of(run)
+    skipped = take_steps(run, config, data, steps)
     last = weights_of(run)
-    moved = float((last - first).abs().max())
-    return {"weights": last.numpy(), "moved": moved, "skipped": skipped, "scales": run.precision.scales()}
+    return {"first": first.numpy(), "last": last.numpy(), "skipped": skipped, "scales": loss_scales(run.precision)}
 
 
-def weights_of(run: Any) -> torch.Tensor:
-    """Return all weights of a task, whole, one after the other."""
-    found = [full(p).detach().float().flatten() for m in run.task.modules.values() for p in m.parameters()]
+def weights_of(run: Run) -> torch.Tensor:
+    """Return all trained weights of a task, whole, one after the other."""
+    found = [full(p).detach().float().flatten() for m in run.task.trainable.values() for p in m.parameters()]
     return torch.cat([one.clone() for one in found])
 
 
-def on_rank(rank: int, config: tuple[Any, ...], steps: int) -> Any:
+def on_rank(rank: int, config: tuple[Any, ...], *more: Any) -> Any:
     """Do a rank's part of a comparison."""
     try:
         made = make_config(*config)
         with joined(made) as world:
-            return perform(world, made, steps)
+            return perform(world, made, *more)
     except ConfigError as error:
         return str(error)
 
 
-def equality_rows(arguments: argparse.Namespace) -> Iterator[str]:
+def distance(of_one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return the update distance."""
+    moved = numpy.linalg.norm(of_one["last"] - of_one["first"])
+    return float(numpy.linalg.norm(other["last"] - of_one["last"]) / moved)
+
+
+def equality_rows(arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
     """Yield the lines of the table of equality."""
-    yield "| task | mode | strategy | shard | ranks | largest difference | weights moved | skipped steps, scales |"
-    yield "|---|---|---|---|---:|---:|---:|---|"
+    yield "| task | mode | way | ranks | update distance | weights moved | skipped steps, scales |"
+    yield "|---|---|---|---:|---:|---:|---|"
     alone: dict[Any, Any] = {}
     for task, mode, ranks, way in cases(arguments):
-        batch = arguments.batch_size // ranks * ranks
-        if (task, mode, batch) not in alone:
-            alone[task, mode, batch] = perform(ALONE, make_config(task, mode, "ddp", batch, 1), arguments.steps)
-        of_one = alone[task, mode, batch]
-        start = time.perf_counter()
-        told = run_ranks(ranks, on_rank, (task, mode, way, batch, ranks), arguments.steps, limit=300)
-        print(f"{task} {mode} {way} {ranks}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
-        head = f"| {task} | {mode} | {'ddp |' if way == 'ddp' else f'fsdp | {way}'} | {ranks} |"
+        batch = BATCHES.get(task, arguments.batch_size) // ranks * ranks
+        start = folder / f"{task}-{batch}.pt"
+        if not start.exists():
+            steps = TRAINED_STEPS.get(task, arguments.trained)
+            train_before(make_config(task, "fp32", "ddp", batch, 1), steps, start)
+        keeps_norms = "sync" not in way and "fsdp" not in way
+        more = (arguments.steps, start, keeps_norms)
+        if (task, mode, batch, keeps_norms) not in alone:
+            config = make_config(task, mode, "ddp", batch, 1, *with_sgd(task))
+            alone[task, mode, batch, keeps_norms] = perform(ALONE, config, *more)
+        of_one = alone[task, mode, batch, keeps_norms]
+        began = time.perf_counter()
+        config_words = (task, mode, way, batch, ranks, *with_sgd(task))
+        if way == "micro-batches":
+            told = [perform(ALONE, make_config(*config_words), *more)]
+        else:
+            told = run_ranks(ranks, on_rank, config_words, *more, limit=300)
+        print(f"{task} {mode} {way} {ranks}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+        head = f"| {task} | {mode} | {way} | {ranks} |"
         if not all(isinstance(one, dict) for one in told):
             reason = next((one for one in told if isinstance(one, str)), f"exit codes {told}")
             yield f"{head} refused: {FIRST.split(reason.split(': ', 1)[-1])[0]} | | |"
             continue
-        same = all(numpy.array_equal(one["weights"], told[0]["weights"]) for one in told)
-        difference = float(numpy.abs(told[0]["weights"] - of_one["weights"]).max())
+        same = all(numpy.array_equal(one["last"], told[0]["last"]) for one in told)
+        moved = numpy.linalg.norm(of_one["last"] - of_one["first"]) / numpy.linalg.norm(of_one["first"])
         equal = told[0]["skipped"] == of_one["skipped"] and told[0]["scales"] == of_one["scales"]
         words = f"{'equal' if equal else 'DIFFERENT'}, {sum(of_one['skipped'])} skipped"
         between = "" if same else " (RANKS DIFFER)"
-        yield f"{head} {difference:.1e}{between} | {of_one['moved']:.1e} | {words} |"
+        yield f"{head} {distance(of_one, told[0]):.1e}{between} | {moved:.1e} | {words} |"
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, str, int, str]]:
     """Yield task, mode, number of ranks and way of each row."""
-    for mode, ranks, task, way in itertools.product(arguments.modes, arguments.ranks, arguments.tasks, arguments.ways):
-        is_basic = mode == "fp32" and ranks == 2
-        if task not in SMALL and not is_basic and len(arguments.tasks) > 1:
+    for mode, task, way, ranks in itertools.product(arguments.modes, arguments.tasks, arguments.ways, arguments.ranks):
+        if mode != "fp32" and (task not in SMALL or ranks > 2 or way not in ("micro-batches", "ddp", "fsdp full")):
             continue
-        if (mode != "fp32" and (ranks > 2 or way not in ("ddp", "full"))) or (way == "hybrid" and ranks < 4):
+        if way == "micro-batches":
+            if ranks == arguments.ranks[0]:
+                yield task, mode, 1, way
+            continue
+        if (way.endswith("hybrid") and ranks < 4) or (way in ("fsdp grad", "ddp, sync") and ranks > 2):
+            continue
+        if way == "ddp, sync" and not has_norm(task):
             continue
         yield task, mode, ranks, way
+
+
+def has_norm(task: str) -> bool:
+    """Return whether a task's networks have BatchNorm."""
+    config = make_config(task, "fp32", "ddp", 8, 1)
+    run = build_run(config, torch.device("cpu"), build_datasets(config)[0].spec)
+    return any(isinstance(m, _BatchNorm) for module in run.task.modules.values() for m in module.modules())
 
 
 def fault_rows() -> Iterator[str]:
@@ -180,17 +266,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", nargs="+", choices=("equality", "faults"), default=["equality", "faults"])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["fp32", "amp", "bf16", "O2"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["fp32", "amp"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--trained", type=int, default=160, help="steps before those that are compared")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.pop("WORLD_SIZE", None)
     if "equality" in arguments.what:
-        for line in equality_rows(arguments):
-            print(line, flush=True)
+        with tempfile.TemporaryDirectory() as name:
+            for line in equality_rows(arguments, Path(name)):
+                print(line, flush=True)
         print()
     if "faults" in arguments.what:
         for line in fault_rows():

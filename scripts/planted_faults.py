@@ -210,6 +210,24 @@ def variance_by_pools(h: Tensor) -> Tensor:
     return h / (variance[:, 0].abs() + 1e-2).sqrt().repeat_interleave(4, 1)
 
 
+def masked_beyond_half(h: Tensor) -> Tensor:
+    """A mask value that float16 does not hold, which torch refuses."""
+    return torch.softmax(h.masked_fill(h < 0, -1e9), 1)
+
+
+def scattered_into_float32(h: Tensor) -> Tensor:
+    """Half is put into a buffer that is float32: two dtypes in one operator."""
+    made = torch.zeros(h.shape)
+    made[torch.arange(len(h))] = h
+    return made
+
+
+def cholesky_of_half(h: Tensor) -> Tensor:
+    """A decomposition for which there is no kernel in half."""
+    covariance = h.T @ h + 10 * torch.eye(WIDTH, dtype=h.dtype)
+    return h @ torch.linalg.cholesky(covariance)
+
+
 class Explosion(nn.Module):
     """Layers whose activations double until float16 ends; a norm follows them."""
 
@@ -228,6 +246,8 @@ class Explosion(nn.Module):
         return normalised
 
 
+REFUSED = (masked_beyond_half, scattered_into_float32, cholesky_of_half)
+"""In half these raise."""
 FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     attention_scores,
     softmax_of_large_logits,
@@ -256,8 +276,14 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     mean_of_squares,
     covariance,
     variance_by_pools,
+    *REFUSED,
 )
-PLANTED = (*(f"plant_{function.__name__}" for function in FUNCTIONS), "plant_explosion")
+RIGHT_ON_CUDA = tuple(
+    f"plant_{function.__name__}" for function in (exponential, log_sum_exp, long_sum, softplus_by_hand, softmax_by_hand)
+)
+"""Networks that only break where exp and sum are computed in half, which CUDA's autocast does not."""
+_ALL = (*(f"plant_{function.__name__}" for function in FUNCTIONS), "plant_explosion")
+PLANTED = tuple(name for name in _ALL if name not in RIGHT_ON_CUDA)
 """The names of all networks with a fault."""
 
 
@@ -281,3 +307,8 @@ def harmless(num_classes: int, depth: int = 1) -> nn.Module:
     """Build the same network without a fault, with some depth."""
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(depth)]
     return Network(nn.Sequential(*layers), num_classes)
+
+
+def raises_always(num_classes: int) -> nn.Module:
+    """Return a network that no precision helps."""
+    return Network(Planted(lambda h: h[:, :5]), num_classes)

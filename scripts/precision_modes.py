@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.devices import choose_device
-from mpt.engine.step import update
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.building.devices import choose_device
+from mpt.engine.step.step import update
 
 MODES = ("fp32", "amp", "O1", "O2", "bf16-pure", "bf16-sr", "bf16-kahan")
 QUICK = ("train.checkpoint_every=0", "train.sample_every=0")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mpt.config.load import change_precision, load_config
-from mpt.planner.fake_device import header_path, read_operator_lists
+from mpt.planner.device.fake_device import header_path, read_operator_lists
 
 POLICY_WORDS = {"LOWER_PRECISION_FP": "half", "FP32": "float32", "FP32_SET_OPT_DTYPE": "float32", "PROMOTE": "widest"}
 

@@ -29,14 +29,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.engine.build import build_run
-from mpt.engine.step import update
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import Gpu, find_gpu
-from mpt.planner.placement import Placement
-from mpt.planner.plan import trace_placed
-from mpt.planner.replay import replay
-from mpt.planner.worker import find_data_spec
+from mpt.engine.building.build import build_run
+from mpt.engine.step.step import update
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import Gpu, find_gpu
+from mpt.planner.facts.placement import Placement
+from mpt.planner.plans.plan import trace_placed
+from mpt.planner.server.worker import find_data_spec
+from mpt.planner.trace.replay import replay
 from mpt.seams import DataSpec, FieldSpec, Task
 from scripts.memory_table import saved_bytes
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import find_gpu
-from mpt.planner.session import Session
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
 
 GIB = 2**30
 CONFIG = Path(__file__).parent.parent / "configs" / "saehd_512.yaml"
@@ -31,13 +31,14 @@ RECIPES: list[tuple[str, list[str]]] = [
     ("amp", [DENSE_IN_HALF, FIXED_SEGMENTS]),
     ("amp, dense layers in float32", [FIXED_SEGMENTS]),
     ("+ expandable segments (the configuration)", []),
-    ("+ micro-batches of 4 (**the plan**)", ["memory.micro_batch=4"]),
-    ("the plan, micro-batches of 2", ["memory.micro_batch=2"]),
-    ("the plan, micro-batches of 1", ["memory.micro_batch=1"]),
-    ("the plan, stages recomputed", ["memory.micro_batch=4", "memory.recompute=all"]),
-    ("the plan, dense layers in half", ["memory.micro_batch=4", DENSE_IN_HALF]),
-    ("the plan, fixed segments", ["memory.micro_batch=4", FIXED_SEGMENTS]),
-    ("the plan, fp32", ["precision.mode=fp32", DENSE_IN_HALF, "memory.micro_batch=4"]),
+    ("+ activations offloaded (**the plan**)", ["memory.offload_activations=true"]),
+    ("micro-batches of 4 instead", ["memory.micro_batch=4"]),
+    ("micro-batches of 2", ["memory.micro_batch=2"]),
+    ("micro-batches of 1", ["memory.micro_batch=1"]),
+    ("micro-batches of 4, stages recomputed", ["memory.micro_batch=4", "memory.recompute=all"]),
+    ("micro-batches of 4, dense layers in half", ["memory.micro_batch=4", DENSE_IN_HALF]),
+    ("micro-batches of 4, fixed segments", ["memory.micro_batch=4", FIXED_SEGMENTS]),
+    ("micro-batches of 4, fp32", ["precision.mode=fp32", DENSE_IN_HALF, "memory.micro_batch=4"]),
     ("stages recomputed, optimizer on the host", ["memory.recompute=all", "memory.cpu_optimizer=true"]),
 ]
 CLEAN_STEPS, MOST_STEPS = 3, 20
@@ -71,11 +72,11 @@ def main() -> None:
 
 def cells_of(plan: dict[str, Any]) -> list[str]:
     """Return one plan's figures; sizes in GiB."""
-    parts = plan["by_category"]
+    parts = plan.by_category
     named = [parts.get(column, 0) for column in COLUMNS]
-    sizes = [*named, plan["allocated"] - sum(named), plan["allocated"], plan["reserved"] + plan["context_bytes"]]
-    fits = "no" if not plan["fits"] else "barely" if plan["tight"] else "yes"
-    return [f"{size / GIB:.2f}" for size in sizes] + [fits, f"{plan['step_seconds']:.1f}"]
+    sizes = [*named, plan.allocated - sum(named), plan.allocated, plan.reserved + plan.context_bytes]
+    fits = "no" if not plan.fits else "barely" if plan.tight else "yes"
+    return [f"{size / GIB:.2f}" for size in sizes] + [fits, f"{plan.step_seconds:.1f}"]
 
 
 def measured_cells(index: int, cap: float) -> list[str]:
@@ -83,7 +84,7 @@ def measured_cells(index: int, cap: float) -> list[str]:
     command = [sys.executable, __file__, "--one", str(index), "--cap", str(cap)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        from mpt.engine.faults import REFUSALS
+        from mpt.engine.step.faults import REFUSALS
 
         return ["out of memory" if any(words in done.stderr for words in ("OutOfMemory", *REFUSALS)) else "failed", ""]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -92,14 +93,14 @@ def measured_cells(index: int, cap: float) -> list[str]:
 
 def measure(config: Config, cap_bytes: int) -> dict[str, int]:
     """Run some steps on this machine's GPU under the cap and return the peaks."""
-    from mpt.engine.torch_settings import prepare_torch
+    from mpt.engine.building.torch_settings import prepare_torch
 
     prepare_torch(config)
     import torch
 
-    from mpt.engine.build import build_run
-    from mpt.engine.step import update
-    from mpt.systems.deepfacelab.data.face_pairs import describe_pairs
+    from mpt.engine.building.build import build_run
+    from mpt.engine.step.step import update
+    from mpt.systems.deepfacelab.data.faces.face_pairs import describe_pairs
 
     device = torch.device("cuda", 0)
     total = torch.cuda.get_device_properties(device).total_memory

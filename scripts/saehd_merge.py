@@ -18,8 +18,8 @@ import torch
 from mpt.inference.half import rebuild
 from mpt.inference.trained import open_trained
 from mpt.systems.deepfacelab.commands.merge import drawing
-from mpt.systems.deepfacelab.data.face_files import FaceFile
-from mpt.systems.deepfacelab.data.face_geometry import MEAN_FACE, PADDING, USED, invert, transform_points
+from mpt.systems.deepfacelab.data.faces.face_files import FaceFile
+from mpt.systems.deepfacelab.data.faces.face_geometry import MEAN_FACE, PADDING, USED, invert, transform_points
 from mpt.systems.deepfacelab.data.procedural_faces import DESTINATION, SOURCE, draw_expressions, render
 from mpt.systems.deepfacelab.inference.frames import draw_within_memory
 from mpt.systems.deepfacelab.inference.merging import MergeSettings, cut_face, merge_face, paste

@@ -12,8 +12,9 @@
 # reached. MATRIX_TESTS="tests/run tests/planner" runs these tests in place of a row's own.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-ALL=(3.11:2.11:cpu 3.11:2.12:cpu 3.11:2.13:cpu 3.12:2.13:cpu 3.13:2.13:cpu 3.11:2.13:cu130)
-declare -A VISION=([2.11]=0.26 [2.12]=0.27 [2.13]=0.28)
+ALL=(3.11:2.11:cpu 3.12:2.11:cpu 3.13:2.11:cpu 3.11:2.12:cpu 3.11:2.13:cpu 3.12:2.13:cpu 3.13:2.13:cpu
+    3.11:2.14:cpu 3.11:2.15:cpu 3.12:2.15:cpu 3.13:2.15:cpu 3.11:2.15:pypi)
+declare -A VISION=([2.11]=0.26 [2.12]=0.27 [2.13]=0.28 [2.14]=0.29 [2.15]=0.29)
 # What reads torch's insides: autocast's lists, dispatch, checkpoints, the planner's fakes, the pretend device.
 INSIDES=(tests/planner tests/precision tests/memory tests/engine tests/cuda_rehearsal/test_device.py)
 tests=()
@@ -37,7 +38,7 @@ export OMP_NUM_THREADS=1
 failed=0 table=""
 for row in "${rows[@]}"; do
     IFS=: read -r python torch wheel <<<"$row"
-    [ "$torch" = newest ] && torch=2.13
+    [ "$torch" = newest ] && torch=2.15
     if ! interpreter=$(find_python "$python"); then
         table+="| $python | $torch | $wheel | skipped: python$python is not installed |"$'\n'
         continue

@@ -142,9 +142,9 @@ def draw(folder: Path) -> None:
     """Write the picture of a run's detections on test pairs."""
     import torch
 
-    from mpt.data.images import write_grid
-    from mpt.data.loader import to_device
-    from mpt.engine.evaluation import preview
+    from mpt.data.loading.loader import to_device
+    from mpt.data.pictures.images import write_grid
+    from mpt.engine.state.evaluation import preview
     from mpt.inference.trained import open_trained
 
     trained = open_trained(str(folder), folder.parent, "cpu")

@@ -98,7 +98,7 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_a_plan_is_made_for_the_release_of_torch_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
-    monkeypatch.setattr("mpt.planner.planned.make_plan", lambda config, **wish: asked.append(wish))
+    monkeypatch.setattr("mpt.planner.recipes.planned.make_plan", lambda config, **wish: asked.append(wish))
     config = mpt.load({"model": "small_cnn"})
     mpt.plan(config, gpu="rtx2060", torch="1.13")
     assert asked[0]["torch"] == "1.13"

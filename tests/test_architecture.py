@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from mpt.cli import COMMANDS
+from mpt.config.part_packages import PART_FOLDERS, packages_below
+from mpt.config.part_source import declares_function
+from mpt.config.registry import FUNCTIONS
+
+pytestmark = pytest.mark.tier("fast")
+
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mpt"
-LIGHT = ("errors", "config", "parts", "report", "cli", "__main__")
+LIGHT = ("errors", "foreign", "config", "parts", "report", "cli", "__main__")
 """Packages that never import torch, not even inside a function."""
 HEAVY_PACKAGES = {"torch", "torchvision", "timm", "torchmetrics", "safetensors"}
 
@@ -58,7 +66,7 @@ def imports_of(source: str) -> list[tuple[int, str]]:
 
 def upward_imports(package: str, source: str, packages: list[str]) -> list[str]:
     """Return the imports of a source in `package` that do not lead to that package or one listed before it."""
-    allowed = {*packages[: packages.index(package) + 1], "__version__"}
+    allowed = {*packages[: packages.index(package) + 1]}
     return [
         f"line {line} imports {name}"
         for line, name in imports_of(source)
@@ -118,6 +126,18 @@ def import_graph() -> dict[str, set[str]]:
     return graph
 
 
+def test_a_training_s_batches_are_supplied_in_one_place() -> None:
+    """Whoever takes them gets the same ones: a loader of one's own forgets how samples are drawn, or how many steps."""
+    allowed = {"engine/loop/assembly.py", "engine/state/evaluation.py", "data/loading/loader.py"}
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Loader"
+    }
+    assert found == allowed
+
+
 def test_no_files_import_each_other_in_a_circle() -> None:
     graph = import_graph()
     assert len(graph) > 300
@@ -125,6 +145,51 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         for name in leaves:
             del graph[name]
     assert not graph, f"in a circle, or above one: {sorted(graph)}"
+
+
+def test_every_file_of_a_part_folder_is_a_part() -> None:
+    """Parts are found by file name; what they share lies in a subfolder, a room that says what it holds."""
+    packages = packages_below(PACKAGE, "mpt")
+    wrong = []
+    for package in packages:
+        for folder in PART_FOLDERS:
+            parts = {path.stem for path in package.paths(folder) if is_part(path, folder)}
+            if package.folder == PACKAGE and folder == "commands":
+                parts = {module for module, _ in COMMANDS.values()}
+            wrong += [str(path.relative_to(ROOT)) for path in package.paths(folder) if path.stem not in parts]
+    assert len(packages) == 1 + len(list(PACKAGE.glob("systems/*/__init__.py")))
+    assert not wrong, f"neither a part nor in a room of its folder: {wrong}"
+
+
+def is_part(path: Path, folder: str) -> bool:
+    """Return whether a file of a part folder declares a part of the folder's kind."""
+    source = path.read_text("utf-8")
+    names = {node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    if folder in FUNCTIONS and declares_function(source, *FUNCTIONS[folder][1:]):
+        return True
+    return ("Command" if folder == "commands" else "Settings") in names
+
+
+def test_rooms_of_a_package_import_each_other_in_one_direction() -> None:
+    """A room is a subfolder of a package; files that lie in the package itself are each a room of their own."""
+    graph: dict[str, dict[str, set[str]]] = {}
+    for name, needed in import_graph().items():
+        package, room = room_of(name)
+        rooms = graph.setdefault(package, {})
+        rooms.setdefault(room, set()).update(r for p, r in map(room_of, needed) if p == package and r != room)
+    assert len(graph["mpt.planner"]) >= 8
+    for package, rooms in graph.items():
+        while leaves := [room for room, needed in rooms.items() if not needed & set(rooms)]:
+            for room in leaves:
+                del rooms[room]
+        assert not rooms, f"{package}: in a circle, or above one: {rooms}"
+
+
+def room_of(module: str) -> tuple[str, str]:
+    """Return a module's package, a system's being its folder, and its room inside."""
+    parts = module.split(".")
+    depth = 4 if parts[1] == "systems" else 2
+    return ".".join(parts[:depth]), ".".join(parts[depth : depth + 1])
 
 
 def test_what_a_part_may_have_is_not_probed_for() -> None:
@@ -147,7 +212,7 @@ def test_what_a_part_may_have_is_not_probed_for() -> None:
 
 def test_reports_are_made_from_files_alone() -> None:
     """A report reads run directories: of the package it knows the errors, the configuration and the run's layout."""
-    allowed = {"report", "config", "errors", "run", "__version__"}
+    allowed = {"report", "config", "errors", "foreign", "run", "version"}
     wrong = [
         f"{path.name}:{line} imports {name}"
         for path in sorted((PACKAGE / "report").rglob("*.py"))
@@ -168,10 +233,10 @@ def test_light_packages_name_no_heavy_package(package: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "import mpt.engine.build",
+        "import mpt.engine.building.build",
         "from mpt import engine",
-        "def late():\n    from mpt.engine.build import Run",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mpt.engine.build import Run",
+        "def late():\n    from mpt.engine.building.build import Run",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mpt.engine.building.build import Run",
         "import importlib\nimportlib.import_module('mpt.engine')",
         "from ..engine import build",
     ],
@@ -189,8 +254,9 @@ def heavy_modules_after(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
+@pytest.mark.tier("full")
 def test_importing_the_light_packages_imports_no_torch() -> None:
-    light_commands = ("arguments", "init", "listing", "report", "schema", "validate")
+    light_commands = ("cli/arguments", "init", "listing", "report", "schema", "validate")
     files = [path for path in package_files() if package_of(path) in ("errors", "config", "report", "cli")]
     files += [PACKAGE / "commands" / f"{name}.py" for name in light_commands]
     files += [PACKAGE / "__init__.py", PACKAGE / "api.py"]
@@ -199,6 +265,7 @@ def test_importing_the_light_packages_imports_no_torch() -> None:
     assert heavy_modules_after(f"import importlib\nfor name in {modules}: importlib.import_module(name)") == set()
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     "words", [["--help"], ["validate", "configs/dcgan_amp.yaml"], ["list", "precision"], ["schema"]], ids=lambda w: w[0]
 )
@@ -207,13 +274,14 @@ def test_commands_that_only_look_import_no_torch(words: list[str]) -> None:
     assert heavy_modules_after(code) == set()
 
 
+@pytest.mark.tier("full")
 def test_the_check_notices_torch() -> None:
     assert heavy_modules_after("import mpt.seams") == {"torch"}
 
 
 def test_the_step_that_the_page_shows_is_put_together_of_what_there_is() -> None:
     """Functions are those of the step's module, and members those of the types that it works on."""
-    import mpt.engine.step as step
+    import mpt.engine.step.step as step
     from mpt.seams import Loss, MemoryTrick, Phase, Precision, Run
 
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
@@ -233,4 +301,4 @@ def test_the_step_that_the_page_shows_is_put_together_of_what_there_is() -> None
 
 def test_classes_of_objects_are_changed_in_one_place() -> None:
     found = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if ".__class__ = " in path.read_text("utf-8")]
-    assert found == [Path("nn/mixin.py")]
+    assert found == [Path("nn/shared/mixin.py")]

@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 import types
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -17,22 +18,27 @@ import typer
 
 from mpt import __version__, cli, entry_point
 from mpt.cli import make_app
-from mpt.commands.arguments import (
+from mpt.commands.cli.arguments import (
     CompareArguments,
     ConvertArguments,
     InferArguments,
     ListArguments,
     PlanArguments,
+    PlanCalibrateArguments,
+    PlanCheckArguments,
+    PlanInferArguments,
     ReportArguments,
     TrainArguments,
     ValidateArguments,
 )
-from mpt.commands.init import DATASETS
 from mpt.commands.listing import show_table
 from mpt.config import registry
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, SUBPACKAGES
 from mpt.errors import ConfigError, GateError, Interrupted, MptError
+
+pytestmark = pytest.mark.tier("fast")
+
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "dcgan_fp32.yaml"
 
@@ -147,9 +153,11 @@ def test_resume_may_be_given_without_a_value(called, words, resume):
         (
             "plan c a=1 --vram 6GiB --gpu rtx2060 --json --with p --output o",
             "plan",
-            PlanArguments(Path("c"), ("a=1",), "6GiB", "rtx2060", (Path("p"),), "o", json=True),
+            PlanArguments(Path("c"), ("a=1",), (Path("p"),), vram="6GiB", gpu="rtx2060", output="o", json=True),
         ),
-        ("plan --calibrate r", "plan", PlanArguments(None, calibrate="r")),
+        ("plan calibrate r", "planning.plan_calibrate", PlanCalibrateArguments("r")),
+        ("plan infer c --half", "planning.plan_inference", PlanInferArguments(Path("c"), half=True)),
+        ("plan check l c a=1", "planning.plan_check", PlanCheckArguments(Path("l"), Path("c"), ("a=1",))),
         ("convert r --half --to onnx", "convert", ConvertArguments("r", True, "onnx")),
         (
             "validate c a=1 --with p --quiet",
@@ -161,7 +169,10 @@ def test_resume_may_be_given_without_a_value(called, words, resume):
 )
 def test_a_command_gets_what_was_typed(called, words, command, arguments):
     assert run(*words.split()) == 0
-    assert called == [(command, arguments)]
+    [(name, asked)] = called
+    assert name == command
+    assert isinstance(asked, type(arguments))  # systems add options of theirs
+    assert {one.name: getattr(asked, one.name) for one in fields(arguments)} == vars(arguments)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +195,7 @@ def test_a_system_brings_commands_of_its_own(called, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(registry.Part, "member", lambda part, name: asked.append if name == "run" else dict)
     assert run("deepfacelab", "leras-to-torch", "a", "b", "--archi", "df-u") == 0
-    assert asked == [{"model_dir": Path("a"), "output": Path("b"), "archi": "df-u", "config": None}]
+    assert asked == [{"model_dir": Path("a"), "output": Path("b"), "archi": "df-u", "name": None, "config": None}]
     assert "leras" not in (Path(cli.__file__).read_text("utf-8"))
 
 
@@ -220,6 +231,8 @@ def test_no_words_and_help_print_help(capsys):
         ("plan --vram", "option '--vram' requires an argument"),
         ("trian", "mpt: no such command 'trian'. Did you mean 'train'?"),
         ("export", "mpt: no such command 'export'; `mpt convert` does that, `mpt convert -h` explains it"),
+        ("plan", "mpt plan: CONFIG is missing"),
+        ("plan infer c --nproc 2", "mpt plan infer: no such option: --nproc"),
         ("schema extra", "mpt schema: got unexpected extra argument(s) (extra); `mpt schema -h` lists what there is"),
     ],
 )
@@ -309,7 +322,8 @@ def test_list_names_every_plugin(capsys):
 def test_init_writes_a_config_that_means_the_defaults(capsys, tmp_path, model):
     path = tmp_path / "new.yaml"
     assert run("init", path, "--model", model) == 0
-    name = DATASETS.get(INSTALLED.find("nn", model).task or "")
+    task = INSTALLED.find("tasks", INSTALLED.find("nn", model).task or "")
+    name = task.literals.get("DATASET") if task else None
     dataset = {"dataset": name} if name else {}
     assert load_config(path) == load_config({"model": {"name": model}, **dataset})
     assert path.read_text().count("#") > 10
@@ -337,6 +351,7 @@ def test_schema_is_printed_or_written(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["title"] == "mpt plan --json"
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("words", [["--help"], ["validate", str(CONFIG)], ["list"], ["schema"], ["train", "--help"]])
 def test_light_commands_load_neither_torch_nor_rich(words):
     code = f"""
@@ -377,6 +392,31 @@ def test_a_reader_that_leaves_early_is_no_error():
         assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("c a=1 --infer --half --vram 1GiB", "infer c a=1 --half --vram 1GiB"),
+        ("c --frame 2x2", "infer c --frame 2x2"),
+        ("c --presets --output d", "presets c --output d"),
+        ("--tune c", "tune c"),
+        ("--calibrate r", "calibrate r"),
+        ("c --lock=l --gpu t4", "lock c --output l --gpu t4"),
+        ("c --check l --tolerance 2%", "check l c --tolerance 2%"),
+        ("c --scaling weak --nproc 8", "cluster c --scaling weak --nproc 8"),
+        ("c --cards t4:2 --cards v100", "cluster c --cards t4:2 --cards v100"),
+    ],
+)
+def test_what_was_an_option_of_plan_is_answered_with_its_command(called, capsys, before, now):
+    assert run("plan", *before.split()) == 2
+    option = next(word.partition("=")[0] for word in before.split() if word.startswith("--"))
+    answer = f"error: mpt plan: {option} belongs to a sub-command now: mpt plan {now}\n"
+    assert capsys.readouterr().err == answer
+    assert called == []
+    run("plan", *now.split())
+    assert capsys.readouterr().err == "", "what is answered is taken"
+    assert len(called) == 1
+
+
 def test_configurations_come_with_mpt_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run("validate", "@classify_digits") == 0
@@ -392,7 +432,13 @@ def test_configurations_come_with_mpt_by_name(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("typed", "place", "expected"),
-    [("mpt tr", "1", "train"), ("mpt train @lsgan optimizer.l", "3", "optimizer.lr="), ("mpt infer di", "2", "digits")],
+    [
+        ("mpt tr", "1", "train"),
+        ("mpt plan inf", "2", "infer"),
+        ("mpt plan infer x.yaml --fr", "4", "--frame"),
+        ("mpt train @lsgan optimizer.l", "3", "optimizer.lr="),
+        ("mpt infer di", "2", "digits"),
+    ],
 )
 def test_the_shell_completes_commands_settings_and_runs(typed, place, expected, tmp_path, monkeypatch):
     (tmp_path / "runs" / "digits").mkdir(parents=True)
@@ -420,7 +466,7 @@ def test_an_interrupt_while_the_command_line_is_imported_is_one_line_too(monkeyp
     def stop(words):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mpt.planner.processes.start_ahead", stop)
+    monkeypatch.setattr("mpt.planner.client.processes.start_ahead", stop)
     for start in (partial(runpy.run_module, "mpt", run_name="__main__"), entry_point.main):
         with pytest.raises(SystemExit) as ended:
             start()

@@ -12,8 +12,8 @@ from PIL import Image
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.step import update
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.step.step import update
 from mpt.seams import Dataset
 
 ROOT = Path(__file__).parent.parent

@@ -18,15 +18,16 @@ import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parent.parent
-EXAMPLE = re.compile(
-    r"^`(my-parts/\w+/\w+\.py)`:\n\n```python\n(.*?)^```\n\n```sh\n(mpt train [^\n]*)\n```$", re.M | re.S
-)
+FILE = re.compile(r"^`(my-parts/\w+/\w+\.py)`:\n\n```python\n(.*?)^```$", re.M | re.S)
+COMMAND = re.compile(r"^```sh\n(mpt train [^\n]* --parts my-parts)\n```$", re.M)
 WANTED = {
-    "precision": "my-parts/precision/rounded.py",
-    "nn": "my-parts/nn/perceptron.py",
-    "data": "my-parts/data/stripes.py",
-    "metrics": "my-parts/metrics/calibration_error.py",
+    "rounded": ["my-parts/precision/rounded.py"],
+    "perceptron": ["my-parts/nn/perceptron.py"],
+    "stripes": ["my-parts/data/stripes.py"],
+    "calibrated": ["my-parts/metrics/calibration_error.py"],
+    "heads": ["my-parts/nn/two_heads.py", "my-parts/tasks/rebuild_and_name.py", "my-parts/metrics/rebuilt_psnr.py"],
 }
+"""The run of each example -> its files."""
 RUN_ALL = """
 import json, sys
 from mpt.cli import main
@@ -41,20 +42,22 @@ for words in json.loads(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Example:
-    path: str
-    source: str
-    words: list[str]
+    """The files before a command, and the command."""
 
-    @property
-    def run_name(self) -> str:
-        return next(word.removeprefix("name=") for word in self.words if word.startswith("name="))
+    sources: dict[str, str]
+    words: list[str]
 
 
 def read_examples() -> dict[str, Example]:
-    """Return the examples of the page by their subpackage."""
-    found = EXAMPLE.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
-    examples = [Example(path, source, shlex.split(command)[1:]) for path, source, command in found]
-    return {example.path.split("/")[1]: example for example in examples}
+    """Return the examples of the page by the name of their run."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    examples, start = {}, 0
+    for command in COMMAND.finditer(text):
+        words = shlex.split(command[1])[1:]
+        name = next(word.removeprefix("name=") for word in words if word.startswith("name="))
+        examples[name] = Example(dict(FILE.findall(text[start : command.start()])), words)
+        start = command.end()
+    return examples
 
 
 EXAMPLES = read_examples()
@@ -65,9 +68,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the examples as parts, in which each was validated and trained for its two steps."""
     folder = tmp_path_factory.mktemp("contributing").resolve()
     shutil.copytree(ROOT / "configs", folder / "configs")
-    for example in EXAMPLES.values():
-        (folder / example.path).parent.mkdir(parents=True)
-        (folder / example.path).write_text(example.source, "utf-8")
+    for path, source in (item for example in EXAMPLES.values() for item in example.sources.items()):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(source, "utf-8")
     training = [example.words for example in EXAMPLES.values()]
     validating = [["validate", *words[1:]] for words in training]
     done = subprocess.run(
@@ -88,12 +91,12 @@ def last_row(run: Path) -> dict[str, str]:
 
 
 def test_the_page_has_an_example_of_each_kind() -> None:
-    assert {subpackage: example.path for subpackage, example in EXAMPLES.items()} == WANTED
+    assert {name: list(example.sources) for name, example in EXAMPLES.items()} == WANTED
 
 
-@pytest.mark.parametrize("subpackage", sorted(WANTED))
-def test_every_example_trains_its_two_steps(workplace: Path, subpackage: str) -> None:
-    run = workplace / "runs" / EXAMPLES[subpackage].run_name
+@pytest.mark.parametrize("name", WANTED)
+def test_every_example_trains_its_two_steps(workplace: Path, name: str) -> None:
+    run = workplace / "runs" / name
     assert json.loads((run / "summary.json").read_text("utf-8"))["steps"] == 2
     assert 0 <= float(last_row(run)["accuracy"]) <= 1
 
@@ -118,8 +121,40 @@ def test_the_metric_is_in_the_results(workplace: Path) -> None:
     assert 0 < float(last_row(workplace / "runs" / "calibrated")["calibration_error"]) < 1
 
 
+def test_the_task_logs_each_loss_by_name_and_what_it_likes_and_is_judged_by_a_metric_of_its_own(
+    workplace: Path,
+) -> None:
+    run = workplace / "runs" / "heads"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    (first, *_) = [line for line in lines if line["kind"] == "train"]
+    assert list(first["losses"]) == ["net/pixels", "net/label"]
+    assert 0.1 < first["logged"]["net/certainty"] < 1
+    assert float(last_row(run)["rebuilt_psnr"]) > 0
+
+
+def test_the_task_is_planned_resumed_and_used_by_the_other_commands(workplace: Path) -> None:
+    config = [word for word in EXAMPLES["heads"].words[1:] if not word.startswith("name=")]
+    commands = [
+        ["train", *config, "name=heads", "train.steps=3", "--resume"],
+        ["train", *config, "--dry-run"],
+        ["plan", *config],
+        ["infer", "heads"],
+        ["report", "heads"],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN_ALL, json.dumps(commands)],
+        cwd=workplace,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MPT_PARTS": "my-parts"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Logged figures" in (workplace / "runs" / "heads" / "report.html").read_text("utf-8")
+
+
 def test_the_examples_keep_the_style_of_the_house(workplace: Path) -> None:
-    paths = [str(workplace / path) for path in WANTED.values()]
+    paths = [str(workplace / path) for paths in WANTED.values() for path in paths]
     for words in (["check", "--config", str(ROOT / "pyproject.toml")], ["format", "--check", "--line-length", "120"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *words, *paths], capture_output=True, text=True, timeout=60

@@ -18,7 +18,7 @@ def allowed(package: str) -> tuple[str, str]:
 
 
 def test_the_matrix_has_the_oldest_and_the_newest_torch_and_torchvision_and_each_python() -> None:
-    listed = re.search(r"^ALL=\((.*)\)$", SCRIPT, re.M)
+    listed = re.search(r"^ALL=\((.*?)\)$", SCRIPT, re.M | re.S)
     assert listed
     rows = [row.split(":") for row in listed[1].split()]
     tried = sorted({torch for _, torch, _ in rows}, key=lambda version: [int(part) for part in version.split(".")])
@@ -44,3 +44,14 @@ def test_every_wheel_that_the_pages_name_is_one_that_mpt_keeps() -> None:
         for name, found in beyond.items():
             assert found
             assert re.search(rf"'{name}\S*{found[1]}'", command), command
+
+
+def test_the_checks_take_a_pair_that_mpt_allows_where_there_is_no_gpu() -> None:
+    """A CUDA build of the newest release is 6 GB that a machine without a GPU need not take."""
+    lines = (ROOT / "scripts" / "torch_without_gpu.txt").read_text("utf-8").splitlines()
+    beyond = dict(line.split("<") for line in lines if line and not line.startswith("#"))
+    vision = {int(torch): int(own) for torch, own in re.findall(r"\[2\.(\d+)\]=0\.(\d+)", SCRIPT)}
+    minor = int(beyond["torch"].removeprefix("2.")) - 1
+    assert vision[minor] == int(beyond["torchvision"].removeprefix("0.")) - 1
+    check = (ROOT / "scripts" / "test.sh").read_text("utf-8")
+    assert "--constraint scripts/torch_without_gpu.txt" in check

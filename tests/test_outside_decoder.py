@@ -36,6 +36,6 @@ def test_half_weights_are_planned_once_with_the_peak_in_the_step() -> None:
     embedding = vocabulary * width
     block = 12 * width**2 + 13 * width
     weights = 2 * (6 * block + embedding + length * width + 2 * width)
-    assert plan["moment"].startswith("phase net, backward")
-    assert 0 <= plan["held_throughout"] - weights < 32 * 2**20  # and the table of random numbers, and a batch
-    assert plan["allocated"] < weights + 4 * 2 * embedding
+    assert plan.moment.startswith("phase net, backward")
+    assert 0 <= plan.held_throughout - weights < 32 * 2**20  # and the table of random numbers, and a batch
+    assert plan.allocated < weights + 4 * 2 * embedding

@@ -50,7 +50,7 @@ def test_micro_batches_are_exact_though_losses_are_divided_by_the_number_of_boxe
 
 def test_it_is_planned() -> None:
     plan = mpt.plan(mpt.load(CONFIG, parts=[PARTS])).plan
-    assert plan["allocated"] > 0
+    assert plan.allocated > 0
 
 
 ALL_FOUR = """

@@ -1,5 +1,7 @@
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,15 +34,72 @@ def test_torchvision_imports_and_its_models_and_transforms_work():
     assert torchvision.ops.box_iou(boxes, boxes)[0, 1].item() == pytest.approx(1 / 3)
 
 
+def run(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a process of its own that finds packages in `folders` first."""
+    path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+
+
+def pretend_torchvision(folder: Path, binary: str) -> Path:
+    """Write a package as torchvision is built: its binary declares operators, its Python half adds to them."""
+    package = folder / "torchvision"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "from . import extension\n"
+        "import torch\n"
+        "for name in ('nms', 'qnms'):\n"
+        "    torch.library.register_fake(f'torchvision::{name}')(lambda dets, scores, iou_threshold: dets)\n"
+    )
+    (package / "extension.py").write_text(binary)
+    return folder
+
+
+DECLARED = (
+    "import torch\n"
+    "library = torch.library.Library('torchvision', 'DEF')\n"
+    "for name in ('nms', 'qnms'):\n"
+    "    library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
+)
+
+
 def test_importing_the_module_does_not_import_torchvision():
-    code = "import sys; from mpt import vision_ops; vision_ops.declare(); sys.exit('torchvision' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    code = "import sys; from mpt import vision_ops; sys.exit('torchvision' in sys.modules)"
+    assert run(code).returncode == 0
 
 
-def test_declaring_twice_changes_nothing():
-    before = torch.ops.torchvision.nms.default
-    vision_ops.declare()
-    assert torch.ops.torchvision.nms.default is before
+def test_operators_of_a_binary_under_any_name_are_never_declared_before_it(tmp_path):
+    """A second declaration by a compiled library ends the process; torchvision 0.29 renamed the file."""
+    folder = pretend_torchvision(tmp_path, DECLARED)
+    code = "from mpt import vision_ops; import torchvision; print(torchvision.__file__, len(vision_ops._libraries))"
+    done = run(code, folder)
+    assert done.stdout.split() == [str(folder / "torchvision" / "__init__.py"), "0"], done.stderr[-2000:]
+
+
+def test_without_a_binary_the_operators_are_declared_and_the_import_repeated(tmp_path):
+    folder = pretend_torchvision(tmp_path, "")
+    code = (
+        "from mpt import vision_ops; import torch, torchvision; boxes = torch.tensor([[0.0, 0, 2, 2]] * 2)\n"
+        "print(vision_ops.nms(boxes, torch.tensor([0.1, 0.2]), 0.5).tolist(), type(torchvision.__loader__).__name__)"
+    )
+    assert run(code, folder).stdout.split() == ["[1]", "SourceFileLoader"]
+    assert "torchvision::nms does not exist" in run("import torchvision", folder).stderr
+
+
+def test_another_fault_of_torchvision_is_passed_on(tmp_path):
+    folder = pretend_torchvision(tmp_path, DECLARED + "raise RuntimeError('different CUDA major versions')\n")
+    done = run("from mpt import vision_ops; import torchvision", folder)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("RuntimeError: different CUDA major versions")
+
+
+def test_the_installed_torchvision_uses_its_binary_where_it_loads():
+    """On a matching pair of wheels, of the CPU or of CUDA, nothing is declared; `import torchvision` alone is asked."""
+    alone = run("import torchvision, torch; print(torch.ops.torchvision.nms.default)")
+    code = "from mpt import vision_ops; vision_ops.import_torchvision(); print(len(vision_ops._libraries))"
+    below = run(code)
+    assert below.returncode == 0, below.stderr[-2000:]
+    assert below.stdout.split() == ["0" if alone.returncode == 0 else "1"]
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.9])

@@ -11,15 +11,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpt.commands.arguments import CompareArguments
+from mpt.commands.cli.arguments import CompareArguments
 from mpt.config.registry import INSTALLED
 from mpt.errors import CheckpointError, ConfigError, GateError
+from mpt.foreign.files import read_json
 from mpt.report.comparison import Comparison
 from mpt.report.comparison_page import say_spread, say_verdict
 from mpt.report.read_run import read_run
 from mpt.report.run_record import RunRecord
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds, show_spread
-from mpt.run.layout import find_run
+from mpt.run.records.layout import find_run
 from mpt.workflows.compare import compare, compare_finished
 from mpt.workflows.compare_sides import read_sides
 from mpt.workflows.sides import is_config, resolve_mode, suggest
@@ -87,7 +88,7 @@ def read_records(words: Sequence[str], arguments: CompareArguments, overrides: S
 def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> None:
     """Print the table and the verdicts, or the JSON in one line."""
     if as_json:
-        print(json.dumps(json.loads((folder / "comparison.json").read_text("utf-8"))))
+        print(json.dumps(read_json(folder / "comparison.json")))
         return
     from rich.console import Console
     from rich.table import Table

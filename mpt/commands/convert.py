@@ -6,25 +6,29 @@ The default is float16, whatever this machine computes in: the file is for other
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from mpt.commands.arguments import ConvertArguments
+from mpt.commands.cli.arguments import ConvertArguments
 from mpt.config.precision_names import FLOAT32
-from mpt.data.loader import to_device
+from mpt.data.loading.loader import to_device
 from mpt.errors import ConfigError
 from mpt.inference.export import write_onnx, write_weights
 from mpt.inference.exported import description
 from mpt.inference.half import networks, rebuild, rebuild_half, watch_calls
 from mpt.inference.inputs import Inputs, infer_one, needs_inputs, read_inputs
 from mpt.inference.measurement import stored_bytes
+from mpt.inference.proof import Expected, expect, prove
 from mpt.inference.trained import Trained, open_trained
-from mpt.precision.choice import DTYPES
+from mpt.precision.shared.choice import DTYPES
 from mpt.report.units import show_bytes
-from mpt.run.files import failures_explained
-from mpt.seams import Run
+from mpt.run.checkpoints.choice import read_wish
+from mpt.run.process.files import failures_explained
+from mpt.seams import Exports, Run, Task
+from mpt.seams.task_kinds import default_terms
 
 FORMATS = ("pt", "safetensors", "onnx")
 
@@ -41,43 +45,51 @@ def run(arguments: ConvertArguments) -> None:
         )
     if arguments.inside and wanted != "onnx":
         raise ConfigError("--inside: only --to onnx holds what is computed around the network.")
-    trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow)
+    which = read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step)
+    trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow, which=which)
     path = output_path(arguments, wanted, trained)
-    full = rebuild(trained, FLOAT32)
-    trained.run = full
-    with watch_calls(full.task.modules) as called:
-        if not needs_inputs(full.task):
+    unfolded = trained.run = rebuild(trained, FLOAT32, folds=False)
+    with watch_calls(unfolded.task.modules) as called:
+        if not needs_inputs(unfolded.task):
             infer_one(trained, next(iter(read_inputs(trained, [], 2))))
-        if full.task.inputs:  # an encoder is called for inputs alone
-            infer_one(trained, drawn_inputs(full))
-    if arguments.inside and full.task.whole(nn.Identity()) is None:
-        raise ConfigError(f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out.")
+        if unfolded.task.inputs:  # an encoder is called for inputs alone
+            infer_one(trained, drawn_inputs(unfolded))
     dtype = arguments.dtype or "float16"
+    expected = expect(called, dtype if arguments.half else "float32")
+    full = trained.run = rebuild(trained, FLOAT32)
+    if arguments.inside and whole_of(full.task, nn.Identity()) is None:
+        raise ConfigError(f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out.")
     chosen = rebuild_half(trained, dtype) if arguments.half else full
     modules = {name: module for name, module in networks(chosen.task.modules) if name in called}
     with failures_explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    whole = stored_bytes({name: module for name, (module, _, _) in called.items()})
+    whole = stored_bytes({name: module for name, module in networks(full.task.modules) if name in called})
     about = description(trained, chosen.task, list(modules), dtype if arguments.half else "float32")
     if wanted == "onnx":
         for name, module in modules.items():
             file = path if len(modules) == 1 else path.with_name(f"{path.stem}-{name}.onnx")
-            terms, own = chosen.task.export_terms(), {**about, "mpt_networks": name}
+            terms, own = export_terms(chosen.task), {**about, "mpt_networks": name}
             if arguments.inside:
-                whole_network = chosen.task.whole(module)
+                whole_network = whole_of(chosen.task, module)
                 assert whole_network is not None
                 module, terms, own = whole_network, (terms[0], ("probabilities",)), {**own, "mpt_inside": "true"}
             kind = DTYPES[dtype] if arguments.half else torch.float32
             over = " over the file that was there" * file.exists()
-            said = write_onnx(file, module, called[name][1], kind, terms, own)
+            own_network = {} if arguments.inside else {name: expected[name]}  # with probabilities there are no logits
+            said = write_onnx(file, module, called[name][1], kind, terms, own, proof(file, own_network, arguments))
             print(f"wrote {file}{over}: {show_bytes(file.stat().st_size)}; {said}")
         return
     over = " over the file that was there" * path.exists()
-    write_weights(path, modules, about)
+    said = write_weights(path, modules, about, proof(path, expected, arguments))
     print(
         f"wrote {path}{over}: {show_bytes(path.stat().st_size)}, against {show_bytes(whole)} in float32 "
-        f"({', '.join(modules)}, step {trained.loaded.step}); it reads back as it was written"
+        f"({', '.join(modules)}, step {trained.loaded.step}); it reads back as it was written and {said}"
     )
+
+
+def proof(file: Path, expected: Mapping[str, Expected], arguments: ConvertArguments) -> Callable[[Path], str]:
+    """Return the check of a written file before it gets its name."""
+    return lambda partial: prove(partial, str(file), expected, arguments.allow) if expected else ""
 
 
 def drawn_inputs(run: Run) -> Inputs:
@@ -112,3 +124,13 @@ def output_path(arguments: ConvertArguments, wanted: str, trained: Trained) -> P
     if path.suffix != suffix:
         raise ConfigError(f"--output: {path} does not end in {suffix}, which --to {wanted} writes.")
     return path
+
+
+def whole_of(task: Task, network: nn.Module) -> nn.Module | None:
+    """Return an exported network with what goes around it inside; None if the task has nothing to put around it."""
+    return task.whole(network) if isinstance(task, Exports) else None
+
+
+def export_terms(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the tensors into and out of an exported network."""
+    return task.export_terms() if isinstance(task, Exports) else default_terms(task)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt.commands.arguments import DiffArguments
+from mpt.commands.cli.arguments import DiffArguments
 from mpt.config.differences import ABSENT, Difference, find_differences
 from mpt.config.layers import write_override
 from mpt.config.schema import Config
-from mpt.errors import ConfigError, GateError
+from mpt.errors import ConfigError, GateError, NonFiniteError
 from mpt.report.read_run import read_run
 from mpt.workflows.sides import Side, read_side, resolve_mode, vary
 
@@ -37,7 +37,11 @@ SILENT += ("train.plan_memory", "dataset.workers")
 
 
 def run(arguments: DiffArguments) -> None:
-    """Find where two trainings part. Raises GateError (exit 8) where they part by more than rounding."""
+    """Find where two trainings part.
+
+    Raises GateError (exit 8) where they part by more than rounding, NonFiniteError (exit 6) where neither is finite, so
+    that nothing can be said.
+    """
     first, second = read_sides(arguments)
     differences = [
         one
@@ -62,6 +66,12 @@ def run(arguments: DiffArguments) -> None:
     if record["verdict"] == "apart":
         where = f" at step {replayed.beyond.step}" if replayed is not None and replayed.beyond is not None else ""
         raise GateError(f"diff: {first.label} and {second.label} part{where} by more than rounding")
+    if record["verdict"] == "not finite":
+        found = not_finite_in(files, replayed)
+        raise NonFiniteError(
+            f"diff: {found['name']} of both {first.label} and {second.label} is not finite at step {found['step']}, so "
+            "whether they are the same cannot be said; `mpt doctor` finds the operator"
+        )
 
 
 def is_default(difference: Difference) -> bool:
@@ -119,9 +129,9 @@ def replay(
     from mpt.doctor.lockstep import Training
     from mpt.doctor.side_by_side import Lockstep
     from mpt.doctor.subject import as_on_a_gpu
-    from mpt.engine.build import build_datasets
-    from mpt.engine.devices import choose_device
-    from mpt.run import checkpoint
+    from mpt.engine.building.build import build_datasets
+    from mpt.engine.building.devices import choose_device
+    from mpt.run.checkpoints import checkpoint
 
     trainings, states = [], []
     for side in (first, second):
@@ -143,14 +153,22 @@ def replay(
 
 
 def verdict_of(files: RunDifference | None, replayed: Comparison | None) -> str:
-    """Return `same`, `rounding` or `apart`."""
+    """Return `same`, `rounding`, `apart` or `not finite`."""
     if replayed is not None and replayed.beyond is not None:
         return "apart"
+    if not_finite_in(files, replayed):
+        return "not finite"
     if replayed is not None and replayed.bits is not None:
         return "rounding"
     if files is not None and files.differs:
         return "apart"
     return "same"
+
+
+def not_finite_in(files: RunDifference | None, replayed: Comparison | None) -> dict[str, Any]:
+    """Return step and name of the first loss that is finite in neither, in the replay or in the files; else nothing."""
+    found = [one.not_finite for one in (replayed, files) if one is not None and one.not_finite]
+    return found[0] if found else {}
 
 
 def show(
@@ -166,13 +184,15 @@ def show(
     if files is not None:
         show_files(files)
     if replayed is None:
-        if files is not None and not files.differs:
+        if files is not None and not files.differs and not files.not_finite:
             print("the same to the bit, as far as the runs kept it")
         return
     print(f"trained side by side: {replayed.steps} steps from step {replayed.start}")
     for note in replayed.notes:
         print(f"note: {note}")
-    if replayed.bits is None:
+    if replayed.bits is None and not_finite_in(files, replayed):
+        print("no difference was seen up to the first loss that is not finite")
+    elif replayed.bits is None:
         print("the same to the bit")
         if files is not None and files.differs:
             where = "; ".join(files.environment) or "it is not recorded what"

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpt.commands.arguments import DoctorArguments
+from mpt.commands.cli.arguments import DoctorArguments
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
+from mpt.config.own_code import explain
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
-from mpt.errors import ConfigError, NonFiniteError
-from mpt.run.files import write_atomically
-from mpt.run.layout import RunDirectory, find_run
+from mpt.errors import ConfigError, MptError, NonFiniteError
+from mpt.run.process.files import write_atomically
+from mpt.run.records.layout import RunDirectory, find_run
 from mpt.workflows.sides import is_config
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def run(arguments: DoctorArguments) -> None:
 
     wanted = read_parts(arguments)
     config, directory, points, subject = read_subject(arguments)
-    sections = [timed(lambda part=part: examine_part(part, arguments, config, points)) for part in wanted]  # type: ignore[misc]
+    sections = examine_parts(wanted, arguments, config, points)
     written = write_cure(arguments, sections)
     if directory is not None and "numerics" in wanted:
         write_atomically(directory.doctor_path, json.dumps({"sections": [one.to_record() for one in sections]}) + "\n")
@@ -94,8 +95,8 @@ def read_subject(
     if is_config(arguments.subject):
         config = load_config(path, overrides, allow=arguments.allow, patches=arguments.patches)
         return config, None, [BEGINNING], str(path)
-    from mpt.run import checkpoint
-    from mpt.run.retention import list_steps
+    from mpt.run.checkpoints import checkpoint
+    from mpt.run.checkpoints.retention import list_steps
 
     directory, chosen = find_run(arguments.subject, Path(arguments.runs))
     config = load_config(directory.config_path, overrides, allow=arguments.allow, patches=arguments.patches)
@@ -115,6 +116,35 @@ def read_subject(
     return config, directory, points, f"{directory.path} at step {', '.join(str(point.step) for point in points)}"
 
 
+def examine_parts(
+    wanted: Sequence[str], arguments: DoctorArguments, config: Config | None, points: Sequence[Point]
+) -> list[Section]:
+    """Examine each part, whatever becomes of the others: one that raises is a fault of its own section.
+
+    Raises what was raised if no part of the configuration could be examined, or if it was the only one asked for.
+    """
+    from mpt.doctor.findings import Section
+
+    sections, failures = [], []
+    for part in wanted:
+        try:
+            sections.append(timed(lambda part=part: examine_part(part, arguments, config, points)))  # type: ignore[misc]
+        except Exception as error:
+            if part == "environment":
+                raise
+            reason = str(error) if isinstance(error, MptError) else explain(error)
+            if reason is None:
+                raise
+            failures.append(error)
+            section = Section(part)
+            advice = f"`mpt doctor {arguments.subject} --only {part}` says more"
+            section.add("fault", part, f"could not be examined: {reason.splitlines()[0]}", advice)
+            sections.append(section)
+    if failures and len(failures) == len([part for part in wanted if part != "environment"]):
+        raise failures[0]
+    return sections
+
+
 def timed(examine: Callable[[], Section]) -> Section:
     """Return a section with the seconds that it took."""
     started = time.perf_counter()
@@ -125,8 +155,8 @@ def timed(examine: Callable[[], Section]) -> Section:
 
 def examine_part(part: str, arguments: DoctorArguments, config: Config | None, points: Sequence[Point]) -> Section:
     """Run one part."""
-    from mpt.engine.build import build_datasets, build_run
-    from mpt.engine.devices import choose_device
+    from mpt.engine.building.build import build_datasets, build_run
+    from mpt.engine.building.devices import choose_device
 
     if part == "environment":
         from mpt.doctor.environment import examine_environment
@@ -141,27 +171,27 @@ def examine_part(part: str, arguments: DoctorArguments, config: Config | None, p
         return examine_data(train_data, test_data)
     device = choose_device(config.train.device)
     if part == "speed":
-        from mpt.data.loader import Loader
         from mpt.doctor.speed import examine_speed
+        from mpt.engine.loop.assembly import supply_batches
 
-        loader = Loader(train_data, config.train.batch_size, config.seed, workers=config.dataset.settings.workers)
+        loader = supply_batches(config, train_data, workers=config.dataset.settings.workers)
         return examine_speed(build_run(config, device, train_data.spec), loader)
     return examine_numerics(arguments, config, train_data, points)
 
 
 def examine_numerics(arguments: DoctorArguments, config: Config, data: Dataset, points: Sequence[Point]) -> Section:
     """Take the step of each point in float32 and in the run's mode, and look for a cure of what is wrong."""
-    from mpt.data.loader import Loader
     from mpt.doctor.numerics_section import describe_numerics
     from mpt.doctor.subject import Subject, as_on_a_gpu
-    from mpt.engine.devices import choose_device
-    from mpt.run import checkpoint
+    from mpt.engine.building.devices import choose_device
+    from mpt.engine.loop.assembly import supply_batches
+    from mpt.run.checkpoints import checkpoint
 
     device = choose_device(config.train.device)
     if device.type == "cpu" or arguments.dtype:
         config = as_on_a_gpu(config, arguments.dtype)
     size = min(config.train.batch_size, arguments.batch_size or config.train.batch_size)
-    loader = Loader(data, size, config.seed, sampling=config.dataset.settings.sampling)
+    loader = supply_batches(config, data, batch_size=size)
     subjects = []
     for point in points:
         weights = None if point.path is None else checkpoint.load(point.path).state

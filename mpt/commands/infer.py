@@ -2,7 +2,7 @@
 
 Without `--half` and `--dtype` a run infers as it was trained. `--dtype float32` infers in float32, `--dtype float16` or
 `bfloat16` under autocast with float32 weights. `--half` stores the weights in half and says what that gained and cost
-(`mpt.commands.infer_half`).
+(`mpt.commands.inference.infer_half`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mpt.commands.arguments import InferArguments
-from mpt.commands.infer_half import infer_half
-from mpt.commands.infer_handover import hand_over
-from mpt.commands.infer_outputs import (
+from mpt.commands.cli.arguments import InferArguments
+from mpt.commands.inference.infer_half import infer_half
+from mpt.commands.inference.infer_handover import hand_over
+from mpt.commands.inference.infer_outputs import (
     MOST_PICTURES,
+    Output,
     choose_output,
     write,
     write_bad,
@@ -27,7 +29,8 @@ from mpt.commands.infer_outputs import (
     write_single,
     write_walk,
 )
-from mpt.engine.evaluation import inferring
+from mpt.config.sizes import describe_bytes, parse_budget
+from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError, DataError, InputOutputError, MemoryBudgetError
 from mpt.inference.exported import is_export
 from mpt.inference.inputs import (
@@ -35,18 +38,43 @@ from mpt.inference.inputs import (
     Sample,
     needs_inputs,
     read_inputs,
+    sampler_of,
     without_bad,
 )
 from mpt.inference.opening import in_dtype, open_with_inputs
 from mpt.inference.slices import Work, choose_devices, infer_all
 from mpt.inference.trained import Trained
-from mpt.planner.budget import describe_bytes, parse_budget
-from mpt.planner.calibration import load_calibration
-from mpt.planner.gpus import DEFAULT, find_gpu, installed_gpu
-from mpt.planner.session import Session
-from mpt.seams import Inference
+from mpt.planner.answers.plan import InferencePlan
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import load_calibration
+from mpt.planner.facts.gpus import DEFAULT, find_gpu, installed_gpu
+from mpt.run.checkpoints.choice import read_wish
+from mpt.seams import Inference, Legend
 
 MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run infers, and where that is written."""
+
+    trained: Trained
+    samples: list[Sample]
+    bad: dict[str, str]
+    """Inputs that are left out, with the reasons."""
+    output: Output
+    devices: list[str]
+    opening: dict[str, Any]
+    """How other processes open the same run."""
+    seeds: list[int]
+    """Of a walk."""
+    count: int
+    batch_size: int
+
+    @property
+    def from_noise(self) -> bool:
+        """Whether samples are made and nothing is read."""
+        return not self.samples and not needs_inputs(self.trained.run.task)
 
 
 def run(arguments: InferArguments) -> None:
@@ -54,6 +82,33 @@ def run(arguments: InferArguments) -> None:
 
     Raises DataError for inputs, CheckpointError for runs and InputOutputError for outputs that are none.
     """
+    check_options(arguments)
+    if hand_over(arguments):
+        return
+    prepared = prepare(arguments)
+    begun = time.perf_counter()
+    if arguments.half:
+        results = infer_half(
+            prepared.trained,
+            prepared.samples,
+            prepared.batch_size,
+            prepared.count,
+            arguments.dtype,
+            prepared.output.folder,
+        )
+    else:
+        prepared = replace(prepared, trained=in_dtype(prepared.trained, arguments.dtype))
+        results = infer_all(prepared.trained, work_of(prepared, arguments), prepared.devices)
+    seconds = time.perf_counter() - begun
+    made = sum(size_of(result) for result in results)
+    write_all(prepared, arguments, results, made)
+    if not arguments.half:
+        rate = made / max(seconds, 1e-9)
+        print(f"{made} sample{'s' if made != 1 else ''} in {seconds:.2f} s ({rate:.3g} per second)")
+
+
+def check_options(arguments: InferArguments) -> None:
+    """Raise ConfigError for options that do not go together, before anything is opened."""
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
     if arguments.batch_size is not None and arguments.vram is not None:
@@ -62,8 +117,10 @@ def run(arguments: InferArguments) -> None:
         raise ConfigError("--half: it compares two precisions on one card; leave out --nproc")
     if arguments.vram is not None and is_export(arguments.run):
         raise ConfigError("--vram: a batch is chosen for a run's networks; name a run.")
-    if hand_over(arguments):
-        return
+
+
+def prepare(arguments: InferArguments) -> Prepared:
+    """Open the run and its inputs, choose the batch, and make the output folder before anything is computed."""
     seeds = walk_seeds(arguments.walk)
     devices = choose_devices(arguments.device, arguments.nproc)
     opening: dict[str, Any] = {
@@ -73,9 +130,11 @@ def run(arguments: InferArguments) -> None:
         "seed": arguments.seed,
         "runs": Path(arguments.runs),
         "allow": arguments.allow,
+        "which": read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step),
     }
     trained, samples = open_with_inputs(**opening, inputs=arguments.input, device=devices[0])
-    opening["wanted"] = arguments.run or str(trained.directory.path)  # not a newer one that ends meanwhile
+    if not is_export(arguments.run):  # not one that is written meanwhile
+        opening["wanted"], opening["which"] = str(trained.loaded.path), None
     samples = samples[: arguments.count]
     if (arguments.single or seeds) and (samples or needs_inputs(trained.run.task)):
         raise ConfigError("this task makes no samples from noise: leave out --single and --walk")
@@ -86,38 +145,45 @@ def run(arguments: InferArguments) -> None:
     batch_size = arguments.batch_size or trained.config.train.batch_size
     if arguments.vram is not None:
         batch_size = choose_batch(trained, arguments, len(samples) or count)
-    from_noise = not samples and not needs_inputs(trained.run.task)
-    begun = time.perf_counter()
-    if arguments.half:
-        results = infer_half(trained, samples, batch_size, count, arguments.dtype, output.folder)
-    else:
-        trained = in_dtype(trained, arguments.dtype)
-        numbered = from_noise and bool(arguments.count or arguments.single or arguments.vram)
-        work = Work(samples, batch_size, count, numbered, arguments.truncation, arguments.dtype, opening)
-        results = infer_all(trained, work, devices)
-    seconds = time.perf_counter() - begun
-    made = sum(size_of(result) for result in results)
+    return Prepared(trained, samples, bad, output, devices, opening, seeds, count, batch_size)
+
+
+def work_of(prepared: Prepared, arguments: InferArguments) -> Work:
+    """Return the work that the processes share."""
+    numbered = prepared.from_noise and bool(arguments.count or arguments.single or arguments.vram)
+    return Work(
+        prepared.samples,
+        prepared.batch_size,
+        prepared.count,
+        numbered,
+        arguments.truncation,
+        arguments.dtype,
+        prepared.opening,
+    )
+
+
+def write_all(prepared: Prepared, arguments: InferArguments, results: Sequence[Inference], made: int) -> None:
+    """Write everything that was asked for, and print where it is."""
+    trained, samples, output = prepared.trained, prepared.samples, prepared.output
+    task = trained.run.task
     names = names_of(trained, samples, made)
     files = [next(iter(sample.values())) for sample in samples]
     for line in write(results, files, output, names, trained.run.data.classes, arguments.top):
         print(line)
-    if samples and trained.run.task.inputs_note is not None:
-        print(trained.run.task.inputs_note.replace("RUN", str(trained.directory.path)))
-    if arguments.single and from_noise:
+    if samples and isinstance(task, Legend) and task.inputs_note is not None:
+        print(task.inputs_note.replace("RUN", str(trained.directory.path)))
+    if arguments.single and prepared.from_noise:
         print(write_single(results, output))
-    if seeds:
+    if prepared.seeds:
         with torch.no_grad(), inferring(trained.run):
-            print(write_walk(trained.run.task.walk(seeds, arguments.frames), output.folder, arguments.frames))
+            walked = sampler_of(task).walk(prepared.seeds, arguments.frames)
+            print(write_walk(walked, output.folder, arguments.frames))
     if arguments.pictures and any(result.rows for result in results):
-        shown = next(iter(read_inputs(trained, samples, min(made, MOST_PICTURES), count)))[0]
+        shown = next(iter(read_inputs(trained, samples, min(made, MOST_PICTURES), prepared.count)))[0]
         assert shown is not None
         print(write_labelled(shown, results, output.beside("labels.png")))
-    if bad:
-        print(write_bad(bad, output.beside("skipped.csv")))
-    if not arguments.half:
-        print(
-            f"{made} sample{'s' if made != 1 else ''} in {seconds:.2f} s ({made / max(seconds, 1e-9):.3g} per second)"
-        )
+    if prepared.bad:
+        print(write_bad(prepared.bad, output.beside("skipped.csv")))
 
 
 def readable(trained: Trained, samples: list[Sample], skip: bool) -> tuple[list[Sample], dict[str, str]]:
@@ -174,7 +240,7 @@ def choose_batch(trained: Trained, arguments: InferArguments, count: int) -> int
     config, data = trained.config, trained.train_data.spec.to_record()
     batch_size = min(count, config.train.batch_size)
     with Session(gpu, load_calibration(gpu.name), config.granted) as session:
-        largest: int = session.infer(config, data, batch_size=batch_size, **wish).get()["largest_batch"]
+        largest: int = session.infer(config, data, batch_size=batch_size, **wish).get().largest_batch or 0
         if not largest:
             one = session.infer(config, data, batch_size=1, **wish).get()
             lean = session.infer(config, data, batch_size=1, dtype="float16", budget_bytes=budget).get()
@@ -183,11 +249,11 @@ def choose_batch(trained: Trained, arguments: InferArguments, count: int) -> int
     return min(largest, count)
 
 
-def describe_want(arguments: InferArguments, one: dict[str, Any], lean: dict[str, Any]) -> str:
+def describe_want(arguments: InferArguments, one: InferencePlan, lean: InferencePlan) -> str:
     """Say what a single sample needs, by the plan of it, and what asks for less where the plan of that fits."""
-    needed = describe_bytes(math.ceil((one["context_bytes"] + one["reserved"]) / MIB) * MIB)
+    needed = describe_bytes(math.ceil(one.with_room / MIB) * MIB)
     words = f"--vram: not even one sample fits in {arguments.vram}; it needs {needed} with the context"
-    if lean["fits"]:
+    if lean.fits:
         float32_first = "leave out --half, which begins in float32, and " if arguments.half else ""
         words += f": {float32_first}use --dtype float16, or allow more"
     return words

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpt.commands.arguments import InitArguments
-from mpt.commands.skeleton import write_part
+from mpt.commands.cli.arguments import InitArguments
+from mpt.commands.cli.skeleton import write_part
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, Registry
@@ -22,8 +22,6 @@ from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError
 
 WIDTH = 100
-DATASETS = {"face_swap": "procedural_faces", "interpolate": "procedural_triplets"}
-"""Task -> a data set in the package that it can learn from, where that is not the default one."""
 SHORT = 40
 """A note that fits beside its key stands there; a longer one stands above it."""
 
@@ -69,14 +67,15 @@ def write_commented(path: Path, model: str, registry: Registry) -> str:
     """Return the text of the file."""
     try:
         config = load_config({"model": {"name": model}}, registry=registry)
-        if config.task.name in DATASETS:
-            dataset = {"name": DATASETS[config.task.name]}
+        own = config.task.plugin.literals.get("DATASET")
+        if own is not None:
+            dataset = {"name": own}
             config = load_config({"model": {"name": model}, "dataset": dataset}, registry=registry)
     except ConfigError as error:
         raise ConfigError(str(error).replace("configuration:2:9: model.name", "--model")) from None
     notes = section_notes(config)
     data = config.to_data()
-    but = f" but dataset.name, without which {model} cannot learn" if config.task.name in DATASETS else ""
+    but = f" but dataset.name, without which {model} cannot learn" if own is not None else ""
     blocks = [
         f"# mpt train {path}\n#\n# Every setting below stands at its default{but}; delete what you do not change."
     ]

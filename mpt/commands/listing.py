@@ -10,8 +10,8 @@ import shutil
 import textwrap
 from pathlib import Path
 
-from mpt.commands.arguments import ListArguments
-from mpt.commands.list_runs import list_runs
+from mpt.commands.cli.arguments import ListArguments
+from mpt.commands.shared.list_runs import list_runs
 from mpt.config.messages import unknown_name
 from mpt.config.part_source import read_description
 from mpt.config.precision_names import ALIASES

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpt.commands.arguments import ReportArguments
+from mpt.commands.cli.arguments import ReportArguments
 from mpt.errors import ConfigError
 from mpt.report.all_runs import write_all_runs
 from mpt.report.page import write_report
-from mpt.run.layout import find_run, newest_run
+from mpt.run.records.layout import find_run, newest_run
 
 
 def run(arguments: ReportArguments) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mpt.commands.arguments import SchemaArguments
-from mpt.commands.plan_schema import plan_schema
+from mpt.commands.cli.arguments import SchemaArguments
+from mpt.commands.planning.plan_schema import plan_schema
 from mpt.config.json_schema import config_schema
 from mpt.errors import InputOutputError
 

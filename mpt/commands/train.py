@@ -11,21 +11,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpt.commands.arguments import TrainArguments
+from mpt.commands.cli.arguments import TrainArguments
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
-from mpt.engine.torch_settings import prepare_rank, prepare_torch
+from mpt.engine.building.torch_settings import prepare_rank, prepare_torch
 from mpt.parallel.place import read_place
-from mpt.run.console import Style
-from mpt.run.used_parts import missing_parts_explained
+from mpt.run.boards.console import Style
+from mpt.run.records.used_parts import missing_parts_explained
 from mpt.workflows import train as workflow
 from mpt.workflows.retry import Retry
 
 if TYPE_CHECKING:
     from mpt.parallel.world import World
-    from mpt.run.console import Style
+    from mpt.run.boards.console import Style
 
 
 def run(arguments: TrainArguments) -> None:
@@ -57,11 +57,11 @@ def run(arguments: TrainArguments) -> None:
 def train_or_try(config: Config, arguments: TrainArguments, world: World | None) -> None:
     """Train, or run a few steps of everything."""
     prepare_torch(config)
-    from mpt.engine.without_compiler import leave_out_compiler
+    from mpt.engine.building.without_compiler import leave_out_compiler
 
     leave_out_compiler()
     if arguments.smoke and not arguments.dry_run:
-        from mpt.commands.smoke import smoke
+        from mpt.commands.shared.smoke import smoke
 
         smoke(config, arguments, train, world)
     else:

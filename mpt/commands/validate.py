@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpt.commands.arguments import ValidateArguments
+from mpt.commands.cli.arguments import ValidateArguments
 from mpt.config.load import load_config
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt.commands.arguments import TrainArguments, VerifyResumeArguments
+from mpt.commands.cli.arguments import TrainArguments, VerifyResumeArguments
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.part_packages import use_parts

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from mpt.config.averages import moved_settings, with_average
 from mpt.config.elsewhere import parts_hint, unknown_model
 from mpt.config.layers import SECTIONS
 from mpt.config.messages import describe, explain_errors, unknown_key, unknown_name
@@ -53,6 +54,8 @@ class Checker:
         self.registry = registry
         self.allow = allow
         self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        """What a user should know of settings that were written as they were called before."""
         self.elsewhere: dict[str, str] = {}
         """Key -> its full path, for keys written in the wrong section."""
 
@@ -65,6 +68,7 @@ class Checker:
         chosen = {"model": model, "task": task}
         for section in ("dataset", "optimizer"):
             chosen[section] = self.choose(section, NAMED_SECTIONS[section], DEFAULT_NAMES[section])
+        self.sections, self.notes = moved_settings(self.sections, task, self.problems)
         mode, fixed = self.choose_precision()
         tricks = self.choose_tricks()
         self.remember(chosen, mode)
@@ -73,7 +77,7 @@ class Checker:
         choices = {name: choice for name, choice in found.items() if choice}
         precision = self.precision(mode, fixed) if mode else None
         memory = self.memory(tricks)
-        train = self.train()
+        train = self.train(task)
         parallel = self.settings(Parallel, self.section("parallel"), ("parallel",), list(Parallel.model_fields))
         general = self.general()
         if self.problems or not (precision and memory and train and parallel and general):
@@ -89,6 +93,7 @@ class Checker:
             seed=general.seed,
             name=general.name,
             parallel=parallel,
+            notes=tuple(self.notes),
         )
 
     def section(self, name: str) -> Node:
@@ -267,11 +272,11 @@ class Checker:
             settings = self.settings(plugin.settings_class, child, ("memory", name), keys_allowed, plugin.defaults)
             if settings:
                 tricks[name] = settings
-        return Memory(general.on_oom, tricks, dict(plugins)) if general else None
+        return Memory(general.on_oom, tricks, dict(plugins), general.ceiling) if general else None
 
-    def train(self) -> Train | None:
+    def train(self, task: Plugin | None) -> Train | None:
         """Check the section of that name; a run without a length takes `DEFAULT_STEPS`."""
-        node = self.section("train")
+        node = with_average(self.section("train"), task)
         assert isinstance(node.value, dict)
         written = node.value
         lengths = [key for key in ("steps", "epochs") if key in written and written[key].value is not None]

@@ -15,6 +15,7 @@ from pathlib import Path
 from mpt.config.messages import nearest, unknown_name
 from mpt.config.part_packages import VARIABLE
 from mpt.config.yaml_text import printable
+from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_text
 
 SOURCES = ("torchvision", "timm")
 REGISTERED = re.compile(r"^@register_model\b[^\n]*\n(?:@[^\n]*\n)*def (\w+)\(", re.MULTILINE)
@@ -74,7 +75,7 @@ def model_names(package: str) -> set[str]:
     names: set[str] = set()
     for path in (path for folder in folders for path in folder.rglob("*.py")):
         try:
-            names.update(REGISTERED.findall(path.read_text("utf-8", errors="replace")))
+            names.update(REGISTERED.findall(read_text(path, LARGEST_SOURCE_BYTES, "replace")))
         except OSError:
             continue
     return names

@@ -45,7 +45,9 @@ def config_schema(registry: Registry = INSTALLED) -> Schema:
     properties["memory"] = _memory_schema(registry, definitions)
     notes = read_notes_of_schema()
     schema_file = Path(__file__).with_name("schema.py")
-    properties["train"] = _or_empty(_settings_schema(Train, {}, notes, "train", definitions, schema_file))
+    train = _settings_schema(Train, {}, notes, "train", definitions, schema_file)
+    train["properties"]["ema"]["anyOf"].append({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1})
+    properties["train"] = _or_empty(train)
     properties["parallel"] = _or_empty(_settings_schema(Parallel, {}, notes, "parallel", definitions))
     for section, text in SECTIONS.items():
         properties[section]["description"] = text

@@ -6,6 +6,7 @@ here imports torch or a plugin's module.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,12 +19,13 @@ from mpt.config.options import Options, setting_of
 from mpt.config.plain_values import plain_tree
 from mpt.config.precision_names import resolve_precision_name
 from mpt.config.registry import INSTALLED, Registry
-from mpt.config.schema import Config
-from mpt.config.yaml_text import Node, Problem
+from mpt.config.schema import Choice, Config
+from mpt.config.yaml_text import Node, Problem, printable
 from mpt.errors import ConfigError
 
-PATHS = {"dataset": ("root", "test_root", "src", "dst"), "model": ("weights",), "task": ("inception_weights",)}
-"""Settings that name a file or folder: relative to the working directory, else to the configuration's folder."""
+PATHS = {"dataset": ("root", "test_root"), "model": ("weights",), "task": ("inception_weights",)}
+"""Settings that name a file or folder: relative to the working directory, else to the configuration's folder. A part's
+file names further ones of its own in the literal `PATHS`."""
 
 
 def load_config(
@@ -64,7 +66,32 @@ def _checked(
     problems += [problem for problem in checker.problems if problem.path not in known]
     if problems or config is None:
         raise _error(problems)
+    refuse_impossible_paths(config)
     return config
+
+
+def refuse_impossible_paths(config: Config) -> None:
+    """Raise ConfigError for a path that no file can have, which the system would refuse wherever it is looked at."""
+    for section in PATHS:
+        choice = getattr(config, section)
+        for name in paths_of(section, choice):
+            written = setting_of(choice.settings, name)
+            if isinstance(written, str) and (reason := impossible_path(written)):
+                raise ConfigError(f"{section}.{name}: found {printable(written, 60)!r}, {reason}")
+
+
+def impossible_path(written: str) -> str | None:
+    """Return why no file can have this path, None where one may."""
+    try:
+        Path(written).expanduser().lstat()
+    except RuntimeError:
+        return "which begins with a user that is not known here"
+    except ValueError:
+        return "which holds a NUL character"
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return "which is longer than a path may be"
+    return None
 
 
 def beside_file(config: Config, file: Path) -> Config:
@@ -75,7 +102,9 @@ def beside_file(config: Config, file: Path) -> Config:
     notes = list(config.notes)
     chosen = {"dataset": config.dataset, "model": config.model, "task": config.task}
     for section, choice in chosen.items():
-        found = {name: beside for name in PATHS[section] if (beside := path_beside(choice.settings, name, file))}
+        found = {
+            name: beside for name in paths_of(section, choice) if (beside := path_beside(choice.settings, name, file))
+        }
         notes += [
             f"{section}.{name}: there is no {setting_of(choice.settings, name)} in the working directory; "
             f"{beside}, beside the configuration, is taken"
@@ -84,6 +113,11 @@ def beside_file(config: Config, file: Path) -> Config:
         if found:
             chosen[section] = replace(choice, settings=choice.settings.model_copy(update=found))
     return replace(config, dataset=chosen["dataset"], model=chosen["model"], task=chosen["task"], notes=tuple(notes))
+
+
+def paths_of(section: str, choice: Choice) -> tuple[str, ...]:
+    """Return the settings of a section that name a file or folder."""
+    return (*PATHS[section], *choice.plugin.literals.get("PATHS", ()))
 
 
 def path_beside(settings: Options, name: str, file: Path) -> str | None:

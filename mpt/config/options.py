@@ -8,7 +8,11 @@ source without running the rest of the file: a `Settings` class may therefore us
 Further optional top-level literals are read the same way: `NAMES`, a dict of further YAML names each with the defaults
 it changes (`NAMES = {"O2": {}, "O3": {"loss_scale": 1.0}}`: the file's own name is then not a YAML name unless listed),
 and in model files `TASK = "gan"`, the task a model is trained by. `SHARDED = True` says of a precision mode, a memory
-trick or an optimizer that it works where weights are sharded over processes (`parallel.strategy: fsdp`).
+trick or an optimizer that it works where weights are sharded over processes (`parallel.strategy: fsdp`). In a task's
+file `EMA = {"decay": 0.9999}` is what `train.ema` is by default; `MOVED = {"ema": "train.ema.decay"}` says where
+settings of an earlier version are now, so that configurations which have them keep working; `DATASET = "name"` is a
+data set that the task can learn from, for `mpt init`, if that is not the default one. `PATHS = ("src", "dst")` names
+further settings that are files or folders.
 """
 
 from __future__ import annotations

@@ -15,21 +15,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from mpt.config.part_packages import outside_packages
+from mpt.config.moved import explain_attribute
+from mpt.config.part_packages import KINDS, outside_packages
 
 MPT = Path(__file__).resolve().parents[1]
-KINDS = {
-    "nn": "model",
-    "tasks": "task",
-    "data": "data set",
-    "losses": "loss",
-    "metrics": "metric",
-    "optim": "optimizer",
-    "precision": "precision mode",
-    "memory": "memory trick",
-    "commands": "command",
-}
-"""A part package's folder -> what its files are."""
 MOST_FRAMES = 12
 
 
@@ -91,8 +80,10 @@ def explain_plain_modules(error: BaseException) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type of an exception and the first line of what it says."""
-    return ": ".join([type(error).__name__, *lines_of(error)[:1]])
+    """Return the type of an exception and the first line of what it says, and what a member of before is now."""
+    said = ": ".join([type(error).__name__, *lines_of(error)[:1]])
+    moved = explain_attribute(error)
+    return f"{said} ({moved})" if moved else said
 
 
 def lines_of(error: BaseException) -> list[str]:

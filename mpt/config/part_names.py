@@ -19,7 +19,7 @@ def known_as(kind: str, *built_in: str) -> AfterValidator:
             folder, function, parameters = FUNCTIONS[kind]
             for path in (path for one in INSTALLED.packages if one.outside for path in one.paths(folder)):
                 if path.stem == name:
-                    declared = f"{function}({', '.join(parameters)})"
+                    declared = f"{function}({', '.join(parameters) or '...'})"
                     raise ValueError(f"allowed: a file that declares `{declared}`, which {path} does not")
             raise ValueError(
                 unknown_name(name, [*built_in, *known]).partition("; ")[2]
@@ -30,6 +30,6 @@ def known_as(kind: str, *built_in: str) -> AfterValidator:
 
 
 MetricName = Annotated[str, known_as("metrics")]
-"""A file in `metrics/` with `measure(logits, labels)`."""
+"""A file in `metrics/` with `measure(...)`, whose parameters are named after what the task's evaluation keeps."""
 LossName = Annotated[str, known_as("losses", "cross_entropy")]
 """`cross_entropy`, or a file in `losses/` with `loss(logits, labels)`."""

@@ -25,7 +25,19 @@ VARIABLE = "MPT_PARTS"
 GROUP = "mpt.parts"
 IMPORT_HOME = "mpt.parts"
 """Where folders are imported from: `my-parts/nn/net.py` is the module `mpt.parts.my_parts.nn.net`."""
-PART_FOLDERS = ("nn", "tasks", "data", "losses", "metrics", "optim", "precision", "memory", "commands")
+KINDS = {
+    "nn": "model",
+    "tasks": "task",
+    "data": "data set",
+    "losses": "loss",
+    "metrics": "metric",
+    "optim": "optimizer",
+    "precision": "precision mode",
+    "memory": "memory trick",
+    "commands": "command",
+}
+"""A part package's folder -> what its files are."""
+PART_FOLDERS = tuple(KINDS)
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,7 @@ class PartPackage:
 
     folder: Path
     module_name: str
-    """How its parts are imported: `mpt`, `mpt.systems.stylegan2`, `mpt.parts.my_parts`, `installed_package`."""
+    """How its parts are imported: `mpt`, `mpt.systems.NAME`, `mpt.parts.my_parts`, `installed_package`."""
     outside: bool = False
     """Is it no part of mpt?"""
     distribution: str | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 from mpt.config.differences import flatten
 from mpt.config.schema import Config
+from mpt.foreign.files import open_foreign
 
 MARK = "# planned for: "
 LARGEST_BYTES = 1 << 16
@@ -73,7 +74,7 @@ def _subject(config: Config) -> dict[str, Any]:
 
 def _read_origin(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        with open_foreign(path) as file:
             text = file.read(LARGEST_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return {}

@@ -17,29 +17,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mpt.config.moved import explain_import
 from mpt.config.options import Options
-from mpt.config.part_packages import PartPackage, outside_packages, packages_below
+from mpt.config.part_packages import KINDS, PartPackage, outside_packages, packages_below
 from mpt.config.part_source import COMMAND, SETTINGS, PartSource, declares_function, read_source
 from mpt.errors import MptError, PartError
+from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_text
 
 SUBPACKAGES = ("nn", "tasks", "data", "precision", "memory", "optim")
-KINDS = {
-    "nn": "model",
-    "tasks": "task",
-    "data": "data set",
-    "precision": "precision mode",
-    "memory": "memory trick",
-    "optim": "optimizer",
-    "metrics": "metric",
-    "losses": "loss",
-    "commands": "command",
-}
-"""Subpackage -> what one of its parts is called."""
-FUNCTIONS = {
-    "metrics": ("metrics", "measure", ("logits", "labels")),
+FUNCTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "metrics": ("metrics", "measure", ()),
     "losses": ("losses", "loss", ("logits", "labels")),
 }
-"""Parts that are a function: kind -> subpackage, and the name and parameters by which a file has one."""
+"""Parts that are a function: kind -> subpackage, and the name and parameters by which a file has one.
+
+A metric's parameters are its own: the names of what a task's evaluation keeps of each batch.
+"""
 PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 
 
@@ -66,7 +59,7 @@ class Part:
         except Exception as error:
             if not self.package.outside:
                 raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            reason = explain_import(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
             what = f"this {KINDS[self.subpackage]} cannot be imported: {reason}"
             raise PartError(f"{place(error, self.path)}: {what}") from error
 
@@ -209,11 +202,12 @@ class Registry:
 
     def _text(self, path: Path, package: PartPackage) -> str:
         try:
-            return path.read_text("utf-8")
+            return read_text(path, LARGEST_SOURCE_BYTES)
         except (OSError, UnicodeDecodeError) as error:
             if not package.outside:
                 raise
-            raise PartError(f"{path}: cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise PartError(f"{path}: cannot be read: {reason}") from error
 
     def _read(self, path: Path, package: PartPackage, wanted: str = SETTINGS) -> PartSource | None:
         try:
@@ -229,7 +223,7 @@ class Registry:
                 if not package.outside:
                     raise
                 words = " ".join(str(error).split()).removeprefix(f"{path}: ").partition(f" ({path.name}")[0]
-                raise PartError(f"{place(error, path)}: {words}") from error
+                raise PartError(f"{place(error, path)}: {explain_import(error) or words}") from error
             self.files[path] = (changed, read)
         return self.files[path][1]
 

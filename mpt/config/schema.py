@@ -18,7 +18,9 @@ from pydantic import Field, field_validator, model_validator
 
 from mpt.config.options import Options, setting_of
 from mpt.config.registry import Plugin
+from mpt.config.sizes import parse_budget
 from mpt.config.yaml_text import write_text
+from mpt.errors import ConfigError
 
 RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
 NAMED_SECTIONS = {"model": "nn", "task": "tasks", "dataset": "data", "optimizer": "optim"}
@@ -60,6 +62,33 @@ class Collapse(Options):
     """After so many looks in a row a sign counts: samples alike, a loss scale at its floor or falling, losses apart."""
 
 
+class MovingAverage(Options):
+    """A moving average of the weights (EMA), which is what is evaluated. `ema: 0.999` is `ema: {decay: 0.999}`."""
+
+    decay: float | None = Field(None, gt=0, lt=1)
+    """The share of the average that a step leaves. In the first steps it is (1 + step) / (10 + step), if that is less.
+    """
+    half_life_kimg: float | None = Field(None, gt=0)
+    """In place of a decay: thousands of images after which half of an average is new."""
+    ramp_steps: float | None = Field(None, gt=0)
+    """Steps in which the decay rises from 0 to 63 % of itself, in place of the rise above."""
+    rampup: float | None = Field(None, gt=0)
+    """The half-life is at most this share of the images seen."""
+    buffers: Literal["copy", "average"] = "copy"
+    """Whether buffers (BatchNorm's statistics) are those of the last step, or averaged too."""
+
+    @model_validator(mode="after")
+    def one_speed(self) -> Self:
+        """Refuse an average without a decay, and settings that belong to the other way of giving one."""
+        if (self.decay is None) == (self.half_life_kimg is None):
+            raise ValueError("train.ema has either a decay or a half_life_kimg; null keeps no average")
+        if self.decay is None and self.ramp_steps is not None:
+            raise ValueError("train.ema.ramp_steps belongs to a decay; with half_life_kimg it is rampup")
+        if self.decay is not None and self.rampup is not None:
+            raise ValueError("train.ema.rampup belongs to half_life_kimg; with a decay it is ramp_steps")
+        return self
+
+
 class Train(Options):
     """The `train` section: how long, how much at once, and what is done on the way."""
 
@@ -74,7 +103,7 @@ class Train(Options):
     evaluate_every: int = Field(0, ge=0)
     """Steps between evaluations; 0 evaluates at the end only."""
     checkpoint_every: int = Field(200, ge=0)
-    """Steps between checkpoints; 0 saves at the end only."""
+    """Steps between checkpoints; 0 saves at the end only. An evaluation that is the best so far saves one too."""
     early_stopping: EarlyStopping | None = None
     """End before the last step when `evaluate_every` finds nothing better any more: `{patience: 5}`."""
     keep_last: int = Field(3, gt=0)
@@ -88,6 +117,9 @@ class Train(Options):
     """Globs over dotted parameter names (`net.layer1.*`) that stay as they were loaded: no gradient, no state."""
     frozen_norm: Literal["eval", "train"] = "eval"
     """Whether frozen BatchNorm layers normalise by the statistics they were loaded with, or by the batch's."""
+    ema: MovingAverage | None = None
+    """A moving average of the weights, which is what is evaluated: a decay such as 0.999, or a mapping. Tasks may have
+    one by default; null keeps none."""
     on_non_finite: Literal["stop", "skip", "rollback"] = "rollback"
     """At a loss or gradient that is NaN or infinite without a loss scaler to blame: stop, skip the step, or go back."""
     max_rollbacks: int = Field(3, ge=0)
@@ -148,6 +180,22 @@ class MemoryOptions(Options):
 
     on_oom: Literal["stop", "adapt"] = "stop"
     """Out of memory in a step: stop with exit 7, or repeat it with smaller micro-batches, recomputed, offloaded."""
+    ceiling: str | None = "auto"
+    """The most that this process may hold of a CUDA card, its context included: a size such as 6GiB. Beyond it memory
+    runs out, which `on_oom` answers. auto: where the driver moves what does not fit into system memory instead of
+    refusing it (Windows, WSL), what is free at the start; elsewhere none. null: none."""
+
+    @field_validator("ceiling")
+    @classmethod
+    def ceiling_is_a_size(cls, value: str | None) -> str | None:
+        """Refuse words that are no amount of memory."""
+        if value not in (None, "auto"):
+            try:
+                parse_budget(value, "memory.ceiling")
+            except ConfigError as error:
+                said = str(error).removeprefix("memory.ceiling: ")
+                raise ValueError(f"{said}, auto or null") from error
+        return value
 
 
 class Parallel(Options):
@@ -244,6 +292,7 @@ class Memory:
     tricks: dict[str, Any]
     """Name -> the trick's `Settings`. A trick that is off is absent."""
     plugins: dict[str, Plugin] = field(repr=False, compare=False)
+    ceiling: str | None = "auto"
 
 
 @dataclass(frozen=True)
@@ -292,7 +341,7 @@ class Config:
             data[section] = {"name": choice.name, **dump(choice.settings)}
         data["precision"] = {"mode": self.precision.mode, **dump(self.precision.settings)}
         tricks = {name: dump(settings) or True for name, settings in self.memory.tricks.items()}
-        data["memory"] = {"on_oom": self.memory.on_oom, **tricks}
+        data["memory"] = {"on_oom": self.memory.on_oom, "ceiling": self.memory.ceiling, **tricks}
         data["optimizer"] = {"name": self.optimizer.name, **dump(self.optimizer.settings)}
         data["train"] = dump(self.train)
         data["parallel"] = dump(self.parallel)

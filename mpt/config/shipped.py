@@ -29,7 +29,7 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def shipped_presets() -> dict[str, Path]:
-    """Return the patches for usual cards by name, such as `resnet50_imagefolder_8gb` (`mpt plan --presets`)."""
+    """Return the patches for usual cards by name, such as `resnet50_imagefolder_8gb` (`mpt plan presets`)."""
     return {path.stem: path for path in sorted((folder() / "presets").glob("*.yaml"))}
 
 
@@ -45,7 +45,8 @@ def find_shipped(name: str) -> Path:
             said += "`mpt list configs` lists all that mpt comes with"
         else:
             said = f"mpt comes with the configurations {', '.join(shipped_configs())}"
-            said += ", and with presets of some for cards, such as saehd_512_8gb" if shipped_presets() else ""
+            presets = list(shipped_presets())
+            said += f", and with presets of some for cards, such as {presets[0]}" if presets else ""
         raise ConfigError(f"{MARK}{name[:60]}: {said}")
     return known[name]
 

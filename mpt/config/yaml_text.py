@@ -27,6 +27,7 @@ import yaml
 
 from mpt.config.shipped import MARK, find_shipped
 from mpt.errors import ConfigError
+from mpt.foreign.files import open_foreign
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 40
@@ -112,7 +113,7 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
             if "=" in name and not path.exists():
                 raise ConfigError(f"{name}: a setting stands where a configuration's file is expected; name that first")
             raise ConfigError(f"{name}: {what_stands_at(path)}; a YAML file is expected{suggest_file(path)}")
-        with path.open("rb") as file:
+        with open_foreign(path) as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}: cannot be read: {error}") from error

@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from mpt.config.options import DatasetOptions
-from mpt.data.in_memory import InMemory
+from mpt.data.pictures.in_memory import InMemory
 
 LEVELS = 16.0
 

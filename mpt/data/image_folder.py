@@ -23,12 +23,12 @@ from pydantic import Field
 from torch import Tensor
 
 from mpt.config.options import DatasetOptions
-from mpt.data.augment import Augmentation, preserved_generator
-from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, decode_bytes
-from mpt.data.ram_cache import RamCache
+from mpt.data.pictures.augment import Augmentation, preserved_generator
+from mpt.data.pictures.decoding import EXTENSIONS, MODES, BadImageError, decode_bytes
+from mpt.data.pictures.ram_cache import RamCache
 from mpt.errors import ConfigError, DataError
-from mpt.samples import class_counts
 from mpt.seams import Batch, Dataset, DataSpec, FieldSpec
+from mpt.seams.samples import class_counts
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 MOST_BAD_IN_A_ROW = 100

@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from mpt.config.options import DatasetOptions
-from mpt.data.in_memory import InMemory
-from mpt.data.seeds import mix
+from mpt.data.pictures.in_memory import InMemory
+from mpt.data.pictures.seeds import mix
 
 KINDS = ("disc", "square", "triangle")
 DRAWN_AT_LEAST = 32

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 
 from mpt.config.options import DatasetOptions
-from mpt.data.in_memory import InMemory
+from mpt.data.pictures.in_memory import InMemory
 from mpt.errors import DataError
 from mpt.vision_ops import import_torchvision
 

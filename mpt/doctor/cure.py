@@ -2,8 +2,9 @@
 
 Tried in this order, and everything that is offered was tried: one setting that the configuration has otherwise than the
 default (a loss scale that cannot move or begins low, losses that are not computed in float32); stable forms of what the
-model or a loss computes in a poor one (`mpt.doctor.rewrites`) or the fewest modules (`mpt.engine.smallest_list`),
-whichever are fewer, and the forms where they are as many, for they cost no speed; bfloat16, which has float32's range.
+model or a loss computes in a poor one (`mpt.doctor.rewrites`) or the fewest modules
+(`mpt.engine.recovery.smallest_list`), whichever are fewer, and the forms where they are as many, for they cost no
+speed; bfloat16, which has float32's range.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from mpt.config.schema import Config
 from mpt.doctor.numerics import Examination, Verdict
 from mpt.doctor.rewrites import Place, find_places, smallest_forms
 from mpt.doctor.subject import Subject, as_on_a_gpu, with_float32
-from mpt.engine.module_places import LOSS
-from mpt.engine.smallest_list import SmallestList, smallest_list
+from mpt.engine.recovery.module_places import LOSS
+from mpt.engine.recovery.smallest_list import SmallestList, smallest_list
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
         if verdict.is_healthy(patched(subject.config, patch)):
             return Cure(patch, None, verdict.tried)
     culprits = [one.culprit for one in found if one.culprit is not None]
-    blamed = [name for name in dict.fromkeys(one.module for one in culprits) if name != LOSS]
+    modules = [one.module for one in culprits] + [one.refusal.module for one in found if one.refusal is not None]
+    blamed = [name for name in dict.fromkeys(modules) if name not in (LOSS, "")]
     places = find_places(subject)
     forms = smallest_forms(subject, verdict, places, culprits) if places else None
     if forms is not None and len(forms) == 1:  # no list is smaller

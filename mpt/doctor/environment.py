@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from mpt.config.sizes import describe_bytes
 from mpt.doctor.driver import driver_version, examine_visibility
 from mpt.doctor.findings import Section
 from mpt.doctor.shadows import find_shadows
-from mpt.planner.budget import describe_bytes
-from mpt.precision.choice import cpu_has_fast_bfloat16
-from mpt.run.environment import package_version, processor_name
-from mpt.run.files import free_bytes
-from mpt.run.operating_system import usable_cores
+from mpt.engine.state.spill_watch import WINDOWS_SETTING, WSL_SETTING
+from mpt.precision.shared.choice import cpu_has_fast_bfloat16
+from mpt.run.process import operating_system
+from mpt.run.process.files import free_bytes
+from mpt.run.records.environment import package_version, processor_name
 
 LITTLE_DISK = 2 * 2**30
 BUSY_SHARE = 0.1
@@ -53,7 +54,7 @@ def _build() -> str:
 
 
 def _examine_processor(section: Section) -> None:
-    threads, cores = torch.get_num_threads(), usable_cores()
+    threads, cores = torch.get_num_threads(), operating_system.usable_cores()
     advice = "set train.threads, or OMP_NUM_THREADS" if threads > cores else ""
     text = f"{processor_name()}: torch uses {threads} of {cores} cores that this process may use"
     section.add("warning" if threads > cores else "ok", "processor", text, advice)
@@ -77,6 +78,7 @@ def _examine_card(section: Section, device: torch.device, batch_size: int) -> No
     if others > BUSY_SHARE * total:
         advice = "close other programs, or plan with --desktop"
         section.add("note", name, f"{describe_bytes(others)} are taken by other programs or the desktop", advice)
+    examine_overflow(section, name)
     error = try_dtype(device, torch.float32, batch_size)
     if error:
         advice = "the wheel and the driver or card do not fit; docs/gpu.md has a table"
@@ -95,6 +97,16 @@ def _examine_card(section: Section, device: torch.device, batch_size: int) -> No
     allowed = torch.backends.cuda.matmul.allow_tf32
     if capability >= (8, 0):
         section.add("ok", name, f"TF32 is {'on' if allowed else 'off'}; precision=tf32 switches it on")
+
+
+def examine_overflow(section: Section, name: str) -> None:
+    """Note how the driver handles allocations beyond the card's memory."""
+    if not operating_system.moves_overflow():
+        section.add("ok", name, "the driver refuses what does not fit, and memory.on_oom answers that")
+        return
+    where, setting = ("WSL", WSL_SETTING) if operating_system.is_wsl() else ("Windows", WINDOWS_SETTING)
+    text = f"on {where} the driver moves what does not fit into system memory, and training becomes many times slower"
+    section.add("note", name, text, f"leave memory.ceiling at auto, which refuses it before; {setting}")
 
 
 def try_dtype(device: torch.device, dtype: torch.dtype, batch_size: int) -> str:

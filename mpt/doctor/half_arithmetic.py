@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from mpt.doctor.cuda_lists import DECOMPOSITIONS
+
 aten = torch.ops.aten
 PRODUCTS = frozenset(
     {
@@ -53,7 +55,8 @@ class RoundedHalf(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if func._schema.is_mutable or not any(words in str(error) for words in MISSING):
+            missing = any(words in str(error) for words in MISSING)
+            if func._schema.is_mutable or not missing or DECOMPOSITIONS.fullmatch(func._overloadpacket.__name__):
                 raise
             return rounded(func, args, kwargs)
 

@@ -18,16 +18,21 @@ import torch
 from torch import Tensor
 
 from mpt.config.schema import Config
-from mpt.data.loader import Loader, to_device
+from mpt.data.loading.loader import to_device
 from mpt.doctor.measured_step import HALVINGS, Step, half_as_on_a_gpu, moved_weights, repeat_backward
-from mpt.engine.build import build_run
-from mpt.engine.state import capture, capture_random, restore, restore_random
-from mpt.engine.step import back_propagate, drop_gradients, remember_buffers, restore_buffers, update
-from mpt.engine.torch_settings import prepare_torch
-from mpt.optim.schedules import set_learning_rates
-from mpt.phase_losses import draw_batch
-from mpt.precision.products import set_products
+from mpt.engine.building.build import build_run
+from mpt.engine.building.torch_settings import prepare_torch
+from mpt.engine.loop.assembly import count_steps, supply_batches
+from mpt.engine.state.module_state import module_state
+from mpt.engine.state.moving_averages import follow_step
+from mpt.engine.state.state import capture, capture_random, restore, restore_random
+from mpt.engine.step.step import back_propagate, drop_gradients, remember_buffers, restore_buffers, update
+from mpt.optim.shared.schedules import set_learning_rates
+from mpt.precision.shared.products import set_products
 from mpt.seams import Batch, Dataset, Phase, Run
+from mpt.seams.phase_losses import draw_batch
+from mpt.seams.task_kinds import rate_factor
+from mpt.seams.undo import notes_of, take_back
 
 
 class Training:
@@ -36,9 +41,8 @@ class Training:
     def __init__(self, config: Config, device: torch.device, data: Dataset) -> None:
         self.config, self.data = config, data
         prepare_torch(config)
-        self.loader = Loader(data, config.train.batch_size, config.seed, sampling=config.dataset.settings.sampling)
-        epochs = round((config.train.epochs or 0) * self.loader.steps_per_epoch)
-        self.total_steps = config.train.steps or max(1, epochs)
+        self.loader = supply_batches(config, data)
+        self.total_steps = count_steps(config, self.loader)
         self.run: Run = build_run(config, device, data.spec)
         self.random = capture_random(device)
         self.settled: dict[str, float] = {}
@@ -47,7 +51,8 @@ class Training:
     @property
     def unit(self) -> float:
         """The relative distance of neighbouring numbers where this training computes most."""
-        return self.run.precision.product_unit or torch.finfo(self.run.precision.dtype).eps
+        numerics = self.run.precision.numerics
+        return numerics.product_unit or torch.finfo(numerics.dtype).eps
 
     def batch(self, step: int) -> Batch:
         """Return a step's batch on the device, as the task sees it."""
@@ -62,9 +67,9 @@ class Training:
         """Put this training's random state, learning rates and switches in place for the block."""
         run = self.run
         prepare_torch(self.config)
-        set_products(self.config.precision.settings, run.precision.dtype)
+        set_products(self.config.precision.settings, run.precision.numerics.dtype)
         restore_random(self.random, run.device)
-        set_learning_rates(run.optimizers, run.optimizer_settings, step, self.total_steps, run.task.rate_factor)
+        set_learning_rates(run.optimizers, run.optimizer_settings, step, self.total_steps, rate_factor(run.task))
         try:
             yield
         finally:
@@ -78,7 +83,7 @@ class Training:
         """
         run, scaler = self.run, self.run.precision.scalers.get(phase.name)
         for _ in range(HALVINGS):
-            random, notes, scale = capture_random(run.device), run.task.snapshot(), scaler.scale if scaler else 1.0
+            random, notes, scale = capture_random(run.device), notes_of(run.task), scaler.scale if scaler else 1.0
             with half_as_on_a_gpu(run):
                 done = update(run, phase, batch)
             losses = {f"{phase.name}/{name}": float(value) for name, value in done.losses.items()}
@@ -88,7 +93,7 @@ class Training:
             scaler.scale = scale / 2
             self.settled[phase.name] = scaler.scale
             restore_random(random, run.device)
-            run.task.restore(notes)
+            take_back(run.task, notes)
         return losses, done.stats.skipped
 
     def moved_update(self, phase: Phase, batch: Batch, amount: float) -> tuple[dict[str, float], bool]:
@@ -129,14 +134,14 @@ class Training:
 
     def after_step(self, step: int) -> None:
         """Let the task follow a finished step."""
-        self.run.task.after_step(step, step * self.config.train.batch_size)
+        follow_step(self.run, step)
 
     def weights(self) -> dict[str, Tensor]:
         """Return all weights and buffers by dotted name, in float32 where they have a float32 master."""
         return {
             f"{name}.{key}": value
             for name, module in self.run.task.modules.items()
-            for key, value in self.run.precision.module_state(module).items()
+            for key, value in module_state(self.run.precision, module).items()
         }
 
     def snapshot(self) -> dict[str, Any]:

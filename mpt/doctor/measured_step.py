@@ -10,17 +10,18 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpt.doctor.cuda_lists import CudaLists
 from mpt.doctor.half_arithmetic import RoundedHalf
 from mpt.doctor.instrument import Result, observed
-from mpt.engine.build import seed_everything
-from mpt.engine.step import back_propagate, drop_gradients, remember_buffers, restore_buffers
-from mpt.phase_losses import draw_batch
+from mpt.engine.building.build import seed_everything
+from mpt.engine.step.step import back_propagate, drop_gradients, remember_buffers, restore_buffers
 from mpt.seams import Batch, Phase, Run
+from mpt.seams.phase_losses import draw_batch
+from mpt.seams.undo import notes_of, take_back
 
 HALVINGS = 40
 """Of a loss scale, at most."""
@@ -38,6 +39,8 @@ class Step:
     results: list[Result] = field(default_factory=list)
     drawn: Batch = field(default_factory=dict)
     """The batch with its random inputs."""
+    by_cuda_lists: list[str] = field(default_factory=list)
+    """Operators that a CPU computed in float32 because CUDA's autocast does."""
 
     @property
     def is_finite(self) -> bool:
@@ -84,7 +87,7 @@ def repeat_backward(
     """
     if reseeds:
         seed_everything(run.config.seed)
-    notes = run.task.snapshot()
+    notes = notes_of(run.task)
     drop_gradients(run, phase)
     remember_buffers(run)
     scaler = run.precision.scalers.get(phase.name)
@@ -92,7 +95,7 @@ def repeat_backward(
     try:
         drawn = draw_batch(run, phase, run.data.as_floats({name: t.to(run.device) for name, t in batch.items()}))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(half_as_on_a_gpu(run))
+            lists = stack.enter_context(half_as_on_a_gpu(run))
             seen = stack.enter_context(observed(run.task.modules, exact=exact)) if watched else None
             losses = back_propagate(run, phase, drawn)
         own = {id(parameter) for parameter in phase.module.parameters()}
@@ -109,7 +112,7 @@ def repeat_backward(
     finally:
         drop_gradients(run, phase)
         restore_buffers(run)
-        run.task.restore(notes)
+        take_back(run.task, notes)
     return Step(
         losses={name: float(value) for name, value in losses.items()},
         gradients=gradients,
@@ -117,13 +120,20 @@ def repeat_backward(
         scale=None if scaler is None else scale,
         results=seen.results if seen is not None else [],
         drawn=drawn,
+        by_cuda_lists=sorted(lists.used),
     )
 
 
-def half_as_on_a_gpu(run: Run) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which a CPU computes float16 as a GPU does; nothing for other dtypes and devices."""
-    half_on_cpu = run.device.type == "cpu" and run.precision.dtype == torch.float16
-    return RoundedHalf() if half_on_cpu else contextlib.nullcontext()
+@contextlib.contextmanager
+def half_as_on_a_gpu(run: Run) -> Iterator[CudaLists]:
+    """Compute on a CPU as a GPU does, in the block: float16's arithmetic, and autocast by CUDA's lists."""
+    dtype, lists = run.precision.numerics.dtype, CudaLists()
+    with contextlib.ExitStack() as stack:
+        if run.device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
+            stack.enter_context(lists)
+        if run.device.type == "cpu" and dtype == torch.float16:
+            stack.enter_context(RoundedHalf())
+        yield lists
 
 
 def named_parameters(run: Run) -> Iterator[tuple[str, torch.nn.Parameter]]:

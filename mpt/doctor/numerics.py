@@ -21,8 +21,10 @@ from torch import Tensor
 from mpt.config.schema import Config
 from mpt.doctor.instrument import Result, error_of, input_error
 from mpt.doctor.measured_step import Step, rounded_step, take_step
+from mpt.doctor.refusals import Refusal
 from mpt.doctor.subject import Subject
 from mpt.doctor.weight_updates import Effect, effects, moves
+from mpt.engine.building.start_notes import lost_decay
 from mpt.seams import Run
 
 LARGE_LOSS, LARGE_GRADIENT, LARGE_BUFFER = 0.05, 0.3, 0.1
@@ -64,10 +66,16 @@ class Examination:
     """Whether the mode adds updates to weights in half and keeps nothing of what rounding takes."""
     faults: list[str] = field(default_factory=list)
     culprit: Result | None = None
+    refusal: Refusal | None = None
+    """What the mode's step raised, if it did and float32's did not."""
     results: list[Result] = field(default_factory=list)
     """The float32 step's operators: what float16 would do to them."""
     seen: list[Result] = field(default_factory=list)
     """The mode's own."""
+    lost_decay: list[str] = field(default_factory=list)
+    """Warnings of weight decay that the rounding of weights takes."""
+    by_cuda_lists: list[str] = field(default_factory=list)
+    """Operators that a CPU computed in float32 because CUDA's autocast does."""
     updates: dict[str, Effect] = field(default_factory=dict)
     """Parameter -> what the mode makes of its update; empty where the gradients are at fault already."""
 
@@ -88,8 +96,12 @@ def examine(subject: Subject) -> list[Examination]:
     found = []
     for true_phase, phase in zip(reference.phases, chosen.phases, strict=True):
         true = take_step(reference, true_phase, subject.batch, watched=True)
-        moved = rounded_step(reference, true_phase, subject.batch, chosen.precision.dtype)
-        step = take_step(chosen, phase, subject.batch, watched=True)
+        moved = rounded_step(reference, true_phase, subject.batch, chosen.precision.numerics.dtype)
+        try:
+            step = take_step(chosen, phase, subject.batch, watched=True)
+        except Exception as error:  # whatever the model or torch raises, float32 does not
+            found.append(refused(phase.name, chosen, true, Refusal.of(error, chosen.task.modules)))
+            continue
         found.append(judge(phase.name, chosen, true, moved, step))
     # Last: updates change the runs.
     for one, true_phase, phase in zip(found, reference.phases, chosen.phases, strict=True):
@@ -97,7 +109,24 @@ def examine(subject: Subject) -> list[Examination]:
             seen = moves(chosen, phase, subject.batch, one.scale)
             one.updates = effects(moves(reference, true_phase, subject.batch, None), seen)
             one.faults += faults_of(one.updates, one.dtype)
+    found[-1].lost_decay = lost_decay(subject.config, chosen.optimizer_settings, chosen.precision.numerics)
     return found
+
+
+def refused(name: str, run: Run, true: Step, refusal: Refusal) -> Examination:
+    """Return the examination of a phase that raises in the mode and not in float32."""
+    dtype = str(run.precision.numerics.dtype).removeprefix("torch.")
+    return Examination(
+        phase=name,
+        mode=run.precision.name,
+        dtype=dtype,
+        scale=None,
+        losses={key: (value, math.nan) for key, value in true.losses.items()},
+        parameters=[],
+        faults=[f"fine in float32, and in {dtype} it raises {refusal.text}"],
+        refusal=refusal,
+        results=true.results,
+    )
 
 
 def faults_of(updates: Mapping[str, Effect], dtype: str) -> list[str]:
@@ -122,14 +151,18 @@ class Verdict:
         """Take the steps of a configuration and judge them."""
         self.tried += 1
         run = self.subject.build(config)
-        dtype = run.precision.dtype
+        dtype = run.precision.numerics.dtype
         if dtype not in self.moved:
             self.moved[dtype] = [
                 rounded_step(self.reference, phase, self.subject.batch, dtype) for phase in self.reference.phases
             ]
         scales = []
         for phase, true, moved in zip(run.phases, self.true, self.moved[dtype], strict=True):
-            step = take_step(run, phase, self.subject.batch)
+            try:
+                step = take_step(run, phase, self.subject.batch)
+            except Exception as error:
+                Refusal.of(error, run.task.modules)
+                return False
             if not judge(phase.name, run, true, moved, step).is_healthy:
                 return False
             scales.append(step.scale)
@@ -145,13 +178,14 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
     found = Examination(
         phase=name,
         mode=run.precision.name,
-        dtype=str(run.precision.dtype).removeprefix("torch."),
+        dtype=str(run.precision.numerics.dtype).removeprefix("torch."),
         scale=step.scale,
         losses={key: (true.losses[key], step.losses.get(key, math.nan)) for key in true.losses},
         parameters=compare_gradients(true, moved, step),
-        rounds_weights=run.precision.rounds_weights,
+        rounds_weights=run.precision.numerics.rounds_weights,
         results=true.results,
         seen=step.results,
+        by_cuda_lists=step.by_cuda_lists,
     )
     for key, (right, value) in found.losses.items():
         if not math.isfinite(right):

@@ -117,6 +117,7 @@ def _describe(section: Section, found: Examination, subject: Subject, *, many: b
     section.tables["exponents"] += exponents_of(found.phase, step, found.results, found.scale or 1.0)
     for text in found.faults[:MOST_FAULTS]:
         where = describe_culprit(found.culprit, subject) if found.culprit is not None else ""
+        where = found.refusal.describe() if found.refusal is not None else where
         section.add("fault", about, text, where)
     if found.is_healthy:
         worst = max((one.error for one in found.parameters if one.share > 1e-3), default=0.0)
@@ -124,6 +125,11 @@ def _describe(section: Section, found: Examination, subject: Subject, *, many: b
         text = f"{found.mode} in {found.dtype}{scale}: gradients are off by {worst:.1%} at most, cosine {lowest:.4f}"
         section.add("ok", about, text)
         describe_updates(section, about, found)
+    for text in found.lost_decay if is_last else ():
+        section.add("warning", about, text)
+    if found.by_cuda_lists and is_last:
+        names = ", ".join(found.by_cuda_lists)
+        section.add("note", about, f"{names} were computed in float32, as CUDA's autocast does and a CPU's does not")
     section.tables.setdefault("parameters", []).extend(parameter_rows(found, step))
     section.tables.setdefault("operators", []).extend(operator_rows(found, step))
     for row in ranges_of(found.phase, found.results, found.scale or 1.0):

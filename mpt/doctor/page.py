@@ -9,7 +9,7 @@ from pathlib import Path
 from mpt.doctor.findings import Section
 from mpt.report.numerics_map import map_numerics
 from mpt.report.page import environment
-from mpt.run.files import write_atomically
+from mpt.run.process.files import write_atomically
 
 MOST_ROWS = 40
 WORST = {"numerics: parameters": "gradient_error", "numerics: operators": "relative_error"}

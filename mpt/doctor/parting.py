@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -52,9 +53,19 @@ class Comparison:
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def not_finite(self) -> dict[str, Any]:
+        """The first step at which a loss is NaN or infinite in both: step, name; empty where none is."""
+        for row in self.rows:
+            one, other = row["losses"]
+            for name, value in one.items():
+                if name in other and not math.isfinite(value) and not math.isfinite(other[name]):
+                    return {"step": row["step"], "name": name}
+        return {}
+
     def to_record(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        return asdict(self)
+        return {**asdict(self), "not_finite": self.not_finite}
 
 
 def show_share(value: float) -> str:

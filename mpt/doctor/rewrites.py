@@ -15,12 +15,13 @@ from mpt.config.options import STABLE_FORMS
 from mpt.doctor.instrument import Result
 from mpt.doctor.measured_step import take_step
 from mpt.doctor.numerics import Verdict
+from mpt.doctor.refusals import Refusal
 from mpt.doctor.subject import Subject, with_stable_forms
-from mpt.engine.module_places import LOSS, module_places, source_line
-from mpt.engine.smallest_list import fewest
+from mpt.engine.recovery.module_places import LOSS, module_places, source_line
+from mpt.engine.recovery.smallest_list import fewest
 from mpt.errors import ConfigError
-from mpt.precision.stable_forms import StableForms
-from mpt.precision.stable_logs import Rewrite
+from mpt.precision.stable.stable_forms import StableForms
+from mpt.precision.stable.stable_logs import Rewrite
 
 MOST_TRIALS = 16
 NAMED_WHEN_HEALTHY = ("log", "cross_entropy", "epsilon")
@@ -59,7 +60,10 @@ def find_places(subject: Subject) -> list[Place]:
 
         run.stable_forms = StableForms(STABLE_FORMS, note)
         for phase in run.phases:
-            take_step(run, phase, subject.batch)
+            try:
+                take_step(run, phase, subject.batch)
+            except Exception as error:  # a step that raises in the mode: what it came to has been noted
+                Refusal.of(error, run.task.modules)
     already = subject.config.precision.settings.stable_forms
     done = {place.line for place in places if place.form in already}
     return [place for place in places if place.line not in done]

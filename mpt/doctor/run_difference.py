@@ -14,11 +14,11 @@ from typing import Any
 from mpt.errors import CheckpointError
 from mpt.report.log_values import number
 from mpt.report.run_record import RunRecord
-from mpt.run import checkpoint
-from mpt.run.checkpoint import LoadedCheckpoint
-from mpt.run.layout import RunDirectory
-from mpt.run.retention import list_steps
-from mpt.run.state import pack
+from mpt.run.checkpoints import checkpoint
+from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
+from mpt.run.checkpoints.retention import list_steps
+from mpt.run.checkpoints.state import pack
+from mpt.run.records.layout import RunDirectory
 
 ENVIRONMENT = ("mpt", "torch", "python", "cuda", "cudnn", "processor", "devices", "threads", "commit")
 
@@ -32,6 +32,8 @@ class RunDifference:
     logged: dict[str, Any] = field(default_factory=dict)
     """The first logged step whose losses differ: step, name, both values; empty where none does."""
     evaluated: dict[str, Any] = field(default_factory=dict)
+    not_finite: dict[str, Any] = field(default_factory=dict)
+    """The first logged step at which a loss is NaN or infinite in both: step, name; empty where none is."""
     last_equal_log: int | None = None
     """The last logged step up to which everything is the same."""
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
@@ -58,6 +60,8 @@ def compare_runs(one: RunRecord, other: RunRecord) -> RunDifference:
         values = one.environment.get(name), other.environment.get(name)
         if values[0] != values[1]:
             found.environment.append(f"{name}: {values[0]} against {values[1]}")
+    if one.test_set and other.test_set and one.test_set != other.test_set:
+        found.environment.append("a test set with other samples")
     rows = {int(number(line.get("step"))): line for line in other.train}
     for line in one.train:
         step = int(number(line.get("step")))
@@ -66,6 +70,10 @@ def compare_runs(one: RunRecord, other: RunRecord) -> RunDifference:
         difference = first_difference(line.get("losses"), rows[step].get("losses"))
         if difference is not None:
             found.logged = {"step": step, **difference}
+            break
+        bad = first_not_finite(line.get("losses"), rows[step].get("losses"))
+        if bad is not None:
+            found.not_finite = {"step": step, "name": bad}
             break
         found.last_equal_log = step
     rows = {int(number(line.get("step"))): line for line in other.evaluations}
@@ -88,6 +96,14 @@ def first_difference(one: Any, other: Any) -> dict[str, Any] | None:
         if values[0] != values[1] and not all(math.isnan(each) for each in values):
             return {"name": name, "first": value, "second": other.get(name)}
     return None
+
+
+def first_not_finite(one: Any, other: Any) -> str | None:
+    """Return the first figure that is not finite on both sides."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return None
+    names = (name for name in one if name in other)
+    return next((name for name in names if not any(math.isfinite(number(side[name])) for side in (one, other))), None)
 
 
 def compare_checkpoints(one: RunDirectory, other: RunDirectory, found: RunDifference) -> None:

@@ -29,6 +29,7 @@ from mpt.doctor.measured_step import Step
 from mpt.doctor.numerics import BEYOND_ROUNDING
 from mpt.doctor.parting import Comparison, Parting, exceeds
 from mpt.doctor.reasons import Reasons
+from mpt.doctor.refusals import Refusal
 from mpt.errors import CheckpointError
 from mpt.seams import Batch, Phase
 
@@ -93,7 +94,21 @@ class Lockstep:
             if found.bits is not None:
                 found.beyond = found.bits  # other data are no rounding
                 return
-        told = [take(side, step, batch) for side, batch in zip(sides, batches, strict=True)]
+        told: list[Told] = []
+        refusals: list[Refusal | None] = []
+        for side, batch in zip(sides, batches, strict=True):
+            try:
+                told.append(take(side, step, batch))
+                refusals.append(None)
+            except Exception as error:  # the model, or torch, refuses what the other training does
+                refusals.append(Refusal.of(error, side.run.task.modules))
+                failure = error
+        if any(refusals):
+            if all(refusals):
+                raise failure
+            found.bits = found.bits or self.refused(step, *refusals)
+            found.beyond = self.refused(step, *refusals)
+            return
         equal = told[0] == told[1] and not differing(self.first.weights(), self.second.weights())
         if not equal and self.third is None:
             self.third = self.set_out(before[0], step, found)
@@ -115,6 +130,13 @@ class Lockstep:
                     found.beyond = place or self.reasons.unplaced(step, [side.losses for side in told])
                 self.rewind(after, after_third)
         found.rows.append(self.row(step, told))
+
+    def refused(self, step: int, *refusals: Refusal | None) -> Parting:
+        """Return the place at which one of the two raises."""
+        said = [f"raises {one.text}" if one is not None else "a result" for one in refusals]
+        place = next(one for one in refusals if one is not None).describe()
+        reason = self.reasons.settings("precision", "model", "task", "memory") or "its dtypes"
+        return Parting(step, "", "operator", place or "the step", said[0], said[1], reason)
 
     def rewind(self, states: Sequence[dict[str, Any]], third: dict[str, Any] | None) -> None:
         """Put the states of all back."""

@@ -11,14 +11,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
-from mpt.data.loader import Loader, to_device
+from mpt.data.loading.loader import Loader, to_device
 from mpt.doctor.findings import Section
-from mpt.engine.micro_batches import split
-from mpt.engine.step import drop_gradients, only, update
+from mpt.engine.step.built_parts import check_graph
+from mpt.engine.step.micro_batches import add_up, split, weigh
+from mpt.engine.step.step import drop_gradients, only, update
 from mpt.inference.measurement import synchronize
-from mpt.phase_losses import draw_batch, losses_of
 from mpt.report.units import show_seconds
 from mpt.seams import Batch, Run
+from mpt.seams.phase_losses import draw_batch, losses_of
 
 WARM_UP, STEPS = 2, 8
 SLOW_DATA = 0.3
@@ -76,11 +77,19 @@ def _time_parts(run: Run, stream: Iterator[Batch], step: int) -> dict[str, float
         drawn = draw_batch(run, phase, batch)
         with only(run.frozen[phase.name]):
             for part, share in split(drawn, run.micro_batch_size):
+                done: list[str] = []
                 now = time.perf_counter()
-                for loss in losses_of(run, phase, part):
+                for together in losses_of(run, phase, part):
+                    value = add_up([weigh(loss, share) for loss in together])
                     now = lap("forward", now)
-                    run.precision.backward(loss.value * share, phase)
+                    try:
+                        run.precision.backward(value, phase)
+                    except RuntimeError as error:
+                        check_graph(error, together, done, phase)
+                        raise
                     now = lap("backward", now)
+                    done += [loss.name for loss in together]
+                    del together, value
         now = time.perf_counter()
         run.precision.step(phase, run.clip_norms[phase.name])
         now = lap("optimizer", now)

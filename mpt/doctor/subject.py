@@ -13,8 +13,8 @@ from mpt.config.load import change_precision
 from mpt.config.options import setting_of
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
-from mpt.engine.build import build_run
-from mpt.engine.state import restore_modules
+from mpt.engine.building.build import build_run
+from mpt.engine.state.state import restore_modules
 from mpt.seams import Batch, DataSpec, Run
 
 Weights = Mapping[str, Any] | None

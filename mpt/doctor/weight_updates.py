@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from mpt.doctor.measured_step import half_as_on_a_gpu
-from mpt.engine.build import seed_everything
-from mpt.engine.step import update
+from mpt.engine.building.build import seed_everything
+from mpt.engine.state.module_state import module_state
+from mpt.engine.step.step import update
 from mpt.seams import Batch, Phase, Run
 
 
@@ -49,7 +50,7 @@ def weights(run: Run) -> dict[str, Tensor]:
     found = {}
     for name, module in run.task.modules.items():
         trained = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
-        for key, value in run.precision.module_state(module).items():
+        for key, value in module_state(run.precision, module).items():
             if key in trained:
                 found[f"{name}.{key}"] = value.detach().to("cpu", torch.float32, copy=True)
     return found

@@ -23,7 +23,7 @@ def main() -> None:
         )
         sys.exit(1)
     try:
-        from mpt.planner.processes import start_ahead
+        from mpt.planner.client.processes import start_ahead
 
         start_ahead(sys.argv[1:])
 

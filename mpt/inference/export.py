@@ -16,7 +16,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,17 +27,28 @@ from torch import Tensor, nn
 
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.inference.measurement import stored_tensors
-from mpt.precision.float32_modules import Float32Module, cast_floating
-from mpt.run.files import write_atomically
-from mpt.run.weights_file import load_weights_file
+from mpt.precision.shared.float32_modules import Float32Module, cast_floating
+from mpt.run.process.files import write_atomically
+from mpt.run.weights.weights_file import load_weights_file
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 ONNX_TOLERANCE = 0.05
 """Allowed mean difference between ONNX Runtime and PyTorch in half, as a share of the mean output."""
 
 
-def write_weights(path: Path, modules: Mapping[str, nn.Module], about: Mapping[str, str]) -> None:
-    """Write weights as `.safetensors` or `.pt` and read them back.
+Proof = Callable[[Path], str]
+"""Computes with a file that is not yet under its name; returns a sentence, raises CheckpointError."""
+
+
+def unproved(path: Path) -> str:
+    """Prove nothing."""
+    return ""
+
+
+def write_weights(
+    path: Path, modules: Mapping[str, nn.Module], about: Mapping[str, str], prove: Proof = unproved
+) -> str:
+    """Write weights as `.safetensors` or `.pt`, read them back and prove the file; return the proof's sentence.
 
     Raises CheckpointError if a weight does not fit its dtype or the file does not hold what was written.
     """
@@ -53,7 +64,9 @@ def write_weights(path: Path, modules: Mapping[str, nn.Module], about: Mapping[s
     try:
         write_atomically(partial, data)
         compare_tensors(path, tensors, load_weights_file(partial))
+        said = prove(partial)
         os.replace(partial, path)
+        return said
     finally:
         with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
             partial.unlink(missing_ok=True)
@@ -121,6 +134,7 @@ def write_onnx(
     dtype: torch.dtype,
     terms: tuple[tuple[str, ...], tuple[str, ...]] = (("inputs",), ("outputs",)),
     about: Mapping[str, str] = MappingProxyType({}),
+    prove: Proof = unproved,
 ) -> str:
     """Write a network as ONNX with a free batch dimension and check it; return a sentence on how it was checked.
 
@@ -159,6 +173,8 @@ def write_onnx(
         onnx.save(model, str(partial))
         onnx.checker.check_model(str(partial))
         said = check_onnx(partial, network, inputs)
+        if importlib.util.find_spec("onnxruntime") is not None:
+            said = "; it ".join(filter(None, (said, prove(partial))))
         os.replace(partial, path)
     except OSError as error:
         raise InputOutputError(f"{path} could not be written: {error.strerror}.") from error

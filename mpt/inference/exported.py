@@ -19,21 +19,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mpt import __version__
 from mpt.config.load import change_precision, load_config
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
-from mpt.data.absent import AbsentDataset
-from mpt.engine.build import build_run
-from mpt.engine.devices import choose_device
-from mpt.engine.initial_weights import own_tensors
+from mpt.data.loading.absent import AbsentDataset
+from mpt.engine.building.build import build_run
+from mpt.engine.building.devices import choose_device
+from mpt.engine.building.initial_weights import own_tensors
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.half import networks
 from mpt.inference.trained import Trained
-from mpt.run.checkpoint import LoadedCheckpoint
-from mpt.run.layout import RunDirectory
-from mpt.run.weights_file import load_weights_file, read_weights_file
-from mpt.seams import DataSpec, Task
+from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
+from mpt.run.records.layout import RunDirectory
+from mpt.run.weights.weights_file import load_weights_file, read_weights_file
+from mpt.seams import DataSpec, Exports, Task
+from mpt.version import VERSION
 
 SUFFIXES = (".onnx", ".safetensors", ".pt")
 FITS = {
@@ -52,13 +52,13 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
     data = trained.train_data.spec
     dataset, settings = trained.config.dataset.settings.model_dump(), trained.config.task.settings.model_dump()
     about = {
-        "mpt_version": __version__,
+        "mpt_version": VERSION,
         "mpt_config": trained.config.to_yaml(),
         "mpt_step": str(trained.loaded.step),
+        **metric_text(trained),
         "mpt_dtype": dtype,
         "mpt_networks": " ".join(names),
         "mpt_layout": json.dumps(data.to_record()),
-        **task.export_texts(),
     }
     if data.classes:
         about["mpt_classes"] = json.dumps(data.classes)
@@ -67,7 +67,13 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
         about["mpt_fit"] = f"{dataset.get('fit', 'crop')}: {FITS[dataset.get('fit', 'crop')]}"
     if "mean" in settings and "std" in settings:
         about |= {"mpt_mean": json.dumps(settings["mean"]), "mpt_std": json.dumps(settings["std"])}
-    return about
+    return {**about, **(task.export_texts() if isinstance(task, Exports) else {})}
+
+
+def metric_text(trained: Trained) -> dict[str, str]:
+    """Return the metric that the checkpoint was saved with, if it was evaluated."""
+    value = trained.loaded.manifest.get("metric")
+    return {"mpt_metric": f"{trained.run.task.metric} {value!r}"} if isinstance(value, int | float) else {}
 
 
 def is_export(text: str | None) -> bool:
@@ -179,11 +185,14 @@ def use_session(path: Path, task: Task, names: list[str], whole: bool) -> None:
 
     def run_session(*inputs: Any) -> Any:
         tensors = [value for value in inputs if isinstance(value, Tensor)]
+        if len(session.get_inputs()) == 1 and len(tensors) > 1 and whole:
+            tensors = [torch.cat(tensors, 1)]  # its channels lie behind each other
         feeds = {slot.name: value.float().cpu().numpy() for slot, value in zip(session.get_inputs(), tensors)}
         made = [torch.from_numpy(one).to(tensors[0].device) for one in session.run(None, feeds)]
         return made[0] if len(made) == 1 else tuple(made)
 
     forward: Callable[..., Any] = run_session
     if whole:
+        assert isinstance(task, Exports)  # nothing else was written with what goes around it
         forward = lambda *inputs: task.from_whole(inputs, run_session)  # noqa: E731
     next(iter(found.values())).forward = forward

@@ -22,12 +22,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from mpt.config.load import change_precision
 from mpt.config.precision_names import AUTOCAST
 from mpt.config.schema import Config
-from mpt.engine.build import build_run
-from mpt.engine.state import restore_modules
+from mpt.engine.building.build import build_run
+from mpt.engine.state.state import restore_modules
 from mpt.errors import ConfigError
 from mpt.inference.trained import Trained
-from mpt.precision.choice import DTYPES, cpu_has_fast_bfloat16
-from mpt.precision.float32_modules import Float32Module
+from mpt.precision.shared.choice import DTYPES, cpu_has_fast_bfloat16
+from mpt.precision.shared.float32_modules import Float32Module
 from mpt.seams import Run
 
 KEPT_FLOAT32 = (Float32Module, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -79,15 +79,15 @@ def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
     )
 
 
-def rebuild(trained: Trained, mode: str, dtype: str | None = None) -> Run:
+def rebuild(trained: Trained, mode: str, dtype: str | None = None, folds: bool = True) -> Run:
     """Build a trained run again in another precision mode, with its weights and its `keep_fp32`.
 
-    What memory tricks have put into the networks (adapters) is folded into the weights.
+    Unless `folds` is false, what memory tricks have put into the networks (adapters) is folded into the weights.
     """
     config = in_dtype(change_precision(trained.config, mode), dtype)
     run = build_run(config, trained.run.device, trained.train_data.spec, trains=False)
     restore_modules(run, trained.loaded.state)
-    for trick in run.tricks:
+    for trick in run.tricks if folds else ():
         trick.fold(run.task.modules)
     return run
 

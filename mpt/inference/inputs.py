@@ -1,9 +1,9 @@
 """What `mpt infer` infers from: image files, test samples, or nothing but a wish for samples.
 
 A task names the fields that files may fill (`Task.inputs`); each file is brought to its field's channels, height and
-width. A task of one field takes any number of files. A task of several (two cameras, two frames) takes a file or a
-folder for each, `--input rgb=A --input ir=B` or in the task's order; folders are matched by file name, without the
-suffix.
+width, by the run's data set where its file declares `sample_of_files(settings, data, files)`. A task of one field takes
+any number of files. A task of several (two cameras, two frames) takes a file or a folder for each, `--input rgb=A
+--input ir=B` or in the task's order; folders are matched by file name, without the suffix.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mpt.data.decoding import EXTENSIONS, MODES, BadImageError, Fit, decode_bytes
-from mpt.data.loader import to_device
-from mpt.engine.evaluation import infer
+from mpt.data.loading.loader import to_device
+from mpt.data.pictures.decoding import EXTENSIONS, MODES, BadImageError, Fit, decode_bytes
+from mpt.engine.state.evaluation import infer
 from mpt.errors import ConfigError, DataError
 from mpt.inference.trained import Trained
-from mpt.seams import Batch, Inference, Task
+from mpt.seams import Batch, Inference, Samples, Task
 
 SAMPLES = 64
 MAX_PIXELS = 100_000_000
@@ -53,14 +53,15 @@ def infer_one(trained: Trained, inputs: Inputs) -> Inference:
 class Decoded:
     """Files that were decoded once and will be asked for again, as bytes, as far as they fit."""
 
-    pictures: dict[tuple[str, Path], Tensor] = initial(default_factory=dict)
+    samples: dict[tuple[Path, ...], Batch] = initial(default_factory=dict)
     room_bytes: int = 1 << 29
 
-    def keep(self, name: str, file: Path, picture: Tensor) -> None:
-        """Remember a file's picture for a field if there is room."""
-        if picture.nbytes <= self.room_bytes:
-            self.room_bytes -= picture.nbytes
-            self.pictures[name, file] = picture
+    def keep(self, files: tuple[Path, ...], sample: Batch) -> None:
+        """Remember the sample of some files if there is room."""
+        size = sum(value.nbytes for value in sample.values())
+        if size <= self.room_bytes:
+            self.room_bytes -= size
+            self.samples[files] = sample
 
 
 def read_inputs(
@@ -89,10 +90,8 @@ def read_inputs(
         return
     for start in range(begin, len(samples), step):
         chosen = samples[start : start + batch_size]
-        batch = {
-            field: torch.stack([read_image(trained, field, sample[field], decoded) for sample in chosen])
-            for field in run.task.inputs
-        }
+        read = [read_sample(trained, sample, decoded) for sample in chosen]
+        batch = {field: torch.stack([one[field] for one in read]) for field in read[0]}
         yield to_device(batch, run.device, run.data), len(chosen)
 
 
@@ -100,28 +99,41 @@ def without_bad(trained: Trained, samples: Sequence[Sample], bad: dict[str, str]
     """Yield the samples whose files can be read, and note the others with the reason. Each file is read twice."""
     for sample in samples:
         try:
-            for field, file in sample.items():
-                read_image(trained, field, file)
+            read_sample(trained, sample)
         except DataError as error:
             cause = error.__cause__
-            bad[str(file)] = cause.reason if isinstance(cause, BadImageError) else str(error)
+            name = cause.path if isinstance(cause, BadImageError) else next(iter(sample.values()))
+            bad[str(name)] = cause.reason if isinstance(cause, BadImageError) else str(error)
             continue
         yield sample
 
 
-def read_image(trained: Trained, field: str, file: Path, decoded: Decoded | None = None) -> Tensor:
-    """Return one file as float32 (c, h, w) in [0, 1], as the field's layout asks. Raises DataError."""
+def read_sample(trained: Trained, sample: Sample, decoded: Decoded | None = None) -> Batch:
+    """Return the fields of one sample's files, pictures as float32 (c, h, w) in [0, 1]. Raises DataError."""
+    files = tuple(sample.values())
+    stored = decoded.samples.get(files) if decoded else None
+    if stored is None:
+        dataset, data = trained.config.dataset, trained.run.data
+        by_data_set = dataset.plugin.optional("sample_of_files")
+        if by_data_set is not None:
+            own = {field: sample[field] for field in trained.run.task.inputs}
+            stored = by_data_set(dataset.native_settings(), data, own)
+        else:
+            stored = {field: read_image(trained, field, sample[field]) for field in trained.run.task.inputs}
+        if decoded is not None:
+            decoded.keep(files, stored)
+    return {name: value.float().div_(255) if value.dtype == torch.uint8 else value for name, value in stored.items()}
+
+
+def read_image(trained: Trained, field: str, file: Path) -> Tensor:
+    """Return one file as uint8 (c, h, w), as the field's layout asks. Raises DataError."""
     channels, height, width = trained.run.data.fields[field].shape
     if channels not in MODES:
         raise DataError(f"--input: '{field}' has {channels} channels; files can be read with 1, 3 or 4")
-    kept = decoded.pictures.get((field, file)) if decoded else None
     try:
-        picture = decode_bytes(file, channels, (height, width), MAX_PIXELS, fit_of(trained)) if kept is None else kept
+        return decode_bytes(file, channels, (height, width), MAX_PIXELS, fit_of(trained))
     except BadImageError as error:
         raise DataError(f"--input: {error.path}: {error.reason}. Leave this file out") from error
-    if decoded is not None and kept is None:
-        decoded.keep(field, file, picture)
-    return picture.float().div_(255)
 
 
 def fit_of(trained: Trained) -> Fit:
@@ -132,7 +144,14 @@ def fit_of(trained: Trained) -> Fit:
 
 def needs_inputs(task: Task) -> bool:
     """Does the task infer from inputs only, so that test samples stand in where none are given?"""
-    return bool(task.inputs) and not task.optional_inputs
+    return bool(task.inputs) and not (isinstance(task, Samples) and task.optional_inputs)
+
+
+def sampler_of(task: Task) -> Samples:
+    """Return a task that makes samples. Raises ConfigError for one that makes none."""
+    if isinstance(task, Samples):
+        return task
+    raise ConfigError("this task makes no samples from noise: leave out --count, --single and --walk")
 
 
 def find_files(wanted: Sequence[str]) -> list[Given]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mpt.run.memory_meter import measure_step
-from mpt.run.tensor_file import build_header
+from mpt.run.checkpoints.tensor_file import build_header
+from mpt.run.process.memory_meter import measure_step
 from mpt.seams import Inference, Run
 
 WARM_UP_CALLS = 3

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mpt.config.precision_names import AUTOCAST, FLOAT32
-from mpt.engine.evaluation import infer as infer_batch
+from mpt.engine.state.evaluation import infer as infer_batch
 from mpt.errors import ConfigError
 from mpt.inference.exported import is_export, open_exported
 from mpt.inference.half import rebuild
 from mpt.inference.inputs import SAMPLES, Sample, find_files, match_files, read_inputs
 from mpt.inference.results import on_host
 from mpt.inference.trained import Trained, open_trained
-from mpt.precision.choice import DTYPES
+from mpt.precision.shared.choice import DTYPES
+from mpt.run.checkpoints.choice import Wanted
 from mpt.seams import Inference
 
 
@@ -28,6 +29,7 @@ def open_with_inputs(
     device: str | None = None,
     runs: Path = Path("runs"),
     allow: Sequence[str] = (),
+    which: Wanted = None,
 ) -> tuple[Trained, list[Sample]]:
     """Return a run or an export, built again, and the samples that the inputs make for its task.
 
@@ -38,11 +40,13 @@ def open_with_inputs(
     wishes = {"task.truncation": truncation, "seed": seed}
     overrides = tuple(f"{key}={value}" for key, value in wishes.items() if value is not None)
     if wanted is not None and is_export(wanted):
+        if which is not None:
+            raise ConfigError("--best, --newest, --step: an exported file is of one step; name a run.")
         if not as_trained:
             raise ConfigError("--half, --dtype: an exported file is taken as it is, in float32; name a run.")
         trained = open_exported(Path(wanted), device or "auto", overrides, tuple(allow))
     else:
-        trained = open_trained(wanted, runs, device or "auto", overrides, allow=tuple(allow))
+        trained = open_trained(wanted, runs, device or "auto", overrides, tuple(allow), which)
     return trained, match_files(trained.run.task, trained.config.model.name, given)
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from mpt.engine.evaluation import inferring
+from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError, RankError
-from mpt.inference.inputs import Sample
+from mpt.inference.inputs import Sample, sampler_of
 from mpt.inference.opening import in_dtype, infer, open_with_inputs
 from mpt.inference.trained import Trained
 from mpt.seams import Inference
@@ -82,7 +82,7 @@ def batches_of(trained: Trained, work: Work, first: int, every: int) -> Iterator
         return
     for start in range(first * work.batch_size, work.count, every * work.batch_size):
         with torch.no_grad(), inferring(trained.run):
-            tiles = trained.run.task.samples(
+            tiles = sampler_of(trained.run.task).samples(
                 work.count,
                 start,
                 min(work.batch_size, work.count - start),

@@ -8,16 +8,17 @@ from pathlib import Path
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.data.absent import AbsentDataset
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.devices import choose_device
-from mpt.engine.state import restore_modules
-from mpt.errors import CheckpointError, DataError
-from mpt.run import checkpoint
-from mpt.run.data_layout import read_layout
-from mpt.run.ending import newest_finished_run
-from mpt.run.layout import RunDirectory, find_run
-from mpt.run.used_parts import changed_parts, missing_parts_explained
+from mpt.data.loading.absent import AbsentDataset
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.building.devices import choose_device
+from mpt.engine.state.state import restore_modules
+from mpt.errors import CheckpointError, ConfigError, DataError
+from mpt.run.checkpoints import checkpoint
+from mpt.run.checkpoints.choice import Wanted, load_wanted
+from mpt.run.records.data_layout import read_layout
+from mpt.run.records.ending import newest_finished_run
+from mpt.run.records.layout import RunDirectory, find_run
+from mpt.run.records.used_parts import changed_parts, missing_parts_explained
 from mpt.seams import Dataset, Run
 
 
@@ -51,17 +52,27 @@ def tell_notes(loaded: checkpoint.LoadedCheckpoint) -> None:
         print(f"warning: {note}", file=sys.stderr)
 
 
+def refuse_wish(which: Wanted, chosen: Path) -> None:
+    """Raise ConfigError if a checkpoint was named and another one asked for."""
+    if which is not None:
+        raise ConfigError(
+            f"--best, --newest and --step choose a checkpoint of a run, and {chosen} is one: name the run."
+        )
+
+
 def open_trained(
     wanted: str | None,
     runs: Path,
     device_name: str = "auto",
     overrides: tuple[str, ...] = (),
     allow: tuple[str, ...] = (),
+    which: Wanted = None,
 ) -> Trained:
     """Build the named run (a run's name or folder, or a checkpoint's folder; by default the newest finished one)
-    with its weights.
+    with its weights, those of the best checkpoint unless `which` or the name says another.
 
-    A data set that is not here is no hindrance where the run remembers its layout: fetching from it is a DataError.
+    Which it is goes to standard error. A data set that is not here is no hindrance if the run remembers its layout:
+    fetching from it is a DataError.
     Raises CheckpointError when there is none or its checkpoints are refused.
     """
     chosen: Path | None = None
@@ -76,9 +87,15 @@ def open_trained(
         config = load_config(directory.config_path, overrides, allow=allow)
     train_data, test_data = open_datasets(config, directory)
     run = build_run(config, choose_device(device_name), train_data.spec, trains=False)
-    loaded = checkpoint.load(chosen or directory)
+    if chosen is not None:
+        refuse_wish(which, chosen)
+        loaded, words = checkpoint.load(chosen), ""
+    else:
+        loaded, words = load_wanted(directory, which, run.task.metric)
     restore_modules(run, loaded.state)
     tell_notes(loaded)
+    if words:
+        print(f"weights of {words}", file=sys.stderr)
     changed = changed_parts(directory.parts_path)
     if changed:
         print(f"warning: parts changed since {directory.path} was trained: {', '.join(changed)}", file=sys.stderr)

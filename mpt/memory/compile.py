@@ -15,6 +15,7 @@ from torch import nn
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.seams import MemoryTrick, Run
+from mpt.seams.task_kinds import differentiates_twice
 
 GRAPHED = ("reduce-overhead", "max-autotune")
 """The modes in which torch records CUDA graphs."""
@@ -47,7 +48,7 @@ class Compile(MemoryTrick):
 
     def attach(self, run: Run) -> None:
         """Compile each trained network, after precision has changed it."""
-        if run.precision.changes_calls:
+        if run.precision.numerics.casts_calls:
             raise ConfigError(
                 f"memory.compile: {run.precision.name} casts call by call, which a compiled graph has no calls for; "
                 "use precision=amp, which the compiler knows"
@@ -56,6 +57,11 @@ class Compile(MemoryTrick):
             raise ConfigError(
                 "memory.compile: precision.stable_forms replaces calls one by one, which a compiled graph has no calls "
                 "for; leave one of the two out, or write the stable forms into the model (mpt doctor names the lines)"
+            )
+        if differentiates_twice(run.task):
+            raise ConfigError(
+                f"memory.compile: task {run.config.task.name} differentiates a gradient (a penalty on it, or path "
+                "lengths), which compiled networks cannot; leave compile out, or set the penalty to 0"
             )
         if torch._guards.detect_fake_mode() is not None:
             run.notes.append(self._planned_how())

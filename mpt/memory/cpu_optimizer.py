@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.optim.averaging import AveragingOptimizer
+from mpt.optim.shared.averaging import AveragingOptimizer
 from mpt.seams import MemoryTrick, Run
 
 CONFLICTS = {
@@ -112,7 +112,7 @@ class CpuOptimizer(MemoryTrick):
 
 def refuse_own_steps(run: Run, trick: str) -> None:
     """Raise ConfigError where something else works on the optimizer's state: bf16-sr, bf16-kahan, or evaluations."""
-    if run.precision.replaces_step:
+    if run.precision.numerics.lifts_state:
         raise ConfigError(
             f"{trick}: {run.precision.name} takes the optimizer's steps on bfloat16 state itself; leave the trick out, "
             "or use precision=bf16-pure"

@@ -6,13 +6,15 @@ synchronisation and new allocations each time. Results are unchanged. On other d
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import contextlib
+from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from mpt.config.options import Options
-from mpt.seams import MemoryTrick, Run
+from mpt.seams import MemoryTrick, Phase, Run
 
 SHARDED = True
 
@@ -23,30 +25,31 @@ class Settings(Options):
     shorthand: ClassVar[str | None] = "updates"
 
     updates: int = Field(100, ge=1)
-    """Optimizer steps from one emptying to the next, over all phases."""
+    """Updates from one emptying to the next, over all phases."""
 
 
 class EmptyCacheEvery(MemoryTrick):
-    """Counts optimizer steps."""
+    """Counts updates."""
 
     name = "empty_cache_every"
 
     def __init__(self, settings: Settings) -> None:
         self.updates = settings.updates
         self.count = 0
+        self.has_cache = False
 
     def attach(self, run: Run) -> None:
-        """Count the steps of every optimizer."""
-        if run.device.type != "cuda":
+        """Say where there is nothing to empty."""
+        self.has_cache = run.device.type == "cuda"
+        if not self.has_cache:
             run.notes.append(f"memory.empty_cache_every: {run.device} has no cache to empty; nothing is done")
-            return
-        for optimizer in dict.fromkeys(run.optimizers.values()):
-            optimizer.register_step_post_hook(self.after_step)
 
-    def after_step(self, *_: Any) -> None:
+    @contextlib.contextmanager
+    def step(self, phase: Phase) -> Iterator[None]:
         """Empty the cache when it is time."""
+        yield
         self.count += 1
-        if self.count % self.updates == 0:
+        if self.has_cache and self.count % self.updates == 0:
             torch.cuda.empty_cache()
 
 

@@ -1,8 +1,8 @@
 """Split `train.batch_size` inside the step: activations of a few samples at a time, gradients of all.
 
 Exact for mean and sum losses, a smaller last part included, up to the rounding of a sum in another order; BatchNorm
-is the exception, since it sees the smaller batches. The split itself is in `mpt.engine.step`; random inputs are drawn
-for the whole batch before it. `auto` starts with the whole batch and halves when memory runs out.
+is the exception, since it sees the smaller batches. The split itself is in `mpt.engine.step.step`; random inputs are
+drawn for the whole batch before it. `auto` starts with the whole batch and halves when memory runs out.
 """
 
 from __future__ import annotations

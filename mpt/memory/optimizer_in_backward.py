@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.memory.dry_run import count_losses
+from mpt.memory.recomputing.dry_run import count_losses
 from mpt.seams import MemoryTrick, Phase, Run
 
 CONFLICTS = {
@@ -32,7 +32,6 @@ CONFLICTS = {
     "cpu_optimizer": "that one moves all gradients to the host at once; use one of the two",
     "low_bit_optimizer": "8-bit optimizers keep state per parameter group; use one of the two",
     "release_grads_after": "gradients are released one by one already; leave that one out",
-    "empty_cache_every": "it counts optimizer steps, of which there is one per parameter here; leave that one out",
 }
 RELIEVES = "optimizer"
 PROPOSALS = (True,)
@@ -57,7 +56,6 @@ class OptimizerInBackward(MemoryTrick):
         self.settings_before: dict[str, list[dict[str, Any]]] = {}
         """What the groups held before the update: what an optimizer counts there, it counts once per update."""
         self.precision = run.precision
-        run.precision.steps_in_backward = True
         for optimizer in dict.fromkeys(run.optimizers.values()):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -77,10 +75,18 @@ class OptimizerInBackward(MemoryTrick):
 
     @contextlib.contextmanager
     def step(self, phase: Phase) -> Iterator[None]:
-        """Let the phase's own step, which finds few gradients or none, be the one that counts."""
-        for group, before in zip(phase.optimizer.param_groups, self.settings_before.pop(phase.name, [])):
+        """Let the phase's own step, on what has a gradient left, be the one that counts."""
+        groups = phase.optimizer.param_groups
+        for group, before in zip(groups, self.settings_before.pop(phase.name, [])):
             group.update(before)
-        yield
+        everyone = [group["params"] for group in groups]
+        for group in groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter.grad is not None]
+        try:
+            yield
+        finally:
+            for group, parameters in zip(groups, everyone):
+                group["params"] = parameters
 
     def abandon(self, phase: Phase) -> None:
         """Count the phase's losses from the start again."""
@@ -127,6 +133,11 @@ def refuse_incompatible(run: Run) -> None:
     dynamic = [name for name, scaler in run.precision.scalers.items() if scaler.dynamic]
     clipped = [name for name, norm in run.clip_norms.items() if norm is not None]
     refused = "memory.optimizer_in_backward: "
+    if run.world.size > 1:
+        raise ConfigError(
+            f"{refused}it steps before gradients are summed over the processes. Leave it out; memory.cpu_optimizer "
+            "keeps the optimizer's state off the card too"
+        )
     if dynamic:
         raise ConfigError(
             f"{refused}{run.precision.name} scales its losses dynamically, and whether a step overflowed is known only "

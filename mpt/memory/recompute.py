@@ -4,7 +4,7 @@
 there (Chen et al., 2016); `all` recomputes each block on its own; `every: N` each N-th block; `modules` what the globs
 name; `selective` all blocks, but keeps the outputs of matrix products and convolutions, so that only cheap operators
 run twice; `budget` as few blocks as bring the measured activation bytes under that share, those first that save most
-per operation, or with `per: tensor` a choice for each output of each operator (`mpt.memory.choices`).
+per operation, or with `per: tensor` a choice for each output of each operator (`mpt.memory.recomputing.choices`).
 
 Gradients are bit-equal: random numbers are replayed, BatchNorm counts once, casts are the same. Blocks that do not
 stand in a plain `nn.Sequential` cannot be joined, as foreign code runs between them: `sqrt` recomputes each on its own.
@@ -24,11 +24,11 @@ from torch import nn
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.memory.blocks import Chain, Unit, find_chains, is_plain_sequential
-from mpt.memory.choices import choose_outputs
-from mpt.memory.dry_run import UnitCost, measure_calls, measure_units
-from mpt.memory.replay import Keeps, Recomputed, forbid_in_place, wrap_module, wrap_runs
-from mpt.memory.streaming import Streamed, refuse_recomputed_parts
+from mpt.memory.recomputing.blocks import Chain, Unit, find_chains, is_plain_sequential
+from mpt.memory.recomputing.choices import choose_outputs
+from mpt.memory.recomputing.dry_run import UnitCost, measure_calls, measure_units
+from mpt.memory.recomputing.replay import Keeps, Recomputed, forbid_in_place, wrap_module, wrap_runs
+from mpt.memory.travelling.streaming import Streamed, refuse_recomputed_parts
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
 CONFLICTS = {"compile": "compiled networks choose for themselves what to recompute; leave one of the two out"}

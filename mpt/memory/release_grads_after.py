@@ -7,16 +7,17 @@ bit-equal.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
-from torch import nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.seams import MemoryTrick, Run
+from mpt.seams import MemoryTrick, Phase, Run
 
 SHARDED = True
 
@@ -31,15 +32,21 @@ class Settings(Options):
 
 
 class ReleaseGradients(MemoryTrick):
-    """A hook after the step of each chosen network's optimizer."""
+    """Clears gradients once the whole step of a phase is done.
+
+    Not in a hook of the optimizer: a precision mode may let it step several times in one update (`bf16-sr`), and the
+    later steps would find no gradients.
+    """
 
     name = "release_grads_after"
 
     def __init__(self, settings: Settings) -> None:
         self.globs = settings.modules
+        self.released: set[Optimizer] = set()
+        """The optimizers of the chosen networks."""
 
     def attach(self, run: Run) -> None:
-        """Hang a hook on the chosen networks' optimizers."""
+        """Find the chosen networks' optimizers."""
         chosen: set[str] = set()
         for glob in self.globs:
             found = {name for name in run.task.trainable if fnmatchcase(name, glob)}
@@ -47,20 +54,15 @@ class ReleaseGradients(MemoryTrick):
                 names = ", ".join(run.task.trainable)
                 raise ConfigError(f"memory.release_grads_after: no network is named {glob!r}; trained are {names}")
             chosen |= found
-        for name in sorted(chosen):
-            release = Release(run.task.trainable[name])
-            run.optimizers[name].register_step_post_hook(release)
+        self.released = {run.optimizers[name] for name in chosen}
 
-
-class Release:
-    """Clears the gradients of an optimizer and of the network it trains, which differ under master weights."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        self.module.zero_grad(set_to_none=True)
+    @contextlib.contextmanager
+    def step(self, phase: Phase) -> Iterator[None]:
+        """Release the gradients of the optimizer and of the network it trains, which differ under master weights."""
+        yield
+        if phase.optimizer in self.released:
+            phase.optimizer.zero_grad(set_to_none=True)
+            phase.module.zero_grad(set_to_none=True)
 
 
 def build(settings: Settings) -> ReleaseGradients:

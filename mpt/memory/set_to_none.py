@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.nn.mixin import Mixin, mix_in
+from mpt.nn.shared.mixin import Mixin, mix_in
 from mpt.seams import MemoryTrick, Run
 
 SHARDED = True

@@ -1,9 +1,9 @@
 """Keep the weights of some blocks in host memory and send them to the device one block ahead, in forward and backward.
 
-The device then holds the weights of at most two blocks of those (`mpt.memory.streaming`). Frozen weights stay where
-they are for good. Trained ones have their gradients and the optimizer's state on the host too, and the optimizer's step
-is done there: to let the state travel as well would move 16 bytes more per weight and step. Weights that are
-smaller than `min_kibibytes`, shared between layers, or read past their layer by torch (recurrent layers) stay.
+The device then holds the weights of at most two blocks of those (`mpt.memory.travelling.streaming`). Frozen weights
+stay where they are for good. Trained ones have their gradients and the optimizer's state on the host too, and the
+optimizer's step is done there: to let the state travel as well would move 16 bytes more per weight and step. Weights
+that are smaller than `min_kibibytes`, shared between layers, or read past their layer by torch (recurrent layers) stay.
 
 Gradients are bit-equal. On a GPU the host's optimizer step is done by other kernels and may differ in the last bit;
 frozen weights and runs on a CPU are exact throughout. On a CPU, where host and device are the same, copies are made
@@ -27,9 +27,9 @@ from torch import nn
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.memory.blocks import Unit, find_chains
-from mpt.memory.streaming import Streamed, make_streamed, refuse_recomputed_parts, settle
-from mpt.memory.weight_traffic import Stream, Traffic
+from mpt.memory.recomputing.blocks import Unit, find_chains
+from mpt.memory.travelling.streaming import Streamed, make_streamed, refuse_recomputed_parts, settle
+from mpt.memory.travelling.weight_traffic import Stream, Traffic
 from mpt.seams import NOTHING, MemoryTrick, Phase, Run
 
 CONFLICTS = {"compile": "compiled graphs hold on to the weights that they were made with; leave one of the two out"}
@@ -181,7 +181,7 @@ def refuse_trained(run: Run) -> None:
             f"{refused}whose optimizer state is on the host, and 8-bit states are on the device; use "
             "memory.cpu_optimizer beside it, or freeze the blocks (train.freeze)"
         )
-    if run.precision.replaces_step:
+    if run.precision.numerics.lifts_state:
         raise ConfigError(
             f"{refused}and {run.precision.name} takes the optimizer's steps on the device; use precision=bf16-pure, or "
             "freeze the blocks (train.freeze)"

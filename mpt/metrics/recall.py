@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mpt.metrics.torchmetrics_call import of_torchmetrics
+from mpt.metrics.shared.torchmetrics_call import of_torchmetrics
 
 function = of_torchmetrics("multiclass_recall")
 

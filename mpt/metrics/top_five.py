@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mpt.metrics.accuracy import accuracy
+from mpt.metrics.shared.accuracy import accuracy
 
 
 def measure(logits: Tensor, labels: Tensor) -> float:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
-from mpt.nn.generative_bodies import ImageToVector, VectorToImage, check_image
+from mpt.nn.shared.generative_bodies import ImageToVector, VectorToImage, check_image
 from mpt.seams import DataSpec
 
 TASK = "gan"

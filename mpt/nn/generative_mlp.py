@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
-from mpt.nn.generative_bodies import (
+from mpt.nn.shared.generative_bodies import (
     ImageToVector,
     VectorToImage,
     check_image,

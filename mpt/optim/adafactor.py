@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
-from mpt.optim.groups import Parameters
-from mpt.optim.own_update import OwnUpdate
+from mpt.optim.shared.groups import Parameters
+from mpt.optim.shared.own_update import OwnUpdate
 
 
 class Settings(OptimizerOptions):
@@ -54,7 +54,9 @@ class Adafactor(OwnUpdate):
         size = parameter.norm(2).div_(parameter.numel() ** 0.5).clamp_(min=group["eps2"])
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        least = torch.finfo(parameter.dtype).eps
+        # Torch's own, but for bfloat16, which has the range of float32: at 1/128 small gradients would make steps that
+        # shrink with them and are lost.
+        least = torch.finfo(torch.float32 if parameter.dtype == torch.bfloat16 else parameter.dtype).eps
         update = second_moment(gradient, state, share, least).clamp_(min=least * least).rsqrt_().mul_(gradient)
         excess = update.norm(2).div_(update.numel() ** 0.5 * group["d"]).clamp_(min=1.0)
         parameter.sub_(update.mul_(size.mul_(rate).div_(excess)))

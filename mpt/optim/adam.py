@@ -13,7 +13,7 @@ from pydantic import Field
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
-from mpt.optim.groups import Parameters
+from mpt.optim.shared.groups import Parameters
 
 NAMES = {"adam": {}, "adamw": {"decoupled": True, "weight_decay": 0.01}}
 SHARDED = True

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
-from mpt.optim.groups import Parameters
+from mpt.optim.shared.groups import Parameters
 
 SHARDED = True
 

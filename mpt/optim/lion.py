@@ -13,8 +13,8 @@ from pydantic import Field
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
-from mpt.optim.groups import Parameters
-from mpt.optim.own_update import OwnUpdate
+from mpt.optim.shared.groups import Parameters
+from mpt.optim.shared.own_update import OwnUpdate
 
 
 class Settings(OptimizerOptions):

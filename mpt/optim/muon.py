@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from torch.optim import _muon as torch_muon
 
 from mpt.config.options import OptimizerOptions
-from mpt.optim.groups import Parameters
-from mpt.optim.own_update import OwnUpdate
+from mpt.optim.shared.groups import Parameters
+from mpt.optim.shared.own_update import OwnUpdate
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
-from mpt.optim.averaging import AveragingOptimizer
-from mpt.optim.groups import Parameters
-from mpt.optim.own_update import OwnUpdate
+from mpt.optim.shared.averaging import AveragingOptimizer
+from mpt.optim.shared.groups import Parameters
+from mpt.optim.shared.own_update import OwnUpdate
 
 
 class Settings(OptimizerOptions):

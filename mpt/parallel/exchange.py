@@ -16,6 +16,7 @@ Costs the gradients' size in buckets, like DistributedDataParallel without `grad
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,8 +51,11 @@ class Exchange:
         bucket_bytes: float,
         dtype: torch.dtype | None,
         overlaps: bool,
+        waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.weights, self.send, self.overlaps = list(weights), send, overlaps
+        self.waiting = waiting
+        """Returns a context in which this rank waits for the others."""
         self.buckets = make_buckets(self.weights, bucket_bytes, dtype)
         self.where = {
             weight: (number, position)
@@ -65,7 +69,9 @@ class Exchange:
         self.expected: tuple[int, int] | None = None
         """Micro-batches and backwards of the update before."""
         self.parts = self.backwards = 0
-        self.is_active = self.is_last = self.guessed_wrong = self.awaits_weight = False
+        self.is_active = self.is_last = self.guessed_wrong = False
+        self.awaits_weights = 0
+        """How many sums of the losses' weights are to be sent before the gradients."""
         self.device = next((weight.device for weight in self.weights), torch.device("cpu"))
         self.sent_in_backward = 0
         """Buckets that were on their way before the last backward of this update was done."""
@@ -73,10 +79,10 @@ class Exchange:
             for weight in self.weights:
                 weight.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
 
-    def begin(self, normalised: bool = False) -> None:
-        """Begin an update. Where losses are `normalised`, the sum of their weights is sent before the gradients."""
+    def begin(self, weights: int = 0) -> None:
+        """Begin an update. Of normalised losses that many sums of `weights` are sent before the gradients."""
         self.parts = self.backwards = self.sent_in_backward = 0
-        self.awaits_weight = normalised
+        self.awaits_weights = weights
         self.is_active, self.is_last, self.guessed_wrong = True, False, False
         for bucket in self.buckets:
             bucket.sent = None
@@ -86,7 +92,7 @@ class Exchange:
         """Count a backward; in the last one, gradients leave as they come."""
         self.backwards += 1
         self.moved.clear()
-        self.is_last = self.overlaps and not self.awaits_weight and self.expected == (self.parts, self.backwards)
+        self.is_last = self.overlaps and not self.awaits_weights and self.expected == (self.parts, self.backwards)
 
     def _arrived(self, weight: Tensor) -> None:
         if not self.is_active:  # another phase trains these weights too
@@ -118,17 +124,19 @@ class Exchange:
             copy_each(bucket.views, gradients)
         bucket.sent = self.send(bucket.buffer)
 
-    def add_weight(self, weight: Tensor) -> Tensor:
-        """Return the sum of the losses' weights over the ranks."""
-        total = weight.detach().clone()
-        self.awaits_weight = False
-        self.send(total).wait()
-        return total
+    def add_weight(self, weight: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+        """Return the sums over the ranks of the losses' weights and of the samples that have them; all must call."""
+        self.awaits_weights -= 1
+        own = torch.stack([weight.detach().double(), torch.full_like(weight, float(samples), dtype=torch.float64)])
+        with self.waiting():
+            self.send(own).wait()
+        total, count = own.unbind()
+        return total.to(weight.dtype), count.to(weight.dtype)
 
     def send_rest(self, failed: bool) -> None:
         """Send what has not left yet; zeros where this rank's update failed."""
-        if self.awaits_weight:
-            self.add_weight(torch.zeros((), device=self.device))
+        while self.awaits_weights:
+            self.add_weight(torch.zeros((), device=self.device), 0)
         self.is_active = self.is_last = False
         for bucket in self.buckets:
             if bucket.sent is None:

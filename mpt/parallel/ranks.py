@@ -120,7 +120,8 @@ class Ranks(World):
             found: Exchange | None = None
             error: RuntimeError | None = None
             try:
-                found = Exchange(parameters, self._send, settings.bucket_mib * 2**20, dtype, settings.overlap)
+                size = settings.bucket_mib * 2**20
+                found = Exchange(parameters, self._send, size, dtype, settings.overlap, self.waiting)
             except RuntimeError as refused:
                 error = refused
             # Buckets are sent whatever happens, so all ranks must have them.
@@ -222,7 +223,8 @@ class Ranks(World):
         device = next((value.device for value in values.values()), torch.device("cpu"))
         device = torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else device
         zero = torch.zeros((), device=device)
-        sums = torch.stack([values[name].float().reshape(()) if name in values else zero for name in names])
+        own = [values[name].float().reshape(()).to(device) if name in values else zero for name in names]
+        sums = torch.stack(own)
         with self.waiting():
             dist.all_reduce(sums)
         return dict(zip(names, sums, strict=True))

@@ -23,7 +23,7 @@ FAULT_KINDS: tuple[FaultKind, ...] = ("none", "out_of_memory", "unsuited", "erro
 
 
 class Stop(Protocol):
-    """A request to stop, as `mpt.run.signals.StopRequest` notes it."""
+    """A request to stop, as `mpt.run.process.signals.StopRequest` notes it."""
 
     signal_number: int | None
 

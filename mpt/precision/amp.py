@@ -13,8 +13,8 @@ import torch
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
-from mpt.precision.choice import choose_dtype
-from mpt.precision.policy import Policy
+from mpt.precision.shared.choice import choose_dtype
+from mpt.precision.shared.policy import Policy
 
 NAMES = {"amp": {}, "bf16": {"dtype": "bfloat16"}}
 SHARDED = True
@@ -35,7 +35,7 @@ class Autocast(Policy):
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the autocast context of this dtype."""
-        return torch.autocast(self.device.type, self.dtype)
+        return torch.autocast(self.device.type, self.numerics.dtype)
 
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:

@@ -7,14 +7,15 @@ forces Apex's own.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mpt.config.options import PrecisionOptions
 from mpt.precision import o1
-from mpt.precision.choice import choose_dtype
-from mpt.precision.policy import Policy
+from mpt.precision.shared.choice import choose_dtype
+from mpt.precision.shared.policy import Policy
 
 NAMES: dict[str, dict[str, object]] = {"O1": {}}
 SHARDED = True
@@ -29,14 +30,15 @@ class ApexCasts(Policy):
     """Forwards under O1's cast lists."""
 
     can_fall_back = True
-    changes_calls = True
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the casting context of this dtype."""
-        return o1.casts(self.dtype)
+        return o1.casts(self.numerics.dtype)
 
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:
     """Build the mode; `dtype: auto` is resolved for the device."""
     dtype, reason = choose_dtype(settings, device)
-    return ApexCasts(name, settings, device, dtype, f"Apex's cast lists, {reason}")
+    mode = ApexCasts(name, settings, device, dtype, f"Apex's cast lists, {reason}")
+    mode.numerics = replace(mode.numerics, casts_calls=True)
+    return mode

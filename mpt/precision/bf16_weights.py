@@ -8,26 +8,28 @@ bfloat16 number and adds it the next time. The state of the optimizer is rounded
 
 Per weight with Adam: 8 bytes, or 10 with the compensation, against 16 of float32 and 8 of `bf16-pure`, which loses the
 small updates. Beside them stands one piece in float32 while the optimizer steps
-(`mpt.precision.weight_pieces`).
+(`mpt.precision.shared.weight_pieces`).
 
 The random numbers are a function of the seed, the phase, its count of updates, the parameter and the element: a resume
-continues them, and neither the size of the pieces nor the device changes them. Sources: see `mpt.precision.rounding`.
+continues them, and neither the size of the pieces nor the device changes them. Sources: see
+`mpt.precision.shared.rounding`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mpt.config.options import PrecisionOptions
-from mpt.precision.choice import choose_dtype
 from mpt.precision.master import HalfWeights
-from mpt.precision.policy import Policy
-from mpt.precision.rounding import BLOCK, make_table
-from mpt.precision.weight_pieces import Bucket, Piece, Rounding, buckets, is_float32
+from mpt.precision.shared.choice import choose_dtype
+from mpt.precision.shared.policy import Policy
+from mpt.precision.shared.rounding import BLOCK, make_table
+from mpt.precision.shared.weight_pieces import COMPENSATION, Bucket, Piece, Rounding, buckets, is_float32
 from mpt.seams import Phase, StepStats, Task
 
 NAMES: dict[str, dict[str, object]] = {"bf16-sr": {"loss_scale": 1.0}, "bf16-kahan": {"loss_scale": 1.0}}
@@ -46,20 +48,19 @@ class LearningBfloat16(HalfWeights):
     """bfloat16 throughout, with the optimizer's steps taken in float32 piece by piece."""
 
     settings: Settings
-    replaces_step = True
 
     def __init__(self, name: str, settings: Settings, device: torch.device, dtype: torch.dtype, reason: str) -> None:
         super().__init__(name, settings, device, dtype, reason)
         self.compensates = name == "bf16-kahan"
-        self.rounds_weights = False
+        self.numerics = replace(self.numerics, rounds_weights=False, lifts_state=True)
         self.seed = torch.initial_seed()  # the run's: everything is seeded before a mode is built
         self.updates: dict[str, int] = {}
         self.places: dict[nn.Parameter, int] = {}
         self.table: Tensor | None = None
 
-    def prepare(self, task: Task) -> None:
+    def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
         """Convert the weights; let gradients add up in float32 where that is asked."""
-        super().prepare(task)
+        super().prepare(task, is_sharded=is_sharded)
         if self.settings.accumulate == "float32":
             for module in task.trainable.values():
                 for parameter in module.parameters():
@@ -101,6 +102,9 @@ class LearningBfloat16(HalfWeights):
                 for group, before in zip(optimizer.param_groups, settings, strict=True):
                     group.update(before)
                 self._step_on(phase, bucket, members)
+            if not self.compensates:  # of a run that was bf16-kahan before: in the weights by now
+                for parameter in (one for parameters in members for one in parameters if one.grad is not None):
+                    optimizer.state[parameter].pop(COMPENSATION, None)
         finally:
             for group, parameters in zip(optimizer.param_groups, members, strict=True):
                 group["params"] = parameters

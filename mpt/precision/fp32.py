@@ -7,14 +7,15 @@ one against float32.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
-from mpt.precision.choice import require_ampere
-from mpt.precision.policy import F, Policy
+from mpt.precision.shared.choice import require_ampere
+from mpt.precision.shared.policy import F, Policy
 
 NAMES: dict[str, dict[str, object]] = {"fp32": {}, "tf32": {}, "O0": {}}
 SHARDED = True
@@ -53,5 +54,5 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
         reason += f"; {' and '.join(unused)} changes nothing here"
     mode = Float32(name, settings, device, torch.float32, reason)
     if name == "tf32":
-        mode.uses_tf32, mode.product_unit = True, 2.0**-10
+        mode.numerics = replace(mode.numerics, uses_tf32=True, product_unit=2.0**-10)
     return mode

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -26,10 +27,10 @@ from torch import Tensor, nn
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
-from mpt.nn.mixin import become
+from mpt.nn.shared.mixin import become
 from mpt.precision.amp import Autocast
-from mpt.precision.float32_modules import Float32Module
-from mpt.precision.policy import Policy
+from mpt.precision.shared.float32_modules import Float32Module
+from mpt.precision.shared.policy import Policy
 from mpt.seams import Task
 
 NAMES: dict[str, dict[str, object]] = {"fp8": {}, "int8": {}}
@@ -57,9 +58,9 @@ class LowBitProducts(Autocast):
     settings: Settings
     can_fall_back = False
 
-    def prepare(self, task: Task) -> None:
+    def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
         """Replace the layers that gain, and say which and how much. Raises ConfigError where none does."""
-        super().prepare(task)
+        super().prepare(task, is_sharded=is_sharded)
         capability = check_device(self.name, self.device, self.settings.emulate)
         if find_spec("torchao") is None:
             raise ConfigError(f"precision.mode: {self.name} needs torchao, which is not installed; pip install torchao")
@@ -82,9 +83,10 @@ class LowBitProducts(Autocast):
                 f"precision.mode: {self.name} has nothing to do in this model: {why}. Convolutions have no 8-bit "
                 "kernels. Use precision=bf16"
             )
-        self.notes = [*self.notes, *tell(self.name, chosen, reasons, ratio)]
+        notes = tell(self.name, chosen, reasons, ratio)
         if is_fake:
-            self.notes.append(f"{self.name} is planned as bf16, whose memory it needs; its speed is not planned")
+            notes.append(f"{self.name} is planned as bf16, whose memory it needs; its speed is not planned")
+        self.numerics = replace(self.numerics, notes=(*self.numerics.notes, *notes))
 
 
 def eligible_layers(network: nn.Module, reasons: dict[str, int]) -> list[tuple[str, nn.Linear]]:
@@ -189,5 +191,5 @@ def build(name: str, settings: Settings, device: torch.device) -> Policy:
     kind = {"fp8": "float8", "int8": "int8"}[name]
     reason = f"bfloat16, and {kind} in the products of large Linear layers"
     mode = LowBitProducts(name, settings, device, torch.bfloat16, reason)
-    mode.product_unit = 2.0**-3 if name == "fp8" else 2.0**-7
+    mode.numerics = replace(mode.numerics, product_unit=2.0**-3 if name == "fp8" else 2.0**-7)
     return mode

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import FunctionType
 from typing import Any
@@ -24,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpt.config.options import PrecisionOptions
-from mpt.nn.mixin import Mixin, mix_in
-from mpt.precision.choice import choose_dtype
-from mpt.precision.float32_modules import Float32Module, cast_floating, keep_in_float32, own_methods
-from mpt.precision.policy import Policy
+from mpt.nn.shared.mixin import Mixin, mix_in
+from mpt.precision.shared.choice import choose_dtype
+from mpt.precision.shared.float32_modules import Float32Module, cast_floating, keep_in_float32, own_methods
+from mpt.precision.shared.policy import Policy
 from mpt.seams import Phase, Task
 
 NAMES: dict[str, dict[str, object]] = {
@@ -106,9 +107,8 @@ class HalfWeights(Policy):
     ) -> None:
         super().__init__(name, settings, device, dtype, reason)
         self.keeps_masters = name == "O2"
-        self.rounds_weights = not self.keeps_masters
+        self.numerics = replace(self.numerics, rounds_weights=not self.keeps_masters)
         self.masters: dict[Tensor, nn.Parameter] = {}
-        self.gathered_in_half: set[Tensor] = set()
         self._twins: dict[nn.Parameter, nn.Parameter] = {}
         self._originals: dict[nn.Module, dict[str, Tensor]] = {}
 
@@ -134,7 +134,7 @@ class HalfWeights(Policy):
                 for name, parameter in module._parameters.items():
                     if parameter is not None and parameter.dtype == torch.float32 and parameter not in kept:
                         if parameter not in twins:
-                            half = parameter.detach().to(self.dtype)
+                            half = parameter.detach().to(self.numerics.dtype)
                             twins[parameter] = nn.Parameter(half, requires_grad=parameter.requires_grad)
                         module._parameters[name] = twins[parameter]
 
@@ -148,7 +148,7 @@ class HalfWeights(Policy):
                 original = originals.get(name)
                 if (
                     half in trained
-                    or half.dtype != self.dtype
+                    or half.dtype != self.numerics.dtype
                     or (original is not None and original.dtype == half.dtype)
                 ):
                     continue
@@ -160,16 +160,16 @@ class HalfWeights(Policy):
                 network.get_submodule(owner)._parameters[key] = full_of[half]
         self._originals.clear()
 
-    def prepare(self, task: Task) -> None:
+    def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
         """Keep masters, cast the trainable networks and the inputs and outputs of each."""
         self._restore_untrained(task)
-        super().prepare(task)
+        super().prepare(task, is_sharded=is_sharded)
         self._widen_owners(task)
         for module in task.trainable.values():
-            self._cast(module)
+            self._cast(module, is_sharded)
             # A ModuleDict is networks trained together; it has no forward, so its members get the casts.
             for network in module.values() if isinstance(module, nn.ModuleDict) else [module]:
-                cast_inputs(network, self.dtype)
+                cast_inputs(network, self.numerics.dtype)
         self._twins.clear()  # its keys are the float32 weights: without masters, nothing else may keep them alive
 
     def _stays_float32(self, module: nn.Module) -> bool:
@@ -187,44 +187,40 @@ class HalfWeights(Policy):
             if not sharing:
                 return
             for module in sharing:
-                keep_in_float32(module, self.device.type, self.casts_back, self.dtype)
+                keep_in_float32(module, self.device.type, self.casts_back, self.numerics.dtype)
 
-    def _cast(self, module: nn.Module) -> None:
+    def _cast(self, module: nn.Module, is_sharded: bool) -> None:
         """Cast the floating state of a module and its children to half, except BatchNorm and what stays float32."""
         if self._stays_float32(module):
             return
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.dtype == torch.float32:
-                if self.keeps_masters and self.is_sharded:
-                    self.gathered_in_half.add(parameter)  # each shard is its own master
+                if self.keeps_masters and is_sharded:
+                    self.masters[parameter] = parameter  # each shard is its own master
                     continue
                 half = self._half_of(parameter)
                 module._parameters[name] = half
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.dtype == torch.float32:
-                module._buffers[name] = buffer.to(self.dtype)
+                module._buffers[name] = buffer.to(self.numerics.dtype)
         for child in module.children():
-            self._cast(child)
+            self._cast(child, is_sharded)
 
     def _half_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the half twin of a float32 parameter; tied weights share one twin."""
         if parameter not in self._twins:
-            half = nn.Parameter(parameter.detach().to(self.dtype), requires_grad=parameter.requires_grad)
+            half = nn.Parameter(parameter.detach().to(self.numerics.dtype), requires_grad=parameter.requires_grad)
             self._twins[parameter] = half
             if self.keeps_masters and parameter.requires_grad:  # what is frozen is never added to
                 self.masters[half] = parameter
                 half.grad_dtype = torch.float32
         return self._twins[parameter]
 
-    def parameters(self, module: nn.Module) -> list[nn.Parameter]:
-        """Return the masters where there are any, else the module's own parameters."""
-        return [self.masters.get(p, p) for p in super().parameters(module)]
-
     def collect_gradients(self, phase: Phase) -> None:
         """Move the half weights' gradients, which are float32, to their masters."""
         for half in phase.module.parameters():
             master = self.masters.get(half)
-            if master is not None:
+            if master is not None and master is not half:
                 master.grad, half.grad = half.grad, None
 
     @torch.no_grad()
@@ -233,27 +229,6 @@ class HalfWeights(Policy):
         pairs = [(p, self.masters[p]) for p in phase.module.parameters() if p in self.masters]
         if pairs:
             torch._foreach_copy_([half for half, _ in pairs], [master for _, master in pairs])
-
-    def module_state(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return float32 state under O2 (masters in place of half weights); under the pure modes the state as it is."""
-        state = module.state_dict(keep_vars=True)
-        if not self.keeps_masters:
-            return {name: value.detach() for name, value in state.items()}
-        full: dict[str, Tensor] = {}
-        for name, value in state.items():
-            value = self.masters.get(value, value).detach()
-            full[name] = value.float() if value.dtype == self.dtype else value
-        return full
-
-    @torch.no_grad()
-    def load_module_state(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
-        """Load float32 state into masters and half weights alike."""
-        own = module.state_dict(keep_vars=True)
-        for name, value in own.items():
-            master = self.masters.get(value)
-            if master is not None:
-                master.copy_(state[name])
-            value.copy_(state[name])
 
 
 def build(name: str, settings: Settings, device: torch.device) -> Policy:

@@ -1,6 +1,6 @@
 """A model's own half precision: a dtype per block, designed in, without autocast and without a loss scale.
 
-Networks that can do it have a method `set_half(dtype)` (StyleGAN2). Weights, images, losses and the blocks of low
+Networks that can do it have a method `set_half(dtype)`. Weights, images, losses and the blocks of low
 resolution stay float32. What overflows in a backward is made finite instead of skipped: NaN to 0, infinities to 1e5.
 Source: Karras et al. 2020, "Training generative adversarial networks with limited data", appendix D.
 """
@@ -13,8 +13,8 @@ import torch
 
 from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
-from mpt.precision.choice import choose_dtype
-from mpt.precision.policy import Policy
+from mpt.precision.shared.choice import choose_dtype
+from mpt.precision.shared.policy import Policy
 from mpt.seams import Phase, StepStats, Task
 
 NAMES: dict[str, dict[str, object]] = {"native": {}}
@@ -35,17 +35,17 @@ class Native(Policy):
         """No: the model keeps its numbers in range itself."""
         return False
 
-    def prepare(self, task: Task) -> None:
+    def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
         """Tell each network that can which dtype to use."""
-        super().prepare(task)
+        super().prepare(task, is_sharded=is_sharded)
         able = [module for module in task.modules.values() if callable(getattr(module, "set_half", None))]
         if not able:
             raise ConfigError(
-                "precision.mode: native is for models with a half precision of their own (stylegan2), and this one has "
-                "none. Use amp or bf16, which suit every model."
+                "precision.mode: native is for models with a half precision of their own (networks with a `set_half`), "
+                "and this one has none. Use amp or bf16, which suit every model."
             )
         for module in able:
-            module.set_half(self.dtype)  # type: ignore[operator]
+            module.set_half(self.numerics.dtype)  # type: ignore[operator]
 
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
         """Make gradients finite, then clip and step."""

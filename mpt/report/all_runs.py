@@ -5,6 +5,7 @@ The page lies in the folder of the runs and points to their reports and to the c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -12,7 +13,7 @@ from urllib.parse import quote
 from mpt.report.page import environment
 from mpt.report.run_files import read_object
 from mpt.report.run_rows import best_runs, read_rows
-from mpt.run.files import write_atomically
+from mpt.run.process.files import write_atomically
 
 PAGE = "index.html"
 
@@ -50,7 +51,7 @@ def read_comparisons(runs_dir: Path) -> Sequence[dict[str, str]]:
         found.append(
             {
                 "name": file.parent.name,
-                "link": f"{quote(file.parent.name)}/comparison.html",
+                "link": f"{quote(os.fsencode(file.parent.name))}/comparison.html",
                 "metric": str(record.get("metric", "")),
                 "verdicts": ", ".join(verdicts) or "; ".join(problems),
             }

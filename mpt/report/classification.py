@@ -17,7 +17,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from mpt.report.drawing import COLOURS, INK, draw_svg
-from mpt.run.ending import read_json_object
+from mpt.run.records.ending import read_json_object
 
 PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 MOST_CLASSES = 200

@@ -18,7 +18,7 @@ from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError
 from mpt.report.log_values import curves, finite_median
 from mpt.report.run_record import RunRecord
-from mpt.report.statistics import Margin, Spread, Verdict, judge, judge_until, spread
+from mpt.report.statistics import Margin, Spread, Verdict, judge, judge_until, resolution_of, spread
 
 MOST_NOTES = 3
 """Settings of a section that differ and are told one by one."""
@@ -111,6 +111,7 @@ def compare_groups(
     if len(groups) < 2:
         raise ConfigError("A comparison needs two modes or two runs at least; name another one.")
     check_comparable(groups, models_differ=models_differ)
+    check_test_sets(groups)
     ordered = sorted(groups, key=lambda group: group.label != FLOAT32)  # stable: the others stay as they were named
     baseline = ordered[0]
     with_metric = [group.any_run for group in ordered if group.any_run.metric]
@@ -148,6 +149,22 @@ def check_comparable(groups: Sequence[Group], *, models_differ: bool = False) ->
             )
 
 
+def check_test_sets(groups: Sequence[Group]) -> None:
+    """Refuse runs that the same settings evaluated on different samples: the files were changed in between."""
+    seen: dict[str, RunRecord] = {}
+    for group in groups:
+        for record in group.runs.values():
+            if not record.test_set:
+                continue
+            settings = f"{record.seed} {sorted(flatten({'dataset': record.config.get('dataset')}).items())}"
+            other = seen.setdefault(settings, record)
+            if other.test_set != record.test_set:
+                raise ConfigError(
+                    f"These runs cannot be compared: the test set of {other.path} and {record.path} has the same "
+                    "settings and other samples; its files were changed in between. Train or evaluate both on one."
+                )
+
+
 def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, most_seeds: int | None = None) -> Row:
     """Return a group's figures beside the baseline's."""
 
@@ -170,10 +187,11 @@ def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, 
     verdict = None
     if group is not baseline:
         finals, better = (baseline.finals, group.finals), example.higher_is_better
+        resolution = resolution_of([*baseline.finals.values(), *group.finals.values()], example.test_samples)
         if most_seeds is None:
-            verdict = judge(*finals, margin, higher_is_better=better)
+            verdict = judge(*finals, margin, higher_is_better=better, resolution=resolution)
         else:
-            verdict = judge_until(*finals, margin, most_seeds, higher_is_better=better)
+            verdict = judge_until(*finals, margin, most_seeds, higher_is_better=better, resolution=resolution)
     return Row(
         group=group,
         peak_bytes=peak,
@@ -204,26 +222,33 @@ def scale_history(record: RunRecord) -> dict[str, tuple[float, float, float]]:
 
 def find_notes(groups: Sequence[Group]) -> list[str]:
     """Return what a reader must know before believing the table."""
-    notes = [
-        f"{group.label}, seed {seed}: {reason}" for group in groups for seed, reason in sorted(group.failed.items())
-    ]
     records = [record for group in groups for record in group.runs.values()]
-    unknown = [record.name for record in records if not record.config]
-    if unknown:
-        notes.append(f"Without a config that can be read, so how they were trained is not known: {', '.join(unknown)}.")
-    notes += [
-        f"{record.name}: a resume at step {step} {change}."
-        for record in records
-        for step, change in record.settings_changes
+    failed = [f"{group.label}, seed {seed}: {why}" for group in groups for seed, why in sorted(group.failed.items())]
+    changed = [f"{one.name}: a resume at step {step} {what}." for one in records for step, what in one.settings_changes]
+    return [
+        *failed,
+        *note_unknown(records),
+        *changed,
+        *note_settings(records),
+        *note_machines(records),
+        *note_times(groups),
+        *note_memory(records),
+        *note_unfinished(groups),
     ]
-    configs = [flatten(record.config) for record in records if record.config]
-    sections: dict[str, dict[str, set[str]]] = {}
-    for key in sorted({key for config in configs for key in config}):
-        values = {str(config.get(key)) for config in configs}
-        section = key.split(".")[0]
-        if len(values) > 1 and section not in EXPECTED_DIFFERENCES:
-            sections.setdefault(section, {})[key] = values
-    for section, differing in sections.items():
+
+
+def note_unknown(records: Sequence[RunRecord]) -> list[str]:
+    """Say which runs have no configuration that can be read."""
+    unknown = [record.name for record in records if not record.config]
+    if not unknown:
+        return []
+    return [f"Without a config that can be read, so how they were trained is not known: {', '.join(unknown)}."]
+
+
+def note_settings(records: Sequence[RunRecord]) -> list[str]:
+    """Return notes on settings that differ and are not the subject of the comparison."""
+    notes = []
+    for section, differing in unexpected_differences(records).items():
         if len(differing) > MOST_NOTES:  # another optimizer or model: its name says more than all its settings
             told = f"{section}.name"
             names = f" {told}: {', '.join(sorted(differing.pop(told)))}, and in" if told in differing else ""
@@ -231,22 +256,48 @@ def find_notes(groups: Sequence[Group]) -> list[str]:
             notes.append(f"The configs also differ in{names} {len(differing)} other settings of {section}: {keys}.")
         else:
             notes += [f"The configs also differ in {key}: {', '.join(sorted(vs))}." for key, vs in differing.items()]
+    return notes
+
+
+def unexpected_differences(records: Sequence[RunRecord]) -> dict[str, dict[str, set[str]]]:
+    """Return by section the settings that runs should have in common and have not, with their values."""
+    configs = [flatten(record.config) for record in records if record.config]
+    sections: dict[str, dict[str, set[str]]] = {}
+    for key in sorted({key for config in configs for key in config}):
+        values = {str(config.get(key)) for config in configs}
+        section = key.split(".")[0]
+        if len(values) > 1 and section not in EXPECTED_DIFFERENCES:
+            sections.setdefault(section, {})[key] = values
+    return sections
+
+
+def note_machines(records: Sequence[RunRecord]) -> list[str]:
+    """Return a note if the runs come from several machines."""
     machines = {machine(record) for record in records} - {""}
-    if len(machines) > 1:
-        notes.append(f"The runs come from different machines: {'; '.join(sorted(machines))}. Times are not comparable.")
-    notes += note_times(groups)
+    if len(machines) < 2:
+        return []
+    return [f"The runs come from different machines: {'; '.join(sorted(machines))}. Times are not comparable."]
+
+
+def note_memory(records: Sequence[RunRecord]) -> list[str]:
+    """Return a note if memory was measured in different ways."""
     kinds = {str(record.memory.get("kind")) for record in records if record.memory}
-    if len(kinds) > 1:
-        notes.append(f"Memory was measured in different ways ({', '.join(sorted(kinds))}), so it has no ratio.")
+    if len(kinds) < 2:
+        return []
+    return [f"Memory was measured in different ways ({', '.join(sorted(kinds))}), so it has no ratio."]
+
+
+def note_unfinished(groups: Sequence[Group]) -> list[str]:
+    """Say which runs have not come to their end."""
     unfinished = [
         str(record.path.name)
         for group in groups
         for seed, record in group.runs.items()
         if not record.is_finished and seed not in group.failed
     ]
-    if unfinished:
-        notes.append(f"Not finished, so their last evaluation counts as the final one: {', '.join(unfinished)}.")
-    return notes
+    if not unfinished:
+        return []
+    return [f"Not finished, so their last evaluation counts as the final one: {', '.join(unfinished)}."]
 
 
 def note_times(groups: Sequence[Group]) -> list[str]:

@@ -17,9 +17,7 @@ from mpt.report.page import environment, plain
 from mpt.report.pictures import side_by_side
 from mpt.report.statistics import Verdict
 from mpt.report.units import show_figure
-from mpt.run.files import write_atomically
-
-HEADLINES = {"within": "within the margin", "outside": "outside the margin", "undecided": "not decidable"}
+from mpt.run.process.files import write_atomically
 
 
 def write_comparison(path: Path, comparison: Comparison) -> None:
@@ -63,13 +61,10 @@ def say_verdict(row: Row, comparison: Comparison) -> str:
     """Say one verdict in one line."""
     verdict = row.verdict
     assert verdict is not None
-    headline = HEADLINES[verdict.outcome]
-    if verdict.outcome == "outside":
-        headline += f" ({verdict.direction})"
     seeds = f"{verdict.seeds} paired seed{'s' if verdict.seeds != 1 else ''}"
     return (
         f"{row.group.label} against {comparison.baseline.group.label}, {comparison.metric}, {seeds}: "
-        f"{headline}. {verdict.reason}"
+        f"{verdict.headline}. {verdict.reason}"
     )
 
 
@@ -129,4 +124,4 @@ def row_as_json(row: Row) -> dict[str, Any]:
 
 def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as plain data."""
-    return {key: value for key, value in asdict(verdict).items() if key != "margin"}
+    return {**{key: value for key, value in asdict(verdict).items() if key != "margin"}, "headline": verdict.headline}

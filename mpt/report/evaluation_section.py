@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 
 from mpt.report.classification import cells
 from mpt.report.drawing import COLOURS, INK, add_legend, draw_svg
-from mpt.run.ending import read_json_object
+from mpt.run.records.ending import read_json_object
 
 MOST_ROWS = 200
 

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+LARGEST_WHOLE = 2.0**53
+"""Beyond it a float is no longer each whole number."""
 Series = tuple[list[int], list[float]]
 """Steps and the value at each."""
 
@@ -29,8 +31,14 @@ def number(value: Any, otherwise: float = math.nan) -> float:
         return otherwise
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return otherwise
+
+
+def whole(value: Any, otherwise: int = 0) -> int:
+    """Read a count or a step, which JSON may hold as anything; `otherwise` for what is none, infinity included."""
+    found = number(value)
+    return int(found) if abs(found) < LARGEST_WHOLE else otherwise
 
 
 def curves(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, Series]:
@@ -40,12 +48,12 @@ def curves(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, Series]:
         for name, value in section(line, key).items():
             if isinstance(value, int | float | str):
                 steps, values = found.setdefault(str(name), ([], []))
-                steps.append(int(line["step"]))
+                steps.append(whole(line.get("step")))
                 values.append(number(value))
     return found
 
 
 def curve(lines: Sequence[Mapping[str, Any]], key: str) -> Series:
     """Collect one number that every line holds under `key`."""
-    found = [(int(line["step"]), number(line[key])) for line in lines if key in line]
+    found = [(whole(line.get("step")), number(line[key])) for line in lines if key in line]
     return [step for step, _ in found], [value for _, value in found]

@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from mpt.report.log_values import number, section
+from mpt.report.log_values import number, section, whole
 from mpt.report.run_files import read_object
 
 COMFORTABLE_BITS = 12.0
@@ -71,22 +71,22 @@ def rows_of(tables: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 def map_numerics(ranges: Sequence[Mapping[str, Any]], exponents: Sequence[Mapping[str, Any]]) -> NumericsMap | None:
     """Arrange the doctor's rows; None where there are none."""
-    steps = sorted({int(number(row.get("step", 0), 0.0)) for row in ranges})
+    steps = sorted({whole(row.get("step", 0)) for row in ranges})
     by_place: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for row in ranges:
         place = (str(row.get("phase", "")), str(row.get("module", "")))
-        by_place.setdefault(place, {})[int(number(row.get("step", 0), 0.0))] = row
+        by_place.setdefault(place, {})[whole(row.get("step", 0))] = row
     if not by_place:
         return None
     rows = [
         (phase, module, [[cell(key, found.get(step, {}).get(key)) for step in steps] for _, key in QUANTITIES])
         for (phase, module), found in by_place.items()
     ]
-    last = max((int(number(row.get("step", 0), 0.0)) for row in exponents), default=0)
+    last = max((whole(row.get("step", 0)) for row in exponents), default=0)
     histograms = [
         (f"{row.get('phase')}, {row.get('way')}, step {last}", draw_exponents(section(row, "shares")))
         for row in exponents
-        if int(number(row.get("step", 0), 0.0)) == last and section(row, "shares")
+        if whole(row.get("step", 0)) == last and section(row, "shares")
     ]
     return NumericsMap(steps, rows, histograms)
 

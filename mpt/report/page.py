@@ -32,7 +32,7 @@ from mpt.report.plots import draw_run, memory_parts, skipped_steps
 from mpt.report.read_run import read_run
 from mpt.report.run_record import RunRecord
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
-from mpt.run.files import write_atomically
+from mpt.run.process.files import write_atomically
 
 MOST_RANKS = 8
 MOST_EVENTS = 200
@@ -62,7 +62,7 @@ def write_report(run_path: Path) -> None:
         evaluation=read_section(run_path),
     )
     write_atomically(run_path / "report.html", page)
-    # Last: it says that the other two are there (see `mpt.run.ending`).
+    # Last: it says that the other two are there (see `mpt.run.records.ending`).
     write_atomically(run_path / "report.json", json.dumps(plain(as_json(record)), indent=1, allow_nan=False) + "\n")
 
 
@@ -274,6 +274,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
             for key, lines in (
                 ("metrics", record.evaluations),
                 ("losses", record.train),
+                ("logged", record.train),
                 ("lr", record.train),
                 ("scale", record.train),
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from mpt.foreign.files import LARGEST_PICTURE_BYTES, open_foreign
 from mpt.report.comparison import Comparison
 from mpt.report.run_record import RunRecord
 
@@ -36,7 +37,7 @@ class Picture:
 def embed(path: Path, label: str) -> Picture:
     """Read a picture as a data address, made smaller where it has more pixels than a page should hold."""
     try:
-        with Image.open(path) as image:
+        with open_foreign(path, LARGEST_PICTURE_BYTES) as file, Image.open(file) as image:
             image.load()
             width, height = image.size
             small = image.convert("RGB")

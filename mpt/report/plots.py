@@ -23,7 +23,7 @@ from mpt.report.drawing import (
     set_scale,
     thin,
 )
-from mpt.report.log_values import curve, curves, number
+from mpt.report.log_values import curve, curves, number, whole
 from mpt.report.run_record import RunRecord
 from mpt.report.units import show_bytes
 
@@ -35,6 +35,7 @@ def draw_run(record: RunRecord) -> dict[str, str]:
     drawn = {
         "metric": draw_metric(record),
         "losses": draw_losses(record),
+        "logged": draw_curves(record, "logged", "logged figure", "Logged figures", smooth=True),
         "learning_rate": draw_curves(record, "lr", "learning rate", "Learning rate", logarithmic=True),
         "loss_scale": draw_scale(record),
         "memory": draw_memory(record.memory),
@@ -129,7 +130,7 @@ def draw_scale(record: RunRecord) -> str:
 
 def skipped_steps(record: RunRecord) -> list[int]:
     """Return the steps at which an update was left out: from the events or, without them, from the counters."""
-    steps = {int(number(event.get("step"), -1)) for event in record.events if event.get("kind") == "overflow"}
+    steps = {whole(event.get("step"), -1) for event in record.events if event.get("kind") == "overflow"}
     if not steps:
         for counts in curves(record.train, "skipped").values():
             before = 0.0

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mpt.errors import DataError
-from mpt.report.log_values import number, section
+from mpt.report.log_values import number, section, whole
 from mpt.report.run_files import parse_config, read_last_lines, read_lines, read_object, read_text
 from mpt.report.run_record import RunRecord
-from mpt.run.layout import CHECKPOINT_NAME
+from mpt.run.records.layout import CHECKPOINT_NAME
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")
 """A folder with one of these is a run."""
@@ -100,7 +100,7 @@ def current_summary(
         return summary, False
     names = (CHECKPOINT_NAME.fullmatch(entry.name) for entry in (path / "checkpoints").glob("step-*"))
     saved = max((int(name.group(1)) for name in names if name), default=-1)
-    reached = max([saved, *(int(number(line.get("step"), -1)) for line in lines)])
+    reached = max([saved, *(whole(line.get("step"), -1) for line in lines)])
     if reached <= steps:
         asked = number(section(config, "train").get("steps"))
         return summary, asked > steps and not summary.get("stopped_early")
@@ -112,5 +112,5 @@ def current_summary(
 
 def last_of_each_step(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Keep the last line of every step, in the order of steps."""
-    kept = {int(number(line.get("step"), -1)): line for line in lines}
-    return [kept[step] for step in sorted(kept) if step >= 0]
+    kept = {whole(line.get("step"), -1): line for line in lines}
+    return [{**kept[step], "step": step} for step in sorted(kept) if step >= 0]

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mpt.config.yaml_text import read_text as parse_yaml
+from mpt.foreign.files import open_foreign, read_json
+from mpt.foreign.files import read_lines as log_lines
+from mpt.foreign.files import read_text as read_bounded
 
 EVALUATION = b'"kind":"evaluate"'
-"""What a line of an evaluation holds, as `mpt.run.recorder` writes it."""
+"""What a line of an evaluation holds, as `mpt.run.records.recorder` writes it."""
 TAIL_BYTES = 8192
 """What of a log is read where its last lines are enough."""
 LARGEST_TEXT_BYTES = 1 << 20
@@ -21,13 +24,7 @@ LARGEST_TEXT_BYTES = 1 << 20
 def read_text(path: Path, problems: list[str]) -> str:
     """Return a file's text, or an empty one and a problem."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited on for ever
-            problems.append(f"{path.name} is not a regular file.")
-            return ""
-        if path.stat().st_size > LARGEST_TEXT_BYTES:
-            problems.append(f"{path.name} is larger than {LARGEST_TEXT_BYTES} bytes and was not read.")
-            return ""
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_bounded(path, LARGEST_TEXT_BYTES, "replace")
     except OSError as error:
         problems.append(f"{path.name} could not be read: {error.strerror}.")
         return ""
@@ -49,8 +46,11 @@ def read_object(path: Path, problems: list[str], *, needed: bool = True) -> Mapp
             problems.append(f"{path.name} is missing.")
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = read_json(path)
+    except OSError as error:
+        problems.append(f"{path.name} could not be read: {error.strerror}.")
+        return {}
+    except ValueError as error:
         problems.append(f"{path.name} could not be read: {error}.")
         return {}
     return value if isinstance(value, dict) else {}
@@ -61,7 +61,7 @@ def read_last_lines(path: Path) -> list[Mapping[str, Any]]:
     try:
         if not path.is_file():
             return []
-        with path.open("rb") as file:
+        with open_foreign(path) as file:
             start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
             file.seek(start)
             texts = file.read(TAIL_BYTES).splitlines()
@@ -89,20 +89,19 @@ def read_lines(path: Path, problems: list[str], most: int | None = None) -> list
     always: list[tuple[int, int, bytes]] = []
     every, others, bad, last = 1, 0, 0, (0, 0, b"")
     try:
-        with path.open("rb") as file:
-            for number, text in enumerate(file):
-                if not (text.startswith(b"{") and text.rstrip().endswith(b"}")):
-                    bad += bool(text.strip())
-                elif most is not None and EVALUATION in text:
-                    always.append((number, 0, text))
-                else:
-                    last = (number, others, text)
-                    if others % every == 0:
-                        kept.append(last)
-                    if most is not None and len(kept) > most:
-                        every *= 2
-                        kept = [one for one in kept if one[1] % every == 0]
-                    others += 1
+        for number, text in enumerate(log_lines(path)):
+            if not (text.startswith(b"{") and text.rstrip().endswith(b"}")):
+                bad += bool(text.strip())
+            elif most is not None and EVALUATION in text:
+                always.append((number, 0, text))
+            else:
+                last = (number, others, text)
+                if others % every == 0:
+                    kept.append(last)
+                if most is not None and len(kept) > most:
+                    every *= 2
+                    kept = [one for one in kept if one[1] % every == 0]
+                others += 1
     except OSError as error:
         problems.append(f"{path.name} could not be read: {error.strerror}.")
     if kept and kept[-1] != last:

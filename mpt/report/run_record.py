@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpt.report.log_values import curves, finite_median, number, section
-from mpt.run.launch import SIDE_BY_SIDE
+from mpt.report.log_values import curves, finite_median, number, section, whole
+from mpt.run.process.launch import SIDE_BY_SIDE
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,19 @@ class RunRecord:
     @property
     def steps(self) -> int:
         """Steps done."""
-        last = max((int(line.get("step", 0)) for line in self.train), default=0)
-        return int(self.summary.get("steps") or last)
+        last = max((whole(line.get("step")) for line in self.train), default=0)
+        return whole(self.summary.get("steps")) or last
+
+    @property
+    def test_samples(self) -> int:
+        """Samples of the test set; 0 if the run did not record it."""
+        count = number(self.summary.get("test_samples"))
+        return int(count) if count > 0 else 0
+
+    @property
+    def test_set(self) -> str:
+        """A hash of the test set's samples at the last evaluation; "" if the run did not record it."""
+        return str(self.evaluations[-1].get("test_set") or "") if self.evaluations else ""
 
     @property
     def step_seconds(self) -> float:
@@ -184,7 +195,7 @@ class RunRecord:
     def settings_changes(self) -> list[tuple[int, str]]:
         """The step and the words of every resume that changed settings; of those from one step the last, which held."""
         changes = (event for event in self.events if event.get("kind") == "settings")
-        held = {int(number(event.get("step"), 0)): str(event.get("message", "")) for event in changes}
+        held = {whole(event.get("step")): str(event.get("message", "")) for event in changes}
         return sorted(held.items())
 
     @property
@@ -211,7 +222,7 @@ class RunRecord:
     def skipped(self) -> dict[str, int]:
         """Phase -> optimizer steps left out after an overflow."""
         counts = section(self.summary, "skipped") or (section(self.train[-1], "skipped") if self.train else {})
-        return {str(phase): int(number(count, 0)) for phase, count in counts.items()}
+        return {str(phase): whole(count) for phase, count in counts.items()}
 
     def figure(self, in_summary: str, in_lines: str) -> float:
         """Return a figure of the summary or, without one, the median of the training lines."""

@@ -6,17 +6,22 @@ No plots are imported: `mpt list runs` is as quick as reading the files.
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+from mpt.config.yaml_text import printable
 from mpt.errors import CheckpointError, DataError
 from mpt.report.log_values import number
 from mpt.report.read_run import read_outline
+from mpt.report.run_index import as_entry, from_entry, read_index, signature, write_index
 from mpt.report.run_record import RunRecord
-from mpt.run.layout import list_runs, writing_times
+from mpt.run.records.layout import list_runs, writing_times
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class RunRow:
     @property
     def link(self) -> str:
         """Where the run's report lies from the folder of the runs; empty where there is none."""
-        return f"{quote(self.name)}/report.html" if (self.path / "report.html").is_file() else ""
+        return f"{quote(os.fsencode(self.name))}/report.html" if (self.path / "report.html").is_file() else ""
 
 
 def read_rows(runs_dir: Path) -> list[RunRow]:
@@ -54,32 +59,55 @@ def read_rows(runs_dir: Path) -> list[RunRow]:
 
     Raises CheckpointError if the folder has no run.
     """
-    rows = [row for directory in list_runs(runs_dir) if (row := row_or_none(directory.path)) is not None]
+    known = read_index(runs_dir)
+    entries: dict[str, Any] = {}
+    rows = []
+    for directory in list_runs(runs_dir):
+        made_of = signature(directory.path)  # before it is read: a run that goes on has changed by the next time
+        row = from_entry(known.get(directory.path.name), RunRow, directory.path, made_of)
+        row = row or row_or_none(directory.path)
+        if row is not None:
+            rows.append(row)
+            entries[row.name] = as_entry(row, made_of)
+    if entries != known and rows:
+        write_index(runs_dir, entries)
     if not rows:
         raise CheckpointError(f"{runs_dir} holds no run yet: start one with `mpt train CONFIG`.")
     return rows[::-1]
 
 
 def row_or_none(path: Path) -> RunRow | None:
-    """Return a run's row; None where the folder was removed meanwhile or is none after all."""
+    """Return a run's row; None where the folder was removed meanwhile or is none after all.
+
+    Nor is a defect in reading one run, which is said, a reason to show none of the others.
+    """
     try:
         return describe(read_outline(path))
     except DataError:
         return None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        print(
+            f"warning: {printable(str(path), 200)} could not be described ({printable(reason, 200)})", file=sys.stderr
+        )
+        return None
 
 
 def best_runs(rows: Iterable[RunRow]) -> set[Path]:
-    """Return the finished runs with the best final figure of their data set and metric, where there are rivals."""
+    """Return the finished runs with the best figure of their data set and metric, if there are rivals.
+
+    A run counts by its best evaluation, whose weights `mpt infer` and `mpt convert` take.
+    """
     groups: dict[tuple[str, str], list[RunRow]] = {}
     for row in rows:
-        if row.is_finished and row.metric and math.isfinite(row.final):
+        if row.is_finished and row.metric and math.isfinite(row.best):
             groups.setdefault((row.dataset, row.metric), []).append(row)
     found = set()
     for group in groups.values():
         if len(group) > 1:
             choose = max if group[0].higher_is_better else min
-            top = choose(row.final for row in group)
-            found |= {row.path for row in group if row.final == top}
+            top = choose(row.best for row in group)
+            found |= {row.path for row in group if row.best == top}
     return found
 
 

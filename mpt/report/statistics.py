@@ -11,6 +11,13 @@ cent is a statement about a ratio whose denominator, the baseline's mean, is its
 is Fieller's (1954), which accounts for that and for the pairing. A run that ended in NaN counts as a failure of its
 mode, never as missing: leaving it out would report the survivors only.
 
+A metric that counts test samples (an accuracy) moves in steps of one sample, so no interval is taken for narrower than
+one step: ties of a small test set show no equality.
+
+The t interval assumes differences that are about normal, and a verdict "within" says so. From `FEW` seeds on gross
+departures are looked for. scripts/verdict_table.py measures the error rates, including those of distributions for which
+none is claimed.
+
 Seeds may be added until the verdict is in, if each look is stricter for it (`judge_until`, `mpt.report.sequential`).
 
 It does not correct for many modes compared at once: each verdict is a claim of its own.
@@ -26,13 +33,15 @@ from typing import Literal
 from scipy.special import stdtrit
 
 from mpt.errors import ConfigError
-from mpt.report.sequential import levels
+from mpt.report.sequential import FEWEST, levels
 
 LEVEL = 0.05
 """Error rate of each of the two one-sided tests."""
 POWER = 0.8
 """Chance of a decision that the wanted number of seeds should give."""
 MOST_SEEDS = 100_000
+FEW = 8
+"""Fewer paired seeds than these cannot show a departure from normal differences."""
 
 Outcome = Literal["within", "outside", "undecided"]
 
@@ -97,6 +106,23 @@ class Verdict:
     knowable."""
     reason: str
 
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        if self.outcome == "within":
+            return "within the margin"
+        if self.outcome == "outside":
+            return f"outside the margin ({self.direction})"
+        clear = self.low > 0 or self.high < 0
+        return f"{self.direction}, size not decided" if clear else "not decidable"
+
+
+def resolution_of(values: Sequence[float], samples: int) -> float:
+    """Return 1 / samples if every value is a whole number of test samples' shares (an accuracy), 0 otherwise."""
+    finite = [value * samples for value in values if math.isfinite(value)]
+    counts = bool(finite) and samples > 0 and all(abs(count - round(count)) < 1e-4 for count in finite)
+    return 1 / samples if counts and all(0 <= count <= samples + 1e-4 for count in finite) else 0.0
+
 
 def spread(values: Sequence[float]) -> Spread:
     """Describe the values of one mode over its seeds."""
@@ -123,10 +149,12 @@ def judge(
     higher_is_better: bool,
     level: float = LEVEL,
     most: int | None = None,
+    resolution: float = 0.0,
 ) -> Verdict:
     """Decide whether `other` equals `baseline` within the margin, over the seeds that both have (seed -> metric).
 
-    `level` is the error rate of each one-sided test, `most` the number of seeds at which a sequential test ends.
+    `level` is the error rate of each one-sided test, `most` the number of seeds at which a sequential test ends,
+    `resolution` the smallest step of the metric, in its unit.
     """
     seeds = sorted(baseline.keys() & other.keys())
     first, second = [baseline[seed] for seed in seeds], [other[seed] for seed in seeds]
@@ -149,8 +177,9 @@ def judge(
     difference = math.fsum(second) / len(second) - scale
     if margin.relative:
         difference /= abs(scale)
-    if len(seeds) == 1:
-        return undecided("One seed shows no spread, so it decides nothing: use --seeds 3 or more.", None, difference)
+    if len(seeds) < FEWEST:
+        count = "One seed shows" if len(seeds) == 1 else "Two seeds show"
+        return undecided(f"{count} too little of the spread to decide: use --seeds 3 or more.", None, difference)
     interval = fieller_interval if margin.relative else difference_interval
     low, high = interval(first, second, level)
     if math.isinf(low):
@@ -162,24 +191,79 @@ def judge(
             None,
             difference,
         )
-    return conclude(first, second, difference, (low, high), margin, level, most, higher_is_better=higher_is_better)
+    step = resolution / abs(scale) if margin.relative else resolution
+    low, high = min(low, difference - step), max(high, difference + step)
+    if step and step >= abs(margin.size - abs(difference)):
+        return too_coarse(difference, (low, high), margin, len(seeds), resolution, scale, higher_is_better)
+    return conclude(
+        first,
+        second,
+        difference,
+        (low, high),
+        margin,
+        level,
+        most,
+        higher_is_better=higher_is_better,
+        resolution=resolution,
+    )
+
+
+def too_coarse(
+    difference: float,
+    interval: tuple[float, float],
+    margin: Margin,
+    seeds: int,
+    resolution: float,
+    scale: float,
+    higher_is_better: bool,
+) -> Verdict:
+    """Return the verdict on a difference that one test sample more or less would carry across the margin's edge."""
+    unit = abs(scale) if margin.relative else 1.0
+    distance = abs(margin.size - abs(difference)) * unit
+    samples = round(1 / resolution)
+    advice = f"; at least {math.floor(1 / distance) + 1} test samples would do" if distance > 1e-9 else ""
+    reason = (
+        f"Not decidable with this test set: one of its {samples} samples is "
+        f"{margin.show(resolution / unit).lstrip('+')} of the metric, too coarse for a difference of "
+        f"{margin.show(difference)} and a margin of ±{margin}{advice}."
+    )
+    direction = direction_of(difference, higher_is_better)
+    return Verdict("undecided", direction, difference, *interval, margin, seeds, None, reason)
+
+
+def direction_of(difference: float, higher_is_better: bool) -> Literal["better", "worse", "same"]:
+    """Return which way a difference of the metric points."""
+    if difference == 0:
+        return "same"
+    return "better" if (difference > 0) == higher_is_better else "worse"
 
 
 def judge_until(
-    baseline: Mapping[int, float], other: Mapping[int, float], margin: Margin, most: int, *, higher_is_better: bool
+    baseline: Mapping[int, float],
+    other: Mapping[int, float],
+    margin: Margin,
+    most: int,
+    *,
+    higher_is_better: bool,
+    resolution: float = 0.0,
 ) -> Verdict:
     """Decide at the first look that decides, with the error rates of a single one. At most `most` seeds are looked at.
 
-    Seeds count in ascending order. A verdict that was reached stands, whatever seeds came after it.
+    Seeds count in ascending order. A verdict that was reached holds whatever finite metrics came after it; a run that
+    diverged counts at any seed.
     """
     common = sorted(baseline.keys() & other.keys())
+    if any(math.isfinite(baseline[seed]) and not math.isfinite(other[seed]) for seed in common):
+        return judge(baseline, other, margin, higher_is_better=higher_is_better, most=most)
     verdict = None
     for look, level in levels(most).items():
         chosen = common[:look]
         if len(chosen) < look and verdict is not None:
             break
         first, second = ({seed: side[seed] for seed in chosen} for side in (baseline, other))
-        verdict = judge(first, second, margin, higher_is_better=higher_is_better, level=level, most=most)
+        verdict = judge(
+            first, second, margin, higher_is_better=higher_is_better, level=level, most=most, resolution=resolution
+        )
         if verdict.outcome != "undecided" or len(chosen) < look:
             break
     assert verdict is not None
@@ -196,19 +280,26 @@ def conclude(
     most: int | None,
     *,
     higher_is_better: bool,
+    resolution: float,
 ) -> Verdict:
     """Read the verdict off an interval."""
     low, high = interval
-    better = (difference > 0) == higher_is_better
-    direction: Literal["better", "worse", "same"] = "same" if difference == 0 else "better" if better else "worse"
+    direction = direction_of(difference, higher_is_better)
     share = f"{100 * (1 - 2 * level):.3g} %"
     said = f"{share} interval {margin.show(low)} to {margin.show(high)}"
     looked = f" Looked at after each seed, of {most} at most, with 5 % error on each side altogether." if most else ""
     flat = " The differences do not vary between seeds, so the interval has no width." if low == high else ""
     count, wanted = len(first), None
     outcome: Outcome
+    differences = [after - before for before, after in zip(first, second, strict=True)]
     if -margin.size < low and high < margin.size:
-        outcome, reason = "within", f"The {said} lies inside ±{margin}.{flat}{looked}"
+        outcome, reason = "within", f"The {said} lies inside ±{margin}.{flat}{looked} {assumption(count)}"
+        if is_skewed(differences, resolution):
+            outcome = "undecided"
+            reason = (
+                f"The {said} lies inside ±{margin}, but it assumes that differences between seeds are about normal, "
+                f"and these {count} are not (Shapiro-Wilk, 1 %): look at the seeds that stand apart."
+            )
     elif low > margin.size or high < -margin.size:
         outcome, reason = "outside", f"The {said} lies wholly outside ±{margin}, on the {direction} side.{flat}{looked}"
     else:
@@ -217,6 +308,27 @@ def conclude(
         advice = advise_seeds(count, wanted, most, apart=abs(abs(difference) - margin.size) > 0)
         reason = f"The {said} reaches across the edge of ±{margin}. {advice}"
     return Verdict(outcome, direction, difference, low, high, margin, count, wanted, reason)
+
+
+def is_skewed(differences: Sequence[float], resolution: float) -> bool:
+    """Return whether these differences are too unlike normal ones (Shapiro and Wilk 1965, at 1 %) for a t interval.
+
+    Never with fewer than `FEW`, which cannot show it, and never of a metric that moves in few steps.
+    """
+    if len(differences) < FEW or max(differences) - min(differences) <= 10 * resolution:
+        return False
+    from scipy.stats import shapiro  # takes a second to import
+
+    return float(shapiro(differences).pvalue) < 0.01
+
+
+def assumption(count: int) -> str:
+    """Return the assumption behind a verdict, with its limits."""
+    share = 100 * (1 - LEVEL ** (1 / count))
+    return (
+        f"Assumes that differences between seeds are about normal: {count} seeds do not rule out a rare bad one "
+        f"(up to {share:.0f} % of seeds)."
+    )
 
 
 def advise_seeds(count: int, wanted: int | None, most: int | None, *, apart: bool) -> str:

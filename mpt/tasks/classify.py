@@ -18,14 +18,15 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.config.part_names import LossName, MetricName
+from mpt.data.loading.checks import IGNORED
 from mpt.errors import ConfigError, DataError
-from mpt.losses.choice import CROSS_ENTROPY, find_loss
-from mpt.metrics.choice import find_metrics
-from mpt.metrics.classification import describe
-from mpt.nn.devices import compute_device
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
-from mpt.tasks.average import follow, make_twin
-from mpt.tasks.mixing import OTHER, SHARE, mix
+from mpt.losses.shared.choice import CROSS_ENTROPY, find_loss
+from mpt.metrics.shared.classification import describe
+from mpt.nn.shared.devices import compute_device
+from mpt.seams import Batch, DataSpec, Evidence, Exports, Inference, Loss, Phase, Precision, gather
+from mpt.tasks.shared.mixing import OTHER, SHARE, mix
+
+MOVED = {"ema": "train.ema.decay"}
 
 
 class Settings(Options):
@@ -46,13 +47,11 @@ class Settings(Options):
     """What is subtracted from the image, one number or one per channel."""
     std: tuple[float, ...] = (0.5,)
     """What the image is divided by after that."""
-    ema: float | None = Field(None, gt=0, lt=1)
-    """Decay of a moving average of the weights, which is then what is evaluated."""
     metrics: tuple[MetricName, ...] = ()
     """Further figures at every evaluation, by their file's name in `metrics/`: `[top_five]`."""
 
 
-class Classify(Task):
+class Classify(Exports):
     """Train `net` to name images."""
 
     metric, higher_is_better = "accuracy", True
@@ -62,8 +61,6 @@ class Classify(Task):
         self.settings, self.net, self.classes, self.precision = settings, net, data.classes, precision
         self.modules: dict[str, nn.Module] = {"net": net}
         self.trainable = {"net": net}
-        if settings.ema:
-            self.modules["net_ema"] = make_twin(net)
         # Made once: from a list, each would be a blocking copy to the GPU in every step.
         device = compute_device(net)
         weights = class_weights(settings, data)
@@ -71,7 +68,6 @@ class Classify(Task):
         self.loss = precision.loss(find_loss(settings.loss, settings.label_smoothing, self.class_weights))
         self.mean = torch.tensor(settings.mean, device=device).view(1, -1, 1, 1)
         self.std = torch.tensor(settings.std, device=device).view(1, -1, 1, 1)
-        self.further_metrics = find_metrics(settings.metrics)
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the one phase."""
@@ -103,19 +99,9 @@ class Classify(Task):
         """Subtract the mean and divide by the standard deviation, per channel."""
         return (image_bchw - self.mean) / self.std
 
-    def after_step(self, step: int, samples_seen: int) -> None:
-        """Let the EMA twin follow; its decay grows from 1/11 as (1 + step) / (10 + step)."""
-        if self.settings.ema:
-            follow(self.modules["net_ema"], self.net, min(self.settings.ema, (1 + step) / (10 + step)))
-
-    @property
-    def inference_net(self) -> nn.Module:
-        """The network that is evaluated and exported."""
-        return self.modules.get("net_ema", self.net)
-
     def logits(self, image_bchw: Tensor) -> Tensor:
         """Return float32 logits of the network that is evaluated."""
-        return self.checked(self.inference_net(self.standardize(image_bchw))).float()
+        return self.checked(self.net(self.standardize(image_bchw))).float()
 
     def checked(self, output: Any) -> Tensor:
         """Return a network's output if it is logits. Raises ConfigError with what is expected of a model."""
@@ -131,18 +117,23 @@ class Classify(Task):
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
         """Return the logits (b, classes) and the labels (b,)."""
-        return {"logits": self.logits(batch["image"]), "label": batch["label"]}
+        return {"logits": self.logits(batch["image"]), "labels": batch["label"]}
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
-        """Return accuracy, mean cross-entropy and the further metrics over all batches."""
-        logits, labels = gather(evidence, "logits"), gather(evidence, "label")
+        """Return accuracy and mean cross-entropy over all batches."""
+        logits, labels = gather(evidence, "logits"), gather(evidence, "labels")
+        is_known = labels != IGNORED
+        if not bool(is_known.any()):
+            raise DataError(
+                f"none of the {len(labels)} test samples has a label: all are {IGNORED}, which leaves them out"
+            )
+        logits, labels = logits[is_known], labels[is_known]
         # In a proxy, which a snapshot of the task does not copy.
         self.details = MappingProxyType(describe(logits, labels, self.classes))
-        figures = {
+        return {
             "accuracy": float((logits.argmax(1) == labels).sum()) / len(labels),
             "cross_entropy": float(functional.cross_entropy(logits, labels)),
         }
-        return figures | {name: measure(logits, labels) for name, measure in self.further_metrics.items()}
 
     def export_terms(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of images and logits."""

@@ -1,9 +1,10 @@
 """Adversarial training: one task for every model that has a discriminator.
 
-What differs between the models is data, not code: the objective (`mpt.losses.adversarial`), what the discriminator
-sees (images, codes, or both), and what labels do. The model's settings bring the defaults and `task` settings change
-them, so that a DCGAN may be trained with least squares. All losses are on logits, in float32. Each loss of the
-discriminator is back-propagated before the next is computed, so that the activations of one pass are held at a time.
+What differs between the models is data, not code: the objective (`mpt.losses.shared.adversarial`), what the
+discriminator sees (images, codes, or both), and what labels do. The model's settings bring the defaults and `task`
+settings change them, so that a DCGAN may be trained with least squares. All losses are on logits, in float32. Each loss
+of the discriminator is back-propagated before the next is computed, so that the activations of one pass are held at a
+time.
 
 A step is a step of the discriminator; the generator's phase runs every `critic_steps`-th. The gradient penalty
 differentiates twice: it runs in float32, outside autocast and O1 (`Precision.loss`), in every mode.
@@ -23,17 +24,17 @@ from torch.optim import Optimizer
 
 from mpt.config.options import GenerativeOptions, Options, setting_of
 from mpt.errors import ConfigError
-from mpt.losses import adversarial
-from mpt.metrics.feature_space import explain_distance
-from mpt.metrics.inception_distance import require_inception
-from mpt.nn.devices import compute_device
+from mpt.losses.shared import adversarial
+from mpt.metrics.distances.feature_space import explain_distance
+from mpt.metrics.distances.inception_distance import require_inception
 from mpt.nn.generative_mlp import Judgement
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task
-from mpt.tasks.adversarial_game import ENERGY_OBJECTIVES, check_critic, failures, remedy
-from mpt.tasks.advice import Advice
-from mpt.tasks.average import follow, make_twin
-from mpt.tasks.samples import Prior, Quality, Sampler, draw_latents, latent_size_of, show_reconstructions
+from mpt.nn.shared.devices import compute_device
+from mpt.seams import Batch, DataSpec, Evidence, Exports, Game, Inference, Legend, Loss, Phase, Precision, SecondOrder
+from mpt.tasks.shared.adversarial_game import ENERGY_OBJECTIVES, check_critic, failures, remedy
+from mpt.tasks.shared.advice import Advice
+from mpt.tasks.shared.samples import Prior, Quality, Sampler, draw_latents, latent_size_of, show_reconstructions
 
+MOVED = {"ema": "train.ema.decay"}
 TEST_SAMPLES = 2
 """How small the test set may be: the distance between distributions needs a covariance."""
 
@@ -57,16 +58,14 @@ class Settings(GenerativeOptions):
     """Wanted ratio of the fakes' energy to the reals' (BEGAN's gamma). The smaller the images, the nearer to 1."""
     balance_rate: float = Field(1e-3, gt=0)
     """How fast the fakes' weight in the critic's loss follows that ratio (BEGAN's lambda)."""
-    ema: float | None = Field(None, gt=0, lt=1)
-    """Decay of a moving average of the generator, which is then what is sampled."""
 
 
-class Gan(Task):
+class Gan(Game, SecondOrder, Exports, Legend):
     """Train `gen` (with `encoder` or `recognition` beside it, where the model has one) against `disc`."""
 
     metric, higher_is_better = "frechet_distance", False
-    optional_inputs = True
     opponents = ("disc", "gen")
+    averaged = ("gen",)
 
     def __init__(
         self,
@@ -105,8 +104,6 @@ class Gan(Task):
         self.inputs = ("image",) if self.encoder is not None else ()
         self.modules: dict[str, nn.Module] = dict(modules)
         self.trainable = {"disc": self.disc, "gen": self._generator_side()}
-        if settings.ema:
-            self.modules["gen_ema"] = make_twin(self.gen)
         self.latent_size = latent_size_of("gen", self.gen)
         self.image_range: tuple[float, float] = getattr(self.gen, "image_range", (-1.0, 1.0))
         device = compute_device(self.gen)
@@ -194,42 +191,45 @@ class Gan(Task):
         verdict = self.disc(*side)
         return Judgement(verdict) if isinstance(verdict, Tensor) else verdict
 
-    def disc_losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the discriminator's loss on the real side, on the fake side, and its gradient penalty."""
+    def disc_losses(self, batch: Batch) -> Iterator[Loss | list[Loss]]:
+        """Yield the discriminator's losses on the real side, on the fake side, and its gradient penalty."""
         with torch.no_grad():
             real = self.real_side(batch)
-        yield Loss("real", self._disc_loss(real, batch, "real"))
+        yield self._disc_losses(real, batch, "real")
         with torch.no_grad():
             fake = self.fake_side(batch)
-        yield Loss("fake", self._disc_loss(fake, batch, "fake"))
+        yield self._disc_losses(fake, batch, "fake")
         if self.gradient_penalty:
             penalty = self.penalty(lambda *mixed: self.judge(mixed, batch, real=True).score, real, fake, batch["mix"])
             yield Loss("penalty", self.gradient_penalty * penalty)
 
-    def _disc_loss(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> Tensor:
+    def _disc_losses(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> list[Loss]:
         verdict = self.judge(side, batch, real=kind == "real")
         value: Tensor = (self.parts.real if kind == "real" else self.parts.fake)(verdict.score)
         if self.objective_name == "balanced":
             self.energies[kind].append((verdict.score.detach().float().mean(), len(verdict.score)))
             value = value if kind == "real" else -self.balance * value
+        losses = [Loss(kind, value)]
         if verdict.classes is not None:
-            value = value + self.cross_entropy(verdict.classes, batch["label"])
-        return value
+            losses.append(Loss(f"{kind}_classes", self.cross_entropy(verdict.classes, batch["label"])))
+        return losses
 
-    def gen_losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the generator's loss: what it makes should pass for real, and say its class or code."""
+    def gen_losses(self, batch: Batch) -> list[Loss]:
+        """Return the generator's losses: what it makes should pass for real, and say its class or code."""
         side = self.fake_side(batch)
         verdict = self.judge(side, batch, real=False)
-        value: Tensor = self.parts.generator(verdict.score)
+        parts: dict[str, Tensor] = {"adversarial": self.parts.generator(verdict.score)}
         if self.judges == "pair":  # the encoder's side should pass for made up
-            value = value + self.parts.fake(self.judge(self.real_side(batch), batch, real=True).score)
+            parts["encoder"] = self.parts.fake(self.judge(self.real_side(batch), batch, real=True).score)
         if verdict.classes is not None:
-            value = value + self.cross_entropy(verdict.classes, batch["label"])
+            parts["classes"] = self.cross_entropy(verdict.classes, batch["label"])
         if self.settings.pull_away and verdict.code is not None:
-            value = value + self.settings.pull_away * self.pull_away(verdict.code)
+            parts["pull_away"] = self.settings.pull_away * self.pull_away(verdict.code)
         if self.recognition is not None:
-            value = value + self.cross_entropy(self.recognition(side[0]), batch["label"])
-        yield Loss("loss", value)
+            parts["code"] = self.cross_entropy(self.recognition(side[0]), batch["label"])
+        if len(parts) == 1:
+            return [Loss("loss", value) for value in parts.values()]
+        return [Loss(name, value) for name, value in parts.items()]
 
     def reconstruct_losses(self, batch: Batch) -> Iterator[Loss]:
         """Yield the cross-entropy, per pixel, of the image given its own code."""
@@ -240,7 +240,7 @@ class Gan(Task):
 
     @torch.no_grad()
     def after_step(self, step: int, samples_seen: int) -> None:
-        """Clip the critic's weights, move BEGAN's balance, let the EMA twin follow."""
+        """Clip the critic's weights, move BEGAN's balance."""
         self.advice.steps_done = step
         if self.weight_clip:
             for parameter in {*self.precision.parameters(self.disc), *self.disc.parameters()}:
@@ -249,8 +249,6 @@ class Gan(Task):
             real, fake = (weighted_mean(self.energies[kind]) for kind in ("real", "fake"))
             wanted, rate = self.settings.balance, self.settings.balance_rate
             self.balance = adversarial.next_balance(self.balance, real, fake, wanted, rate)
-        if self.settings.ema:
-            follow(self.modules["gen_ema"], self.gen, min(self.settings.ema, (1 + step) / (10 + step)))
 
     def to_network(self, image_bchw: Tensor) -> Tensor:
         """Map images from [0, 1] to the generator's range."""
@@ -263,16 +261,15 @@ class Gan(Task):
         return ((made_bchw.float() - low) / (high - low)).clamp(0, 1)
 
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
-        """Return images in [0, 1] from the generator that is evaluated; sample i has class (first + i) mod classes.
+        """Return images in [0, 1] from the generator; sample i has class (first + i) mod classes.
 
         Truncation below 1 shortens the latents: less variety, better samples.
         """
-        gen = self.modules.get("gen_ema", self.gen)
         inputs = [latent_bz * truncation]
         if self.condition is not None:
             numbers = torch.arange(first, first + len(latent_bz), device=latent_bz.device)
             inputs.append(self.condition(numbers % self._classes))
-        image: Tensor = gen(*inputs)
+        image: Tensor = self.gen(*inputs)
         return self.to_image(image)
 
     def evaluate_batch(self, batch: Batch) -> Evidence:

@@ -6,7 +6,7 @@ The Frechet distance of samples from the prior is given beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import GenerativeOptions, Options, setting_of
-from mpt.losses import variational
-from mpt.metrics.feature_space import explain_distance
-from mpt.metrics.float64 import in_float64
-from mpt.metrics.inception_distance import require_inception
-from mpt.nn.devices import compute_device
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
-from mpt.tasks.advice import Advice
-from mpt.tasks.samples import Quality, Sampler, latent_size_of, show_reconstructions
+from mpt.losses.shared import variational
+from mpt.metrics.distances.feature_space import explain_distance
+from mpt.metrics.distances.inception_distance import require_inception
+from mpt.metrics.shared.float64 import in_float64
+from mpt.nn.shared.devices import compute_device
+from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Precision, Samples, gather
+from mpt.tasks.shared.advice import Advice
+from mpt.tasks.shared.samples import Quality, Sampler, latent_size_of, show_reconstructions
 
 COLUMNS = 8
 """Of the preview, where classes do not say otherwise."""
@@ -38,11 +38,11 @@ class Settings(GenerativeOptions):
     """Weight of the divergence in training (beta); the figure always counts it once."""
 
 
-class Vae(Task):
+class Vae(Samples, Legend):
     """Train `encoder` and `decoder` together."""
 
     metric, higher_is_better = "negative_elbo", False
-    inputs, optional_inputs = ("image",), True
+    inputs = ("image",)
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class Vae(Task):
             drawn["corruption"] = torch.randn_like(image)
         return drawn
 
-    def losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the bound's two terms as one loss: they share a graph."""
+    def losses(self, batch: Batch) -> tuple[Loss, Loss]:
+        """Return the bound's two terms."""
         reconstruction, divergence = self.bound(batch)
-        yield Loss("loss", reconstruction + self.settings.divergence_weight * divergence)
+        return Loss("reconstruction", reconstruction), Loss("kl", self.settings.divergence_weight * divergence)
 
     def bound(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the reconstruction and the divergence, in nats per image."""

@@ -13,6 +13,7 @@ from its checkpoint, and one that diverged left a note. The folder is found agai
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError
+from mpt.foreign.files import LARGEST_RECORD_BYTES, read_json, read_text
 from mpt.report.comparison import Comparison, Group, compare_groups, group_runs
 from mpt.report.comparison_page import write_comparison
 from mpt.report.read_run import read_run
@@ -29,8 +31,8 @@ from mpt.report.run_record import RunRecord
 from mpt.report.sequential import FEWEST, looks
 from mpt.report.statistics import Margin
 from mpt.report.units import show_bytes, show_figure, show_seconds
-from mpt.run.files import write_atomically
-from mpt.run.layout import check_name
+from mpt.run.process.files import write_atomically
+from mpt.run.records.layout import check_name
 from mpt.workflows.compare_jobs import Jobs, choose_jobs
 from mpt.workflows.compare_progress import announce, probe, shown
 from mpt.workflows.compare_sides import Sides
@@ -86,9 +88,29 @@ def compare(
 def compare_finished(records: Sequence[RunRecord], margin: str, output: Path | None) -> tuple[Comparison, Path]:
     """Compare runs that are there, write the comparison, and return it with its folder."""
     comparison = compare_groups(group_runs(records), Margin.parse(margin))
-    folder = output or records[0].path.parent / f"compare-{records[0].name}"
+    folder = output or free_folder(records)
     write_comparison(folder, comparison)
     return comparison, folder
+
+
+def free_folder(records: Sequence[RunRecord]) -> Path:
+    """Return the folder of the comparison of just these runs: the one that is there, else one that is not."""
+    wanted = {str(record.path.resolve()) for record in records}
+    first = records[0].path.parent / f"compare-{records[0].name}"
+    for number in itertools.count(1):
+        folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        if not folder.exists() or compared_runs(folder) == wanted:
+            return folder
+    raise AssertionError("there is always a next number")
+
+
+def compared_runs(folder: Path) -> set[str]:
+    """Return the paths of the runs that a comparison's folder is about; nothing if that cannot be read."""
+    try:
+        modes = json.loads((folder / "comparison.json").read_text("utf-8"))["modes"]
+        return {str(Path(run["path"]).resolve()) for mode in modes for run in mode["runs"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def rounds(seeds: int | None, max_seeds: int, *, until_decided: bool) -> tuple[Sequence[int], int | None]:
@@ -231,7 +253,7 @@ def open_folder(sides: Sides, output: Path | None, name: str | None, runs: Path)
     text = sides.identity
     if output is not None:
         folder = output
-        if (folder / BASE_CONFIG).is_file() and (folder / BASE_CONFIG).read_text("utf-8") != text:
+        if (folder / BASE_CONFIG).is_file() and read_text(folder / BASE_CONFIG, LARGEST_RECORD_BYTES) != text:
             raise ConfigError(
                 f"--output: {folder} holds a comparison of another config; name another folder or remove that one."
             )
@@ -243,7 +265,7 @@ def open_folder(sides: Sides, output: Path | None, name: str | None, runs: Path)
             folder = runs / (name if number == 1 else f"{name}-{number}")
             if not folder.exists():
                 break
-            if (folder / BASE_CONFIG).is_file() and (folder / BASE_CONFIG).read_text("utf-8") == text:
+            if (folder / BASE_CONFIG).is_file() and read_text(folder / BASE_CONFIG, LARGEST_RECORD_BYTES) == text:
                 break
             number += 1
     try:
@@ -261,7 +283,7 @@ def perform(folder: Path, name: str, config: Config, train: Train) -> str | None
     note = folder / f"{name}.failed.json"
     path = folder / name
     if note.is_file():
-        return str(json.loads(note.read_text("utf-8"))["message"])
+        return str(read_json(note)["message"])
     if path.is_dir():
         if (path / "config.yaml").is_file() and read_run(path).is_finished:
             return None

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpt.config.schema import Config
-from mpt.run.launch import SIDE_BY_SIDE
-from mpt.run.operating_system import usable_cores
+from mpt.run.process.launch import SIDE_BY_SIDE
+from mpt.run.process.operating_system import usable_cores
 
 CARDS = "CUDA_VISIBLE_DEVICES"
 CARD_FILES = ("nvidia[0-9]*", "kfd", "dxg")

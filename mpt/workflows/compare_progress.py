@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpt.foreign.files import open_foreign
+from mpt.foreign.text import harmless, unguarded
 from mpt.report.units import show_seconds
 from mpt.workflows.warm_process import WarmProcess
 
@@ -40,7 +42,7 @@ def last_step(run: Path) -> int:
     if (run / "summary.json").is_file():
         return sys.maxsize
     try:
-        with (run / "metrics.jsonl").open("rb") as file:
+        with open_foreign(run / "metrics.jsonl") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - TAIL_BYTES))
             lines = file.read().splitlines()
@@ -49,7 +51,13 @@ def last_step(run: Path) -> int:
     for line in reversed(lines):
         try:
             return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):  # the first line is cut, the last may be half written
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+        ):  # the first line is cut, the last may be half written
             continue
     return 0
 
@@ -81,9 +89,12 @@ def _tell(expected: Expected, ended: threading.Event) -> None:
             continue
         told = count
         line = describe(expected, first, done, time.monotonic() - begun)
-        print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal else "\n", flush=True)
+        if terminal:
+            print(f"\r\x1b[K{harmless(line)}", end="", flush=True, file=unguarded(sys.stdout))
+        else:
+            print(line, flush=True)
     if terminal and told >= 0:
-        print("\r\x1b[K", end="", flush=True)
+        print("\r\x1b[K", end="", flush=True, file=unguarded(sys.stdout))
 
 
 def describe(expected: Expected, first: Mapping[Path, int], done: Mapping[Path, int], seconds: float) -> str:

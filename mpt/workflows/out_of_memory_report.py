@@ -20,17 +20,19 @@ from typing import Any
 import torch
 
 from mpt.config.schema import Config
+from mpt.config.sizes import describe_bytes
 from mpt.config.yaml_text import read_file, write_text
-from mpt.engine import ladder
-from mpt.engine.training import Training
+from mpt.engine.loop.training import Training
+from mpt.engine.recovery import ladder
 from mpt.errors import ConfigError, MptError
-from mpt.planner.budget import describe_bytes
-from mpt.planner.calibration import load_calibration
-from mpt.planner.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
-from mpt.planner.patches import patched
-from mpt.planner.recipe import Recipe, describe_cost, describe_patch
-from mpt.planner.search import search
-from mpt.planner.session import Session
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import load_calibration
+from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
+from mpt.planner.recipes.patches import patched
+from mpt.planner.recipes.recipe import Recipe, describe_cost, describe_patch
+from mpt.planner.recipes.search import search
+from mpt.run.process.files import write_atomically
 from mpt.workflows.retry import Retry
 
 SECONDS = 90.0
@@ -53,7 +55,7 @@ class Budget:
 class Findings:
     """What planning found: the plan as it stood, a recipe to go on with, and why there is none of either."""
 
-    plan: dict[str, Any] = field(default_factory=dict)
+    plan: Plan | None = None
     patch: dict[str, Any] = field(default_factory=dict)
     verdict: str = ""
     problem: str = ""
@@ -70,9 +72,19 @@ def add_report(message: str, training: Training, retry: Retry) -> str:
         if findings.patch:
             adapted = {"memory": dict(training.run.adapted)} if training.run.adapted else {}
             lines += propose(merge(adapted, findings.patch), findings.verdict, training, retry)
+        lines += keep_snapshot(training)
     except (MptError, OSError) as error:  # the planner's reasons, or no memory or disk for it either
         lines = [f"what held the memory could not be planned: {error}"]
     return "\n".join([message, *(f"  {line}" for line in lines)])
+
+
+def keep_snapshot(training: Training) -> list[str]:
+    """Write torch's snapshot of the moment at which memory ran out, where there is one, and name it."""
+    snapshot, path = training.ladder.snapshot, training.directory.snapshot_path
+    if not snapshot:
+        return []
+    write_atomically(path, snapshot)
+    return [f"torch's snapshot of it: {path}, for https://pytorch.org/memory_viz (mpt plan --snapshot has the plan's)"]
 
 
 def refused_size(text: str) -> str:
@@ -110,10 +122,10 @@ def plan(config: Config, budget: Budget, device: torch.device) -> Findings:
         limited(session.kill, SECONDS) as out_of_time,
     ):
         answer = session.plan([config], budget_bytes=budget.limit_bytes)[0]
-        findings.plan, findings.problem = answer.plan, answer.error
+        findings.plan, findings.problem = answer.found, answer.error
         if findings.plan and budget.limit_bytes:
             found = search(session, config, budget.gpu, budget.limit_bytes)
-            choose_recipe(findings, found.recipes, budget.limit_bytes)
+            choose_recipe(findings, findings.plan, found.recipes, budget.limit_bytes)
         if not findings.patch and not (findings.plan and budget.limit_bytes):
             choose_next_move(findings, config, session, device)
         if out_of_time.is_set():
@@ -138,23 +150,23 @@ def limited(stop: Callable[[], None], seconds: float) -> Iterator[threading.Even
         timer.cancel()
 
 
-def choose_recipe(findings: Findings, recipes: list[Recipe], limit_bytes: int) -> None:
+def choose_recipe(findings: Findings, plan: Plan, recipes: list[Recipe], limit_bytes: int) -> None:
     """Choose the smallest change that fits: precision last, exact tricks first, few before many, then the fastest."""
     # Less than the plan of what ran out, too: where that was planned to fit, the plan was too low.
-    fitting = [one for one in recipes if one.fits and one.patch and one.plan["reserved"] < findings.plan["reserved"]]
+    fitting = [one for one in recipes if one.fits and one.patch and one.plan.reserved < plan.reserved]
     if fitting:
 
         def cost(one: Recipe) -> tuple[object, ...]:
             exact = describe_cost(one) == "exact"
             changes = len(one.patch.get("memory", {}))
-            return "precision" in one.patch, one.plan["tight"], not exact, changes, one.plan["step_seconds"]
+            return "precision" in one.patch, one.plan.tight, not exact, changes, one.plan.step_seconds
 
         best = min(fitting, key=cost)
         findings.patch = best.patch
-        tight = ", only by emptying the cache within a step" if best.plan["tight"] else ""
+        tight = ", only by emptying the cache within a step" if best.plan.tight else ""
         findings.verdict = (
             f"{describe_patch(best.patch)}: fits in {describe_bytes(limit_bytes)}{tight}, {describe_cost(best)}, "
-            f"{describe_bytes(best.plan['allocated'])} planned instead of {describe_bytes(findings.plan['allocated'])}"
+            f"{describe_bytes(best.plan.allocated)} planned instead of {describe_bytes(plan.allocated)}"
         )
     elif recipes:
         smallest = min(recipes, key=lambda recipe: recipe.total)
@@ -176,10 +188,10 @@ def choose_next_move(findings: Findings, config: Config, session: Session, devic
             continue
         words = describe_patch(patch)
         if findings.plan:
-            answer = session.plan([changed])[0]
-            if answer.error or answer.plan["allocated"] >= findings.plan["allocated"]:
+            found = session.plan([changed])[0].found
+            if found is None or found.allocated >= findings.plan.allocated:
                 continue
-            before, after = (describe_bytes(one["allocated"]) for one in (findings.plan, answer.plan))
+            before, after = (describe_bytes(one.allocated) for one in (findings.plan, found))
             words += f": {after} planned instead of {before}"
         findings.patch, findings.verdict = patch, f"{words}; a first step, whether it suffices will be seen"
         return
@@ -192,14 +204,14 @@ def describe_budget(budget: Budget) -> list[str]:
 
 def describe_plan(findings: Findings, budget: Budget) -> list[str]:
     """Return what held the memory at the peak, by category and by module."""
-    if not findings.plan:
+    if findings.plan is None:
         return [f"what held the memory could not be planned: {findings.problem or 'no answer'}"]
     peak = findings.plan
     where = "" if budget.limit_bytes else f" on a GPU ({budget.gpu.name})"
-    lines = [f"planned peak: {describe_bytes(peak['allocated'])}{where}, {peak['moment']}"]
-    held = sorted(peak["by_category"].items(), key=lambda item: -item[1])[:CATEGORIES]
+    lines = [f"planned peak: {describe_bytes(peak.allocated)}{where}, {peak.moment}"]
+    held = sorted(peak.by_category.items(), key=lambda item: -item[1])[:CATEGORIES]
     lines.append("held by: " + ", ".join(f"{name} {describe_small(amount)}" for name, amount in held))
-    largest = peak["by_module"][:MODULES]
+    largest = peak.by_module[:MODULES]
     lines.append("in modules: " + ", ".join(f"{name} {describe_small(amount)}" for name, amount in largest))
     if not findings.patch and findings.verdict:
         lines.append(findings.verdict)

@@ -13,7 +13,7 @@ from mpt.config.precision_names import resolve_precision_name
 from mpt.config.registry import INSTALLED
 from mpt.config.schema import Config
 from mpt.errors import CheckpointError, ConfigError
-from mpt.run.layout import RunDirectory, find_run
+from mpt.run.records.layout import RunDirectory, find_run
 
 YAML = (".yaml", ".yml")
 

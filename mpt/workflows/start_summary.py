@@ -1,7 +1,7 @@
 """What a training says of itself before its first step: data, networks, optimizers and rates, precision.
 
 Everything is read off the built run: nothing is computed, so that the first step comes no later. What memory and time a
-GPU needs is planned in a process beside the training and told when it is there (`mpt.engine.told_plan`).
+GPU needs is planned in a process beside the training and told when it is there (`mpt.engine.loop.told_plan`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from mpt.engine.assembly import Supply
+from mpt.engine.loop.assembly import Supply
 from mpt.seams import Run
 
 
@@ -30,7 +30,7 @@ def summarize(run: Run, supplied: Supply) -> Iterator[str]:
     yield "networks: " + ", ".join(f"{name} {count(module)}" for name, module in run.task.trainable.items())
     for names, text in alike({name: describe_optimizer(run, name) for name in run.optimizers}).items():
         yield f"optimizer{names}: {text}"
-    yield f"precision {config.precision.mode}: {run.precision.reason}"
+    yield f"precision {config.precision.mode}: {run.precision.numerics.reason}"
 
 
 def counted(number: float, what: str) -> str:

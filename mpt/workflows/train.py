@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 from mpt.config.patch_origin import find_other_cards
 from mpt.config.schema import Config
-from mpt.engine.torch_settings import prepare_torch
+from mpt.engine.building.torch_settings import prepare_torch
 from mpt.errors import MemoryBudgetError, MptError
-from mpt.run.collector import collect_as_usual
-from mpt.run.console import Console, Style
-from mpt.run.ending import has_report_of, has_summary_of
-from mpt.run.layout import THROWN_AWAY, RunDirectory
+from mpt.run.boards.console import Console, Style
+from mpt.run.process.collector import collect_as_usual
+from mpt.run.records.ending import has_report_of, has_summary_of
+from mpt.run.records.layout import THROWN_AWAY, RunDirectory
 from mpt.workflows.retry import BY_COMMAND, Retry
 
 if TYPE_CHECKING:
     import torch
 
-    from mpt.engine.training import Training
+    from mpt.engine.loop.training import Training
     from mpt.parallel.world import World
 
 
@@ -52,23 +52,25 @@ def train(
     prepare_torch(config)
     import torch
 
-    from mpt.engine.alike import check_alike
-    from mpt.engine.assembly import build_explained, open_training, supply
-    from mpt.engine.resume import begin, find_run_to_resume, make_directory
-    from mpt.engine.start_notes import untested_classes
+    from mpt.engine.building.start_notes import untested_classes
+    from mpt.engine.loop.alike import check_alike
+    from mpt.engine.loop.assembly import build_explained, open_training, supply
+    from mpt.engine.loop.resume import begin, find_run_to_resume, make_directory
     from mpt.parallel.world import ALONE
-    from mpt.run.recorder import Recorder
-    from mpt.run.retention import clean_temporaries
+    from mpt.run.checkpoints.retention import clean_temporaries
+    from mpt.run.records.recorder import Recorder
+    from mpt.workflows.ceiling import set_ceiling
     from mpt.workflows.start_summary import summarize
 
     world = world or ALONE
     supplied = supply(config, world)
     device, data = supplied.device, supplied.train_data
     with open_console(style, supplied.total_steps, world) as console:
+        ceiling = set_ceiling(config.memory.ceiling, device)
         found, source = world.ask(lambda: find_run_to_resume(config, resume_from, runs, console))
         built = build_explained(config, device, data.spec, restores=source is not None, world=world)
         check_alike(built, data, supplied.test_data)
-        for line in summarize(built, supplied):
+        for line in (*summarize(built, supplied), *([ceiling] if ceiling else [])):
             console.message(line)
         for message in built.messages:
             console.message(message)
@@ -76,6 +78,10 @@ def train(
         for note in (*built.notes, *untested, *strange_cards(retry.patches, device)):
             console.warning(note)
         if dry_run:
+            from mpt.engine.step.shared_graphs import check_graphs
+
+            if (untried := check_graphs(built)) is not None:
+                console.warning(untried)
             console.message("dry run: everything builds; nothing was written")
             return None
         directory = found or world.ask(lambda: make_directory(config, runs, console))
@@ -96,7 +102,7 @@ def train(
             if not world.is_first:
                 go(training, retry, stop_after)
                 return Path(directory.path)
-            from mpt.planner.beside import plan_beside
+            from mpt.planner.server.beside import plan_beside
 
             with plan_beside(config, data.spec, device, directory.plan_path, config.granted) as plan:
                 go(training, retry, stop_after)
@@ -113,7 +119,7 @@ def strange_cards(patches: Sequence[Path], device: torch.device) -> list[str]:
         return []
     import torch
 
-    from mpt.planner.gpus import installed_gpu
+    from mpt.planner.facts.gpus import installed_gpu
 
     card = torch.cuda.get_device_properties(device)
     gpu = installed_gpu(card.name, card.total_memory, (card.major, card.minor))
@@ -122,8 +128,8 @@ def strange_cards(patches: Sequence[Path], device: torch.device) -> list[str]:
 
 def go_on_from(training: Training, source: RunDirectory | Path, exact: bool) -> bool:
     """Load a checkpoint into the training of every rank; return False where it is of a run that is complete."""
-    from mpt.engine.resume import resume
-    from mpt.run import checkpoint
+    from mpt.engine.loop.resume import resume
+    from mpt.run.checkpoints import checkpoint
 
     world = training.run.world
     loaded = checkpoint.load(source, world)
@@ -157,9 +163,9 @@ def written_by(world: World, directory: RunDirectory) -> Iterator[tuple[str | No
 
 def go(training: Training, retry: Retry, stop_after: int | None) -> None:
     """Train until the end. Raises MemoryBudgetError with a report when memory runs out for good."""
-    from mpt.engine.faults import is_out_of_memory, out_of_memory_reason
-    from mpt.engine.loop import fit
-    from mpt.run.signals import StopRequest
+    from mpt.engine.loop.loop import fit
+    from mpt.engine.step.faults import describe_out_of_memory, is_out_of_memory, out_of_memory_reason
+    from mpt.run.process.signals import StopRequest
 
     collect_as_usual()
     world = training.run.world
@@ -179,10 +185,8 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        message = (
-            f"out of memory at step {training.progress.step}, outside the update: while loading, evaluating or saving "
-            f"({out_of_memory_reason(error)})"
-        )
+        where = f"at step {training.progress.step}, outside the update: while loading, evaluating or saving"
+        message = describe_out_of_memory(where, out_of_memory_reason(error))
     if not world.is_first:
         raise MemoryBudgetError(message)
     # Past the except blocks: a traceback would go on holding what filled the memory.
@@ -193,7 +197,7 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
 
 def record_lost(training: Training, text: str) -> None:
     """Note in the run's events that another process was lost. The recorder may be closed by now, or in use."""
-    from mpt.run.recorder import LineFile
+    from mpt.run.records.recorder import LineFile
 
     line = {"kind": "rank_lost", "step": training.progress.step, "time": time.time(), "message": text}
     with contextlib.suppress(MptError, OSError):
@@ -236,7 +240,7 @@ def finish(training: Training, reports: bool) -> None:
 
 
 def page_to_tell(directory: RunDirectory) -> Path | None:
-    """Return the report's page, None where the run's folder is thrown away (`mpt.commands.smoke`)."""
+    """Return the report's page, None where the run's folder is thrown away (`mpt.commands.shared.smoke`)."""
     return None if directory.path.parent.name.startswith(THROWN_AWAY) else directory.path / "report.html"
 
 
@@ -262,7 +266,7 @@ def renew_report(training: Training) -> None:
 
 def finish_again(training: Training, reports: bool) -> None:
     """Write what a run that was killed between its last checkpoint and its end still lacks."""
-    from mpt.engine.summary import write_summary
+    from mpt.engine.loop.summary import write_summary
 
     directory, step = training.directory, training.progress.step
     whole = has_summary_of(directory, step)

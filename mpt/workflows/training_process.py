@@ -1,7 +1,8 @@
 """`mpt train` in a process of its own, as a comparison starts it: signals are passed on, last words brought back.
 
-The process reads a pipe whose other end is held here. When that ends without a word, as after `kill -9`, the run is
-told to stop: it saves, and neither the card nor the run's folder stays taken.
+The process reads a pipe whose other end is held here. When that ends, on purpose or without a word, as after `kill -9`,
+the run is told to stop: it saves, and neither the card nor the run's folder stays taken. A signal would end it where it
+stands on Windows.
 """
 
 from __future__ import annotations
@@ -66,17 +67,23 @@ def run_train(file: Path, options: Sequence[str], surroundings: Surroundings) ->
     stop = surroundings.stop or Stop()
     told, used = False, 0
 
-    def look(process: int) -> None:
+    def look(process: int, end: Callable[[], None]) -> None:
         nonlocal told, used
         used = max(used, peak_bytes(process))
         if stop.requested and not told:
             told = True
+            end()
+
+    def look_at_fork(process: int) -> None:
+        def end() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)
 
+        look(process, end)
+
     with contextlib.nullcontext() if surroundings.stop else stop.request:
         if surroundings.warm is not None and surroundings.warm.begin():
-            code, words = surroundings.warm.run(arguments, look, surroundings.environment)
+            code, words = surroundings.warm.run(arguments, look_at_fork, surroundings.environment)
         else:
             code, words = run_alone(arguments, look, surroundings.environment)
     if surroundings.memory is not None and code == 0:
@@ -87,11 +94,16 @@ def run_train(file: Path, options: Sequence[str], surroundings: Surroundings) ->
 
 
 def run_alone(
-    arguments: Sequence[str], while_waiting: Callable[[int], None], environment: Mapping[str, str]
+    arguments: Sequence[str],
+    while_waiting: Callable[[int, Callable[[], None]], None],
+    environment: Mapping[str, str],
 ) -> tuple[int, str]:
-    """Do as `WarmProcess.run` does, in a process that imports everything for itself."""
+    """Do as `WarmProcess.run` does, in a process that imports everything for itself.
+
+    `while_waiting` is also given what tells the process to stop.
+    """
     command = [sys.executable, "-m", __name__, *arguments]
-    with held_pipe() as held:
+    with held_pipe() as (held, end):
         # A session of its own: Ctrl-C then reaches this process alone, which passes it on once.
         process = subprocess.Popen(
             command,
@@ -100,6 +112,7 @@ def run_alone(
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
             env={**os.environ, **environment},
         )
         while True:
@@ -107,18 +120,18 @@ def run_alone(
                 _, words = process.communicate(timeout=0.2)
                 return process.returncode, words
             except subprocess.TimeoutExpired:
-                while_waiting(process.pid)
+                while_waiting(process.pid, end)
 
 
 @contextlib.contextmanager
-def held_pipe() -> Iterator[int]:
-    """Give the reading end of a pipe that ends when the block, or this process, does."""
+def held_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
+    """Give the reading end of a pipe, and what ends it; it ends when the block, or this process, does."""
     reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(writing)
-        os.close(reading)
+    with os.fdopen(writing, "wb") as held:
+        try:
+            yield reading, held.close
+        finally:
+            os.close(reading)
 
 
 def main() -> None:

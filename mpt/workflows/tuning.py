@@ -23,11 +23,12 @@ import torch
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.data.loader import Loader, to_device
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.devices import choose_device
-from mpt.engine.faults import is_out_of_memory
-from mpt.engine.step import update
+from mpt.data.loading.loader import to_device
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.building.devices import choose_device
+from mpt.engine.loop.assembly import supply_batches
+from mpt.engine.step.faults import is_out_of_memory
+from mpt.engine.step.step import update
 from mpt.errors import MptError, NonFiniteError
 from mpt.inference.measurement import synchronize
 from mpt.seams import Batch, DataSpec, Run
@@ -120,8 +121,7 @@ def tune(config: Config, clock: Clock | None = None, on_trial: Callable[[Trial],
     if clock is None:
         clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     train_data, _ = build_datasets(config)
-    loader = Loader(train_data, config.train.batch_size, config.seed, sampling=config.dataset.settings.sampling)
-    stream = loader.batches(0)
+    stream = supply_batches(config, train_data).batches(0)
     batches = [to_device(next(stream), device, train_data.spec) for _ in range(2)]
     base = Side(config, device, train_data.spec, batches)
     seconds = base.warm_up(clock)

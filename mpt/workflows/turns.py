@@ -12,8 +12,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from mpt.errors import Interrupted
-from mpt.run.host_memory import available_bytes
-from mpt.run.signals import StopRequest
+from mpt.run.process.host_memory import available_bytes
+from mpt.run.process.signals import StopRequest
 
 LOOK_SECONDS = 0.2
 FOR_EVER_SECONDS = 1e6

@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, Any, NoReturn, Self
 
+from mpt.run.process.signals import signal_main_thread
+
 READY, STARTED, ENDED = "ready", "started", "ended"
 GONE = 1, "the process that starts runs has ended"
 LOOK_SECONDS = 0.1
@@ -158,7 +160,10 @@ def stop_at_end_of_input() -> None:
 
     def watch() -> None:
         os.read(0, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            os.kill(os.getpid(), signal.SIGTERM)  # nothing is there to be saved yet
+        else:
+            signal_main_thread(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -218,11 +223,11 @@ def import_everything() -> bool:
 
     if torch.version.cuda or torch.version.hip or torch.backends.mps.is_built():
         return False
-    import mpt.engine.assembly
-    import mpt.engine.loop
-    import mpt.engine.resume
-    import mpt.engine.without_compiler
-    import mpt.planner.beside
+    import mpt.engine.building.without_compiler
+    import mpt.engine.loop.assembly
+    import mpt.engine.loop.loop
+    import mpt.engine.loop.resume
+    import mpt.planner.server.beside
     import mpt.workflows.train  # noqa: F401
 
     gc.freeze()

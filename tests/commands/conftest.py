@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.state import capture
-from mpt.run import checkpoint
-from mpt.run.layout import create_run
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.state.state import capture
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import create_run, open_run
 
 CLASSIFIER: dict[str, Any] = {
     "model": {"name": "small_cnn", "image_size": 16, "features": 8},
@@ -39,6 +39,18 @@ def save_run(runs: Path, data: dict[str, Any], *overrides: str) -> Path:
     directory.config_path.write_text(config.to_yaml())
     checkpoint.save(directory, 1, {**capture(run), "loop": {"step": 1}}, keep_last=1)
     return directory.path
+
+
+def save_better(folder: Path, figures: dict[int, float]) -> None:
+    """Save further checkpoints of a run, each with weights of its own and a metric."""
+    directory = open_run(folder)
+    loaded = checkpoint.load(directory)
+    for step, metric in figures.items():
+        for state in loaded.state["modules"].values():
+            for tensor in state.values():
+                if tensor.is_floating_point():
+                    tensor.add_(0.01)
+        checkpoint.save(directory, step, loaded.state, keep_last=9, metric=metric)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mpt.commands import compare
-from mpt.commands.arguments import CompareArguments
+from mpt.commands.cli.arguments import CompareArguments
 from mpt.errors import CheckpointError, ConfigError, GateError, InputOutputError, Interrupted, MptError
 from mpt.workflows import compare_progress
 
@@ -251,6 +251,18 @@ def test_finished_runs_are_compared_by_their_folders(tmp_path, capsys):
     assert [mode["mode"] for mode in content["modes"]] == ["fp32", "amp"]
     assert content["modes"][1]["verdict"]["outcome"] == "undecided"
     assert (tmp_path / "out" / "comparison.md").is_file()
+
+
+def test_a_comparison_of_other_finished_runs_leaves_an_earlier_one(tmp_path):
+    go(tmp_path, "fp32", "amp", "O2", seeds=1)
+    folder = tmp_path / "compare-small_cnn-fp32-amp-O2"
+    first, second, third = (str(folder / f"{mode}-seed-0") for mode in ("fp32", "amp", "O2"))
+    for runs in ((first, second), (first, third), (first, second)):
+        go(tmp_path, *runs)
+    found = sorted(path.parent for path in folder.glob("compare-*/comparison.json"))
+    assert [path.name for path in found] == ["compare-fp32-seed-0", "compare-fp32-seed-0-2"]
+    modes = [json.loads((path / "comparison.json").read_text())["modes"][1]["mode"] for path in found]
+    assert modes == ["amp", "O2"], "the same runs again are written where they were"
 
 
 def test_a_run_that_is_not_there_or_given_twice_is_refused(tmp_path):

@@ -10,11 +10,14 @@ import safetensors
 import torch
 
 from mpt.commands import convert
-from mpt.commands.arguments import ConvertArguments
+from mpt.commands.cli.arguments import ConvertArguments
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.inference import export
-from mpt.run.weights_file import load_weights_file
-from tests.commands.conftest import GENERATOR, save_run
+from mpt.memory import lora
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import open_run
+from mpt.run.weights.weights_file import load_weights_file
+from tests.commands.conftest import GENERATOR, save_better, save_run
 
 
 def go(run, tmp_path, **changes):
@@ -45,6 +48,23 @@ def test_weights_are_half_but_for_normalisations(classifier, tmp_path, capsys, k
     assert "over the file that was there" not in said
     go(classifier, tmp_path, half=False, output=str(classifier / f"classifier.{kind}"))  # the suffix says which format
     assert f"classifier.{kind} over the file that was there: " in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_is_written_unless_another_is_asked_for(classifier, tmp_path, capsys):
+    save_better(classifier, {2: 0.9, 3: 0.7})
+    found = {}
+    for wish in ({}, {"best": True}, {"newest": True}, {"step": 1}):
+        go(classifier, tmp_path, half=False, output=str(tmp_path / "x.safetensors"), **wish)
+        with safetensors.safe_open(tmp_path / "x.safetensors", "pt") as file:
+            about = file.metadata()
+        found["".join(wish)] = about["mpt_step"], about.get("mpt_metric")
+    assert found == {
+        "": ("2", "accuracy 0.9"), "best": ("2", "accuracy 0.9"), "newest": ("3", "accuracy 0.7"), "step": ("1", None)
+    }  # fmt: skip
+    said = capsys.readouterr().err
+    assert "weights of step 2, the best checkpoint (accuracy 0.9); --newest takes step 3\n" in said
+    with pytest.raises(ConfigError, match="choose a checkpoint of a run"):
+        go(classifier / "checkpoints" / "step-00000002", tmp_path, newest=True)
 
 
 def test_a_pt_file_is_read_by_torch_without_its_pickle_being_trusted(classifier, tmp_path):
@@ -170,3 +190,33 @@ def test_adapters_are_added_into_the_weights_of_an_export(make_classifier, tmp_p
         names = list(load_weights_file(run / "classifier.safetensors"))
     assert names
     assert not any("lora" in name for name in names)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", ["pt", "safetensors", "onnx"])
+def test_an_export_computes_what_the_run_does_or_is_not_kept(
+    make_classifier, tmp_path, kind, half, monkeypatch, capsys
+):
+    if kind == "onnx":
+        pytest.importorskip("onnxscript", reason="the exporter needs it")
+        pytest.importorskip("onnxruntime", reason="it runs the file")
+    run = make_classifier("memory.lora={rank: 2, full: []}")
+    move_adapters(run)
+    go(run, tmp_path, to=kind, half=half, dtype="bfloat16" if half and kind != "onnx" else None)
+    assert "computes what the run does (outputs differ by " in capsys.readouterr().out
+    fold = lora.Adapted.fold
+    monkeypatch.setattr(lora.Adapted, "fold", lambda layer: (fold(layer), fold(layer)))  # by its own size too much
+    with pytest.raises(CheckpointError, match=r"net does not compute what the run's does.*it was not kept"):
+        go(run, tmp_path, to=kind, half=half, output=str(tmp_path / f"wrong.{kind}"))
+    assert not list(tmp_path.glob("*wrong*"))
+
+
+def move_adapters(run):
+    """Give the adapters of a run, which begin at zero, values as after a training."""
+    directory = open_run(run)
+    loaded = checkpoint.load(directory)
+    for state in loaded.state["modules"].values():
+        for name, tensor in state.items():
+            if name.endswith("lora_b"):
+                tensor.normal_(generator=torch.Generator().manual_seed(0))
+    checkpoint.save(directory, 2, loaded.state, keep_last=9)

@@ -15,11 +15,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mpt.commands import convert, infer
-from mpt.commands.arguments import ConvertArguments, InferArguments
-from mpt.data.decoding import decode_bytes
+from mpt.commands.cli.arguments import ConvertArguments, InferArguments
+from mpt.data.pictures.decoding import decode_bytes
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.exported import refuse_absent_networks
-from mpt.task import Task
+from mpt.seams.task import Task
 
 
 def export(run: Path, tmp_path: Path, name: str, **changes: Any) -> Path:
@@ -30,7 +30,7 @@ def export(run: Path, tmp_path: Path, name: str, **changes: Any) -> Path:
 
 
 def infer_with(what: Path, tmp_path: Path, **changes: Any) -> Path:
-    output = tmp_path / f"out-{what.name}"
+    output = tmp_path / f"out-{what.name.replace('.', '-')}"
     infer.run(InferArguments(run=str(what), runs=str(tmp_path), device="cpu", output=str(output), **changes))
     return output
 

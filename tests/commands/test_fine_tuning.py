@@ -12,7 +12,7 @@ import torch
 
 from mpt import vision_ops
 from mpt.commands import convert, infer
-from mpt.commands.arguments import ConvertArguments, InferArguments, TrainArguments
+from mpt.commands.cli.arguments import ConvertArguments, InferArguments, TrainArguments
 from mpt.commands.train import run
 
 COMMON = """
@@ -81,3 +81,21 @@ def test_a_file_with_another_head_is_tuned_resumed_exported_and_started_from(
     capsys.readouterr()
     run(TrainArguments(config=config, runs=runs, overrides=("train.steps=1",)))
     assert f"loaded all {152 if library == 'timm' else 122} tensors" in "".join(capsys.readouterr())
+
+
+def test_a_damaged_newest_checkpoint_of_the_run_started_from_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An older step was taken without a word."""
+    runs = str(tmp_path)
+    digits = "model: {name: small_cnn, image_size: 8}\ndataset: digits\nprecision: fp32\n"
+    (tmp_path / "c.yaml").write_text(digits + "train: {steps: 4, checkpoint_every: 2, keep_last: 2}\n")
+    run(TrainArguments(config=tmp_path / "c.yaml", runs=runs, quiet=True, overrides=("name=first",)))
+    damaged = tmp_path / "first" / "checkpoints" / "step-00000004" / "state.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    capsys.readouterr()
+    weights = f"model.weights={tmp_path / 'first'}"
+    run(TrainArguments(config=tmp_path / "c.yaml", runs=runs, quiet=True, overrides=("name=second", weights)))
+    said = "".join(capsys.readouterr())
+    assert "warning: model.weights: step-00000004 is refused" in said
+    assert "step-00000002 is used instead" in said

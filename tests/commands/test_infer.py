@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.commands import infer, infer_half, infer_outputs
-from mpt.commands.arguments import InferArguments
+from mpt.commands import infer
+from mpt.commands.cli.arguments import InferArguments
+from mpt.commands.inference import infer_half, infer_outputs
 from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
 from mpt.inference import slices
 from mpt.inference.inputs import SAMPLES
@@ -364,3 +365,10 @@ def test_what_several_processes_cannot_do_is_refused(classifier, tmp_path, monke
     assert slices.choose_devices(None, 2) == ["cuda:0", "cuda:1"]
     with pytest.raises(ConfigError, match=r"found 3 processes for 2 CUDA device\(s\); use 2"):
         slices.choose_devices("auto", 3)
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.txt", "OUT.JPG"])
+def test_an_output_that_would_become_a_folder_of_a_file_s_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match=rf"{name} is no table \(\.csv\)"):
+        infer_outputs.choose_output(InferArguments(output=str(tmp_path / name)), tmp_path)
+    assert not (tmp_path / name).exists()

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mpt.commands import report
-from mpt.commands.arguments import ReportArguments
+from mpt.commands.cli.arguments import ReportArguments
 from mpt.errors import CheckpointError
 
 

@@ -15,15 +15,15 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.commands.arguments import TrainArguments
+from mpt.commands.cli.arguments import TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
-from mpt.engine.training import Training
+from mpt.engine.loop.training import Training
 from mpt.errors import CheckpointError, ConfigError, Interrupted
-from mpt.planner.beside import PlanBeside
+from mpt.planner.server.beside import PlanBeside
 from mpt.report.read_run import read_run
-from mpt.run import checkpoint
-from mpt.run.layout import create_run, open_run
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import create_run, open_run
 from mpt.workflows.train import closing_line
 
 CONFIG = """
@@ -43,6 +43,16 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what `train(config)` leaves, trained once for all tests that begin with it."""
+    first = tmp_path_factory.getbasetemp() / "trained"
+    if not first.exists():
+        shutil.copytree(train(config), first)
+        return config.parent / "runs" / "run"
+    return Path(shutil.copytree(first, config.parent / "runs" / "run"))
+
+
 def train(config: Path, *overrides: str, **options: Any) -> Path:
     runs = config.parent / "runs"
     run(TrainArguments(config=config, overrides=overrides, runs=str(runs), **{"quiet": True, **options}))
@@ -54,12 +64,11 @@ def state_of(path: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_a_run_writes_everything_its_directory_promises(config: Path) -> None:
-    path = train(config)
-    written = {file.name for file in path.iterdir()}
+def test_a_run_writes_everything_its_directory_promises(config: Path, trained: Path) -> None:
+    written = {file.name for file in trained.iterdir()}
     assert {"config.yaml", "data.json", "env.json", "metrics.jsonl", "checkpoints", "summary.json"} <= written
     assert {"report.md", "report.html", "report.json"} <= written
-    again = load_config(path / "config.yaml")
+    again = load_config(trained / "config.yaml")
     assert again.to_yaml() == load_config(config).to_yaml()
 
 
@@ -94,7 +103,7 @@ def test_nothing_is_planned_beside_a_run_on_a_cpu_unless_asked(config: Path) -> 
 
 
 def test_a_plan_that_fails_is_a_note_and_the_run_goes_on(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpt.planner.beside.sys.executable", "/nowhere/python")
+    monkeypatch.setattr("mpt.planner.server.beside.sys.executable", "/nowhere/python")
     path = train(config, "train.plan_memory=true")
     assert "/nowhere/python" in json.loads((path / "plan.json").read_text("utf-8"))["error"]
     assert "There is no plan" in (path / "report.md").read_text("utf-8")
@@ -165,9 +174,8 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_and_both_are_na
     assert all(torch.equal(value, expected[key]) for key, value in state_of(path).items())
 
 
-def test_a_run_whose_checkpoints_are_all_bad_is_refused_and_never_restarted(config: Path) -> None:
-    path = train(config)
-    for folder in (path / "checkpoints").glob("step-*"):
+def test_a_run_whose_checkpoints_are_all_bad_is_refused_and_never_restarted(config: Path, trained: Path) -> None:
+    for folder in (trained / "checkpoints").glob("step-*"):
         for file in folder.iterdir():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(CheckpointError, match="no whole checkpoint") as caught:
@@ -175,14 +183,14 @@ def test_a_run_whose_checkpoints_are_all_bad_is_refused_and_never_restarted(conf
     assert caught.value.exit_code == 4
 
 
-def test_a_checkpoint_of_another_architecture_is_refused_with_a_list(config: Path) -> None:
-    train(config)
+def test_a_checkpoint_of_another_architecture_is_refused_with_a_list(config: Path, trained: Path) -> None:
     with pytest.raises(CheckpointError, match=r"of another shape: net\.stages\.0\.0\.weight"):
         train(config, "model.features=6", resume="auto")
 
 
-def test_changed_conditions_are_named_and_refused_under_exact(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(config)
+def test_changed_conditions_are_named_and_refused_under_exact(
+    config: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(CheckpointError, match="precision fp32 -> bf16"):
         train(config, "precision=bf16", "train.steps=8", resume="auto", exact=True)
     capsys.readouterr()
@@ -190,21 +198,21 @@ def test_changed_conditions_are_named_and_refused_under_exact(config: Path, caps
     assert "not bit-exact: precision fp32 -> bf16" in capsys.readouterr().err
 
 
-def test_resuming_a_named_checkpoint_goes_on_from_there(config: Path) -> None:
-    path = train(config)
-    expected = state_of(path)
-    train(config, resume=str(path / "checkpoints" / "step-00000004"))
-    assert all(torch.equal(value, expected[key]) for key, value in state_of(path).items())
-    steps = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+def test_resuming_a_named_checkpoint_goes_on_from_there(config: Path, trained: Path) -> None:
+    expected = state_of(trained)
+    train(config, resume=str(trained / "checkpoints" / "step-00000004"))
+    assert all(torch.equal(value, expected[key]) for key, value in state_of(trained).items())
+    steps = [json.loads(line)["step"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert steps == [2, 4, 6, 6]
 
 
-def test_resuming_a_finished_run_changes_nothing_and_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = train(config)
-    before = (path / "summary.json").read_text()
+def test_resuming_a_finished_run_changes_nothing_and_says_so(
+    config: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (trained / "summary.json").read_text()
     train(config, resume="auto", quiet=False)
     assert "complete already" in capsys.readouterr().err
-    assert (path / "summary.json").read_text() == before
+    assert (trained / "summary.json").read_text() == before
 
 
 def test_the_last_line_of_a_run_that_was_never_evaluated_says_so() -> None:
@@ -220,23 +228,23 @@ def snapshot(path: Path) -> dict[str, bytes]:
 
 
 def test_resuming_a_finished_run_leaves_no_trace_whatever_was_asked_for(
-    config: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = train(config)
-    before = snapshot(path)
+    before = snapshot(trained)
     train(config, "optimizer.lr=0.5", "train.steps=4", resume="auto", quiet=False)
     assert "it has 6 steps and 4 were asked for" in capsys.readouterr().err
-    assert snapshot(path) == before
+    assert snapshot(trained) == before
 
 
-def test_a_run_killed_between_its_last_checkpoint_and_its_report_gets_both_at_a_resume(config: Path) -> None:
-    path = train(config)
-    expected = json.loads((path / "summary.json").read_text())
+def test_a_run_killed_between_its_last_checkpoint_and_its_report_gets_both_at_a_resume(
+    config: Path, trained: Path
+) -> None:
+    expected = json.loads((trained / "summary.json").read_text())
     for name in ("summary.json", "report.html", "report.md", "report.json"):
-        (path / name).unlink()
+        (trained / name).unlink()
     train(config, resume="auto")
-    assert (path / "report.html").is_file()
-    written = json.loads((path / "summary.json").read_text())
+    assert (trained / "report.html").is_file()
+    written = json.loads((trained / "summary.json").read_text())
     assert {key: written[key] for key in ("final", "best", "steps")} == {
         key: expected[key] for key in ("final", "best", "steps")
     }
@@ -244,28 +252,27 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_report_gets_both_at_a_
 
 @pytest.mark.parametrize("damage", ["earlier summary", "torn summary", "earlier report", "another future"])
 def test_an_extended_run_that_is_killed_before_its_report_does_not_keep_the_earlier_end(
-    config: Path, damage: str
+    config: Path, trained: Path, damage: str
 ) -> None:
-    path = train(config)
     ends = ("summary.json", "report.html", "report.md", "report.json")
-    earlier = {name: (path / name).read_bytes() for name in ends}
-    start = str(path / "checkpoints" / "step-00000004") if damage == "another future" else "auto"
+    earlier = {name: (trained / name).read_bytes() for name in ends}
+    start = str(trained / "checkpoints" / "step-00000004") if damage == "another future" else "auto"
     steps = 6 if damage == "another future" else 10
     with pytest.MonkeyPatch.context() as patch:  # a kill after the last checkpoint
         patch.setattr(Training, "save", kill_at(steps, Training.save))
         with pytest.raises(KeyboardInterrupt):
             train(config, f"train.steps={steps}", resume=start)
-    record = read_run(path)
+    record = read_run(trained)
     assert (record.is_finished, record.steps) == (False, steps)
-    assert json.loads((path / "report.json").read_text())["finished"] is False
+    assert json.loads((trained / "report.json").read_text())["finished"] is False
     if damage in ("earlier summary", "earlier report"):  # as before resumes rewrote them
         for name in ends:
-            (path / name).write_bytes(earlier[name])
+            (trained / name).write_bytes(earlier[name])
     if damage == "torn summary":
-        (path / "summary.json").write_bytes(earlier["summary.json"][:100])
-    assert not read_run(path).is_finished
+        (trained / "summary.json").write_bytes(earlier["summary.json"][:100])
+    assert not read_run(trained).is_finished
     train(config, f"train.steps={steps}", resume="auto")
-    record, report = read_run(path), json.loads((path / "report.json").read_text())
+    record, report = read_run(trained), json.loads((trained / "report.json").read_text())
     assert (record.is_finished, record.summary["steps"], report["steps"], report["finished"]) == (
         True,
         steps,
@@ -273,9 +280,9 @@ def test_an_extended_run_that_is_killed_before_its_report_does_not_keep_the_earl
         True,
     )
     assert record.step_seconds > 0
-    before = snapshot(path)
+    before = snapshot(trained)
     train(config, f"train.steps={steps}", resume="auto")
-    assert snapshot(path) == before
+    assert snapshot(trained) == before
 
 
 def kill_at(step: int, save: Callable[[Training], str | None]) -> Callable[[Training], str | None]:
@@ -323,32 +330,29 @@ def test_an_interrupted_smoke_run_does_not_say_that_it_can_be_gone_on_with(
 
 
 def test_a_changed_setting_is_said_and_kept_beside_the_one_before(
-    config: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = train(config)
     capsys.readouterr()
     train(config, "optimizer.lr=0.01", "train.steps=8", resume="auto", quiet=False)
     assert "settings changed since: optimizer.lr 0.05 -> 0.01, train.steps 6 -> 8" in capsys.readouterr().err
-    assert load_config(path / "config.yaml").optimizer.settings.lr == 0.01
-    assert load_config(path / "config-until-00000006.yaml").optimizer.settings.lr == 0.05
-    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    assert load_config(trained / "config.yaml").optimizer.settings.lr == 0.01
+    assert load_config(trained / "config-until-00000006.yaml").optimizer.settings.lr == 0.05
+    events = [json.loads(line) for line in (trained / "events.jsonl").read_text().splitlines()]
     assert [event["message"] for event in events if event["kind"] == "settings"] == [
         "changed: optimizer.lr 0.05 -> 0.01, train.steps 6 -> 8"
     ]
-    assert "optimizer.lr 0.05 -&gt; 0.01" in (path / "report.html").read_text()
+    assert "optimizer.lr 0.05 -&gt; 0.01" in (trained / "report.html").read_text()
 
 
-def test_a_resume_from_before_a_change_takes_the_history_back(config: Path) -> None:
-    path = train(config)
+def test_a_resume_from_before_a_change_takes_the_history_back(config: Path, trained: Path) -> None:
     train(config, "optimizer.lr=0.01", "train.steps=8", resume="auto")
-    train(config, resume=str(path / "checkpoints" / "step-00000004"))
-    assert load_config(path / "config.yaml").optimizer.settings.lr == 0.05
-    assert not list(path.glob("config-until-*"))
-    assert '"settings"' not in (path / "events.jsonl").read_text()
+    train(config, resume=str(trained / "checkpoints" / "step-00000004"))
+    assert load_config(trained / "config.yaml").optimizer.settings.lr == 0.05
+    assert not list(trained.glob("config-until-*"))
+    assert '"settings"' not in (trained / "events.jsonl").read_text()
 
 
-def test_changed_settings_are_refused_under_exact_if_they_change_the_numbers(config: Path) -> None:
-    train(config)
+def test_changed_settings_are_refused_under_exact_if_they_change_the_numbers(config: Path, trained: Path) -> None:
     with pytest.raises(CheckpointError, match=r"--exact: not bit-exact.*optimizer\.lr 0\.05 -> 0\.1"):
         train(config, "optimizer.lr=0.1", "train.steps=8", resume="auto", exact=True)
     path = train(config, "train.log_every=1", "train.steps=8", resume="auto", exact=True)
@@ -359,10 +363,9 @@ def test_changed_settings_are_refused_under_exact_if_they_change_the_numbers(con
         train(config, *cosine, "train.steps=8", resume="auto", exact=True)
 
 
-def test_a_resume_under_another_name_keeps_the_run_s_own(config: Path) -> None:
-    path = train(config)
-    train(config, "train.steps=8", name="other", resume=str(path))
-    assert load_config(path / "config.yaml").name == "run"
+def test_a_resume_under_another_name_keeps_the_run_s_own(config: Path, trained: Path) -> None:
+    train(config, "train.steps=8", name="other", resume=str(trained))
+    assert load_config(trained / "config.yaml").name == "run"
 
 
 def test_a_run_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(
@@ -378,20 +381,19 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(
     assert steps == [2, 4, 6, 6]
 
 
-def test_a_run_whose_checkpoints_were_removed_is_not_begun_anew(config: Path) -> None:
-    path = train(config)
-    for folder in (path / "checkpoints").glob("step-*"):
+def test_a_run_whose_checkpoints_were_removed_is_not_begun_anew(config: Path, trained: Path) -> None:
+    for folder in (trained / "checkpoints").glob("step-*"):
         shutil.rmtree(folder)
-    (path / "checkpoints" / "index.json").unlink()
+    (trained / "checkpoints" / "index.json").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint"):
         train(config, resume="auto")
-    assert (path / "summary.json").is_file()
+    assert (trained / "summary.json").is_file()
 
 
 def test_tensorboard_that_is_not_installed_is_missed_before_a_folder_is_made(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpt.run.boards.find_spec", lambda name: None)
+    monkeypatch.setattr("mpt.run.boards.boards.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"train\.boards: TensorBoard is not installed: `pip install tensorboard`"):
         train(config, "train.tensorboard=true")
     assert not (config.parent / "runs").exists()
@@ -423,10 +425,9 @@ def test_files_that_were_skipped_are_counted_and_named(config: Path, capsys: pyt
     assert "2 (skipped_files.csv)" in (path / "report.md").read_text().replace("\\", "")
 
 
-def test_two_processes_cannot_write_one_run(config: Path) -> None:
-    path = train(config)
-    command = [sys.executable, "-m", "mpt", "train", str(config), "--resume", str(path), "--quiet"]
-    with open_run(path).hold():
+def test_two_processes_cannot_write_one_run(config: Path, trained: Path) -> None:
+    command = [sys.executable, "-m", "mpt", "train", str(config), "--resume", str(trained), "--quiet"]
+    with open_run(trained).hold():
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 5
     assert done.stderr.startswith("error: ")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mpt.commands import verify_resume
-from mpt.commands.arguments import VerifyResumeArguments
+from mpt.commands.cli.arguments import VerifyResumeArguments
 from mpt.errors import GateError
 
 COUNTING = """

@@ -1,6 +1,10 @@
 """Differences of two configurations as lines to read."""
 
+import pytest
+
 from mpt.config.differences import find_differences
+
+pytestmark = pytest.mark.tier("fast")
 
 
 def test_differences_are_dotted_and_in_the_order_of_the_new_one() -> None:

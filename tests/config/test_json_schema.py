@@ -11,6 +11,9 @@ from mpt.config.load import load_config
 from mpt.config.yaml_text import read_text
 from mpt.errors import ConfigError
 
+pytestmark = pytest.mark.tier("fast")
+
+
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.endswith(".plan.yaml"))
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
@@ -87,6 +90,7 @@ def test_the_schema_is_json_and_names_its_draft(schema):
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_shipped_config_is_accepted_as_written_and_as_resolved(schema, path):
     assert accepts(schema, read_text(path.read_text("utf-8"), path.name)[0].plain(), schema)

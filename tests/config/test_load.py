@@ -20,6 +20,9 @@ from mpt.config.schema import GeneralOptions, MemoryOptions, Train
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError
 
+pytestmark = pytest.mark.tier("fast")
+
+
 FULL = """\
 model: {name: net, width: 4}
 task: sort
@@ -216,6 +219,11 @@ def test_a_value_written_as_an_override_is_read_as_that_value(registry, value):
         ),
         ("model: net\nmemory: {recompute: 3}", "", "memory.recompute: found 3; allowed: true, false or a mapping"),
         ("model: net\nmemory: {recompute: }", "", "memory.recompute: found nothing; allowed: true, false or a mapping"),
+        (
+            "model: net\nmemory: {ceiling: lots}",
+            "",
+            "memory.ceiling: 'lots' is not an amount of memory; .*, auto or null",
+        ),
         ("model: net\nmemory: {micro_bach: 3}", "", "unknown key 'micro_bach'; .*did you mean 'micro_batch'?"),
         ("model: net\ntrain: {steps: 5, epochs: 1}", "", "train.epochs: steps and epochs are both given"),
         ("model: net\ntrain: {device: gpu}", "", "train.device: a device is auto, cpu, cuda, .*found 'gpu'"),
@@ -379,6 +387,7 @@ def slips(draw):
     return section, key, slip
 
 
+@pytest.mark.tier("full")
 @given(slips())
 @settings(max_examples=300, deadline=None)
 def test_every_slip_in_a_key_is_refused_with_the_key_that_was_meant(registry, example):
@@ -405,6 +414,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.tier("full")
 @given(st.sampled_from([path for path in KEYS if path[0]]), VALUES)
 @example(("model", "name"), ":")
 @settings(max_examples=300, deadline=None)
@@ -512,3 +522,19 @@ def test_weights_that_lie_beside_the_file_are_found_from_anywhere_and_named(
 def test_options_of_a_model_may_be_lists() -> None:
     config = load_config({"model": {"name": "timm:resnet10t", "options": {"layers": [1, 1, 1, 1]}}})
     assert config.model.settings.options == {"layers": [1, 1, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("x" * 300, "longer than a path may be"),
+        ("x/" * 3000, "longer than a path may be"),
+        ("a\\0b", "holds a NUL character"),
+        ("~nobody_of_that_name/x", "a user that is not known here"),
+    ],
+)
+@pytest.mark.parametrize("key", ["model.weights", "dataset.root"])
+def test_a_path_that_no_file_can_have_is_a_mistake_of_the_configuration(written: str, reason: str, key: str) -> None:
+    model = {"model": {"name": "small_cnn"}, "dataset": {"name": "image_folder", "root": "x"}}
+    with pytest.raises(ConfigError, match=f"{key}: found .*{reason}"):
+        load_config(model, [f'{key}="{written}"'])

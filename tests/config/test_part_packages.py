@@ -16,8 +16,8 @@ from mpt.config.load import load_config
 from mpt.config.part_packages import PartPackage, outside_packages, use_parts
 from mpt.config.registry import INSTALLED, Registry
 from mpt.errors import ConfigError, PartError
-from mpt.planner.gpus import find_gpu
-from mpt.planner.patches import precision_patches
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.recipes.patches import precision_patches
 
 MODEL = '''"""A model of one layer."""
 from torch import nn

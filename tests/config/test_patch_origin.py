@@ -7,6 +7,9 @@ import pytest
 from mpt.config.load import load_config
 from mpt.config.patch_origin import MARK, describe_origin, find_other_cards, find_strange_patches
 
+pytestmark = pytest.mark.tier("fast")
+
+
 CONFIG = {"model": "small_cnn", "dataset": "digits", "train": {"steps": 1, "batch_size": 64}}
 
 

@@ -10,6 +10,8 @@ import pytest
 from mpt.config.precision_names import ALIASES, resolve_precision_name
 from mpt.config.registry import INSTALLED, SUBPACKAGES, Registry
 
+pytestmark = pytest.mark.tier("fast")
+
 
 def test_a_plugin_whose_imports_do_not_exist_is_found_and_its_settings_work(registry):
     plugin = registry.find("nn", "net")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mpt.config.load import load_config
 from mpt.config.relief import environment, reliefs, splitter
+
+pytestmark = pytest.mark.tier("fast")
+
 
 CONFIG = {"model": "small_cnn", "dataset": "digits", "train": {"batch_size": 32}}
 

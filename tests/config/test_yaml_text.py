@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from mpt.config.yaml_text import MAX_BYTES, read_file, read_text, resolve_scalar, write_text
 from mpt.errors import ConfigError
 
+pytestmark = pytest.mark.tier("fast")
+
 
 def read(text):
     node, problems = read_text(text, "file")
@@ -142,6 +144,7 @@ def test_long_and_odd_texts_are_answered_in_a_second(text):
     assert time.process_time() - started < 5.0  # what hangs takes minutes
 
 
+@pytest.mark.tier("full")
 @given(st.text(max_size=80))
 @settings(max_examples=200, deadline=None)
 def test_any_text_gives_a_tree_or_a_problem_and_never_another_exception(text):
@@ -156,6 +159,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.tier("full")
 @given(PLAIN)
 @settings(max_examples=200, deadline=None)
 def test_what_is_written_reads_back_with_its_types(value):

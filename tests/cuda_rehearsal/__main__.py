@@ -14,8 +14,8 @@ import os
 import sys
 from pathlib import Path
 
+from mpt.config.sizes import parse_budget
 from mpt.errors import MptError
-from mpt.planner.budget import parse_budget
 from tests.cuda_rehearsal import build
 from tests.cuda_rehearsal.cards import VARIABLE, Machine
 

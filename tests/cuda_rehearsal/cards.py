@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from mpt.planner.gpus import find_gpu
+from mpt.planner.facts.gpus import find_gpu
 
 VARIABLE = "MPT_REHEARSAL"
 """Environment variable with the machine's description; processes started from a rehearsal find it too."""

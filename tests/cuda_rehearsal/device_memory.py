@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpt.planner.allocator import CachingAllocator, ExpandableAllocator, OutOfMemory
-from mpt.planner.calibration import CONTEXT_BYTES
+from mpt.planner.facts.calibration import CONTEXT_BYTES
+from mpt.planner.trace.allocator import CachingAllocator, ExpandableAllocator, OutOfMemory
 
 GIB = 2**30
 
@@ -44,6 +44,8 @@ class CardMemory:
     fraction: float = 1.0
     others_bytes: int = 0
     """What other processes hold."""
+    spills: bool = False
+    """Whether the driver moves what does not fit into system memory, as Windows' does."""
     allocators: list[CachingAllocator] = field(default_factory=list)
     owners: dict[int, CachingAllocator] = field(default_factory=dict)
     requested: dict[int, int] = field(default_factory=dict)
@@ -56,8 +58,15 @@ class CardMemory:
     @property
     def capacity_bytes(self) -> int:
         """What segments may take: the driver's rest beside context and other processes, or the process's share."""
-        rest = self.total_bytes - CONTEXT_BYTES - self.others_bytes
-        return min(rest, int(self.fraction * self.total_bytes))
+        share = int(self.fraction * self.total_bytes)
+        if self.spills:
+            return share if self.fraction < 1 else 2**40
+        return min(self.total_bytes - CONTEXT_BYTES - self.others_bytes, share)
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of this process that lie in system memory."""
+        return max(0, self.reserved + CONTEXT_BYTES + self.others_bytes - self.total_bytes)
 
     @property
     def allocated(self) -> int:
@@ -180,7 +189,7 @@ class Memory:
 
     def open_workspace(self, device: int, stream: int) -> str:
         """Take a cuBLAS workspace, which stays until all are cleared."""
-        from mpt.planner.unseen import Unseen  # imports torch, which may be what is being imported now
+        from mpt.planner.trace.unseen import Unseen  # imports torch, which may be what is being imported now
 
         card = self.cards[device]
         deterministic = bool(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))

@@ -1,7 +1,8 @@
 // The device's operators: each runs the CPU's kernel on the same bytes, once CUDA's rules are met.
 //
 // An argument on the device is handed on as a CPU tensor over the same memory; results that are views of an argument
-// become views on the device, and new ones move there with their memory. What CUDA refuses is refused: tensors of two
+// become views on the device, and new ones move there with their memory. A NaN that is computed has CUDA's bits, all ones
+// but for the sign, which a processor does not make. What CUDA refuses is refused: tensors of two
 // devices in one operator (but for numbers, tensors of dimension 0 on the CPU), host indices where there is no
 // kernel that takes them, a dtype that the CUDA kernel does not know. Operators that make the host wait are noted.
 #include "device.h"
@@ -12,6 +13,8 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/fill.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/masked_fill.h>
 #include <ATen/ops/to.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
@@ -263,6 +266,39 @@ void refuse_dtypes(const std::string& name, const Stack& stack, size_t first) {
   }
 }
 
+// Operators that move bits and compute none.
+const std::set<std::string> kMoving = {
+    "aten::clone", "aten::cat", "aten::cat.out", "aten::_foreach_copy_", "aten::index_select", "aten::gather", "aten::set_",
+    "aten::flip",  "aten::roll"};
+
+template <typename Bits>
+void give_nan_its_bits(void* address, int64_t count, Bits infinity, Bits nan) {
+  auto* bits = static_cast<Bits*>(address);
+  for (int64_t i = 0; i < count; ++i) {
+    bits[i] = (bits[i] & nan) > infinity ? nan : bits[i];
+  }
+}
+
+// Give every NaN the bits that CUDA's arithmetic gives it: 0x7FFFFFFF, and 0x7FFF in half.
+void give_nan_its_bits(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage() || !tensor.numel()) {
+    return;
+  }
+  const auto kind = tensor.scalar_type();
+  if (kind != at::kFloat && kind != at::kHalf && kind != at::kBFloat16) {
+    return;
+  }
+  if (!tensor.is_non_overlapping_and_dense()) {
+    const auto bits = tensor.view(kind == at::kFloat ? at::kInt : at::kShort);
+    bits.masked_fill_(tensor.isnan(), kind == at::kFloat ? 0x7FFFFFFF : 0x7FFF);
+  } else if (kind == at::kFloat) {
+    give_nan_its_bits<uint32_t>(tensor.mutable_data_ptr(), tensor.numel(), 0x7F800000, 0x7FFFFFFF);
+  } else {
+    const uint16_t infinity = kind == at::kHalf ? 0x7C00 : 0x7F80;
+    give_nan_its_bits<uint16_t>(tensor.mutable_data_ptr(), tensor.numel(), infinity, 0x7FFF);
+  }
+}
+
 // A test may have asked that an operator fails once.
 void fail_if_told(const std::string& name) {
   const auto fault = faults.find(name);
@@ -422,8 +458,12 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
     }
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
+  const bool computes = !kMoving.count(name);
   for (const auto& entry : written) {
     call.follow(entry.second);
+    if (computes) {
+      give_nan_its_bits(entry.second);
+    }
   }
   const size_t results = stack->size() - schema.returns().size();
   const bool broken = half_convolutions_are_broken && name == "aten::convolution";
@@ -440,10 +480,17 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
       if (broken && value.toTensor().scalar_type() == at::kHalf) {
         value.toTensor().fill_(std::numeric_limits<float>::quiet_NaN());
       }
+      if (computes && !schema.returns()[i - results].alias_info()) {
+        give_nan_its_bits(value.toTensor());
+      }
       value = call.on_device(value.toTensor());
     } else if (is_tensor_list(value)) {
+      const bool is_new = computes && !schema.returns()[i - results].alias_info();
       c10::List<at::Tensor> list;
       for (const auto& tensor : tensors_of(value)) {
+        if (is_new) {
+          give_nan_its_bits(tensor);
+        }
         list.push_back(call.on_device(tensor));
       }
       value = list;
@@ -522,6 +569,9 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   const auto origin = call.on_cpu(source);
   static const auto typed = op.typed<at::Tensor&(at::Tensor&, const at::Tensor&, bool)>();
   typed.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), target, origin, false);
+  if (self.is_cuda() && source.is_cuda() && self.scalar_type() != source.scalar_type()) {
+    give_nan_its_bits(target);
+  }
   return self;
 }
 

@@ -32,10 +32,10 @@ LOADED = (
     "mpt.commands.convert",
     "mpt.commands.infer",
     "mpt.commands.plan",
-    "mpt.commands.smoke",
+    "mpt.commands.shared.smoke",
     "mpt.commands.train",
     "mpt.inference.half",
-    "mpt.planner.beside",
+    "mpt.planner.server.beside",
     "mpt.report.page",
     "pytest",
     "scipy.linalg",
@@ -153,7 +153,7 @@ def modules_of_mpt() -> Iterator[str]:
     """Yield the names of the modules in packages of which every run takes some."""
     for package in WHOLE:
         folder = ROOT / "mpt" / package
-        yield from (f"mpt.{package}.{found.name}" for found in pkgutil.iter_modules([str(folder)]))
+        yield from (found.name for found in pkgutil.walk_packages([str(folder)], f"mpt.{package}."))
 
 
 def read_what_every_run_reads() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from mpt.precision.shared.rounding import round_at_random
 from tests.cuda_rehearsal.torch_cuda import installed
 
 
@@ -199,6 +200,25 @@ def test_a_card_is_what_the_test_chose(
     assert torch.cuda.get_device_capability() == capability
     assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties().total_memory == gibibytes * 2**30
     assert torch.cuda.is_bf16_supported(including_emulation=False) == computes_bfloat16
+
+
+def test_a_nan_that_is_computed_has_the_bits_of_cuda() -> None:
+    zero = torch.zeros(4, device="cuda")
+    bits = {torch.float32: (torch.int32, 0x7FFFFFFF), torch.float16: (torch.int16, 0x7FFF)}
+    bits[torch.bfloat16] = bits[torch.float16]
+    for dtype, (integer, expected) in bits.items():
+        numbers = zero.to(dtype)
+        assert (numbers / numbers).view(integer).tolist() == [expected] * 4
+        numbers[::2].div_(0)  # in place, and strided
+        assert numbers.view(integer).tolist() == [expected, 0] * 2
+    assert (zero.log() - zero.log()).bfloat16().view(torch.int16).tolist() == [0x7FFF] * 4
+
+
+def test_stochastic_rounding_keeps_a_nan_of_cuda() -> None:
+    numbers = torch.full((4096,), torch.nan, device="cuda")
+    assert numbers.mul_(1).view(torch.int32).unique().tolist() == [0x7FFFFFFF]
+    halves = torch.arange(4096, dtype=torch.int32, device="cuda") * 0x7FEB352D
+    assert round_at_random(numbers, halves).isnan().all()
 
 
 @pytest.mark.cards("gtx1660")

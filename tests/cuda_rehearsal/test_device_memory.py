@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from mpt.planner.unseen import CUBLAS_BYTES, CUBLAS_BYTES_DETERMINISTIC
+from mpt.planner.trace.unseen import CUBLAS_BYTES, CUBLAS_BYTES_DETERMINISTIC
 
 MIB = 2**20
 

@@ -1,10 +1,10 @@
 """Gradients of a tensor that is used twice are planned to be added up where a card adds them up.
 
 The recorder watches the pretend card's own backward pass: what it would plan, and what was allocated without it.
-`tests/planner/test_gradient_sums.py` has the same uses of a tensor on a CPU.
+`tests/planner/trace/test_gradient_sums.py` has the same uses of a tensor on a CPU.
 """
 
-from tests.planner.test_gradient_sums import USES, planned_births, step
+from tests.planner.trace.test_gradient_sums import USES, planned_births, step
 
 
 def test_gradients_are_added_up_in_place_where_the_card_does_so() -> None:

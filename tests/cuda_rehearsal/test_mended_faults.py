@@ -1,12 +1,15 @@
 """Faults that would have failed on the first GPU, each found on a pretend device and mended: none comes back."""
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from mpt.seams import Phase
 from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, mpt, rows, train
 from tests.cuda_rehearsal.torch_cuda import installed
 
@@ -113,23 +116,27 @@ def test_an_exact_resume_takes_no_other_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replacing", ["cpu_optimizer: {}", "low_bit_optimizer: {}"])
-def test_hooks_on_optimizers_are_kept_where_another_trick_replaces_them(tmp_path: Path, replacing: str) -> None:
+def test_gradients_are_released_where_another_trick_replaces_the_optimizers(tmp_path: Path, replacing: str) -> None:
     from mpt.memory import low_bit_optimizer
-    from mpt.memory.release_grads_after import Release
+    from mpt.memory.release_grads_after import ReleaseGradients
 
     calls = []
-    release = Release.__call__
+    step = ReleaseGradients.step
 
-    def noted(self: Release, *args: object) -> None:
-        calls.append(self)
-        release(self, *args)  # type: ignore[arg-type]
+    @contextlib.contextmanager
+    def noted(self: ReleaseGradients, phase: Phase) -> Iterator[None]:
+        with step(self, phase):
+            yield
+        assert phase.optimizer in self.released
+        assert all(p.grad is None for group in phase.optimizer.param_groups for p in group["params"])
+        calls.append(phase.name)
 
     low_bit_optimizer.choose_backend = lambda wanted: "torchao"
     low_bit_optimizer.make_low_bit = lambda optimizer, backend: torch.optim.Adam(optimizer.param_groups)
-    Release.__call__ = noted  # type: ignore[method-assign]
+    ReleaseGradients.step = noted  # type: ignore[method-assign]
     said = train(tmp_path, GAN, f"memory={{release_grads_after: true, {replacing}}}", "train.steps=1")
     assert said.code == 0, said
-    assert len(calls) == 2  # the discriminator's update and the generator's
+    assert calls == ["disc", "gen"]
 
 
 def test_half_inference_counts_its_own_weights_alone(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The report of a run whose memory ran out, under a limit that the pretended card's allocator keeps."""
 
 import json
+import pickle
 import re
 import shlex
 from pathlib import Path
@@ -24,6 +25,9 @@ def test_the_recipe_of_the_report_trains_within_the_limit(tmp_path: Path) -> Non
     assert said.code == 7, said
     assert "for this process, of 6,144 MiB on NVIDIA GeForce RTX 2060; measured peak" in said.text
     assert "planned peak: " in said.text
+    snapshot = tmp_path / "runs/run/memory_snapshot.pickle"
+    assert "segments" in pickle.loads(snapshot.read_bytes())
+    assert "torch's snapshot of it: " in said.text
     patch = tmp_path / "runs/run/plan.yaml"
     assert read_file(patch)[0].plain()
     command = next(line for line in said.text.splitlines() if line.strip().startswith("mpt train"))
@@ -49,7 +53,7 @@ def test_weights_that_find_no_room_are_said_to_be_too_much(tmp_path: Path) -> No
 
 @pytest.mark.cards("rtx2060")
 def test_the_budget_is_what_others_leave_and_the_process_may_have() -> None:
-    from mpt.planner.calibration import load_calibration
+    from mpt.planner.facts.calibration import load_calibration
     from mpt.workflows.out_of_memory_report import find_budget
 
     (card,) = installed().memory.cards

@@ -57,18 +57,18 @@ UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
 PRESETS = tuple(
     path.stem
     for path in sorted((ROOT / "configs" / "presets").glob("*.yaml"))
-    if path.stem.rpartition("_")[0] in UNSHIPPED_DATA and "memory:" in path.read_text("utf-8")
+    if path.stem.rpartition("_")[0] in UNSHIPPED_DATA
 )
-"""Recipes by card that change something; those of `LARGE` take a CPU too long."""
+"""Recipes by card; those of `LARGE` take a CPU too long."""
 LARGE = {"saehd_512": 1}
 SHIPPED = {*SMALL, *UNSHIPPED_DATA, *LARGE}
 SHRUNK = ("image_size=64", "ae_dims=32", "e_dims=16", "d_dims=16", "d_mask_dims=8")
 DRAWN_FACES = ("dataset=null", "dataset={name: procedural_faces, count: 2, test_count: 2}")
 """In place of faces that are not shipped."""
-MAY_WAIT = ("LossWatch.saw_finite", "LossScaler.unscale", "mpt/run/", "yolofuse/metrics/")
+MAY_WAIT = ("LossWatch.saw_finite", "LossScaler.unscale", "Standstill.take", "mpt/run/", "yolofuse/metrics/")
 """Once per update: whether a loss is finite, and whether gradients overflowed, decides what the host does next. And
-saving and evaluating, which here happen at the end: there is more of it where more optimizers have stepped, or more
-boxes overlap."""
+saving, evaluating and the last line of the log, which here happen at the end: there is more of it where more optimizers
+have stepped, or more boxes overlap."""
 QUIET = ("train.log_every=1000", "train.checkpoint_every=0", "train.sample_every=0", "train.evaluate_every=0")
 
 
@@ -110,7 +110,7 @@ class Planner:
         import torch
 
         from mpt.config.load import load_config
-        from mpt.planner.beside import request
+        from mpt.planner.server.beside import request
         from mpt.seams import DataSpec
 
         config = load_config(run / "config.yaml")
@@ -126,7 +126,7 @@ def plan_without_cards(wish: dict[str, Any]) -> dict[str, Any]:
     """Plan in a process that sees no card."""
     import torch
 
-    from mpt.planner.beside import predict
+    from mpt.planner.server.beside import predict
 
     torch._C._cuda_getDeviceCount = lambda: 0  # type: ignore[attr-defined]
     return predict(wish)
@@ -156,7 +156,8 @@ def check(config: str, batch: int, *words: str, waits: bool = True) -> None:
     allocated, reserved = planner.peaks(run)
     print(f"{config}: planned {allocated}, {reserved}; measured {memory}")
     assert memory["steps_peak_bytes"] == pytest.approx(allocated, rel=0.01)
-    assert memory["steps_reserved_bytes"] == pytest.approx(reserved, rel=0.01)
+    # The sums by which a logged step compares its weights are not planned: a kilobyte, and a small segment or none.
+    assert memory["steps_reserved_bytes"] == pytest.approx(reserved, rel=0.01, abs=2**21)
 
 
 @pytest.mark.parametrize("config", SMALL)

@@ -33,9 +33,20 @@ def test_another_autoencoder_does_not_wait(tmp_path: Path) -> None:
     ("model", "dataset", "mode"), [("grid_net", "drawn_boxes", "amp"), ("decoder", "letters", "bf16")]
 )
 def test_parts_from_outside_of_the_package_do_not_wait(model: str, dataset: str, mode: str, tmp_path: Path) -> None:
+    """Not for the figures that they log either (`grid_net`, `find_boxes`)."""
     os.chdir(tmp_path)
     Path("config.yaml").write_text(OUTSIDE.format(model=model, dataset=dataset))
-    assert not waits_of_steps("config.yaml", 8, f"precision={mode}", "--parts", str(PARTS))
+    found = waits_of_steps("config.yaml", 8, f"precision={mode}", "--parts", str(PARTS))
+    assert not found, found
+
+
+def test_figures_are_read_where_a_line_is_written_alone(tmp_path: Path) -> None:
+    """A line at each step: there is one more wait a step for each figure, and none without lines."""
+    os.chdir(tmp_path)
+    Path("config.yaml").write_text(OUTSIDE.format(model="grid_net", dataset="drawn_boxes"))
+    found = waits_of_steps("config.yaml", 8, "precision=fp32", "--parts", str(PARTS), "train.log_every=1")
+    reads = {place: count for place, count in found.items() if "Progress.take_figures" in place}
+    assert list(reads.values()) == [3 * 2], "three more lines, of two figures"
 
 
 def test_a_wait_that_is_added_to_a_part_is_named_with_its_line(tmp_path: Path) -> None:

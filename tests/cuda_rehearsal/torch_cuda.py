@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mpt.planner.calibration import CONTEXT_BYTES
+from mpt.planner.facts.calibration import CONTEXT_BYTES
 from tests.cuda_rehearsal import build
 from tests.cuda_rehearsal.cards import BROKEN_HALF, Machine, Properties
 from tests.cuda_rehearsal.device_memory import Memory, wants_expandable

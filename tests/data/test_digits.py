@@ -5,6 +5,9 @@ import torch
 
 from mpt.data import digits
 
+pytestmark = pytest.mark.tier("fast")
+
+
 HASH = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 TEST_HASH = "f69addbf22dc647e04c6c2493649447e4cd4b82787f6f609ff1e0882ee3b7593"
 

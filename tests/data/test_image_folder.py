@@ -7,11 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.data import augment, decoding, image_folder
-from mpt.data.augment import preserved_generator
-from mpt.data.loader import Loader, to_device
+from mpt.data import image_folder
+from mpt.data.loading.loader import Loader, to_device
+from mpt.data.pictures import augment, decoding
+from mpt.data.pictures.augment import preserved_generator
 from mpt.errors import ConfigError, DataError
 from mpt.vision_ops import import_torchvision
+
+pytestmark = pytest.mark.tier("fast")
 
 
 def write_image(path, level=128, size=(12, 10), mode="RGB"):

@@ -1,6 +1,9 @@
+import pytest
 import torch
 
 from mpt.data import shapes
+
+pytestmark = pytest.mark.tier("fast")
 
 
 def test_pictures_depend_on_data_seed_and_split_alone():

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from mpt.data import torchvision_sets
-from mpt.data.loader import to_device
+from mpt.data.loading.loader import to_device
 from mpt.errors import DataError
 from mpt.vision_ops import import_torchvision
+
+pytestmark = pytest.mark.tier("fast")
 
 
 def settings_for(name, **more):

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from mpt.commands import doctor, report, train
-from mpt.commands.arguments import DoctorArguments, ReportArguments, TrainArguments
+from mpt.commands.cli.arguments import DoctorArguments, ReportArguments, TrainArguments
 from mpt.config.load import load_config
 from mpt.doctor.environment import try_dtype
 from mpt.doctor.instrument import observed
@@ -42,7 +42,7 @@ def test_a_fault_ends_with_6_and_the_patch_that_is_written_cures_it(
     with pytest.raises(NonFiniteError, match="net/loss is nan in float16"):
         doctor.run(asked)
     said = capsys.readouterr().out
-    assert "net.planted: log in float16 (planted_faults.py:" in said
+    assert "net.planted: log in float32 (planted_faults.py:" in said
     assert "write logaddexp(logsigmoid(x), log(1e-08)) instead of log(sigmoid(x) + 1e-08)" in said
     assert load_config(bad, patches=[Path("doctor.yaml")], allow=["scripts"]).precision.settings.stable_forms == ["log"]
     page = Path("page.html").read_text()
@@ -125,3 +125,19 @@ def test_the_histogram_weighs_each_result_by_its_size_and_leaves_zeros_out() -> 
     (forward, gradient) = exponents_of("p", 0, seen.results, 1.0)
     assert forward["shares"] == {"-2": 0.25, "1": 0.75}
     assert gradient["shares"] == {}
+
+
+def test_a_model_that_raises_leaves_the_other_sections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = {"name": "scripts.planted_faults:raises_always", "image_size": 16, "channels": 1}
+    Path("c.yaml").write_text(
+        yaml.safe_dump({"model": model, "dataset": "digits", "train": {"steps": 1, "batch_size": 8}})
+    )
+    with pytest.raises(NonFiniteError, match="2 faults, first numerics: could not be examined"):
+        doctor.run(DoctorArguments("c.yaml", allow=("scripts",)))
+    said = capsys.readouterr().out
+    assert re.search(r"^data \(", said, re.MULTILINE)
+    assert re.search(r"FAULT numerics: could not be examined: .*shapes cannot be multiplied", said)
+    assert "--only numerics` says more" in said

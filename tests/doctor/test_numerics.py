@@ -17,12 +17,13 @@ from mpt.doctor.instrument import observed, sample_of
 from mpt.doctor.numerics import Verdict, examine
 from mpt.doctor.numerics_section import describe_numerics
 from mpt.doctor.subject import with_float32
-from mpt.engine import build
-from mpt.engine.smallest_list import fewest
+from mpt.engine.building import build
+from mpt.engine.recovery.smallest_list import fewest
 from mpt.errors import ConfigError
 from mpt.seams import NOTHING
 from mpt.tasks import classify
 from scripts.doctor_table import DIGITS, diagnose, planted, subject_of
+from scripts.planted_faults import RIGHT_ON_CUDA
 
 FEW = {
     "plant_cross_entropy_by_hand": "log: `logaddexp(logsigmoid(x), log(1e-08))` for `log(sigmoid(x) + 1e-08)`; ",
@@ -203,3 +204,47 @@ def test_operators_belong_to_the_module_that_ran_them_backward_too() -> None:
     assert ("net.0", "mm", True) in places
     assert any(one.line.startswith("test_numerics.py:") for one in seen.results)
     assert len(sample_of(torch.ones(10_000))) == 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "raised", "place"),
+    [
+        (
+            "masked_beyond_half",
+            "RuntimeError: value cannot be converted",
+            r"planted_faults.py:\d+ in masked_beyond_half",
+        ),
+        (
+            "scattered_into_float32",
+            "RuntimeError: Index put requires",
+            r"planted_faults.py:\d+ in scattered_into_float32",
+        ),
+        ("cholesky_of_half", 'NotImplementedError: "cholesky_cpu"', r"planted_faults.py:\d+ in cholesky_of_half"),
+    ],
+)
+def test_what_raises_in_half_alone_is_a_finding_with_its_line_and_a_cure(name: str, raised: str, place: str) -> None:
+    section = describe_numerics(subject_of(planted(f"plant_{name}")))
+    (fault,) = [one for one in section.findings if one.level == "fault"]
+    assert fault.text.startswith(f"fine in float32, and in float16 it raises {raised}")
+    assert re.fullmatch(f"{place}, module net.planted", fault.advice)
+    assert section.tables["cure"][0]["patch"] == {"precision": {"keep_fp32": ["net.planted"]}}
+
+
+@pytest.mark.parametrize("name", RIGHT_ON_CUDA)
+def test_what_autocast_computes_in_float32_on_a_card_is_no_fault_on_a_cpu(name: str) -> None:
+    section = describe_numerics(subject_of(planted(name)))
+    assert section.worst != "fault"
+    assert any("computed in float32, as CUDA's autocast does" in one.text for one in section.findings)
+
+
+def test_a_step_that_raises_in_float32_too_is_the_model_s_own_error() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        describe_numerics(subject_of(planted("raises_always")))
+
+
+def test_lost_weight_decay_is_a_warning() -> None:
+    model = {"name": "small_cnn", "image_size": 16, "features": 4}
+    optimizer = {"name": "adamw", "weight_decay": 0.1, "lr": 1e-3}
+    config = load_config({**DIGITS, "model": model, "optimizer": optimizer, "precision": "bf16-pure"})
+    warnings = [one.text for one in describe_numerics(subject_of(config)).findings if one.level == "warning"]
+    assert any("weight_decay 0.1 at optimizer.lr 0.001 is lost" in text for text in warnings)

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from mpt.commands import diff, train
-from mpt.commands.arguments import DiffArguments, TrainArguments
-from mpt.errors import CheckpointError, ConfigError, GateError
+from mpt.commands.cli.arguments import DiffArguments, TrainArguments
+from mpt.errors import CheckpointError, ConfigError, GateError, NonFiniteError
 
 BASE: dict[str, Any] = {
     "model": {"name": "small_cnn", "image_size": 16, "features": 8},
@@ -102,7 +102,7 @@ def test_what_is_more_than_rounding_is_told_with_its_reason(ask: Ask, variant: s
 
 
 def test_the_operator_that_loses_precision_is_named_behind_those_that_only_round(ask: Ask, tmp_path: Path) -> None:
-    model = {"name": "scripts.planted_faults:plant_variance_by_difference", "image_size": 16, "channels": 1}
+    model = {"name": "scripts.planted_faults:plant_covariance", "image_size": 16, "channels": 1}
     path = tmp_path / "planted.yaml"
     path.write_text(yaml.safe_dump({**BASE, "model": model}))
     told = ask(str(path), "amp", dtype="float16", allow=("scripts",), code=8)
@@ -157,3 +157,45 @@ def test_what_cannot_be_compared_is_refused_in_words(base: Path) -> None:
         diff.run(DiffArguments((str(base),), variant="amp"))
     with pytest.raises(CheckpointError, match="A configuration is named by its file"):
         diff.run(DiffArguments((str(base), "nothing")))
+
+
+def test_two_that_are_both_not_finite_are_not_called_the_same(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = {**BASE, "optimizer": {"name": "sgd", "lr": 1e30}, "precision": {"mode": "fp32"}}
+    base.write_text(yaml.safe_dump(content))
+    with pytest.raises(NonFiniteError, match=r"loss of both .* is not finite at step \d, so whether they are the same"):
+        diff.run(DiffArguments((str(base),), variant="train.keep_last=2", steps=4))
+    said = capsys.readouterr().out
+    assert "no difference was seen up to the first loss that is not finite" in said
+    assert "the same to the bit" not in said
+
+
+def test_logs_that_are_both_not_finite_are_not_called_the_same(base: Path) -> None:
+    """As two runs leave them that were told to skip what is not finite."""
+    train.run(TrainArguments(base, name="one", quiet=True))
+    shutil.copytree("runs/one", "runs/other")
+    for name in ("one", "other"):
+        path = Path("runs", name, "metrics.jsonl")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines[3:]:
+            if "losses" in line:
+                line["losses"] = dict.fromkeys(line["losses"])  # NaN is null in these files
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(NonFiniteError, match="is not finite at step 4"):
+        diff.run(DiffArguments(("one", "other"), only_files=True))
+
+
+def test_a_model_that_raises_in_half_alone_parts_there(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    package = Path(__file__).parents[2] / "scripts" / "planted_faults.py"
+    (tmp_path / "halves.py").write_text(package.read_text().replace('"""Small', '"""My small', 1))
+    path = tmp_path / "c.yaml"
+    model = {"name": "halves:plant_masked_beyond_half", "image_size": 16, "channels": 1}
+    path.write_text(yaml.safe_dump({**BASE, "model": model}))
+    told = ask(str(path), variant="precision=fp16-pure optimizer.eps=1e-4", allow=("halves",), code=8)
+    parting = told["replay"]["beyond"]
+    assert parting["step"] == 0
+    assert parting["where"].startswith("halves.py:")
+    assert parting["first"] == "a result"
+    assert parting["second"].startswith("raises RuntimeError: value cannot be converted")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
+from mpt.engine.building.build import build_run
 from mpt.seams import Batch, DataSpec, FieldSpec, Run
 
 DIGITS = DataSpec(

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from mpt.engine.step import Update
-from mpt.engine.training import Training
+from mpt.engine.loop.training import Training
+from mpt.engine.step.step import Update
 from mpt.errors import InputOutputError, Interrupted, NonFiniteError
-from mpt.run import checkpoint
-from mpt.run.layout import open_run
-from mpt.run.retention import list_steps
-from tests.engine.test_recovery import poison, settings, start
+from mpt.run.checkpoints import checkpoint
+from mpt.run.checkpoints.retention import list_steps
+from mpt.run.records.layout import open_run
+from tests.engine.recovery.test_recovery import poison, settings, start
 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.3) -> list[threading.Thread]:

@@ -7,8 +7,8 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED
-from mpt.data.images import write_grid
-from mpt.engine.build import build_datasets, build_run
+from mpt.data.pictures.images import write_grid
+from mpt.engine.building.build import build_datasets, build_run
 from mpt.errors import DataError
 from mpt.seams import DataSpec, FieldSpec
 

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mpt.commands.arguments import TrainArguments
+from mpt.commands.cli.arguments import TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
-from mpt.engine import ladder
-from mpt.engine.step import update
+from mpt.engine.recovery import ladder
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError, MemoryBudgetError, PartError
-from mpt.memory.replay import Recomputed, RecomputedSequence
-from mpt.planner.patches import combinations
-from mpt.precision.float32_modules import Float32Module
-from mpt.run import checkpoint
-from mpt.run.layout import open_run
+from mpt.memory.recomputing.replay import Recomputed, RecomputedSequence
+from mpt.planner.recipes.patches import combinations
+from mpt.precision.shared.float32_modules import Float32Module
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import open_run
 from mpt.seams import Loss, Run
 from mpt.tasks.classify import Classify
 from mpt.tasks.gan import Gan
@@ -118,11 +118,11 @@ def test_a_gan_that_runs_out_in_its_second_phase_equals_one_configured_so(
     expected = start(tmp_path / "configured", GAN, precision=MODES["amp"], memory={"recompute": "sqrt"})
     original = Gan.gen_losses
 
-    def gen_losses(self: Gan, batch: dict[str, Tensor]) -> Iterator[Loss]:
-        loss = next(original(self, batch))
+    def gen_losses(self: Gan, batch: dict[str, Tensor]) -> Iterator[list[Loss]]:
+        together = original(self, batch)
         if not recomputes(self.gen):
             raise torch.OutOfMemoryError("no room")
-        yield loss
+        yield together
 
     monkeypatch.setattr(Gan, "gen_losses", gen_losses)
     monkeypatch.setattr(ladder, "FLOOR", 32)  # recompute before any split: BatchNorm would see other batches

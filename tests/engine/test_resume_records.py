@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mpt.engine.resume import write_environment
-from mpt.run.layout import create_run
+from mpt.engine.loop.resume import write_environment
+from mpt.run.records.layout import create_run
 
 
 @pytest.mark.parametrize("damaged", ['{"resumes": 3}', '{"resumes": {"a": 1}}', "[1]", "{", "\x00"])

@@ -13,7 +13,7 @@ from PIL import Image
 from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError, DataError
 from mpt.inference.inputs import find_files, match_files, needs_inputs, read_inputs
-from mpt.seams import DataSpec, FieldSpec
+from mpt.seams import DataSpec, FieldSpec, Samples, Task
 
 TWO_CAMERAS = DataSpec(
     {
@@ -26,9 +26,11 @@ TWO_CAMERAS = DataSpec(
 
 
 def trained(inputs: tuple[str, ...] = ("rgb", "ir"), optional: bool = False, data: DataSpec = TWO_CAMERAS) -> Any:
-    task = SimpleNamespace(inputs=inputs, optional_inputs=optional)
+    task = Samples() if optional else Task()
+    task.inputs = inputs
     run = SimpleNamespace(task=task, data=data, device=torch.device("cpu"))
-    config = SimpleNamespace(dataset=SimpleNamespace(settings=DatasetOptions()))
+    plugin = SimpleNamespace(optional=lambda name: None)
+    config = SimpleNamespace(dataset=SimpleNamespace(settings=DatasetOptions(), plugin=plugin))
     return SimpleNamespace(run=run, test_data=None, config=config)
 
 

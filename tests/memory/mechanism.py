@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mpt.engine.step import update
+from mpt.engine.state.module_state import module_state
+from mpt.engine.step.step import update
 from mpt.seams import Batch, Run
 
 
@@ -68,7 +69,7 @@ def state(run: Run) -> dict[str, Tensor]:
     return {
         f"{name}.{key}": value.detach().clone()
         for name, module in run.task.modules.items()
-        for key, value in run.precision.module_state(module).items()
+        for key, value in module_state(run.precision, module).items()
     }
 
 

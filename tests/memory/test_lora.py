@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mpt.engine.state import capture, restore
-from mpt.engine.step import update
-from mpt.errors import ConfigError
+from mpt.engine.state.state import capture, restore
+from mpt.engine.step.step import update
+from mpt.errors import CheckpointError, ConfigError
 from mpt.memory.lora import AdaptedConv2d, AdaptedLinear, Lora, Settings
-from mpt.run.state import pack, unpack
+from mpt.run.checkpoints.state import pack, unpack
+from mpt.run.checkpoints.state_checks import refuse_split
 from mpt.seams import Precision, Run, Task
 from tests.engine import parts
 from tests.memory import mechanism
@@ -136,3 +137,58 @@ def test_adapters_beside_weights_that_were_never_trained_are_warned_of(tmp_path:
     assert any("were never trained" in note for note in run.notes)
     assert any("parameters are trained, adapters included" in message for message in run.messages)
     assert update(run, run.phases[0], parts.batch()).finite
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight, and one that shares its own with an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 6)
+        self.first, self.second, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.out.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.out(self.second(self.first(self.embedding(tokens)).sin()))
+        return output
+
+
+def test_layers_that_share_a_weight_share_one_adapter_which_is_folded_once() -> None:
+    torch.manual_seed(0)
+    net = Tied()
+    task = Plain(net)
+    trick = Lora(Settings(rank=2))
+    trick.apply(task, Precision())
+    assert net.first.lora_a is net.second.lora_a
+    assert net.first.lora_b is net.second.lora_b
+    assert type(net.out) is nn.Linear, "the embedding would read the folded weight"
+    assert not net.out.weight.requires_grad
+    nn.init.normal_(net.first.get_parameter("lora_b"))
+    tokens = torch.arange(6)
+    before = net(tokens)
+    (before**2).sum().backward()  # both layers' calls add up in its gradient
+    trick.fold(task.modules)
+    torch.testing.assert_close(net(tokens), before)
+
+
+def test_adapters_begin_otherwise_under_another_seed() -> None:
+    def begin(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        net = Tied()
+        Lora(Settings(rank=2)).apply(Plain(net), Precision())
+        return net.get_parameter("first.lora_a").detach().clone()
+
+    assert torch.equal(begin(1), begin(1))
+    assert not torch.equal(begin(1), begin(2))
+
+
+def test_a_state_with_two_adapters_for_one_weight_is_refused() -> None:
+    torch.manual_seed(0)
+    net = Tied()
+    Lora(Settings(rank=2)).apply(Plain(net), Precision())
+    saved = {name: value.clone() for name, value in net.state_dict().items()}
+    refuse_split("net", net, saved)
+    saved["second.lora_a"] += 1
+    with pytest.raises(CheckpointError, match=r"net.first.lora_a and net.second.lora_a are one weight of this model"):
+        refuse_split("net", net, saved)

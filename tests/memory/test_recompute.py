@@ -14,11 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
-from mpt.engine.step import update
+from mpt.engine.building.build import build_run
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError
-from mpt.memory import blocks, recompute, replay, selective
-from mpt.memory.dry_run import UnitCost, count_losses, measure_units
+from mpt.memory import recompute
+from mpt.memory.recomputing import blocks, replay, selective
+from mpt.memory.recomputing.dry_run import UnitCost, count_losses, measure_units
 from mpt.precision import o1
 from mpt.seams import Batch, Loss
 from mpt.tasks.classify import Classify

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
-from mpt.engine.ladder import with_memory
-from mpt.engine.state import capture, restore
+from mpt.engine.building.build import build_run
+from mpt.engine.recovery.ladder import with_memory
+from mpt.engine.state.state import capture, restore
 from mpt.errors import ConfigError
 from mpt.memory import stream_weights
 from mpt.memory.stream_weights import Settings, StreamWeights, spread
-from mpt.memory.streaming import make_streamed
-from mpt.memory.weight_traffic import Copies, Stream, Traffic
-from mpt.run.state import pack, unpack
+from mpt.memory.travelling.streaming import make_streamed
+from mpt.memory.travelling.weight_traffic import Copies, Stream, Traffic
+from mpt.run.checkpoints.state import pack, unpack
 from mpt.seams import Run
 from tests.engine import parts
 from tests.memory import mechanism

@@ -17,17 +17,17 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mpt.config.load import load_config
 from mpt.config.registry import Registry
-from mpt.engine.build import build_run
-from mpt.engine.state import capture, restore
-from mpt.engine.step import update
+from mpt.engine.building.build import build_run
+from mpt.engine.state.state import capture, restore
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.memory import compile as compile_networks
 from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations
 from mpt.memory.cpu_optimizer import HostOptimizer
-from mpt.optim.schedules import set_learning_rates
-from mpt.phase_losses import memory_forward
-from mpt.run.state import pack, unpack
+from mpt.optim.shared.schedules import set_learning_rates
+from mpt.run.checkpoints.state import pack, unpack
 from mpt.seams import Run
+from mpt.seams.phase_losses import memory_forward
 from tests.engine import parts
 from tests.memory import mechanism
 
@@ -439,9 +439,25 @@ def test_the_cache_is_emptied_every_so_many_updates(monkeypatch: pytest.MonkeyPa
     emptied: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     trick = empty_cache_every.build(empty_cache_every.Settings(updates=3))
-    for _ in range(7):
-        trick.after_step()
+    run = parts.classifier("bf16-sr", optimizer={"name": "lion"})  # which lets its optimizer step in pieces
+    run.tricks = [trick]
+    trick.has_cache = True
+    mechanism.train(run, [parts.batch(seed) for seed in range(7)])
     assert len(emptied) == 2
+
+
+@pytest.mark.parametrize("mode", ["bf16-sr", "bf16-kahan"])
+def test_gradients_are_released_only_when_all_pieces_have_stepped(mode: str) -> None:
+    plain, run = parts.classifier(mode), parts.classifier(mode, memory={"release_grads_after": True})
+    before = mechanism.state(run)
+    mechanism.train(plain, [parts.batch()])
+    mechanism.train(run, [parts.batch()])
+    after = mechanism.state(run)
+    assert all(
+        not torch.equal(before[f"net.{name}"], after[f"net.{name}"]) for name, _ in plain.task.net.named_parameters()
+    )
+    assert mechanism.same(mechanism.state(plain), after)
+    assert all(parameter.grad is None for parameter in run.task.net.parameters())
 
 
 def test_tricks_combine() -> None:

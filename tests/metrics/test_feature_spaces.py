@@ -5,13 +5,16 @@ import pytest
 import torch
 
 from mpt.data.digits import read_digits
-from mpt.data.fitting import fit_images
+from mpt.data.pictures.fitting import fit_images
 from mpt.data.shapes import draw_shapes
-from mpt.metrics.digit_features import DigitFeatures
-from mpt.metrics.feature_space import choose_feature_space, explain_distance
-from mpt.metrics.frechet import frechet_distance
-from mpt.metrics.random_conv_features import RandomConvFeatures
+from mpt.metrics.distances.digit_features import DigitFeatures
+from mpt.metrics.distances.feature_space import choose_feature_space, explain_distance
+from mpt.metrics.distances.frechet import frechet_distance
+from mpt.metrics.distances.random_conv_features import RandomConvFeatures
 from mpt.seams import DataSpec, FieldSpec
+
+pytestmark = pytest.mark.tier("fast")
+
 
 WEIGHTS = "7a817248d82c026f456c12ca7f020aee42a83790ed845c36c648861109ca9cb0"
 FIRST = [-0.10587757577996192, 0.09029611234353134, 0.013011278655681321]

@@ -9,8 +9,10 @@ from torch import nn
 
 from mpt.errors import ConfigError, DataError, MptError
 from mpt.nn import dcgan
-from mpt.nn.generative_bodies import conv_plan, one_hot
+from mpt.nn.shared.generative_bodies import conv_plan, one_hot
 from mpt.seams import DataSpec, FieldSpec
+
+pytestmark = pytest.mark.tier("fast")
 
 
 def spec(size: int = 28, channels: int = 1, classes: int = 10) -> DataSpec:

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
-from mpt.engine.state import capture, restore
-from mpt.engine.step import update
+from mpt.engine.building.build import build_run
+from mpt.engine.state.state import capture, restore
+from mpt.engine.step.step import update
 from mpt.optim import adafactor, lion, muon
-from mpt.optim.groups import group_parameters, hidden_matrices
+from mpt.optim.shared.groups import group_parameters, hidden_matrices
 from tests.engine import parts
+
+pytestmark = pytest.mark.tier("fast")
+
 
 NEW: list[Any] = [
     {"name": "lion", "lr": 3e-3},
@@ -117,6 +120,18 @@ def test_each_steps_on_fake_tensors_and_in_backward(optimizer: Any) -> None:
         for step in range(2):
             update(each, each.phases[0], parts.batch(step))
     assert all(torch.equal(value, state_of(stepping)[key]) for key, value in state_of(plain).items())
+
+
+def test_adafactor_steps_as_far_in_bfloat16_as_in_float32_where_gradients_are_small() -> None:
+    moved = []
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = nn.Parameter(torch.full((4, 4), 0.25, dtype=dtype))
+        optimizer = adafactor.build(adafactor.Settings(lr=0.1), [weight])
+        weight.grad = torch.full((4, 4), 1e-5, dtype=dtype)
+        optimizer.step()
+        moved.append(float((0.25 - weight.detach().float()).mean()))
+    assert moved[0] == pytest.approx(0.025, rel=0.01)
+    assert moved[1] == pytest.approx(moved[0], rel=0.05)
 
 
 def test_adafactor_is_torchs_without_its_host_reads() -> None:

@@ -6,6 +6,9 @@ from pydantic import ValidationError
 
 from mpt.config.registry import INSTALLED
 
+pytestmark = pytest.mark.tier("fast")
+
+
 PLUGINS = {"adam": "Adam", "adamw": "AdamW", "adamax": "Adamax", "sgd": "SGD", "rmsprop": "RMSprop"}
 PLUGINS |= {"adafactor": "Adafactor", "lion": "Lion", "muon": "MuonWithAdam"}
 

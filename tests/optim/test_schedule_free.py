@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpt.engine.averages import averaged
-from mpt.engine.evaluation import inferring
-from mpt.engine.state import capture, restore, restore_modules
-from mpt.engine.step import update
+from mpt.engine.state.averages import averaged
+from mpt.engine.state.evaluation import inferring
+from mpt.engine.state.module_state import module_state
+from mpt.engine.state.state import capture, restore, restore_modules
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.optim import schedule_free
 from tests.engine import parts
+
+pytestmark = pytest.mark.tier("fast")
+
 
 OPTIMIZER: dict[str, Any] = {"name": "schedule_free", "lr": 1e-2}
 MODES: list[Any] = ["fp32", {"mode": "amp", "loss_scale": "dynamic"}, "O2", "bf16-sr", "bf16-kahan"]
@@ -93,7 +97,7 @@ def test_a_checkpoint_has_the_averages_in_its_modules_and_resumes_to_the_bit(pre
     run = trained(precision, memory={"micro_batch": 3})
     saved = copy.deepcopy(capture(run))
     with averaged(run):
-        inside = {key: value.clone() for key, value in run.precision.module_state(run.task.modules["net"]).items()}
+        inside = {key: value.clone() for key, value in module_state(run.precision, run.task.modules["net"]).items()}
     assert all(torch.equal(value, inside[key]) for key, value in saved["modules"]["net"].items())
     again = parts.classifier(precision, optimizer=OPTIMIZER, memory={"micro_batch": 3})
     restore(again, saved)
@@ -105,7 +109,7 @@ def test_a_checkpoint_has_the_averages_in_its_modules_and_resumes_to_the_bit(pre
     assert all(torch.equal(value, other[key]) for key, value in end.items())
     inference = parts.classifier(precision)  # as `mpt infer` builds it: without the optimizer
     restore_modules(inference, saved)
-    kept = inference.precision.module_state(inference.task.modules["net"])
+    kept = module_state(inference.precision, inference.task.modules["net"])
     assert all(torch.equal(value, kept[key]) for key, value in saved["modules"]["net"].items())
 
 

@@ -20,13 +20,13 @@ from mpt.config.load import load_config
 from mpt.parallel.local import local
 from mpt.parallel.start import joined
 from mpt.parallel.world import World
-from mpt.run import checkpoint
-from mpt.run.background_save import BackgroundSave
-from mpt.run.background_shards import finish_beside, start_beside
-from mpt.run.checkpoint import LoadedCheckpoint
-from mpt.run.layout import RunDirectory
-from mpt.run.retention import clean_temporaries
-from mpt.run.shards import Shards, write_shards
+from mpt.run.checkpoints import checkpoint
+from mpt.run.checkpoints.background_save import BackgroundSave
+from mpt.run.checkpoints.background_shards import finish_beside, start_beside
+from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
+from mpt.run.checkpoints.retention import clean_temporaries
+from mpt.run.checkpoints.shards import Shards, write_shards
+from mpt.run.records.layout import RunDirectory
 
 from .forked import run_ranks
 

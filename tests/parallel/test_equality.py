@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.data.loader import Loader
-from mpt.engine.build import build_run
-from mpt.engine.loop import follow_step
-from mpt.engine.rank_inputs import draw_own, inputs_of
-from mpt.engine.step import update
+from mpt.data.loading.loader import Loader
+from mpt.engine.building.build import build_run
+from mpt.engine.state.moving_averages import follow_step
+from mpt.engine.step.rank_inputs import draw_own, inputs_of
+from mpt.engine.step.step import update
 from mpt.parallel.local import full
 from mpt.parallel.ranks import Ranks
 from mpt.parallel.start import joined
 from mpt.parallel.world import ALONE, World
-from mpt.seams import Batch, Dataset, Phase, Task
+from mpt.seams import Batch, Dataset, DataSpec, FieldSpec, Phase, Task, loss_scales
 from tests.engine.parts import DIGITS, batch
 
 from .forked import run_ranks
@@ -75,13 +75,13 @@ def steps(world: World, config: Any) -> dict[str, Any]:
             losses.append({name: float(value) for name, value in world.add(done.losses).items()})
             if world.size > 1:
                 in_backward += world.exchange(phase.name, []).sent_in_backward
-        follow_step(run, step, step * count)
+        follow_step(run, step)
     weights = [full(p).detach().float().flatten() for m in run.task.modules.values() for p in m.parameters()]
     return {
         "weights": torch.cat(weights).tolist(),
         "skipped": skipped,
         "losses": losses,
-        "scales": run.precision.scales(),
+        "scales": loss_scales(run.precision),
         "in_backward": in_backward,
         "exchanged": exchanged,
         "random": torch.get_rng_state().tolist(),
@@ -199,6 +199,19 @@ def gather_one(rank: int) -> dict[str, Any]:
 
 def test_a_rank_without_samples_gathers_those_of_the_others() -> None:
     assert run_ranks(2, gather_one) == [{"image": [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]]}] * 2
+
+
+def gather_ragged(rank: int) -> dict[str, Any]:
+    """Gather two samples whose ranks padded them to their own needs, 2 rows and 3 of the 5 that there may be."""
+    spec = DataSpec({"boxes": FieldSpec((5, 1), torch.float32)}, 2)
+    with joined(load_config(settings("classifier", "fp32"))) as world:
+        run = SimpleNamespace(world=world, data=spec, task=SimpleNamespace(draws_by_shape=False), phases=[])
+        boxes = torch.full((1, 2 + rank, 1), 7.0 + rank)
+        return {"boxes": inputs_of(cast("Any", run), {"boxes": boxes}, 2)["boxes"].flatten(1).tolist()}
+
+
+def test_ranks_that_padded_to_different_lengths_gather_whole_samples() -> None:
+    assert run_ranks(2, gather_ragged) == [{"boxes": [[7.0, 7.0, 0.0, 0.0, 0.0], [8.0, 8.0, 8.0, 0.0, 0.0]]}] * 2
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from mpt.commands.arguments import TrainArguments
+from mpt.commands.cli.arguments import TrainArguments
 from mpt.commands.train import run as train
-from mpt.engine import step as engine_step
-from mpt.run import checkpoint
-from mpt.run.layout import open_run
-from mpt.run.recorder import read_lines
-from mpt.run.state_checks import first_non_finite
+from mpt.engine.step import step as engine_step
+from mpt.run.checkpoints import checkpoint
+from mpt.run.checkpoints.state_checks import first_non_finite
+from mpt.run.records.layout import open_run
+from mpt.run.records.recorder import read_lines
 
 from .forked import run_ranks
 
@@ -35,7 +35,7 @@ parallel: {timeout: 20}
 memory: {on_oom: adapt}
 """
 FRAGILE = """
-model: {name: "tests.engine.test_recovery:fragile", image_size: 16, channels: 1}
+model: {name: "tests.engine.recovery.test_recovery:fragile", image_size: 16, channels: 1}
 dataset: {name: digits}
 precision: {mode: amp, dtype: float16, init_scale: 4.0, min_scale: 2.0, auto_keep_fp32: true}
 optimizer: {name: sgd, lr: 1.0e-6}
@@ -54,9 +54,9 @@ def failing(kind: str) -> Iterator[None]:
     """Let one forward of the fifth step fail on this rank."""
     original, calls = engine_step.losses_of, [0]
 
-    def losses_of(run: Any, phase: Any, part: Any) -> Iterator[Any]:
+    def losses_of(run: Any, phase: Any, part: Any, figures: Any = None) -> Iterator[Any]:
         calls[0] += 1
-        for loss in original(run, phase, part):
+        for together in original(run, phase, part, figures):
             if calls[0] == FAULT_STEP + 1:
                 calls[0] += 1
                 if kind == "memory":
@@ -70,8 +70,8 @@ def failing(kind: str) -> Iterator[None]:
                 if kind == "hang":
                     time.sleep(1000)
                 if kind in ("inf", "nan"):
-                    loss = loss._replace(value=loss.value * float(kind))
-            yield loss
+                    together = tuple(loss._replace(value=loss.value * float(kind)) for loss in together)
+            yield together
 
     engine_step.losses_of = losses_of
     try:

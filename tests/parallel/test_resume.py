@@ -16,19 +16,19 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from mpt.commands.arguments import TrainArguments
+from mpt.commands.cli.arguments import TrainArguments
 from mpt.commands.train import run as train
 from mpt.commands.train import write_words
-from mpt.engine.alike import digest_files, digest_samples
-from mpt.engine.torch_settings import prepare_rank
+from mpt.engine.building.torch_settings import prepare_rank
+from mpt.engine.loop.alike import digest_files, digest_samples
 from mpt.errors import RankError
 from mpt.parallel.launch import set_environment
 from mpt.parallel.meeting import connect
 from mpt.parallel.place import Place
 from mpt.parallel.start import await_all
-from mpt.run import checkpoint
-from mpt.run.layout import open_run
-from mpt.run.recorder import read_lines
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import open_run
+from mpt.run.records.recorder import read_lines
 
 from .forked import free_port, run_ranks
 from .test_equality import Few
@@ -95,9 +95,9 @@ def test_an_evaluation_that_is_shared_out_has_one_process_s_figure(tmp_path: Pat
     assert trained(tmp_path, 2, "two", 3) == ["done", "done"]
     figures = [line["metrics"] for line in read_lines(tmp_path / "runs" / "two" / "metrics.jsonl") if "metrics" in line]
     from mpt.config.load import load_config
-    from mpt.engine.build import build_datasets, build_run
-    from mpt.engine.evaluation import evaluate
-    from mpt.engine.state import restore
+    from mpt.engine.building.build import build_datasets, build_run
+    from mpt.engine.state.evaluation import evaluate
+    from mpt.engine.state.state import restore
 
     config = load_config(tmp_path / "runs" / "two" / "config.yaml")
     _, test = build_datasets(config)

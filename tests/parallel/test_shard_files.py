@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mpt.errors import InputOutputError
-from mpt.run import checkpoint, shards
-from mpt.run.checkpoint import load
-from mpt.run.layout import RunDirectory
+from mpt.run.checkpoints import checkpoint, shards
+from mpt.run.checkpoints.checkpoint import load
+from mpt.run.records.layout import RunDirectory
 
 from .forked import run_ranks
 from .killed_saves import ROWS, is_as_saved, kill_and_look, loading, saving

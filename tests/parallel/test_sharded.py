@@ -12,17 +12,18 @@ import torch
 from torch import nn
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.evaluation import evaluate
-from mpt.engine.initial_weights import load_initial_weights
-from mpt.engine.state import restore
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.building.initial_weights import load_initial_weights
+from mpt.engine.state.evaluation import evaluate
+from mpt.engine.state.moving_averages import follow_step
+from mpt.engine.state.state import restore
 from mpt.errors import ConfigError
 from mpt.memory import offload_activations
 from mpt.parallel.shard import refuse
 from mpt.parallel.world import World
-from mpt.run import checkpoint
-from mpt.run.layout import open_run
-from mpt.run.recorder import read_lines
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import open_run
+from mpt.run.records.recorder import read_lines
 from tests.engine.parts import DIGITS
 
 from .forked import run_ranks
@@ -145,7 +146,7 @@ def test_each_rank_holds_its_part_of_weights_gradients_and_averages() -> None:
 
 
 def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    from mpt.engine.step import update
+    from mpt.engine.step.step import update
     from mpt.parallel.local import local
     from mpt.parallel.start import joined
     from tests.engine.parts import batch
@@ -155,7 +156,7 @@ def held_bytes(rank: int, data: dict[str, Any]) -> dict[str, tuple[int, int]]:
         run = build_run(config, torch.device("cpu"), DIGITS, world=world)
         for phase in run.phases:
             update(run, phase, batch(0, 10))
-        run.task.after_step(0, 10)
+        follow_step(run, 0)
         kinds = {
             "weights": [p for m in run.task.trainable.values() for p in m.parameters()],
             "gradients": [p.grad for m in run.task.trainable.values() for p in m.parameters() if p.grad is not None],

@@ -1,6 +1,7 @@
 """Run as a program: compare plans with real steps on this CPU, and print one JSON object per configuration.
 
-`python -m tests.planner.against_real few|all [--markdown]`. A program of its own, since planning registers a device for
+`python -m tests.planner.against_real few|all [--markdown]`, or `few|all --modes` for what the planner's fake mode and
+torch's own say of the same configurations. A program of its own, since planning registers a device for
 good. Two sets: `SMALL`, images of 16 x 16 pixels, where scratch inside CPU kernels is up to a fifth of the allocator's
 record; and `DEEP`, networks of 10 layers and more on 64 x 64, where it is little.
 """
@@ -18,10 +19,12 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.engine.build import build_datasets
-from mpt.planner.check import live_peak, profile_peak, trace_real
-from mpt.planner.gpus import find_gpu
-from mpt.planner.run_fake import trace_config
+from mpt.engine.building.build import build_datasets
+from mpt.planner.device import fake_mode
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.step import run_fake
+from mpt.planner.step.check import live_peak, profile_peak, trace_real
+from mpt.planner.step.run_fake import trace_config
 from mpt.seams import DataSpec
 from tests.planner.configs import DIGITS, UNET, VIT, make, photos
 
@@ -112,6 +115,19 @@ def compare(settings: Settings, is_deep: bool) -> dict[str, Any]:
     }
 
 
+def compare_modes(settings: Settings, is_deep: bool) -> dict[str, Any]:
+    """Return whether plans under the planner's fake mode and under torch's own hold the same bytes at each moment."""
+    config, data, batch_size = prepare(settings, is_deep)
+    seen = []
+    for mode in (fake_mode.LeanFakeMode, fake_mode.TorchFakeMode):
+        run_fake.LeanFakeMode = mode  # type: ignore[misc]
+        trace = trace_config(config, data, batch_size, find_gpu("rtx3060"), None).trace
+        seen.append(([(one.size, one.category) for one in trace.storages], trace.events))
+    run_fake.LeanFakeMode = fake_mode.LeanFakeMode  # type: ignore[misc]
+    model, precision, memory = settings
+    return {"name": f"{model} {precision} {memory}", "same": seen[0] == seen[1]}
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """Print a table for docs/plan.md, and its medians."""
     print("| Configuration | Planned MiB | Tracked | Allocator, tensors | Allocator, all |\n|---|---:|---:|---:|---:|")
@@ -132,7 +148,7 @@ def main() -> None:
     sets = {False: FEW_SMALL if few else SMALL, True: FEW_DEEP if few else DEEP}
     rows = []
     for is_deep, settings in ((is_deep, row) for is_deep, chosen in sets.items() for row in chosen):
-        rows.append(compare(settings, is_deep))
+        rows.append((compare_modes if "--modes" in sys.argv else compare)(settings, is_deep))
         print("ROW " + json.dumps(rows[-1]), flush=True)
     if "--markdown" in sys.argv:
         show(rows)

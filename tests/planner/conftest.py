@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import find_gpu
-from mpt.planner.session import Session
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
 
 
 @pytest.fixture(scope="package")

@@ -21,10 +21,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpt import vision_ops
-from mpt.planner import direct_results, fake_device, fake_mode, late_compiler, outcomes, plain_shapes, routes, run_fake
-from mpt.planner.fake_mode import LeanFakeMode, TorchFakeMode
-from mpt.planner.gpus import find_gpu
-from mpt.planner.trace import Recorder
+from mpt.planner.device import direct_results, fake_device, fake_mode, late_compiler, outcomes, plain_shapes, routes
+from mpt.planner.device.fake_mode import LeanFakeMode, TorchFakeMode
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.step import run_fake
+from mpt.planner.trace.trace import Recorder
 from tests.planner.configs import DIGITS, VIT, make
 
 HALF, FULL = torch.float16, torch.float32

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mpt.planner.check import OPERATOR, Record, read_record
+from mpt.planner.step.check import OPERATOR, Record, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = 0.001
@@ -28,9 +28,9 @@ ABOVE = 0.001
 """A record holds what we count and more, so a plan above it would be a mistake of ours."""
 
 
-def compare(which: str) -> list[dict[str, Any]]:
+def compare(*which: str) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.planner.against_real", which],
+        [sys.executable, "-m", "tests.planner.against_real", *which],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -69,6 +69,14 @@ def test_plans_agree_with_a_spread_of_real_steps() -> None:
     assert len(plain) >= 20
     for row in plain:
         assert row["fake_cpu"] == pytest.approx(row["record_tensors"], rel=TRACKED), row
+
+
+@pytest.mark.slow
+def test_the_planner_s_fake_mode_gives_torch_s_own_traces_of_all_of_them() -> None:
+    """With each release of torch that `direct_results.REVIEWED` and `routes.REVIEWED_TORCH` name."""
+    rows = compare("all", "--modes")
+    assert len(rows) > 40
+    assert [row["name"] for row in rows if not row["same"]] == []
 
 
 def test_scratch_is_what_one_operator_takes_and_gives_back() -> None:

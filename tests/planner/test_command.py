@@ -13,17 +13,21 @@ import pytest
 import yaml
 
 from mpt.commands import plan
-from mpt.commands.arguments import PlanArguments
-from mpt.commands.plan_schema import PlanOutput
-from mpt.commands.plan_tables import describe_counts, headline
+from mpt.commands.cli.arguments import PlanArguments, PlanCalibrateArguments
+from mpt.commands.planning import plan_calibrate
+from mpt.commands.planning.plan_schema import plan_schema
+from mpt.commands.planning.plan_tables import describe_counts, headline
 from mpt.config.load import load_config
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
-from mpt.planner import planned
-from mpt.planner.gpus import find_gpu
-from mpt.planner.patches import Combinations
-from mpt.planner.recipe import Recipe
-from mpt.planner.search import Search
-from mpt.planner.session import Answer, Session
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.session import Session
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.recipes import planned
+from mpt.planner.recipes.patches import Combinations
+from mpt.planner.recipes.recipe import Recipe
+from mpt.planner.recipes.search import Search
+from tests.config.test_json_schema import accepts
+from tests.planner.made_plans import make_plan
 
 CONFIG = """
 model: {name: tests.planner.models:UNet, image_size: 16, channels: 1}
@@ -63,10 +67,9 @@ class Shared:
 def arguments(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanArguments]:
     before = session.gpu, session.calibration, session.allow
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for module in (plan, planned):
-        monkeypatch.setattr(module, "Session", Shared(session))
+    monkeypatch.setattr(planned, "Session", Shared(session))
     few = Combinations(single=FEW_TRICKS, pairs=(), split=({},))
-    monkeypatch.setattr("mpt.planner.search.combinations", lambda allow_lossy: few)
+    monkeypatch.setattr("mpt.planner.recipes.search.combinations", lambda allow_lossy: few)
     path = tmp_path / "unet.yaml"
     path.write_text(CONFIG)
     yield PlanArguments(config=path, gpu="rtx2060", allow=("tests",), output=str(tmp_path / "plan.yaml"))
@@ -100,8 +103,9 @@ def test_without_a_budget_the_plan_is_printed_against_the_whole_card(
 def read(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Return what was printed as JSON, which is as its schema says."""
     text = capsys.readouterr().out
-    PlanOutput.model_validate_json(text)
     found: dict[str, Any] = json.loads(text)
+    schema = plan_schema()
+    assert accepts(schema, found, schema)
     return found
 
 
@@ -193,7 +197,7 @@ def test_a_patch_that_is_planned_with_is_not_written_over(
 def test_a_patch_that_cannot_be_written_is_told_before_any_planning(
     arguments: PlanArguments, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
-    monkeypatch.setattr(plan, "load_config", lambda *args, **kwargs: pytest.fail("planned"))
+    monkeypatch.setattr(plan, "load_planned", lambda *args, **kwargs: pytest.fail("planned"))
     with pytest.raises(InputOutputError, match="cannot be written"):
         plan.run(with_vram(arguments, "6GiB", output=output))
 
@@ -211,9 +215,7 @@ def test_calibrating_with_a_run_on_a_cpu_is_refused(arguments: PlanArguments, tm
     (run / "env.json").write_text('{"devices": []}')
     (run / "summary.json").write_text('{"peak_memory": {"kind": "tracked"}}')
     with pytest.raises(ConfigError, match="no measured peak of a GPU"):
-        plan.run(PlanArguments(config=None, calibrate=str(run), runs=str(tmp_path / "runs")))
-    with pytest.raises(ConfigError, match="--calibrate: the run's own configuration is planned; leave CONFIG out"):
-        plan.run(replace(arguments, calibrate=str(run)))
+        plan_calibrate.run(PlanCalibrateArguments(str(run), runs=str(tmp_path / "runs")))
 
 
 def test_calibrating_with_a_run_on_a_gpu_keeps_what_it_teaches(
@@ -225,7 +227,7 @@ def test_calibrating_with_a_run_on_a_gpu_keeps_what_it_teaches(
     (run / "env.json").write_text('{"devices": [{"name": "NVIDIA GeForce RTX 2060"}]}')
     peak = {"kind": "cuda", "peak_bytes": 2**30, "reserved_bytes": 2**30 + 2**27}
     (run / "summary.json").write_text(json.dumps({"peak_memory": peak, "median_step_seconds": 0.02}))
-    plan.run(PlanArguments(config=None, calibrate=str(run), runs=str(tmp_path / "runs"), allow=("tests",)))
+    plan_calibrate.run(PlanCalibrateArguments(str(run), runs=str(tmp_path / "runs"), allow=("tests",)))
     assert "rtx2060: planned" in capsys.readouterr().out
     plan.run(with_vram(arguments, None, json=True))
     told = json.loads(capsys.readouterr().out)
@@ -246,7 +248,7 @@ def test_a_patch_that_is_there_is_not_written_over(
     with pytest.raises(ConfigError, match="exists"):
         plan.run(with_vram(arguments, "500MiB"))
     monkeypatch.chdir(tmp_path)
-    assert plan.choose_output(with_vram(arguments, "500MiB", output=None)) == Path("plan-2.yaml")
+    assert plan.choose_output(arguments, None, "plan") == Path("plan-2.yaml")
 
 
 def test_a_lossy_recipe_is_marked_in_the_answer_the_patch_and_the_picture(
@@ -254,12 +256,11 @@ def test_a_lossy_recipe_is_marked_in_the_answer_the_patch_and_the_picture(
 ) -> None:
     drawn: list[str] = []
     monkeypatch.setattr(plan, "write_timeline", lambda path, panels, *rest: drawn.extend(name for name, _ in panels))
-    figures: dict[str, Any] = {"batch_size": 256, "step_seconds": 1.0, "time_band": 0.25, "context_bytes": 0}
-    figures |= {"reserved": 2**31, "reserved_in_budget": 2**30, "budget_bytes": 2**30, "timeline": {}, "ranks": {}}
-    figures |= {"inexact": ["low_bit_optimizer"], "notes": [], "tight": False, "fits": True}
+    figures: dict[str, Any] = {"batch_size": 256, "reserved": 2**31, "reserved_in_budget": 2**30}
+    figures |= {"budget_bytes": 2**30, "inexact": ["low_bit_optimizer"], "fits": True}
     config, gpu = load_config(yaml.safe_load(CONFIG), allow=["tests"]), find_gpu("rtx2060")
-    recipe = Recipe({"memory": {"low_bit_optimizer": True}}, config, Answer(figures))
-    whole = {**figures, "fits": False}
+    recipe = Recipe({"memory": {"low_bit_optimizer": True}}, config, make_plan(**figures))
+    whole = make_plan(**{**figures, "fits": False})
     asked = with_vram(arguments, "1GiB", allow_lossy=True, desktop="16MiB")
     plan.write_results(Path(asked.output or ""), asked, config, gpu, whole, [recipe], 2**30)
     assert drawn == ["as it stands: 2,048 MiB", "low bit optimizer (lossy, not bit-equal, close): 1,024 MiB"]
@@ -277,11 +278,12 @@ def test_the_gate_is_an_exit_code(arguments: PlanArguments, capsys: pytest.Captu
     told = json.loads(capsys.readouterr().out)["plan"]
     assert told["verdict"] == "fits"
     assert told["chance"] > 0.99
+    planned = Plan.from_data(told)
     exact = (told["context_bytes"] + told["reserved"]) * 101 // 100 // 2**20
     with pytest.raises(MayFitError, match=r"may fit in .* MiB: \d+ % likely"):
-        plan.pass_gate({**told, "budget_bytes": exact * 2**20})
+        plan.pass_gate(replace(planned, budget_bytes=exact * 2**20))
     with pytest.raises(MemoryBudgetError, match="does not fit"):
-        plan.pass_gate({**told, "fits": False, "budget_bytes": 2**20})
+        plan.pass_gate(replace(planned, fits=False, budget_bytes=2**20))
 
 
 def test_a_patch_for_another_batch_is_noticed(

@@ -1,4 +1,4 @@
-"""`mpt plan --lock` keeps a plan, and `--check` fails, with one line, where it has grown."""
+"""`mpt plan lock` keeps a plan, and `mpt plan check` fails, with one line, where it has grown."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mpt.commands import plan, plan_lock
-from mpt.commands.arguments import PlanArguments
+from mpt.commands.cli.arguments import PlanArguments, PlanCheckArguments, PlanLockArguments
+from mpt.commands.planning import plan_check, plan_lock
 from mpt.errors import ConfigError, GateError, InputOutputError
-from mpt.planner.session import Session
+from mpt.planner.client.session import Session
 from tests.planner.test_command import Shared, arguments
 
 __all__ = ["arguments"]  # a fixture
@@ -20,20 +20,20 @@ __all__ = ["arguments"]  # a fixture
 @pytest.fixture
 def locked(
     arguments: PlanArguments, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[PlanArguments, Path]:
+) -> tuple[PlanCheckArguments, Path]:
     """Return arguments that check a lock of the test's configuration, and the lock."""
     monkeypatch.setattr(plan_lock, "Session", Shared(session))
     path = tmp_path / "plan.lock"
-    plan.run(replace(arguments, output=None, lock=str(path)))
-    return PlanArguments(check=str(path), allow=("tests",)), path
+    plan_lock.run(PlanLockArguments(arguments.config, allow=("tests",), gpu="rtx2060", output=str(path)))
+    return PlanCheckArguments(path, allow=("tests",)), path
 
 
 def test_a_lock_holds_until_the_configuration_grows(
-    locked: tuple[PlanArguments, Path], capsys: pytest.CaptureFixture[str]
+    locked: tuple[PlanCheckArguments, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     check, path = locked
     assert json.loads(path.read_text())["gpu"] == "rtx2060"
-    plan.run(check)
+    plan_check.run(check)
     said = capsys.readouterr().out
     assert "(+0.0%)" in said
     assert "within 1 %" in said
@@ -42,46 +42,46 @@ def test_a_lock_holds_until_the_configuration_grows(
     with pytest.raises(
         GateError, match=r"the peak rose from .* MiB \(\+.*%\): activations \+.* MiB, in net \+[\d.]+ MiB;"
     ) as error:
-        plan.run(check)
+        plan_check.run(check)
     assert "the step slowed from" in str(error.value)
     assert "\n" not in str(error.value)
-    assert f"To accept it: mpt plan {config} --gpu rtx2060 --lock {path}" in str(error.value)
-    plan.run(replace(check, tolerance="20%"))
+    assert f"To accept it: mpt plan lock {config} --gpu rtx2060 --output {path}" in str(error.value)
+    plan_check.run(replace(check, tolerance="20%"))
     config.write_text(config.read_text().replace("batch_size: 288", "batch_size: 64"))
-    plan.run(replace(check, json=True))
+    plan_check.run(replace(check, json=True))
     told = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
     assert told["after"]["peak_bytes"] < told["before"]["peak_bytes"]
     assert told["grown"] == []
 
 
-def test_growth_that_the_context_hides_is_named(locked: tuple[PlanArguments, Path]) -> None:
+def test_growth_that_the_context_hides_is_named(locked: tuple[PlanCheckArguments, Path]) -> None:
     check, path = locked
     values = json.loads(path.read_text())
     values["peak_bytes"] *= 2
     values["by_category"]["activations"] //= 2
     path.write_text(json.dumps(values))
     with pytest.raises(GateError, match=r"^what tensors take of the peak rose from .* \(\+.*%\): activations \+"):
-        plan.run(check)
+        plan_check.run(check)
 
 
-def test_another_version_of_torch_is_named_where_a_plan_grew(locked: tuple[PlanArguments, Path]) -> None:
+def test_another_version_of_torch_is_named_where_a_plan_grew(locked: tuple[PlanCheckArguments, Path]) -> None:
     check, path = locked
     values = json.loads(path.read_text())
     values["versions"]["torch"] = "1.0"
     values["step_seconds"] *= 0.9
     path.write_text(json.dumps(values))
     with pytest.raises(GateError, match=r"the step slowed from .* \(\+11.1%\) \(torch is .* and was 1.0\)"):
-        plan.run(check)
+        plan_check.run(check)
 
 
-def test_what_is_no_lock_is_said(tmp_path: Path, locked: tuple[PlanArguments, Path]) -> None:
+def test_what_is_no_lock_is_said(tmp_path: Path, locked: tuple[PlanCheckArguments, Path]) -> None:
     check, path = locked
     with pytest.raises(InputOutputError, match="cannot be read"):
-        plan.run(replace(check, check=str(tmp_path / "none")))
+        plan_check.run(replace(check, lock=tmp_path / "none"))
     for text in ("no json", "[]", "{}", json.dumps({**json.loads(path.read_text()), "peak_bytes": -1})):
         (tmp_path / "bad.lock").write_text(text)
         with pytest.raises(ConfigError, match="is no lock"):
-            plan.run(replace(check, check=str(tmp_path / "bad.lock")))
-    for wrong in ({"tolerance": "much"}, {"tolerance": "5"}, {"vram": "6GiB"}, {"gpu": "rtx3090"}):
+            plan_check.run(replace(check, lock=tmp_path / "bad.lock"))
+    for wrong in ({"tolerance": "much"}, {"tolerance": "5"}, {"gpu": "rtx3090"}):
         with pytest.raises(ConfigError):
-            plan.run(replace(check, **wrong))  # type: ignore[arg-type]
+            plan_check.run(replace(check, **wrong))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`mpt plan --presets`: a patch for each usual size of card from one set of traces."""
+"""`mpt plan presets`: a patch for each usual size of card from one set of traces."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
-from mpt.commands import plan, plan_presets
-from mpt.commands.arguments import PlanArguments
+from mpt.commands.cli.arguments import PlanArguments, PlanPresetsArguments
+from mpt.commands.planning import plan_presets
 from mpt.config import shipped
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
 from mpt.errors import ConfigError, MemoryBudgetError
-from mpt.planner.gpus import find_gpu
-from mpt.planner.recipe import describe_patch
-from mpt.planner.search import search
-from mpt.planner.session import Session
+from mpt.planner.client.session import Session
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.recipes.recipe import describe_patch
+from mpt.planner.recipes.search import search
 from tests.planner.test_command import Shared, arguments
 
 __all__ = ["arguments"]  # a fixture
@@ -35,35 +35,32 @@ def test_each_size_gets_the_recipe_that_a_search_of_its_own_finds(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert arguments.config is not None
     config = load_config(arguments.config, allow=["tests"])
     whole = session.plan([config])[0].get()
-    budgets = {size: whole["context_bytes"] + int(share * whole["reserved"]) for size, share in SHARES.items()}
+    budgets = {size: whole.context_bytes + int(share * whole.reserved) for size, share in SHARES.items()}
     monkeypatch.setattr(plan_presets, "Session", Shared(session))
     monkeypatch.setattr(plan_presets, "SIZES", tuple(SHARES))
     monkeypatch.setattr(plan_presets, "usable_bytes", lambda gpu, size: budgets[size])
-    asked = replace(arguments, presets=True, gpu=None, output=str(tmp_path / "presets"), json=True)
-    plan.run(asked)
+    asked = PlanPresetsArguments(arguments.config, allow=("tests",), output=str(tmp_path / "presets"), json=True)
+    plan_presets.run(asked)
     told: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["presets"]
     session.judge_by(())
     assert [one["size_gb"] for one in told] == list(SHARES)
     assert told[0]["patch"] is None
-    assert told[-1]["patch"] == {}
     alone = search(session, config, find_gpu(plan_presets.REFERENCE), budgets[12]).recipes[0]
     assert (told[2]["patch"], told[2]["total_bytes"]) == (alone.patch, alone.total)
-    for preset in told[1:]:
+    assert (told[-1]["patch"], told[-1]["path"]) == ({}, None)
+    for preset in told[1:-1]:
         path = Path(preset["path"])
         assert path == tmp_path / "presets" / f"unet_{preset['size_gb']}gb.yaml"
         assert preset["total_bytes"] <= budgets[preset["size_gb"]]
         assert yaml.safe_load(path.read_text()) == preset["patch"]
         assert load_config(arguments.config, patches=[path], allow=["tests"])
     with pytest.raises(ConfigError, match="exists; remove it first"):
-        plan.run(asked)
-    with pytest.raises(ConfigError, match="--vram: --presets goes through the usual cards"):
-        plan.run(replace(asked, vram="6GiB"))
+        plan_presets.run(asked)
     monkeypatch.setattr(plan_presets, "usable_bytes", lambda gpu, size: budgets[6])
     with pytest.raises(MemoryBudgetError, match="nothing fits even 24 GB"):
-        plan.run(replace(asked, output=str(tmp_path / "none"), json=False))
+        plan_presets.run(replace(asked, output=str(tmp_path / "none"), json=False))
     assert capsys.readouterr().out.count("nothing fits") == len(SHARES)
     session.judge_by(())
 
@@ -85,8 +82,8 @@ def test_every_shipped_preset_loads_over_its_configuration_and_is_what_the_table
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     table = {f"{row[0].strip('`')}_{size}gb": row[2:] for row in rows if len(row) == 7 for size in row[1].split(", ")}
     presets = shipped.shipped_presets()
-    assert set(table) == set(presets)
-    assert len(presets) == 5 * len(plan_presets.SIZES)
+    assert len(table) == 5 * len(plan_presets.SIZES)
+    assert set(presets) == {name for name, row in table.items() if row[1] != "as it stands"}, "none changes nothing"
     for name, path in presets.items():
         plain, size = name.rsplit("_", 1)
         config = load_config(f"@{plain}", patches=[path])

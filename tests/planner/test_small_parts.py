@@ -14,10 +14,9 @@ from matplotlib.text import Text
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from mpt.config.sizes import describe_bytes, parse_budget
 from mpt.errors import ConfigError
-from mpt.planner.batch_fit import fit, largest_batch
-from mpt.planner.budget import describe_bytes, parse_budget
-from mpt.planner.calibration import (
+from mpt.planner.facts.calibration import (
     Calibration,
     Measurement,
     calibration_path,
@@ -26,13 +25,14 @@ from mpt.planner.calibration import (
     read_measurement,
     save_calibration,
 )
-from mpt.planner.capacity import find_capacity
-from mpt.planner.gpus import TABLE, find_gpu, installed_gpu
-from mpt.planner.replay import peak_live, replay, split_at, timeline
-from mpt.planner.time_model import Work
-from mpt.planner.timeline import AXIS, write_timeline
-from mpt.planner.trace import Recorder, Span, Storage, Trace
-from mpt.planner.unseen import Unseen
+from mpt.planner.facts.capacity import find_capacity
+from mpt.planner.facts.gpus import TABLE, find_gpu, installed_gpu
+from mpt.planner.trace.batch_fit import fit, largest_batch
+from mpt.planner.trace.replay import peak_live, replay, split_at, timeline
+from mpt.planner.trace.time_model import Work
+from mpt.planner.trace.timeline import AXIS, write_timeline
+from mpt.planner.trace.trace import Recorder, Span, Storage, Trace
+from mpt.planner.trace.unseen import Unseen
 
 GIB = 2**30
 MIB = 2**20

@@ -60,7 +60,7 @@ def test_aligned_layers_train_in_eight_bits_near_bf16(settings: Any) -> None:
     assert losses != reference  # the products were rounded
     assert losses[-1] < 0.5 * losses[0]
     assert losses[-1] == pytest.approx(reference[-1], rel=0.25)
-    notes = "\n".join(precision.notes)
+    notes = "\n".join(precision.numerics.notes)
     assert "net.0 (32 x 64): predicted" in notes
     assert "1 with a side that is no multiple of 16" in notes
     assert "memory does not shrink" in notes
@@ -121,7 +121,7 @@ def test_it_is_planned_as_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
             out: Tensor = net(torch.randn(4, 32))
         out.float().sum().backward()
     assert out.dtype == torch.bfloat16
-    assert any("planned as bf16" in note for note in precision.notes)
+    assert any("planned as bf16" in note for note in precision.numerics.notes)
 
 
 def test_the_prediction_grows_with_rows_and_width_and_never_beyond_two() -> None:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
-from mpt.engine.step import update
+from mpt.engine.building.build import build_run
+from mpt.engine.state.module_state import module_state
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError
-from mpt.precision.float32_modules import Float32Module, keep_in_float32
-from mpt.seams import Loss
+from mpt.precision.shared.float32_modules import Float32Module, keep_in_float32
+from mpt.seams import Loss, loss_scales
 from tests.engine import parts
 
 HALF = {"dtype": "float16", "init_scale": 256.0}
@@ -50,7 +51,7 @@ def dtype_inside(run: Any, module: nn.Module) -> torch.dtype:
 def test_one_step_gives_finite_losses_and_moves_every_network(mode: Any, make: Any) -> None:
     optimizer = {"name": "adam", "lr": 2e-4, "eps": 1e-4} if mode == "fp16-pure" else {"name": "adam", "lr": 2e-4}
     run = make(mode, optimizer=optimizer)
-    before = {n: copy.deepcopy(run.precision.module_state(m)) for n, m in run.task.trainable.items()}
+    before = {n: copy.deepcopy(module_state(run.precision, m)) for n, m in run.task.trainable.items()}
     for _ in range(2):
         for phase in run.phases:
             done = update(run, phase, parts.batch())
@@ -58,7 +59,7 @@ def test_one_step_gives_finite_losses_and_moves_every_network(mode: Any, make: A
             assert all(math.isfinite(float(v)) for v in done.losses.values())
             assert not done.stats.skipped
     for name, module in run.task.trainable.items():
-        after = run.precision.module_state(module)
+        after = module_state(run.precision, module)
         assert any(not torch.equal(after[key], before[name][key]) for key in after if "weight" in key)
 
 
@@ -101,7 +102,7 @@ def test_o2_keeps_batch_norm_and_masters_in_float32_and_saves_float32() -> None:
     assert net.stages[0][1].running_mean.dtype == torch.float32
     assert all(p.dtype == torch.float32 for g in run.optimizers["net"].param_groups for p in g["params"])
     update(run, run.phases[0], parts.batch())
-    state = run.precision.module_state(net)
+    state = module_state(run.precision, net)
     assert all(value.dtype in (torch.float32, torch.int64) for value in state.values())
     weight = net.stages[0][0].weight
     assert torch.equal(weight, state["stages.0.0.weight"].half())
@@ -114,9 +115,9 @@ def test_o2_keeps_updates_that_half_weights_would_lose() -> None:
     key = "stages.1.0.weight"
     for each, changes in ((run, True), (pure, False)):
         net = each.task.modules["net"]
-        before = each.precision.module_state(net)[key].clone()
+        before = module_state(each.precision, net)[key].clone()
         update(each, each.phases[0], parts.batch())
-        assert torch.equal(before, each.precision.module_state(net)[key]) is not changes
+        assert torch.equal(before, module_state(each.precision, net)[key]) is not changes
 
 
 @pytest.mark.parametrize("mode", ["amp", "O1", "O2"])
@@ -144,8 +145,8 @@ def test_an_overflow_skips_its_own_phase_alone_and_equals_a_run_without_that_ste
     clean, expected = train(False)
     for name in ("gen", "disc"):
         assert all(torch.equal(state[name][key], expected[name][key]) for key in expected[name])
-    assert poisoned.precision.scales() == {"disc": 128.0, "gen": 256.0}
-    assert clean.precision.scales() == poisoned.precision.scales()
+    assert loss_scales(poisoned.precision) == {"disc": 128.0, "gen": 256.0}
+    assert loss_scales(clean.precision) == loss_scales(poisoned.precision)
 
 
 def test_static_scale_is_honoured_and_never_moves() -> None:
@@ -155,12 +156,14 @@ def test_static_scale_is_honoured_and_never_moves() -> None:
 
 def test_float32_says_what_it_has_no_use_for() -> None:
     run = parts.classifier({"mode": "fp32", "dtype": "float16", "loss_scale": 128.0})
-    assert "precision.dtype=float16 and precision.loss_scale=128.0 changes nothing here" in run.precision.reason
-    assert parts.classifier({"mode": "bf16"}).precision.reason.startswith("bfloat16, as the mode says")
-    assert parts.classifier({"mode": "amp", "dtype": "bfloat16"}).precision.reason == (
+    assert (
+        "precision.dtype=float16 and precision.loss_scale=128.0 changes nothing here" in run.precision.numerics.reason
+    )
+    assert parts.classifier({"mode": "bf16"}).precision.numerics.reason.startswith("bfloat16, as the mode says")
+    assert parts.classifier({"mode": "amp", "dtype": "bfloat16"}).precision.numerics.reason == (
         "bfloat16, as precision.dtype asks"
     )
-    assert "changes nothing" not in parts.classifier({"mode": "fp32"}).precision.reason
+    assert "changes nothing" not in parts.classifier({"mode": "fp32"}).precision.numerics.reason
 
 
 def test_a_loss_that_is_nan_is_noticed_under_a_static_scale_too() -> None:
@@ -174,8 +177,8 @@ def test_a_loss_that_is_nan_is_noticed_under_a_static_scale_too() -> None:
 
 
 def test_bfloat16_needs_no_scaler_unless_asked() -> None:
-    assert parts.classifier("bf16").precision.scales() == {}
-    assert parts.classifier({"mode": "bf16", "loss_scale": "dynamic"}).precision.scales() == {"net": 2.0**16}
+    assert loss_scales(parts.classifier("bf16").precision) == {}
+    assert loss_scales(parts.classifier({"mode": "bf16", "loss_scale": "dynamic"}).precision) == {"net": 2.0**16}
 
 
 def test_an_epsilon_that_is_zero_in_half_weights_is_refused() -> None:
@@ -260,12 +263,12 @@ def test_falling_back_goes_on_in_bfloat16_without_a_scale(mode: str) -> None:
     run = parts.classifier({"mode": mode, **HALF})
     assert run.precision.fall_back(run.task)
     assert dtype_inside(run, run.task.modules["net"].stages[0][0]) == torch.bfloat16
-    assert run.precision.scales() == {}
+    assert loss_scales(run.precision) == {}
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE, ids=str)
 def test_every_mode_says_why(mode: Any) -> None:
-    assert len(parts.classifier(mode).precision.reason) > 10
+    assert len(parts.classifier(mode).precision.numerics.reason) > 10
 
 
 def test_o2_sums_the_gradients_of_micro_batches_in_float32() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mpt.errors import ConfigError
+from mpt.seams import loss_scales
 from mpt.systems.stylegan2.nn.stylegan2 import SynthesisBlock
 from mpt.systems.stylegan2.tasks.stylegan2 import StyleGan2
 from tests.tasks.generative import build, take_step
@@ -13,7 +14,7 @@ from tests.tasks.generative import build, take_step
 
 def test_blocks_of_generator_average_and_discriminator_get_the_dtype() -> None:
     run = build("stylegan2", {"mode": "native", "dtype": "float16"})
-    assert run.precision.scales() == {}
+    assert loss_scales(run.precision) == {}
     for name in ("gen", "gen_ema"):
         blocks = [m for m in run.task.modules[name].modules() if isinstance(m, SynthesisBlock)]
         assert [block.half_dtype for block in blocks] == [torch.float32, torch.float16, torch.float16]
@@ -39,7 +40,7 @@ def test_gradients_that_overflowed_are_made_finite_and_the_step_is_taken() -> No
 
 
 def test_a_model_without_a_half_precision_of_its_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"native is for models .*stylegan2.*amp or bf16"):
+    with pytest.raises(ConfigError, match=r"native is for models with a half precision of their own.*Use amp or bf16"):
         build("vanilla_gan", "native")
 
 

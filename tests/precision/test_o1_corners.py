@@ -81,6 +81,7 @@ def test_nothing_of_torch_stays_changed_after_the_block() -> None:
 
     def state() -> list[Any]:
         return [
+            getattr(checkpointing, "_checkpoint_without_reentrant_generator_impl", None),
             checkpointing._checkpoint_without_reentrant_generator,
             BackwardCFunction.__dict__.get("__init__"),
             nn.RNNBase.check_input,

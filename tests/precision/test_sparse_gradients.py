@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpt.precision.scaler import LossScaler, clip_gradients, stored_gradients
+from mpt.engine.state.module_state import module_state
+from mpt.precision.shared.scaler import LossScaler, clip_gradients, stored_gradients
 from mpt.seams import Loss, Phase
 from tests.engine.parts import mode as build_mode
 
@@ -38,7 +39,7 @@ def one_step(mode: str, sparse: bool, clip_norm: float | None = None, parts: int
             out = task.net(tokens)
         precision.backward(out.float().square().sum(), phase)
     assert not precision.step(phase, clip_norm).skipped
-    return precision.module_state(task.net)["0.weight"].float()  # type: ignore[no-any-return]
+    return module_state(precision, task.net)["0.weight"].float()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.01])

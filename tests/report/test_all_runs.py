@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from mpt import cli
-from mpt.commands.arguments import ReportArguments
+from mpt.commands.cli.arguments import ReportArguments
 from mpt.commands.report import run
 from mpt.errors import CheckpointError, ConfigError
 from mpt.report import read_run
+
+pytestmark = pytest.mark.tier("fast")
 
 
 def rows_of(page: str) -> dict[str, str]:
@@ -71,6 +73,19 @@ def test_a_table_of_runs_reads_the_ends_of_long_logs_alone(
     record = read_run.read_run(tmp_path / "long")
     for name in ("final", "best", "steps", "peak_bytes", "step_seconds", "samples_per_second", "metric"):
         assert told["long"][name] == getattr(record, name)
+
+
+def test_runs_are_ranked_by_their_best_evaluation_and_both_figures_are_shown(
+    make_run: Any, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, final, best in (("steady", 0.9, 0.9), ("fell", 0.8, 0.95)):
+        path = make_run(name, final=final)
+        summary = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(json.dumps({**summary, "best": best}))
+    assert cli_run("list", "runs", "--runs", str(tmp_path)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("fell")).endswith("accuracy 0.8 (best 0.95) *")
+    assert next(line for line in lines if line.startswith("steady")).endswith("accuracy 0.9")
 
 
 def cli_run(*words: str) -> int:

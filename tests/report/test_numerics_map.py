@@ -1,6 +1,10 @@
 """The heat map of what a precision loses."""
 
+import pytest
+
 from mpt.report.numerics_map import cell
+
+pytestmark = pytest.mark.tier("fast")
 
 
 def test_headroom_just_below_zero_is_no_minus_zero() -> None:

@@ -11,6 +11,8 @@ from PIL import Image
 
 from mpt.report.pictures import embed
 
+pytestmark = pytest.mark.tier("fast")
+
 
 @pytest.mark.parametrize(
     ("size", "shown", "wide"),

@@ -14,6 +14,8 @@ from mpt.errors import DataError
 from mpt.report.log_values import curves, number
 from mpt.report.read_run import MOST_LINES, read_run
 
+pytestmark = pytest.mark.tier("fast")
+
 
 def test_a_finished_run_is_read_from_its_files(make_run):
     record = read_run(make_run(mode="amp", seed=3, final=0.9, peak_bytes=1 << 20))
@@ -162,9 +164,10 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_on(make_run):
     (path / "metrics.jsonl").unlink()
     (path / "metrics.jsonl").write_text("")
     record = read_run(path)
-    assert any("config.yaml is not a regular file" in problem for problem in record.problems)
+    assert any("config.yaml could not be read: not a regular file" in problem for problem in record.problems)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.slow
 def test_a_report_of_200_000_lines_is_made_in_flat_memory(make_run):
     path = make_run()

@@ -15,6 +15,7 @@ from mpt.report.statistics import (
     fieller_interval,
     judge,
     judge_until,
+    resolution_of,
     seeds_to_decide,
     spread,
     student_quantile,
@@ -113,8 +114,9 @@ def test_a_share_of_a_zero_mean_is_refused_with_what_to_do():
 
 
 def test_only_common_seeds_are_paired():
-    verdict = judge({1: 0.9, 2: 0.8, 3: 0.85}, {2: 0.8, 3: 0.85, 9: 0.1}, ONE_PER_CENT, higher_is_better=True)
-    assert verdict.seeds == 2
+    baseline, other = {1: 0.9, 2: 0.8, 3: 0.85, 4: 0.83}, {2: 0.8, 3: 0.85, 4: 0.83, 9: 0.1}
+    verdict = judge(baseline, other, ONE_PER_CENT, higher_is_better=True)
+    assert verdict.seeds == 3
     assert verdict.outcome == "within"
     assert judge({1: 0.9}, {2: 0.9}, ONE_PER_CENT, higher_is_better=True).outcome == "undecided"
 
@@ -175,7 +177,7 @@ def test_verdicts_agree_with_two_one_sided_tests_of_scipy_where_it_is_installed(
     stats = pytest.importorskip("scipy.stats")
     generator = random.Random(3)
     for _ in range(50):
-        count = generator.randint(2, 9)
+        count = generator.randint(3, 7)
         baseline = [generator.gauss(1, 0.1) for _ in range(count)]
         other = [value + generator.gauss(0.01, 0.05) for value in baseline]
         for margin, lower, upper in (
@@ -284,3 +286,60 @@ def test_the_published_runs_of_ssd300_come_out_as_equal():
     tight = judge(tf32, amp, Margin(0.003, relative=True), higher_is_better=True)
     assert tight.outcome == "undecided"
     assert tight.seeds_wanted is None or tight.seeds_wanted > 15
+
+
+def test_a_divergence_after_the_verdict_counts_in_a_sequential_test():
+    baseline = seeds(*(0.9 + 0.0001 * seed for seed in range(5)))
+    other = {**baseline, 4: math.nan}
+    judged = judge_until({seed: baseline[seed] for seed in range(3)}, other, ONE_PER_CENT, 16, higher_is_better=True)
+    assert judged.outcome == "within", "three seeds decide it"
+    judged = judge_until(baseline, other, ONE_PER_CENT, 16, higher_is_better=True)
+    assert (judged.outcome, judged.direction) == ("outside", "worse")
+    assert "seed 4" in judged.reason
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_than_three_seeds_give_no_verdict(count):
+    same = seeds(*(0.9 + 0.01 * seed for seed in range(count)))
+    verdict = judge(same, same, ONE_PER_CENT, higher_is_better=True)
+    assert verdict.outcome == "undecided"
+    assert "--seeds 3" in verdict.reason
+
+
+def test_a_metric_that_counts_samples_is_no_finer_than_one_of_them():
+    tied = seeds(28 / 30, 28 / 30, 28 / 30)
+    assert resolution_of([*tied.values()], 30) == 1 / 30
+    assert resolution_of([28 / 30, 32.43], 30) == 0, "not a share of 30 samples"
+    assert resolution_of([math.nan], 30) == resolution_of([0.5], 0) == 0
+    verdict = judge(tied, tied, ONE_PER_CENT, higher_is_better=True, resolution=1 / 30)
+    assert verdict.outcome == "undecided"
+    assert (verdict.low, verdict.high) == pytest.approx((-1 / 28, 1 / 28))
+    assert "at least 108 test samples" in verdict.reason, "1 / (1 % of 28 / 30) and one more"
+    assert judge(tied, tied, ONE_PER_CENT, higher_is_better=True, resolution=1 / 1000).outcome == "within"
+
+
+def test_a_mode_that_is_worse_by_an_unknown_amount_is_called_worse():
+    verdict = judge(seeds(1.0, 1.0, 1.0), seeds(0.6, 0.4, 0.5), Margin(0.5, relative=False), higher_is_better=True)
+    assert verdict.outcome == "undecided"
+    assert verdict.high < 0
+    assert verdict.headline == "worse, size not decided"
+
+
+def test_within_names_what_few_seeds_cannot_show():
+    steady = seeds(0.90, 0.91, 0.89)
+    verdict = judge(steady, seeds(0.9001, 0.9101, 0.8899), ONE_PER_CENT, higher_is_better=True)
+    assert verdict.outcome == "within"
+    assert "Assumes that differences between seeds are about normal" in verdict.reason
+    assert "up to 63 % of seeds" in verdict.reason, "1 - .05 ** (1 / 3)"
+
+
+def test_with_eight_seeds_one_far_from_the_others_keeps_it_undecided():
+    """The interval alone would say within, but what it assumes does not hold."""
+    margin = Margin(1.0, relative=False)
+    others = seeds(-0.1, -0.2, -0.1, -0.3, -0.2, -0.1, -0.2, -1.2)
+    verdict = judge(dict.fromkeys(others, 0.0), others, margin, higher_is_better=True)
+    assert -1 < verdict.low < verdict.high < 1
+    assert verdict.outcome == "undecided"
+    assert "Shapiro" in verdict.reason
+    calmer = {**others, 7: -0.4}
+    assert judge(dict.fromkeys(others, 0.0), calmer, margin, higher_is_better=True).outcome == "within"

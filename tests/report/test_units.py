@@ -6,6 +6,8 @@ import pytest
 
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
 
+pytestmark = pytest.mark.tier("fast")
+
 
 @pytest.mark.parametrize(
     ("value", "text"),

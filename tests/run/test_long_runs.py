@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from mpt.data.loader import Loader
+from mpt.data.loading.loader import Loader
 from mpt.errors import CheckpointError
-from mpt.run.checkpoint import load, save
-from mpt.run.layout import create_run, find_run, list_runs, newest_run
-from mpt.run.manifest import MANIFEST, TENSORS, hash_manifest
-from mpt.run.recorder import Recorder
-from tests.run.test_checkpoint import state_at
+from mpt.run.checkpoints.checkpoint import load, save
+from mpt.run.checkpoints.manifest import MANIFEST, TENSORS, hash_manifest
+from mpt.run.records.layout import create_run, find_run, list_runs, newest_run
+from mpt.run.records.recorder import Recorder
+from tests.run.checkpoints.test_checkpoint import state_at
+
+pytestmark = pytest.mark.tier("fast")
 
 
 def write_lines(path: Path, count: int) -> None:

@@ -1,15 +1,19 @@
 """What a system without fcntl, fork and descriptors of folders does: Windows, as far as Linux can stand in for it."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from mpt import cli
 from mpt.errors import ConfigError
-from mpt.run import layout, operating_system
+from mpt.run.process import operating_system
+from mpt.run.records import layout
 
 CONFIG = """
 model: {name: small_cnn, image_size: 16, features: 4}
@@ -92,3 +96,24 @@ def test_names_that_windows_keeps_are_no_runs_there(name: str, monkeypatch: pyte
     monkeypatch.setattr(layout, "IS_POSIX", False)
     with pytest.raises(ConfigError, match="on Windows"):
         layout.check_name(name)
+
+
+def test_a_comparison_that_is_stopped_without_signals_saves_its_runs(tmp_path: Path) -> None:
+    """There a signal to another process ends it where it stands."""
+    config = {
+        "model": {"name": "small_cnn", "image_size": 8, "features": 4},
+        "dataset": "digits",
+        "train": {"steps": 10**6, "log_every": 1, "threads": 1, "device": "cpu", "checkpoint_every": 10**6},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    words = ["compare", "fp32", "amp", "--config", "config.yaml", "--seeds", "1", "--quiet", "--jobs", "1"]
+    with subprocess.Popen([sys.executable, str(PROGRAM), *words], cwd=tmp_path) as process:
+        until = time.monotonic() + 120
+        while not any(log.stat().st_size for log in tmp_path.rglob("metrics.jsonl")):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(timeout=60)
+    assert code == 130
+    saved = {int(manifest.parent.name.removeprefix("step-")) for manifest in tmp_path.rglob("step-*/manifest.json")}
+    assert max(saved) > 0, saved

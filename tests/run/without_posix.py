@@ -53,7 +53,12 @@ def locking(descriptor: int, mode: int, count: int) -> None:
         raise PermissionError(13, "Permission denied") from error
 
 
-real_open = os.open
+real_open, real_kill = os.open, os.kill
+
+
+def end_at_once(process: int, number: int) -> None:
+    """End a process where it stands, as `os.kill` does there whatever the signal."""
+    real_kill(process, signal.SIGKILL if number else 0)
 
 
 def hide_posix() -> None:
@@ -71,6 +76,7 @@ def hide_posix() -> None:
         for missing in names.split():
             delattr(module, missing)
     os.environ.setdefault("USERNAME", "user")  # Windows has it; where the user's name is looked for without `pwd`
+    os.kill = end_at_once
     shutil._use_fd_functions = False  # type: ignore[attr-defined]
     for name in ("open", "mkdir", "replace", "rename", "unlink"):
         setattr(os, name, refuse(getattr(os, name)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpt.config.load import load_config
-from mpt.planner.gpus import find_gpu
+from mpt.planner.facts.gpus import find_gpu
 from scripts import bench_plan
 
 CONFIG = {"model": {"name": "small_cnn", "image_size": 8}, "dataset": "digits", "train": {"batch_size": 64}}

@@ -37,8 +37,8 @@ from scripts import fault_battery_runs as runs
 kinds = ["kills", "errors", "signals", "files", "planted", "weights", "configs", "outputs"]
 with fault_battery.prepared() as battery:
     rows = fault_battery.try_kinds(battery, kinds, 0.002, 2)
-    from mpt.run import checkpoint
-    from mpt.engine import summary
+    from mpt.run.checkpoints import checkpoint
+    from mpt.engine.loop import summary
     checkpoint.check_hash = lambda *_: None
     summary.write_atomically = lambda *_, **__: None
     unread = fault_battery.try_kinds(battery, ["checkpoints"], 0.002, 1)["checkpoints"].bad

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from mpt.errors import MptError
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import find_gpu
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
 from scripts import (
     gpu_check,
     gpu_check_features,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mpt.memory.selective import Kept
+from mpt.memory.recomputing.selective import Kept
 from scripts.memory_table import saved_bytes
 from scripts.recompute_table import END, START, replace_tables
 from tests.engine import parts

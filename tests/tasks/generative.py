@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
-from mpt.engine.step import Update, update
+from mpt.engine.building.build import build_run
+from mpt.engine.state.moving_averages import follow_step
+from mpt.engine.step.step import Update, update
 from mpt.seams import Batch, DataSpec, FieldSpec, Run
 
 SIDE = 8
@@ -68,7 +69,7 @@ def take_step(run: Run, step: int = 0, size: int = 8) -> dict[str, Update]:
     """Perform every phase that is due at this step, and what follows it."""
     batch = make_batch(run, size, seed=step)
     done = {phase.name: update(run, phase, batch) for phase in run.phases if step % phase.every == 0}
-    run.task.after_step(step, step * size)
+    follow_step(run, step)
     return done
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mpt.engine.step import update
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError
-from mpt.samples import DataSpec
 from mpt.seams import Batch, Run
-from mpt.tasks import mixing
+from mpt.seams.samples import DataSpec
 from mpt.tasks.classify import Settings, class_weights
+from mpt.tasks.shared import mixing
 from mpt.vision_ops import import_torchvision
 from tests.engine import parts
 

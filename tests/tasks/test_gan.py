@@ -12,14 +12,14 @@ import yaml
 from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
-from mpt.engine.evaluation import evaluate_batches, infer, preview
-from mpt.engine.step import update
+from mpt.engine.state.evaluation import apart_from_training, evaluate_batches, infer, preview
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.seams import Batch, Precision
 from mpt.tasks import gan
-from mpt.tasks.advice import FIRST_STEPS
 from mpt.tasks.gan import Gan
-from mpt.tasks.samples import PATH_STEPS, PATHS, interpolate
+from mpt.tasks.shared.advice import FIRST_STEPS
+from mpt.tasks.shared.samples import PATH_STEPS, PATHS, interpolate
 from tests.tasks.generative import ADVERSARIAL, build, make_batch, take_step, weights
 
 
@@ -278,11 +278,13 @@ def test_the_average_is_what_is_sampled() -> None:
     task = run.task
     assert isinstance(task, Gan)
     take_step(run)
-    before = task.sampler.sample(2, 0)
+    with apart_from_training(run):
+        before = task.sampler.sample(2, 0)
     with torch.no_grad():
         for parameter in task.gen.parameters():
             parameter.zero_()
-    assert torch.equal(task.sampler.sample(2, 0), before)
+    with apart_from_training(run):
+        assert torch.equal(task.sampler.sample(2, 0), before)
 
 
 def test_a_pull_away_term_keeps_codes_apart() -> None:
@@ -290,8 +292,22 @@ def test_a_pull_away_term_keeps_codes_apart() -> None:
     losses = []
     for run in (plain, apart):
         torch.manual_seed(1)
-        losses.append(update(run, run.phases[1], make_batch(run)).losses["loss"])
-    assert losses[1] > losses[0] + 0.01
+        losses.append(update(run, run.phases[1], make_batch(run)).losses)
+    assert losses[1]["adversarial"] == losses[0]["loss"]
+    assert losses[1]["pull_away"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "disc", "gen"),
+    [
+        ("infogan", ["real", "fake"], ["adversarial", "code"]),
+        ("acgan", ["real", "real_classes", "fake", "fake_classes"], ["adversarial", "classes"]),
+        ("bigan", ["real", "fake"], ["adversarial", "encoder"]),
+    ],
+)
+def test_each_part_of_a_loss_has_a_name(name: str, disc: list[str], gen: list[str]) -> None:
+    done = take_step(build(name))
+    assert (list(done["disc"].losses), list(done["gen"].losses)) == (disc, gen)
 
 
 def test_labels_of_the_batch_reach_both_networks() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.run.launch import SIDE_BY_SIDE
+from mpt.run.process.launch import SIDE_BY_SIDE
 from mpt.workflows import compare_jobs
 from mpt.workflows.compare_jobs import CARDS, busy_cores, choose_jobs, visible_cards
 

@@ -18,16 +18,17 @@ from torch import Tensor
 
 import mpt
 import mpt.workflows.out_of_memory_report as report
-from mpt.commands.arguments import TrainArguments
+from mpt.commands.cli.arguments import TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
 from mpt.errors import MemoryBudgetError
-from mpt.planner.calibration import Calibration
-from mpt.planner.gpus import find_gpu
-from mpt.planner.recipe import Recipe
-from mpt.planner.session import Answer, Session
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.recipes.recipe import Recipe
 from mpt.seams import Loss
 from mpt.tasks.classify import Classify
+from tests.planner.made_plans import make_plan
 from tests.planner.test_command import Shared
 
 CONFIG = """
@@ -184,9 +185,15 @@ def test_a_proposal_keeps_the_settings_of_an_earlier_one() -> None:
 
 
 def recipe(patch: dict[str, Any], seconds: float, **changes: Any) -> Recipe:
-    sizes = {"allocated": 7 * 2**30, "reserved": 2**30, "reserved_in_budget": 2**30, "budget_bytes": 6 * 2**30}
-    more = {"context_bytes": 2**28, "fits": True, "tight": False, "step_seconds": seconds, "inexact": [], "notes": []}
-    return Recipe(patch, load_config(CONFIG), Answer(plan={**sizes, **more, **changes}))
+    figures: dict[str, Any] = {
+        "reserved": 2**30,
+        "reserved_in_budget": 2**30,
+        "allocated": 7 * 2**30,
+        "budget_bytes": 6 * 2**30,
+        "context_bytes": 2**28,
+        "fits": True,
+    }
+    return Recipe(patch, load_config(CONFIG), make_plan(**{**figures, "step_seconds": seconds, **changes}))
 
 
 def test_the_smallest_change_that_fits_is_chosen_and_that_nothing_fits_is_said() -> None:
@@ -200,12 +207,13 @@ def test_the_smallest_change_that_fits_is_chosen_and_that_nothing_fits_is_said()
         recipe({"memory": {"optimizer_in_backward": True}}, 0.1, reserved=2**33),
         recipe({"memory": {"recompute": "sqrt"}}, 0.8, fits=False, reserved=2**33),
     ]
-    findings = report.Findings(plan={"allocated": 7 * 2**30, "reserved": 2**33})
-    report.choose_recipe(findings, found, 6 * 2**30)
+    stood = make_plan(allocated=7 * 2**30, reserved=2**33)
+    findings = report.Findings(plan=stood)
+    report.choose_recipe(findings, stood, found, 6 * 2**30)
     assert findings.patch == {"memory": {"recompute": "all"}}
     assert findings.verdict.startswith("recompute all: fits in 6,144 MiB, exact")
-    nothing = report.Findings(plan=findings.plan)
-    report.choose_recipe(nothing, found[-1:], 6 * 2**30)
+    nothing = report.Findings(plan=stood)
+    report.choose_recipe(nothing, stood, found[-1:], 6 * 2**30)
     assert nothing.verdict.startswith("nothing fits: the smallest of 1 recipes needs 8,448 MiB (recompute sqrt)")
     assert not nothing.patch
 

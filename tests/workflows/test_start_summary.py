@@ -9,8 +9,8 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.config.patch_origin import MARK
-from mpt.engine.assembly import build_explained, supply
-from mpt.engine.told_plan import ToldPlan
+from mpt.engine.loop.assembly import build_explained, supply
+from mpt.engine.loop.told_plan import ToldPlan
 from mpt.workflows.start_summary import count, summarize
 from mpt.workflows.train import strange_cards
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mpt.report.read_run import read_run
-from mpt.run.launch import SIDE_BY_SIDE
+from mpt.run.process.launch import SIDE_BY_SIDE
 from mpt.workflows.training_process import Surroundings, last_words, train_in_process
 from mpt.workflows.turns import HostMemory, Stop, take_turns
 from mpt.workflows.warm_process import WarmProcess
@@ -26,14 +26,14 @@ CONFIG = {
 COMPARE = """
 from pathlib import Path
 from mpt.report.read_run import read_run
-from mpt.run.launch import SIDE_BY_SIDE
+from mpt.run.process.launch import SIDE_BY_SIDE
 from mpt.workflows.training_process import Surroundings, run_train
 run_train(Path("config.yaml"), ["--name", "run"], Surroundings())
 """
 COMPARE_WARM = """
 from pathlib import Path
 from mpt.report.read_run import read_run
-from mpt.run.launch import SIDE_BY_SIDE
+from mpt.run.process.launch import SIDE_BY_SIDE
 from mpt.workflows.training_process import Surroundings, run_train
 from mpt.workflows.warm_process import WarmProcess
 with WarmProcess() as warm:

@@ -12,12 +12,12 @@ import pytest
 import torch
 import yaml
 
-from mpt.commands import plan
-from mpt.commands.arguments import PlanArguments
+from mpt.commands.cli.arguments import PlanTuneArguments
+from mpt.commands.planning import plan_tune
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.step import Update
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.step.step import Update
 from mpt.errors import ConfigError, InputOutputError, NonFiniteError
 from mpt.seams import Batch, Phase, Run, StepStats
 from mpt.workflows import tuning
@@ -169,26 +169,22 @@ def test_the_command_writes_a_patch_that_trains_and_overwrites_nothing(
         return gaining
 
     monkeypatch.setattr(tuning, "tune", tell)
-    plan.run(PlanArguments(config=Path("c.yaml"), overrides=("seed=1",), tune=True))
+    plan_tune.run(PlanTuneArguments(Path("c.yaml"), ("seed=1",)))
     said = capsys.readouterr().out
     assert "optimizer.foreach=true           0.900 (0.900 to 0.900) of the time of a step\n" in said
     assert "mpt train c.yaml seed=1 --with tuned-2.yaml" in said
     text = Path("tuned-2.yaml").read_text()
-    assert "measured by mpt plan --tune on " in text
+    assert "measured by mpt plan tune on " in text
     assert yaml.safe_load(text) == {"optimizer": {"fused": True}, "memory": {"channels_last": True}}
     assert is_fused(load_config(Path("c.yaml"), patches=[Path("tuned-2.yaml")]))
     assert Path("tuned.yaml").read_text() == "mine"
 
-    run = functools.partial(PlanArguments, config=Path("c.yaml"), tune=True)
-    with pytest.raises(ConfigError, match="leave it or --vram out"):
-        plan.run(run(vram="6GiB"))
+    run = functools.partial(PlanTuneArguments, config=Path("c.yaml"))
     with pytest.raises(ConfigError, match=r"tuned\.yaml exists"):
-        plan.run(run(output="tuned.yaml"))
+        plan_tune.run(run(output="tuned.yaml"))
     with pytest.raises(InputOutputError, match="missing"):
-        plan.run(run(output="nowhere/tuned.yaml"))
-    with pytest.raises(ConfigError, match="CONFIG is missing"):
-        plan.run(PlanArguments(tune=True))
+        plan_tune.run(run(output="nowhere/tuned.yaml"))
     monkeypatch.setattr(tuning, "tune", lambda config, on_trial: plain)
-    plan.run(run(output="other.yaml"))
+    plan_tune.run(run(output="other.yaml"))
     assert "nothing gains" in capsys.readouterr().out
     assert not Path("other.yaml").exists()

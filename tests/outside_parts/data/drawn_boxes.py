@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from mpt.config.options import DatasetOptions
-from mpt.data.seeds import mix
+from mpt.data.pictures.seeds import mix
 from mpt.seams import Batch, DataSpec, FieldSpec
 
 HEIGHT, WIDTH, MOST = 24, 40, 3

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from mpt.config.options import Options
-from mpt.seams import DataSpec
+from mpt.seams import DataSpec, log
 
 TASK = "find_boxes"
 
@@ -14,6 +14,13 @@ TASK = "find_boxes"
 class Settings(Options):
     features: int = Field(16, ge=1)
     """Width of the first stage."""
+
+
+class Grid(nn.Sequential):
+    def forward(self, view: Tensor) -> Tensor:
+        answer: Tensor = super().forward(view)
+        log("answer", answer.abs())
+        return answer
 
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
@@ -24,4 +31,4 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
         width = settings.features * 2**stage
         layers += [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.GroupNorm(4, width), nn.SiLU()]
         channels = width
-    return {"net": nn.Sequential(*layers, nn.Conv2d(channels, 5, 1))}
+    return {"net": Grid(*layers, nn.Conv2d(channels, 5, 1))}

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
+from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather, log
 
 CELL = 8
 
@@ -37,14 +37,15 @@ class FindBoxes(Task):
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         return [Phase("net", self.modules["net"], optimizers["net"], self.losses, normalised=True)]
 
-    def losses(self, batch: Batch) -> Iterator[Loss]:
+    def losses(self, batch: Batch) -> Iterator[tuple[Loss, Loss]]:
         answer = self.modules["net"](batch["view"])
         wanted, corners = self.at_cells(answer, batch)
         count = batch["box_mask"].sum()
         score = self.score_loss(answer[:, 0], wanted, reduction="sum")
         at_boxes = torch.where(batch["box_mask"][..., None], corners - batch["boxes"] / CELL, 0.0)
         box = self.box_loss(at_boxes, torch.zeros_like(at_boxes), reduction="sum")
-        yield Loss("score_and_box", score + self.settings.box_weight * box, "sum", count)
+        log("boxes", batch["box_mask"].sum(1))
+        yield Loss("score", score, "sum", count), Loss("box", self.settings.box_weight * box, "sum", count)
 
     def at_cells(self, answer: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the wanted scores (b, rows, columns), and what is answered where each box's centre lies (b, M, 4)."""

@@ -13,12 +13,12 @@ import typer
 from torch import Tensor
 
 from mpt.config.precision_names import FLOAT32
-from mpt.engine.evaluation import inferring
+from mpt.config.sizes import describe_bytes, parse_budget
+from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError, DataError, Interrupted, MemoryBudgetError
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained, open_trained
-from mpt.planner.budget import describe_bytes, parse_budget
-from mpt.precision.choice import DTYPES
+from mpt.precision.shared.choice import DTYPES
 from mpt.seams import Run
 from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
@@ -26,9 +26,10 @@ from mpt.systems.dain.inference.output import Output, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, seam_error, tiled
 from mpt.systems.dain.inference.timeline import most_between
-from mpt.systems.dain.metrics.image_quality import peak_signal_to_noise
-from mpt.systems.dain.nn.interpolation import Interpolator
+from mpt.systems.dain.metrics.shared.image_quality import peak_signal_to_noise
+from mpt.systems.dain.nn.operators.interpolation import Interpolator
 
+INFER_OPTIONS = ("factor", "rate", "allow_gaps")
 SIGINT = 2
 HIGHEST_FACTOR = 64
 
@@ -159,7 +160,7 @@ def choose_run(trained: Trained, command: Command) -> tuple[Run, torch.dtype | N
     if not command.half:
         if command.dtype is not None:
             raise ConfigError("--dtype goes with --half; without it frames are made as the run was trained")
-        dtype = trained.run.precision.dtype
+        dtype = trained.run.precision.numerics.dtype
         return trained.run, None if dtype == torch.float32 else dtype
     choice = choose_half(command.dtype, trained.run.device)
     print(choice.statement)

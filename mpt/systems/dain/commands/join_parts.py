@@ -26,6 +26,6 @@ class Command:
 
 def run(command: Command) -> None:
     """Join as the arguments say."""
-    from mpt.systems.dain.nn.published_weights import join_parts
+    from mpt.systems.dain.nn.weights.published_weights import join_parts
 
     join_parts(command.output, command.flow, command.depth)

@@ -23,6 +23,6 @@ class Command:
 
 def run(command: Command) -> None:
     """Write as the arguments say."""
-    from mpt.systems.dain.nn.published_weights import publish
+    from mpt.systems.dain.nn.weights.published_weights import publish
 
     publish(command.run, command.output, command.runs)

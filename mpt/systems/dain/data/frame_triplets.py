@@ -14,8 +14,8 @@ from pydantic import Field, field_validator
 from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError, DataError
 from mpt.seams import DataSpec
-from mpt.systems.dain.data.frame_sequences import LAYOUTS, ONE_SIZE, TEST_ONLY, FrameSource, guess_layout
-from mpt.systems.dain.data.triplets import Changes, Triplets, triplet_layout
+from mpt.systems.dain.data.shared.frame_sequences import LAYOUTS, ONE_SIZE, TEST_ONLY, FrameSource, guess_layout
+from mpt.systems.dain.data.shared.triplets import Changes, Triplets, triplet_layout
 
 FEW = 24
 """Up to so many test samples each has its own figures in the report."""

@@ -16,9 +16,9 @@ from pydantic import Field
 from torch import Tensor
 
 from mpt.config.options import DatasetOptions
-from mpt.data.seeds import mix
+from mpt.data.pictures.seeds import mix
 from mpt.errors import ConfigError
-from mpt.systems.dain.data.triplets import Changes, Triplet, Triplets
+from mpt.systems.dain.data.shared.triplets import Changes, Triplet, Triplets
 
 MARGIN = 16
 """Pixels of texture beyond each edge of the picture, so that it can move."""

@@ -14,12 +14,12 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from mpt.systems.dain.data.scene_cuts import is_cut, thumbnail
+from mpt.systems.dain.data.shared.scene_cuts import is_cut, thumbnail
 from mpt.systems.dain.inference.output import Output
 from mpt.systems.dain.inference.source import FrameStream
 from mpt.systems.dain.inference.tiles import TileDifference, TileGrid, tiled
 from mpt.systems.dain.inference.timeline import plan_times
-from mpt.systems.dain.nn.interpolation import Interpolator
+from mpt.systems.dain.nn.operators.interpolation import Interpolator
 
 REPORT_SECONDS = 10.0
 

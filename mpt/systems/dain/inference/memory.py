@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mpt.config.sizes import describe_bytes
 from mpt.errors import MemoryBudgetError
-from mpt.planner.budget import describe_bytes
-from mpt.planner.calibration import load_calibration
-from mpt.run.memory_meter import MemoryMeter
+from mpt.planner.facts.calibration import load_calibration
+from mpt.run.process.memory_meter import MemoryMeter
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, tiles_of
-from mpt.systems.dain.nn.interpolation import Interpolator
+from mpt.systems.dain.nn.operators.interpolation import Interpolator
 
 SPARE_SHARE = 0.2
 FRAME_BYTES = 4 * 3 * 4

@@ -16,10 +16,11 @@ from typing import Protocol
 from PIL import Image
 from torch import Tensor
 
-from mpt.data.video import is_video
-from mpt.data.video_writer import VideoWriter, join_videos
+from mpt.data.video.video import is_video
+from mpt.data.video.video_writer import VideoWriter, join_videos
 from mpt.errors import ConfigError, InputOutputError
-from mpt.run.files import temporary_name, write_atomically
+from mpt.foreign.files import read_json
+from mpt.run.process.files import temporary_name, write_atomically
 
 SEGMENT = 48
 """Input frames of one segment: what an interruption can cost."""
@@ -179,7 +180,7 @@ def goes_on(note: Path, signature: dict[str, object], place: Path, overwrite: bo
     Raises ConfigError where it is something else, unless that may be overwritten.
     """
     try:
-        before = json.loads(note.read_text("utf-8"))
+        before = read_json(note)
     except (OSError, ValueError):
         before = None
     same: bool = before == json.loads(json.dumps(signature))

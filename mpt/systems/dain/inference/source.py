@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mpt.data.decoding import BadImageError
-from mpt.data.video import describe_video, is_video, read_frames
+from mpt.data.pictures.decoding import BadImageError
+from mpt.data.video.video import describe_video, is_video, read_frames
 from mpt.errors import ConfigError, DataError
-from mpt.systems.dain.data.frame_files import check_sizes, list_frames, read_picture
+from mpt.systems.dain.data.shared.frame_files import check_sizes, list_frames, read_picture
 
 PICTURE_RATE = Fraction(25)
 """Frames per second that pictures are taken to have; it matters to videos made of them alone."""

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpt.systems.dain.nn.flow_net import pad_amount
-from mpt.systems.dain.nn.interpolation import Interpolator
+from mpt.systems.dain.nn.networks.flow_net import pad_amount
+from mpt.systems.dain.nn.operators.interpolation import Interpolator
 
 
 @dataclass(frozen=True)

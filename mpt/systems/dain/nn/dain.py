@@ -23,18 +23,18 @@ from torch import Tensor, nn
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.seams import DataSpec
-from mpt.systems.dain.nn.depth_net import DepthNet
-from mpt.systems.dain.nn.flow_net import UNITS_PER_PIXEL, FlowNet
-from mpt.systems.dain.nn.frame_nets import ContextNet, KernelTrunk, RectifyNet, initialise_xavier, kernel_head
-from mpt.systems.dain.nn.interpolation import Between, Interpolator
-from mpt.systems.dain.nn.regions import (
+from mpt.systems.dain.nn.networks.depth_net import DepthNet
+from mpt.systems.dain.nn.networks.flow_net import UNITS_PER_PIXEL, FlowNet
+from mpt.systems.dain.nn.networks.frame_nets import ContextNet, KernelTrunk, RectifyNet, initialise_xavier, kernel_head
+from mpt.systems.dain.nn.networks.small_nets import SmallDepthNet, SmallFlowNet, SmallKernelTrunk, start_small
+from mpt.systems.dain.nn.operators.interpolation import Between, Interpolator
+from mpt.systems.dain.nn.operators.regions import (
     BlendRegion,
     FilterInterpolationRegion,
     FlowScalingRegion,
     OperatorRegion,
     ProjectionRegion,
 )
-from mpt.systems.dain.nn.small_nets import SmallDepthNet, SmallFlowNet, SmallKernelTrunk, start_small
 
 TASK = "interpolate"
 PARTS = {

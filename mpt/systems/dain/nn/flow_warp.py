@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
 from mpt.seams import DataSpec
-from mpt.systems.dain.nn.flow_net import UNITS_PER_PIXEL
-from mpt.systems.dain.nn.interpolation import Between, Interpolator
-from mpt.systems.dain.nn.regions import BackwardBlendRegion, FlowScalingRegion
-from mpt.systems.dain.nn.small_nets import SmallFlowNet
+from mpt.systems.dain.nn.networks.flow_net import UNITS_PER_PIXEL
+from mpt.systems.dain.nn.networks.small_nets import SmallFlowNet
+from mpt.systems.dain.nn.operators.interpolation import Between, Interpolator
+from mpt.systems.dain.nn.operators.regions import BackwardBlendRegion, FlowScalingRegion
 
 TASK = "interpolate"
 

@@ -23,24 +23,25 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError, DataError
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
+from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Plateau, Precision, Tiles, gather
 from mpt.systems.dain.inference.tiles import tiles_of
-from mpt.systems.dain.losses.charbonnier import charbonnier, end_point_error, photometric
-from mpt.systems.dain.metrics.image_quality import (
+from mpt.systems.dain.losses.shared.charbonnier import charbonnier, end_point_error, photometric
+from mpt.systems.dain.metrics.shared.image_quality import (
     interpolation_error,
     peak_signal_to_noise,
     rounded,
     size_mask,
     structural_similarity,
 )
-from mpt.systems.dain.metrics.sequence_table import describe
-from mpt.systems.dain.nn.flow_net import pad_to_multiple
-from mpt.systems.dain.nn.interpolation import Interpolator
-from mpt.tasks.average import follow, make_twin
+from mpt.systems.dain.metrics.shared.sequence_table import describe
+from mpt.systems.dain.nn.networks.flow_net import pad_to_multiple
+from mpt.systems.dain.nn.operators.interpolation import Interpolator
 
 TEST_SAMPLES = 1
 ERROR_GAIN = 4.0
 """By which the preview multiplies errors, to be seen."""
+DATASET = "procedural_triplets"
+MOVED = {"ema": "train.ema.decay"}
 PLATEAU_THRESHOLD = 1e-4
 """Relative improvement that counts as one."""
 HIGHEST_PSNR = 100.0
@@ -54,8 +55,6 @@ class Settings(Options):
     """Weights of the loss of the blended frame and of the rectified one."""
     flow_steps: int = Field(0, ge=0)
     """Steps at the start that train the flow alone."""
-    ema: float = Field(0.0, ge=0.0, lt=1.0)
-    """Decay of an average of the weights, which is then evaluated; 0 keeps none."""
     plateau_patience: int | None = Field(None, ge=0)
     """Evaluations without improvement after which learning rates are multiplied by `plateau_factor`; null: never."""
     plateau_factor: float = Field(0.2, gt=0, lt=1)
@@ -70,7 +69,7 @@ class Settings(Options):
         return weights
 
 
-class Interpolate(Task):
+class Interpolate(Tiles, Plateau, Legend):
     """Train a network to make the frame between two others."""
 
     metric, higher_is_better = "psnr", True
@@ -85,8 +84,6 @@ class Interpolate(Task):
         self.settings, self.net, self.data = settings, net, data
         self.modules: dict[str, nn.Module] = {"net": net}
         self.trainable: dict[str, nn.Module] = {"net": net}
-        if settings.ema:
-            self.modules["net_ema"] = make_twin(net)
         self.charbonnier = precision.loss(charbonnier)
         self.flow_error = precision.loss(end_point_error)
         self.photometric = precision.loss(photometric)
@@ -141,11 +138,6 @@ class Interpolate(Task):
         """What the plateau rule has made of the learning rates."""
         return self.factor
 
-    def after_step(self, step: int, samples_seen: int) -> None:
-        """Let the average follow; its decay grows from 1/11 as (1 + step) / (10 + step)."""
-        if self.settings.ema:
-            follow(self.modules["net_ema"], self.net, min(self.settings.ema, (1 + step) / (10 + step)))
-
     def after_evaluation(self, figures: Mapping[str, float]) -> None:
         """Lower the rates once more than `plateau_patience` evaluations in a row brought no improvement."""
         patience, figure = self.settings.plateau_patience, figures[self.metric]
@@ -161,7 +153,7 @@ class Interpolate(Task):
 
     def between(self, batch: Batch) -> Tensor:
         """Return the frames between as float32, by the network that is evaluated."""
-        image, _ = self.call(self.modules.get("net_ema", self.net), batch)
+        image, _ = self.call(self.net, batch)
         return image.float()
 
     def evaluate_batch(self, batch: Batch) -> Evidence:

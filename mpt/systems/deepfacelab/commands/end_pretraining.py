@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from mpt.commands.arguments import Runs
+from mpt.commands.cli.arguments import Runs
 from mpt.config.options import setting_of
+from mpt.engine.state.module_state import load_module_state
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,15 @@ def run(command: Command) -> None:
     import torch
 
     from mpt.config.load import load_config
-    from mpt.engine.build import build_run
-    from mpt.engine.state import capture
+    from mpt.engine.building.build import build_run
+    from mpt.engine.state.state import capture
     from mpt.errors import ConfigError
     from mpt.inference.trained import tell_notes
-    from mpt.run import checkpoint
-    from mpt.run.data_layout import write_layout
-    from mpt.run.files import write_atomically
-    from mpt.run.layout import create_run, find_run
-    from mpt.systems.deepfacelab.commands.convert_leras import data_layout, start_of_loop
+    from mpt.run.checkpoints import checkpoint
+    from mpt.run.process.files import write_atomically
+    from mpt.run.records.data_layout import write_layout
+    from mpt.run.records.layout import create_run, find_run
+    from mpt.systems.deepfacelab.commands.shared.convert_leras import data_layout, start_of_loop
 
     directory, chosen = find_run(command.run, Path(command.runs))
     before = load_config(directory.config_path)
@@ -58,7 +59,7 @@ def run(command: Command) -> None:
     made = build_run(other_start, torch.device("cpu"), data_layout(config))
     module = made.task.modules["autoencoder"]
     fresh = {name: value for name, value in module.state_dict().items() if name.startswith("inter")}
-    made.precision.load_module_state(module, {**loaded.state["modules"]["autoencoder"], **fresh})
+    load_module_state(made.precision, module, {**loaded.state["modules"]["autoencoder"], **fresh})
     made.optimizers["autoencoder"].load_state_dict(loaded.state["optimizers"]["autoencoder"])
     captured = capture(made)
     captured["loop"] = start_of_loop(0)

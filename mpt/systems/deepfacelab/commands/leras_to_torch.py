@@ -22,12 +22,14 @@ class Command:
     """The run's folder, which must not be there."""
     archi: str | None = None
     """What weights do not tell, such as df-ud; by default it is read from the model's data.dat or summary."""
+    name: str | None = None
+    """Which of several models in the folder, such as foo or foo_SAEHD."""
     config: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     """The configuration the run is to have; its model must be the weights'."""
 
 
 def run(command: Command) -> None:
     """Convert as the arguments say."""
-    from mpt.systems.deepfacelab.commands.convert_leras import leras_to_torch
+    from mpt.systems.deepfacelab.commands.shared.convert_leras import leras_to_torch
 
-    leras_to_torch(command.model_dir, command.output, command.archi, command.config)
+    leras_to_torch(command.model_dir, command.output, command.archi, command.config, command.name)

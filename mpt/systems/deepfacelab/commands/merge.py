@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,27 +13,32 @@ import torch
 import typer
 from torch import Tensor
 
-from mpt.commands.arguments import Runs
+from mpt.commands.cli.arguments import Runs
 from mpt.config.precision_names import FLOAT32
-from mpt.data.video import describe_video, is_video
-from mpt.data.video_writer import VideoWriter
-from mpt.engine.evaluation import inferring
+from mpt.config.sizes import describe_bytes, parse_budget
+from mpt.data.video.video import describe_video, is_video
+from mpt.data.video.video_writer import VideoWriter
+from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError
+from mpt.foreign.files import open_foreign
 from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import open_trained
-from mpt.planner.budget import describe_bytes, parse_budget
 from mpt.seams import Run
-from mpt.systems.deepfacelab.data.face_files import check_face_types, list_faces
+from mpt.systems.deepfacelab.data.faces.face_files import check_face_types, list_faces
+from mpt.systems.deepfacelab.data.faces.opencv import opencv
 from mpt.systems.deepfacelab.inference.frames import (
     Frames,
+    Merging,
     begin_output,
     match_faces,
     merge_frames,
+    motions_of,
     open_frames,
     record_of,
     write_frame,
 )
-from mpt.systems.deepfacelab.inference.merging import MergeSettings
+from mpt.systems.deepfacelab.inference.masks import load_segment
+from mpt.systems.deepfacelab.inference.merging import NETWORK_MASKS, MergeSettings
 from mpt.systems.deepfacelab.inference.planning import largest_batch
 
 BATCH_SIZE = 8
@@ -54,22 +60,56 @@ class Command:
     """The faces that were extracted from these frames, with their metadata."""
     output: Annotated[Path, typer.Option(metavar="DIR|VIDEO", show_default=False)]
     """Folder of the merged frames, or a video, whose sound is that of --frames."""
-    mask: Literal["full", "dst", "learned-prd", "learned-dst", "learned", "learned-sum", "xseg", "learned-xseg"] = (
-        "learned"
-    )
-    """What is replaced: learned is where both drawn masks agree, dst the landmarks' hull, xseg what was painted."""
+    mask: Literal[
+        "full",
+        "dst",
+        "learned-prd",
+        "learned-dst",
+        "learned",
+        "learned-sum",
+        "xseg",
+        "learned-xseg",
+        "xseg-prd",
+        "xseg-dst",
+        "xseg-both",
+        "all",
+    ] = "learned"
+    """What is replaced: learned is where both drawn masks agree, dst the landmarks' hull, xseg what was painted or
+    applied. What --xseg finds in the drawing (prd), the frame's face (dst), in both, in both and learned (all)."""
+    xseg: Annotated[Path | None, typer.Option(metavar="FILE|DIR")] = None
+    """A trained XSeg (XSeg_256.npy, or its folder), for masks that it draws."""
     erode: int = 0
     """Make the mask smaller by so many quarter pixels of the drawing; negative makes it larger."""
     blur: Annotated[int, typer.Option(min=0)] = 0
     """Fade its edge over so many quarter pixels of the drawing."""
-    colours: Literal["none", "rct", "lct", "mkl", "idt", "sot"] = "rct"
-    """How the drawing takes the frame's colours."""
+    colours: Literal["none", "rct", "lct", "mkl", "mkl-m", "idt", "idt-m", "sot", "sot-m", "mix-m"] = "rct"
+    """How the drawing takes the frame's colours; -m looks at the mask alone, sot is the same as sot-m."""
     scale: Annotated[float, typer.Option(min=0.5, max=1.5)] = 1.0
-    """Size of the face that is put back against the one that was drawn."""
+    """DeepFaceLab's output face scale, 1 for 0 %: above 1 the face is put back smaller, below 1 larger."""
+    mode: Literal["overlay", "hist-match", "seamless", "seamless-hist-match", "original", "raw-rgb", "raw-predict"] = (
+        "overlay"
+    )
+    """How the face is put in: laid over, with the frame's histogram, by seamless cloning, or raw, without a mask."""
     raw: bool = False
-    """Put back the whole drawn square, without mask and colours."""
-    sharpen: Annotated[int, typer.Option(min=0, max=100)] = 0
-    """Sharpen the face in the frame, as DeepFaceLab's Gaussian sharpening of this amount; 2 to 5 is visible."""
+    """The same as --mode raw-rgb: put back the whole drawn square, without mask and colours."""
+    sharpen: Annotated[int, typer.Option(min=-100, max=100)] = 0
+    """Sharpen the face by this amount; 2 to 5 is visible. Negative smooths it."""
+    sharpen_mode: Literal["none", "box", "gaussian"] = "gaussian"
+    """How it is sharpened."""
+    hist_threshold: Annotated[int, typer.Option(min=0, max=255)] = 238
+    """How far through the frame's histogram the hist-match modes go, of 255."""
+    hist_masked: bool = True
+    """Match histograms under the mask alone."""
+    motion_blur: Annotated[int, typer.Option(min=0, max=100)] = 0
+    """Percent of its motion in the video over which a face is blurred."""
+    denoise: Annotated[int, typer.Option(min=0, max=500)] = 0
+    """Strength of a median filter on the frame around the face; 100 is a whole one."""
+    bicubic_degrade: Annotated[int, typer.Option(min=0, max=100)] = 0
+    """Percent by which the frame around the face is shrunk and enlarged again."""
+    color_degrade: Annotated[int, typer.Option(min=0, max=100)] = 0
+    """Percent of a palette of 256 colours in the result."""
+    mask_output: Annotated[Path | None, typer.Option(metavar="DIR|VIDEO")] = None
+    """Where the masks of the merged frames go."""
     face_type: Literal["h", "mf", "f", "wf", "head"] | None = None
     """The model's type of face; by default the run's."""
     half: bool = False
@@ -101,7 +141,8 @@ def run(command: Command) -> None:
     Raises ConfigError, DataError and InputOutputError; an interrupt leaves what is written, and the same command goes
     on from there.
     """
-    trained = open_trained(command.run, Path(command.runs), command.device or "auto")
+    opencv()  # said before anything is loaded
+    trained = open_trained(command.run, Path(command.runs), command.device or "auto", which="newest")
     if trained.config.task.name != "face_swap":
         raise ConfigError(f"{trained.directory.path}: its task is {trained.config.task.name}; a face_swap is needed")
     face_type = command.face_type or trained.train_data.spec.extra.get("face_type") or "f"
@@ -109,11 +150,16 @@ def run(command: Command) -> None:
     listed = list_faces(command.aligned, "dst")
     check_face_types({"dst": listed}, face_type)
     faces = match_faces(frames, listed, command.aligned)
-    settings = MergeSettings(
-        command.mask, command.erode, command.blur, command.colours, command.scale, command.raw, command.sharpen
-    )
-    to_video = is_video(command.output)
-    folder = command.output.with_name(f"{command.output.stem}-frames") if to_video else command.output
+    settings = settings_of(command)
+    segment = None
+    if settings.mask in NETWORK_MASKS:
+        if command.xseg is None:
+            raise ConfigError(f"--mask {settings.mask}: an XSeg network draws it: name one with --xseg")
+        segment = load_segment(command.xseg, trained.run.device)
+    folder = folder_of(command.output)
+    mask_folder = folder_of(command.mask_output) if command.mask_output else None
+    if mask_folder == folder:
+        raise ConfigError(f"--mask-output: {mask_folder} is where the frames go; name another")
     half = choose_half(None, trained.run.device) if command.half else None
     if half:
         print(half.statement)
@@ -124,30 +170,48 @@ def run(command: Command) -> None:
         face_type=face_type,
         dtype=half.dtype if half else "float32",
         frames=str(command.frames.resolve()),
+        xseg=None if segment is None else str(command.xseg),
     )
-    begin_output(folder, record, command.overwrite)
+    folders = [folder] if mask_folder is None else [folder, mask_folder]
+    for place in folders:
+        begin_output(place, record, command.overwrite)
     batch_size = command.batch_size or BATCH_SIZE
     if command.vram:
         batch_size, planned = largest_batch(trained, half.dtype if half else None, parse_budget(command.vram))
         print(f"planned: {batch_size} faces at once, at most {describe_bytes(planned)} on the device")
     built = rebuild_half(trained, half.dtype) if half else rebuild(trained, FLOAT32)
     names = output_names(frames)
-    wanted = {index for index, name in enumerate(names) if not (folder / name).is_file()}
+    wanted = {index for index, name in enumerate(names) if not all((place / name).is_file() for place in folders)}
     count = sum(len(found) for found in faces.values())
     print(f"{len(frames.names)} frames, {count} faces in {len(faces)} of them; {len(wanted)} frames to do")
     if count < len(listed):
         print(f"{len(listed) - count} of the {len(listed)} faces in {command.aligned} are from other frames: left out")
     size = trained.config.model.settings.image_size
-    merged = merge_frames(frames, faces, wanted, drawing(built), size, face_type, settings, batch_size)
+    motions = motions_of(faces, len(names)) if settings.motion_blur else {}
+    merging = Merging(drawing(built), size, face_type, settings, batch_size, motions, segment)
+    merged = merge_frames(frames, faces, wanted, merging)
     started = told = time.perf_counter()
-    for done, (index, frame) in enumerate(merged, start=1):
-        write_frame(folder / names[index], frame)
+    for done, (index, *pictures) in enumerate(merged, start=1):
+        for place, picture in zip(folders, pictures):
+            write_frame(place / names[index], picture)
         if time.perf_counter() - told > SECONDS_BETWEEN_LINES or done == len(wanted):
             told = time.perf_counter()
             print(f"{done}/{len(wanted)} frames, {done / (told - started):.2f} frames/s", flush=True)
     print(f"wrote {len(names)} frames to {folder}")
-    if to_video:
-        write_video(command, frames, [folder / name for name in names])
+    for output, place in zip((command.output, command.mask_output), folders):
+        if output is not None and is_video(output):
+            write_video(output, command.fps, frames, [place / name for name in names])
+
+
+def settings_of(command: Command) -> MergeSettings:
+    """Return the merger's settings from the arguments."""
+    named = {field.name: getattr(command, field.name) for field in dataclasses.fields(MergeSettings)}
+    return MergeSettings(**{**named, "mode": "raw-rgb" if command.raw else command.mode})
+
+
+def folder_of(output: Path) -> Path:
+    """Return the writer of frames for a folder or a video."""
+    return output.with_name(f"{output.stem}-frames") if is_video(output) else output
 
 
 def output_names(frames: Frames) -> list[str]:
@@ -166,15 +230,15 @@ def drawing(built: Run) -> Callable[[Tensor], Mapping[str, Tensor]]:
     return draw
 
 
-def write_video(command: Command, frames: Frames, files: list[Path]) -> None:
+def write_video(output: Path, fps: float | None, frames: Frames, files: list[Path]) -> None:
     """Make a video of the merged frames, with the sound of the video they came from."""
     from PIL import Image
 
     source = None if frames.paths else frames.source
-    rate = command.fps or (describe_video(source).frame_rate if source else 25)
-    with VideoWriter(command.output, rate, audio_from=source) as writer:
+    rate = fps or (describe_video(source).frame_rate if source else 25)
+    with VideoWriter(output, rate, audio_from=source) as writer:
         for path in files:
-            with Image.open(path) as picture:
+            with open_foreign(path) as file, Image.open(file) as picture:
                 data = torch.frombuffer(bytearray(picture.convert("RGB").tobytes()), dtype=torch.uint8)
                 writer.write(data.view(picture.height, picture.width, 3).permute(2, 0, 1))
-    print(f"wrote {command.output}: {len(files)} frames at {float(rate):g} per second")
+    print(f"wrote {output}: {len(files)} frames at {float(rate):g} per second")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mpt.commands.arguments import Runs
+from mpt.commands.cli.arguments import Runs
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,13 @@ class Command:
     """The model's folder."""
     name: str | None = None
     """The model's name in DeepFaceLab; by default the one under which it came, or new."""
+    replace: bool = False
+    """Replace a model of that name even if it is of another shape or further trained. It becomes its newest backup."""
     runs: Runs = "runs"
 
 
 def run(command: Command) -> None:
     """Convert as the arguments say."""
-    from mpt.systems.deepfacelab.commands.convert_leras import torch_to_leras
+    from mpt.systems.deepfacelab.commands.shared.return_leras import torch_to_leras
 
-    torch_to_leras(command.run, command.output, command.name, command.runs)
+    torch_to_leras(command.run, command.output, command.name, command.runs, replace=command.replace)

@@ -16,11 +16,20 @@ from pydantic import Field
 from mpt.config.options import DatasetOptions
 from mpt.errors import ConfigError
 from mpt.seams import Dataset, DataSpec
-from mpt.systems.deepfacelab.data.face_files import FaceFile, check_face_types, list_faces
-from mpt.systems.deepfacelab.data.face_geometry import estimate_yaw
-from mpt.systems.deepfacelab.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings, describe_pairs
+from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, check_face_types, list_faces
+from mpt.systems.deepfacelab.data.faces.face_geometry import estimate_yaw
+from mpt.systems.deepfacelab.data.faces.face_pairs import (
+    NONE,
+    Augmentation,
+    FacePairs,
+    Faces,
+    check_settings,
+    describe_pairs,
+)
 
 ASSUMED_COUNT = 1000
+
+PATHS = ("src", "dst")
 
 
 class Settings(DatasetOptions):
@@ -82,6 +91,7 @@ def build(settings: Settings, split: str, seed: int) -> Dataset:
     people = [FileIdentity(files, settings.image_size, face_type, settings.mask) for files in chosen.values()]
     extra = describe(settings, face_type)
     extra["masks"] = {side: dict(Counter(f.mask_kind(settings.mask) for f in files)) for side, files in sides.items()}
+    extra["rules"] = other_rules(settings)
     if split != "train":
         return FacePairs(people[0], people[1], settings.image_size, seed, NONE, swaps=None, extra=extra)
     yaws = None
@@ -109,6 +119,18 @@ def describe(settings: Settings, face_type: str | None) -> dict[str, Any]:
     """Return what model and task need to know of the data beside its layout."""
     warps = settings.random_warp and not settings.pretrain
     return {"random_warp": warps, "pretrain": settings.pretrain, "face_type": face_type}
+
+
+def other_rules(settings: Settings) -> str | None:
+    """Say what is done as DeepFaceLab does it and otherwise than by default, as in a run that was converted."""
+    rules = []
+    if not settings.hold_out_every:
+        rules.append(
+            "all faces are trained on, and evaluated on (dataset.hold_out_every 0; by default 1 of 10 is held out)"
+        )
+    if settings.mask == "xseg":
+        rules.append("polygons are not looked at (dataset.mask xseg; painted, the default, draws them)")
+    return f"as DeepFaceLab: {'; '.join(rules)}" if rules else None
 
 
 def turn_of(file: FaceFile) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mpt.config.options import DatasetOptions
 from mpt.seams import Dataset
-from mpt.systems.deepfacelab.data.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings
+from mpt.systems.deepfacelab.data.faces.face_pairs import NONE, Augmentation, FacePairs, Faces, check_settings
 
 Colour = tuple[float, float, float]
 

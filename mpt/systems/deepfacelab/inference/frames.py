@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,33 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mpt.data.video import is_video, read_frames
-from mpt.engine.faults import is_out_of_memory
+from mpt.data.video.video import is_video, read_frames
+from mpt.engine.step.faults import is_out_of_memory
 from mpt.errors import ConfigError, DataError, InputOutputError, MemoryBudgetError
-from mpt.run.files import failures_explained, write_atomically
-from mpt.systems.deepfacelab.data.face_files import FaceFile, open_image
-from mpt.systems.deepfacelab.inference.merging import Drawn, MergeSettings, cut_face, merge_face
+from mpt.foreign.files import LARGEST_PICTURE_BYTES, LARGEST_RECORD_BYTES, read_bytes, read_text
+from mpt.run.process.files import failures_explained, write_atomically
+from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, open_image
+from mpt.systems.deepfacelab.inference.masks import Segment
+from mpt.systems.deepfacelab.inference.merging import (
+    STILL,
+    Drawn,
+    MergeSettings,
+    Motion,
+    cut_face,
+    frame_landmarks,
+    lay_together,
+    merge_face,
+    motion_between,
+    to_levels,
+)
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 RECORD = "merge.json"
 Draw = Callable[[Tensor], Mapping[str, Tensor]]
 """Redraw faces (b 3 s s): `swap`, `swap_mask`, `dst_mask`, on any device."""
+DRAWN = ("swap", "swap_mask", "dst_mask")
+Levels = np.ndarray[Any, np.dtype[np.uint8]]
+"""Grey levels of a picture."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +62,7 @@ class Frames:
             for index in sorted(wanted):
                 path = self.paths[index]
                 with failures_explained(path):
-                    picture = open_image(path.read_bytes(), str(path)).convert("RGB")
+                    picture = open_image(read_bytes(path, LARGEST_PICTURE_BYTES), str(path)).convert("RGB")
                 yield index, torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         elif wanted:
             for index, frame in enumerate(read_frames(self.source, 0, max(wanted) + 1)):
@@ -113,7 +129,7 @@ def begin_output(folder: Path, settings: Mapping[str, Any], overwrite: bool) -> 
     text = json.dumps(settings, indent=1, sort_keys=True) + "\n"
     if folder.is_dir() and not record.exists() and any(folder.iterdir()):
         raise InputOutputError(f"--output: {folder} holds other things; name a new folder")
-    if record.exists() and record.read_text("utf-8") != text:
+    if record.exists() and read_text(record, LARGEST_RECORD_BYTES) != text:
         if not overwrite:
             raise ConfigError(
                 f"--output: {folder} was begun with other settings ({record}); name another folder, or --overwrite it"
@@ -125,47 +141,86 @@ def begin_output(folder: Path, settings: Mapping[str, Any], overwrite: bool) -> 
     write_atomically(record, text)
 
 
+@dataclass(frozen=True)
+class Merging:
+    """How frames are merged: who draws faces of which size and type, how they are put back, how many are drawn at once.
+
+    `motions` has a frame's motion by its index, `segment` draws XSeg masks where one is asked for.
+    """
+
+    draw: Draw
+    size: int
+    face_type: str
+    settings: MergeSettings
+    batch_size: int
+    motions: Mapping[int, Motion] = field(default_factory=dict)
+    segment: Segment | None = None
+
+
 def merge_frames(
-    frames: Frames,
-    faces: Mapping[int, Sequence[FaceFile]],
-    wanted: set[int],
-    draw: Draw,
-    size: int,
-    face_type: str,
-    settings: MergeSettings,
-    batch_size: int,
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield (index, uint8 RGB) of each wanted frame, swapped. Faces of several frames are drawn in one batch."""
-    waiting: list[tuple[int, Tensor]] = []
+    frames: Frames, faces: Mapping[int, Sequence[FaceFile]], wanted: set[int], merging: Merging
+) -> Iterator[tuple[int, Levels, Levels]]:
+    """Yield (index, frame, mask) of each wanted frame, swapped: uint8 B, G, R (h, w, 3) and (h, w).
+
+    Faces of several frames are drawn in one batch.
+    """
+    waiting: list[tuple[int, Levels]] = []
     for index, frame in frames.read(wanted):
-        waiting.append((index, frame))
-        if sum(len(faces.get(number, ())) for number, _ in waiting) >= batch_size:
-            yield from merge_some(waiting, faces, draw, size, face_type, settings, batch_size)
+        waiting.append((index, np.ascontiguousarray(frame.permute(1, 2, 0).numpy()[..., ::-1])))
+        if sum(len(faces.get(number, ())) for number, _ in waiting) >= merging.batch_size:
+            yield from merge_some(waiting, faces, merging)
             waiting = []
-    yield from merge_some(waiting, faces, draw, size, face_type, settings, batch_size)
+    yield from merge_some(waiting, faces, merging)
 
 
 def merge_some(
-    waiting: Sequence[tuple[int, Tensor]],
-    faces: Mapping[int, Sequence[FaceFile]],
-    draw: Draw,
-    size: int,
-    face_type: str,
-    settings: MergeSettings,
-    batch_size: int,
-) -> Iterator[tuple[int, Tensor]]:
+    waiting: Sequence[tuple[int, Levels]], faces: Mapping[int, Sequence[FaceFile]], merging: Merging
+) -> Iterator[tuple[int, Levels, Levels]]:
     """Yield some frames with their faces swapped."""
-    pictures = {index: frame.float() / 255 for index, frame in waiting}
-    cuts = [cut_face(pictures[index], face, size, face_type) for index, _ in waiting for face in faces.get(index, ())]
+    pictures = {index: frame.astype(np.float32) / 255 for index, frame in waiting if index in faces}
+    cuts = [
+        cut_face(picture, frame_landmarks(face), merging.size, merging.face_type)
+        for index, picture in pictures.items()
+        for face in faces[index]
+    ]
     drawn: list[Drawn] = []
-    for start in range(0, len(cuts), batch_size):
-        drawn += draw_within_memory(torch.stack(cuts[start : start + batch_size]), draw)
+    for start in range(0, len(cuts), merging.batch_size):
+        batch = np.stack([cut[..., ::-1] for cut in cuts[start : start + merging.batch_size]])
+        drawn += draw_within_memory(torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2))), merging.draw)
     following = iter(drawn)
     for index, frame in waiting:
-        merged = pictures[index]
-        for number, face in enumerate(faces.get(index, ())):
-            merged, _ = merge_face(merged, face, next(following), face_type, settings, seed=index * 1000 + number)
-        yield index, (merged.clamp(0, 1) * 255).round().to(torch.uint8) if index in faces else frame
+        if index not in faces:
+            yield index, frame, np.zeros(frame.shape[:2], np.uint8)
+            continue
+        merged = []
+        for number, face in enumerate(faces[index]):
+            merged.append(
+                merge_face(
+                    pictures[index],
+                    face,
+                    next(following),
+                    merging.face_type,
+                    merging.settings,
+                    numbers=np.random.default_rng([index, number]),
+                    motion=merging.motions.get(index, STILL),
+                    segment=merging.segment,
+                )
+            )
+        result, mask = lay_together(merged)
+        yield index, to_levels(result), to_levels(mask[..., 0])
+
+
+def motions_of(faces: Mapping[int, Sequence[FaceFile]], count: int) -> dict[int, Motion]:
+    """Return the motion of each frame's first face, for frames that have one between two that have one.
+
+    The first and the last frame take themselves for the neighbour that they lack.
+    """
+    found = {}
+    for index in faces:
+        before, after = (faces.get(place) for place in (max(index - 1, 0), min(index + 1, count - 1)))
+        if before and after:
+            found[index] = motion_between(*(frame_landmarks(one[0]) for one in (before, after)))
+    return found
 
 
 def draw_within_memory(batch: Tensor, draw: Draw) -> list[Drawn]:
@@ -179,24 +234,24 @@ def draw_within_memory(batch: Tensor, draw: Draw) -> list[Drawn]:
         if len(batch) == 1:
             raise MemoryBudgetError("there is no memory to draw a single face; use --half or --device cpu") from error
     if found is not None:
-        return [Drawn(*rows) for rows in zip(found["swap"], found["swap_mask"], found["dst_mask"])]
+        swap, *masks = (found[name].clamp(0, 1).permute(0, 2, 3, 1).numpy() for name in DRAWN)
+        swap = np.ascontiguousarray(swap[..., ::-1])
+        return [Drawn(*rows) for rows in zip(swap, *masks)]
     # Past the except block: a traceback would go on holding what filled the memory.
     torch.cuda.empty_cache()
     middle = len(batch) // 2
     return draw_within_memory(batch[:middle], draw) + draw_within_memory(batch[middle:], draw)
 
 
-def write_frame(path: Path, frame: Tensor) -> None:
-    """Write a frame as PNG under a temporary name, then give it its own."""
+def write_frame(path: Path, frame: Levels) -> None:
+    """Write a frame (h, w, 3), or a mask (h, w), as PNG under a temporary name, then give it its own."""
     temporary = path.with_name(f".{path.name}.tmp")
     with failures_explained(path):
-        Image.fromarray(np.ascontiguousarray(frame.permute(1, 2, 0).numpy())).save(temporary, "PNG", compress_level=3)
+        picture = frame[..., ::-1] if frame.ndim == 3 else frame
+        Image.fromarray(np.ascontiguousarray(picture)).save(temporary, "PNG", compress_level=3)
         os.replace(temporary, path)
 
 
 def record_of(settings: MergeSettings, **more: Any) -> dict[str, Any]:
     """Return what a folder of merged frames was made with."""
-    kept = asdict(settings)
-    if not settings.sharpen:
-        del kept["sharpen"]  # folders that were begun before there was any do without
-    return {**kept, **more}
+    return {**asdict(settings), **more}

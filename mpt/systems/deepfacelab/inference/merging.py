@@ -1,35 +1,58 @@
 """Put drawn faces back into their frame: mask, edges, colours, and the way back through the alignment.
 
-The steps and their order are DeepFaceLab's merger's in its mode "overlay". The mask is worked on at four times the
-drawing's resolution, but at most at `MASK_SIDE` unless the drawing itself is larger; widths of `erode` and `blur` are
-in pixels at four times, as DeepFaceLab counts them.
+The steps and their order are DeepFaceLab's merger's, and OpenCV does them as there, so that a frame comes out as its
+own would (`tests/systems/deepfacelab/inference/test_merging.py`). Pictures are float32 in [0, 1], B, G, R; masks are
+(h, w, 1). The mask is worked on at four times the drawing's resolution, in whose pixels `erode` and `blur` are.
 
-Not here: seamless cloning, histogram matching, motion blur, super-resolution, and the masks that an XSeg
-network would draw while merging (masks that it applied to the aligned faces are `xseg`).
+Not here: super-resolution, whose network is no part of a model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from PIL import Image
 
-from mpt.systems.deepfacelab.data.colour_transfer import reinhard, transfer
-from mpt.systems.deepfacelab.data.face_files import FaceFile, open_image
-from mpt.systems.deepfacelab.data.face_geometry import Matrix, Points, compose, face_matrix, invert, transform_points
-from mpt.systems.deepfacelab.data.face_masks import draw_hull, ellipse
-from mpt.systems.deepfacelab.data.resampling import cut, resize
+from mpt.systems.deepfacelab.data.faces.colour_transfer import (
+    Picture,
+    match_covariance,
+    match_histogram,
+    move_least,
+    reinhard,
+    transfer,
+)
+from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, open_image
+from mpt.systems.deepfacelab.data.faces.face_geometry import Matrix, Points, face_matrix, invert, transform_points
+from mpt.systems.deepfacelab.data.faces.face_masks import HULL_PARTS, raise_brows
+from mpt.systems.deepfacelab.data.faces.opencv import opencv
+from mpt.systems.deepfacelab.inference.masks import Segment
 
-MaskMode = Literal["full", "dst", "learned-prd", "learned-dst", "learned", "learned-sum", "xseg", "learned-xseg"]
+Mode = Literal["overlay", "hist-match", "seamless", "seamless-hist-match", "original", "raw-rgb", "raw-predict"]
+"""How the face is put in: laid over; with the histogram of the frame's face; by OpenCV's seamless clone; not at all;
+its whole square; or nothing but the drawing itself."""
+MaskMode = Literal[
+    "full", "dst", "learned-prd", "learned-dst", "learned", "learned-sum", "xseg", "learned-xseg", "xseg-prd",
+    "xseg-dst", "xseg-both", "all",
+]  # fmt: skip
 """Which mask decides: all of the square; the hull of the destination's landmarks; what was drawn with the swap; what
-was drawn with the destination; their product; their sum; what was painted or applied; the product of all three."""
-Colours = Literal["none", "rct", "lct", "mkl", "idt", "sot"]
-MASK_SCALE, MASK_SIDE = 4, 1024
-NOISE = 1 / 255
+was drawn with the destination; their product; their sum; what was painted or applied; the product of all three; what
+an XSeg network finds in the drawing, in the frame's face, in both; that times `learned`."""
+Colours = Literal["none", "rct", "lct", "mkl", "mkl-m", "idt", "idt-m", "sot", "sot-m", "mix-m"]
+Sharpening = Literal["none", "box", "gaussian"]
+MASK_SCALE = 4
+NOISE = np.float32(1 / 255)
+SMALLEST = 4
+"""Faces whose mask covers less than this many pixels of the frame each way are left out."""
+SOT_DIRECTIONS = 30
+XSEG_SIDE = 256
+MOST_MOTION = 50
+PALETTE = 256
+MOTION_SIDE = 256
+NETWORK_MASKS = ("xseg-prd", "xseg-dst", "xseg-both", "all")
+"""Masks that an XSeg network draws."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +65,52 @@ class MergeSettings:
     blur: int = 0
     """Pixels over which its edge fades."""
     colours: Colours = "rct"
-    """How the swap takes the frame's colours, see `colour_transfer`."""
+    """How the swap takes the frame's colours, see `colour_transfer`; -m: under the mask alone."""
     scale: float = 1.0
-    """Size of the swapped face against the drawn one."""
-    raw: bool = False
-    """Put back the whole square as it was drawn: no mask, no colours."""
+    """How much smaller the drawn face is put back."""
+    mode: Mode = "overlay"
     sharpen: int = 0
-    """How much the swap is sharpened at the frame's resolution, in DeepFaceLab's units of half a blurred difference."""
+    """Amount of sharpening; negative blurs."""
+    sharpen_mode: Sharpening = "gaussian"
+    hist_threshold: int = 238
+    """How far through the frame's histogram a matched one goes, of 255."""
+    hist_masked: bool = True
+    """Match the histogram under the mask alone."""
+    motion_blur: int = 0
+    """Percent of the face's motion in the video over which it is blurred."""
+    denoise: int = 0
+    """Strength, in percent of one median filter, of the filters that the frame around the face goes through."""
+    bicubic_degrade: int = 0
+    """Percent by which the frame around the face is shrunk and enlarged again."""
+    color_degrade: int = 0
+    """Percent of a palette of 256 colours in the result."""
+
+    @property
+    def reworks(self) -> bool:
+        """Is the face worked on once more after it was put in, which softens it?"""
+        recolours = "seamless" in self.mode and self.colours != "none"
+        filters = (self.motion_blur, self.sharpen, self.denoise, self.bicubic_degrade)
+        return recolours or self.mode == "seamless-hist-match" or any(filters)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the network drew of one face, float32 on the CPU: swap (3 s s), its mask and the destination's (1 s s)."""
+    """What the network drew of one face: swap (s, s, 3), its mask and the destination's (s, s, 1)."""
 
-    swap: Tensor
-    swap_mask: Tensor
-    dst_mask: Tensor
+    swap: Picture
+    swap_mask: Picture
+    dst_mask: Picture
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How far a face moves from the frame before to the one after, in pixels, and where to, in degrees."""
+
+    power: float = 0.0
+    degrees: float = 0.0
+
+
+STILL = Motion()
 
 
 def frame_landmarks(face: FaceFile) -> Points:
@@ -69,148 +122,309 @@ def frame_landmarks(face: FaceFile) -> Points:
     return transform_points(face.landmarks, invert(face.source_matrix))
 
 
-def cut_face(frame: Tensor, face: FaceFile, size: int, face_type: str) -> Tensor:
-    """Return the face as the network wants it, (3 size size), from a frame of floats in [0, 1]."""
-    return cut(frame, face_matrix(frame_landmarks(face), size, face_type), size, "bicubic", "zeros").clamp(0, 1)
+def motion_between(before: Points, after: Points) -> Motion:
+    """Return the motion of a face by its landmarks in the frames before and after."""
+    middle = np.array([[MOTION_SIDE // 2 - 1, MOTION_SIDE // 2 - 1]])
+    ends = [transform_points(middle, invert(face_matrix(points, MOTION_SIDE, "f")))[0] for points in (before, after)]
+    x, y = ends[1] - ends[0]
+    return Motion(float(np.hypot(x, y)), float(-np.degrees(np.arctan2(y, x))))
+
+
+def cut_face(frame: Picture, landmarks: Points, size: int, face_type: str) -> Picture:
+    """Return the face as the network wants it, (size, size, 3)."""
+    return cut(frame, face_matrix(landmarks, size, face_type), size).clip(0, 1)
 
 
 def merge_face(
-    frame: Tensor, face: FaceFile, drawn: Drawn, face_type: str, settings: MergeSettings, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Return the frame (3 h w) with a face swapped, and where it was, (1 h w)."""
-    size = drawn.swap.shape[-1]
-    landmarks = frame_landmarks(face)
+    frame: Picture,
+    face: FaceFile,
+    drawn: Drawn,
+    face_type: str,
+    settings: MergeSettings,
+    *,
+    numbers: Any = None,
+    motion: Motion = STILL,
+    segment: Segment | None = None,
+) -> tuple[Picture, Picture]:
+    """Return the frame (h, w, 3) with a face swapped, and where it was, (h, w, 1); of `raw-predict` the face alone.
+
+    `numbers` draws what is random in the colour transfer.
+    """
+    size, landmarks = drawn.swap.shape[0], frame_landmarks(face)
+    target = cut_face(frame, landmarks, size, face_type)
+    small = choose_mask(face, frame, drawn, face_type, settings.mask, segment)
+    edges = enlarge(small, size)
+    if "raw" not in settings.mode:
+        edges = work_on_edges(edges, size, settings)
+    mask = put(edges, face_matrix(landmarks, size * MASK_SCALE, face_type, settings.scale), frame)
+    mask = without_noise(mask.clip(0, 1))[..., None]
+    if settings.mode == "original":
+        return frame, mask
     matrix = face_matrix(landmarks, size, face_type, settings.scale)
-    if settings.raw:
-        return paste(frame, drawn.swap, torch.ones_like(drawn.swap_mask), matrix)
-    mask = choose_mask(face, drawn, face_type, settings.mask)
-    edges = work_on_edges(mask, settings)
+    edges = opencv().resize(edges, (size, size), interpolation=opencv().INTER_CUBIC)[..., None]
+    if settings.mode == "raw-predict":
+        return drawn.swap, edges
+    if settings.mode == "raw-rgb":
+        square = put(np.ones_like(drawn.swap), matrix, frame)
+        return blend(frame, put(drawn.swap, matrix, frame), square), mask
+    if not large_enough(mask):
+        return frame, mask
+    area = (edges > 0).astype(np.float32)
     swap = drawn.swap
-    if settings.colours != "none":
-        target = cut(frame, face_matrix(landmarks, size, face_type), size, "bicubic", "zeros").clamp(0, 1)
-        area = F.interpolate(edges[None], (size, size), mode="bilinear", align_corners=False)[0] > 0
-        swap = recolour(swap, target, area[0], settings.colours, seed)
-    return paste(frame, swap, edges, matrix, settings.sharpen)
+    if settings.colours != "none" and "seamless" not in settings.mode:
+        swap = recolour(swap, target, area, settings.colours, numbers)
+    if settings.mode == "hist-match":
+        swap = match_under(swap, target, area, settings)
+    result = put(swap, matrix, frame).clip(0, 1)
+    if "seamless" in settings.mode:
+        result = clone(result, frame, mask)
+    result = blend(frame, result, mask)
+    if settings.reworks:
+        upright = face_matrix(landmarks, size, face_type)
+        again = rework(cut(result, upright, size).clip(0, 1), target, area, settings, numbers, motion)
+        result = blend(degrade(frame, settings), put(again, upright, frame), mask)
+    if settings.color_degrade:
+        share = settings.color_degrade / 100
+        result = result * (1 - share) + reduce_colours(result) * share
+    return result.astype(np.float32), mask
 
 
-def choose_mask(face: FaceFile, drawn: Drawn, face_type: str, mode: MaskMode) -> Tensor:
-    """Return the mask of one face, (1 s s)."""
-    size = drawn.swap.shape[-1]
-    if mode == "full":
-        mask = torch.ones_like(drawn.swap_mask)
-    elif mode == "dst":
-        landmarks = transform_points(frame_landmarks(face), face_matrix(frame_landmarks(face), size, face_type))
-        mask = torch.from_numpy(draw_hull(landmarks, size, face.brow_factor))[None]
-    elif mode == "learned-prd":
-        mask = drawn.swap_mask
-    elif mode == "learned-dst":
-        mask = drawn.dst_mask
-    elif mode == "learned-sum":
-        mask = drawn.swap_mask + drawn.dst_mask
-    else:
-        mask = torch.ones_like(drawn.swap_mask) if mode == "xseg" else drawn.swap_mask * drawn.dst_mask
-        if mode != "learned":
-            mask = mask * painted_mask(face, size, face_type)
-    mask = mask.clamp(0, 1)
-    return torch.where(mask < NOISE, 0.0, mask)
+def lay_together(faces: Sequence[tuple[Picture, Picture]]) -> tuple[Picture, Picture]:
+    """Return one frame of several, each with one face swapped and its mask: later ones lie over earlier."""
+    result, mask = faces[0]
+    for further, covering in faces[1:]:
+        result = blend(result, further, covering)
+        mask = (mask + covering).clip(0, 1)
+    return result, mask
 
 
-def painted_mask(face: FaceFile, size: int, face_type: str) -> Tensor:
-    """Return the mask in a face's metadata, brought to the model's square."""
-    assert face.landmarks is not None, "faces without metadata have no frame"
-    side = open_image(face.read(), face.name).width
-    drawn = torch.from_numpy(face.draw_face(side))[None]
-    if face.kind == face_type:
-        return resize(drawn, size, "bilinear")
-    return cut(drawn, face_matrix(face.landmarks, size, face_type), size, "bilinear", "zeros")
-
-
-def work_on_edges(mask: Tensor, settings: MergeSettings) -> Tensor:
-    """Return a mask, enlarged, its edge moved and faded; nothing of it comes nearer to the border than the fade."""
-    size = mask.shape[-1]
-    side = min(size * MASK_SCALE, max(MASK_SIDE, size))
-    unit = side / (size * MASK_SCALE)
-    erode, blur = round(abs(settings.erode) * unit), round(settings.blur * unit)
-    mask = F.interpolate(mask[None], (side, side), mode="bicubic", align_corners=False)[0].clamp(0, 1)
-    padding = side // MASK_SCALE
-    mask = F.pad(mask, (padding,) * 4)
-    if erode:
-        mask = spread(mask, erode) if settings.erode < 0 else 1 - spread(1 - mask, erode)
-    border = padding + blur // 2
-    inner = torch.zeros_like(mask)
-    inner[..., border:-border, border:-border] = mask[..., border:-border, border:-border]
-    mask = inner
-    if blur:
-        taps = blur | 1
-        distance = torch.arange(taps, dtype=torch.float32) - taps // 2
-        sigma = 0.3 * ((taps - 1) * 0.5 - 1) + 0.8
-        kernel = torch.exp(-distance.square() / (2 * sigma**2))
-        kernel = kernel / kernel.sum()
-        mask = F.conv2d(mask[None], kernel.view(1, 1, taps, 1), padding=(taps // 2, 0))
-        mask = F.conv2d(mask, kernel.view(1, 1, 1, taps), padding=(0, taps // 2))[0]
-    return mask[..., padding:-padding, padding:-padding].clamp(0, 1)
-
-
-def spread(mask: Tensor, size: int) -> Tensor:
-    """Return the largest value within an ellipse around each pixel, (1 h w)."""
-    height, width = mask.shape[-2:]
-    anchor = size // 2
-    padded = F.pad(mask, (size,) * 4)
-    result = torch.zeros_like(mask)
-    for row, element in enumerate(ellipse(size)):
-        run = np.flatnonzero(element)
-        if len(run):
-            top, left = size + row - anchor, size + int(run[0]) - anchor
-            lines = padded[:, top : top + height, left : left + width + len(run) - 1]
-            result = torch.maximum(result, F.max_pool2d(lines[None], (1, len(run)), stride=1)[0])
+def blend(one: Picture, other: Picture, share: Picture) -> Picture:
+    """Return a picture with another laid over it, in [0, 1]. Only where its share is not 0 anything is computed."""
+    result = one.copy()
+    rows, columns = (np.flatnonzero(share.any(axis=axis)) for axis in ((1, 2), (0, 2)))
+    if len(rows):
+        box = (slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1))
+        result[box] = (one[box] * (1 - share[box]) + other[box] * share[box]).clip(0, 1)
     return result
 
 
-def recolour(swap: Tensor, target: Tensor, area: Tensor, colours: Colours, seed: int) -> Tensor:
-    """Return the swap with the colours of the frame's face; `area` (s s) is where the mask is."""
-    image, reference = (picture.permute(1, 2, 0).numpy() for picture in (swap, target))
-    part = area.numpy()
-    if colours == "rct":
-        result = reinhard(image, reference, part, part)
+def cut(frame: Picture, matrix: Matrix, size: int) -> Picture:
+    """Return what a matrix maps to the square of `size` pixels."""
+    cv2 = opencv()
+    return np.asarray(cv2.warpAffine(frame, matrix, (size, size), flags=cv2.INTER_CUBIC))
+
+
+def put(face: Picture, matrix: Matrix, frame: Picture) -> Picture:
+    """Return a square where the matrix's inverse maps it, in a black picture of the frame's size."""
+    cv2 = opencv()
+    flags = cv2.WARP_INVERSE_MAP | cv2.INTER_CUBIC
+    return np.asarray(cv2.warpAffine(face, matrix, frame.shape[1::-1], flags=flags))
+
+
+def choose_mask(
+    face: FaceFile, frame: Picture, drawn: Drawn, face_type: str, mode: MaskMode, segment: Segment | None = None
+) -> Picture:
+    """Return the mask of one face, (s, s)."""
+    size, landmarks = drawn.swap.shape[0], frame_landmarks(face)
+    learned = drawn.swap_mask * drawn.dst_mask
+    if mode == "full":
+        mask = np.ones((size, size), np.float32)
+    elif mode == "dst":
+        mask = cut(draw_hull(landmarks, frame.shape), face_matrix(landmarks, size, face_type), size).clip(0, 1)
+    elif mode in ("learned-prd", "learned-dst", "learned"):
+        mask = {"learned-prd": drawn.swap_mask, "learned-dst": drawn.dst_mask, "learned": learned}[mode][..., 0]
+    elif mode == "learned-sum":
+        mask = (drawn.swap_mask + drawn.dst_mask)[..., 0].clip(0, 1)
+    elif mode in ("xseg", "learned-xseg"):
+        mask = painted_mask(face, size, face_type) * (1 if mode == "xseg" else learned[..., 0])
     else:
-        if colours == "sot":
-            image, reference = image * part[..., None], reference * part[..., None]
-        result = transfer(colours, image, reference, np.random.default_rng(seed))
-    return torch.from_numpy(np.ascontiguousarray(result, np.float32)).permute(2, 0, 1)
+        assert segment is not None, "checked with the settings"
+        mask = segmented(frame, landmarks, drawn.swap, face_type, mode, segment)
+        mask = mask * learned[..., 0] if mode == "all" else mask
+    return without_noise(mask)
 
 
-def sharpened(image: Tensor, amount: int) -> Tensor:
-    """Return an image (3 h w) with its difference from its blur over 3 pixels added, half as often as `amount` says."""
-    kernel = torch.tensor([0.25, 0.5, 0.25])
-    padded = F.pad(image[None], (1, 1, 1, 1), mode="reflect")
-    blurred = F.conv2d(padded, (kernel[:, None] * kernel).expand(3, 1, 3, 3), groups=3)[0]
-    return image + 0.5 * amount * (image - blurred)
+def segmented(
+    frame: Picture, landmarks: Points, swap: Picture, face_type: str, mode: MaskMode, segment: Segment
+) -> Picture:
+    """Return what an XSeg network finds in the drawing, in the frame's face, or in both, (s, s)."""
+    cv2, size = opencv(), swap.shape[0]
+    found = np.ones((size, size), np.float32)
+    faces = []
+    if mode != "xseg-dst":
+        faces.append(cv2.resize(swap, (XSEG_SIDE, XSEG_SIDE), interpolation=cv2.INTER_CUBIC))
+    if mode != "xseg-prd":
+        faces.append(cut(frame, face_matrix(landmarks, XSEG_SIDE, face_type), XSEG_SIDE))
+    for picture in faces:
+        found = found * cv2.resize(segment(picture), (size, size), interpolation=cv2.INTER_CUBIC)
+    return found
 
 
-def paste(frame: Tensor, face: Tensor, mask: Tensor, matrix: Matrix, sharpen: int = 0) -> tuple[Tensor, Tensor]:
-    """Return a frame with a face (3 s s) laid over it where its mask (1 m m) is, and the mask in the frame.
-
-    Only the part of the frame that the face's square covers is worked on.
+def draw_hull(landmarks: Points, shape: Sequence[int]) -> Picture:
+    """Return the face by its landmarks in a frame, (h, w). The brows are raised as DeepFaceLab raises them here, by a
+    factor of one whatever the face's own.
     """
-    height, width = frame.shape[-2:]
-    size, side = face.shape[-1], mask.shape[-1]
-    corners = transform_points(np.array([(0, 0), (size, 0), (size, size), (0, size)]), invert(matrix))
-    left, top = np.maximum(np.floor(corners.min(axis=0)).astype(int) - 2, 0)
-    right, bottom = np.minimum(np.ceil(corners.max(axis=0)).astype(int) + 3, (width, height))
-    covered = torch.zeros_like(frame[:1])
-    if left >= right or top >= bottom:
-        return frame, covered
-    place = (slice(None), slice(top, bottom), slice(left, right))
-    shift = np.array([[1.0, 0, -left], [0, 1.0, -top]])
-    box = (int(bottom - top), int(right - left))
-    back = compose(shift, invert(matrix))
-    grown = compose(back, np.array([[size / side, 0, 0], [0, size / side, 0]]))
-    swapped = cut(face, back, box, "bicubic", "border").clamp(0, 1)
-    if sharpen and min(box) > 1:
-        swapped = sharpened(swapped, sharpen).clamp(0, 1)
-    covering = cut(mask, grown, box, "bicubic", "zeros").clamp(0, 1)
-    covering = torch.where(covering < NOISE, 0.0, covering)
-    result = frame.clone()
-    result[place] = frame[place] * (1 - covering) + swapped * covering
-    covered[place] = covering
-    return result, covered
+    cv2 = opencv()
+    mask = np.zeros(shape[:2], np.float32)
+    points = raise_brows(landmarks, 1.0)
+    for part in HULL_PARTS:
+        cv2.fillConvexPoly(mask, cv2.convexHull(points[list(part)].astype(np.int32)), 1)
+    return mask
+
+
+def painted_mask(face: FaceFile, size: int, face_type: str) -> Picture:
+    """Return the mask in a face's metadata, brought to the model's square, (size, size)."""
+    cv2 = opencv()
+    assert face.landmarks is not None, "faces without metadata have no frame"
+    painted = face.draw_face(open_image(face.read(), face.name).width)
+    if face.kind == face_type:
+        return np.asarray(cv2.resize(painted, (size, size), interpolation=cv2.INTER_LINEAR))
+    matrix = face_matrix(face.landmarks, size, face_type)
+    return np.asarray(cv2.warpAffine(painted, matrix, (size, size), flags=cv2.INTER_LINEAR))
+
+
+def without_noise(mask: Picture) -> Picture:
+    """Return a mask whose values below a grey level are 0."""
+    return np.where(mask < NOISE, np.float32(0), mask).astype(np.float32)
+
+
+def enlarge(mask: Picture, size: int) -> Picture:
+    """Return a mask at four times the drawing's resolution."""
+    cv2 = opencv()
+    return np.asarray(cv2.resize(mask, (size * MASK_SCALE,) * 2, interpolation=cv2.INTER_CUBIC))
+
+
+def work_on_edges(mask: Picture, padding: int, settings: MergeSettings) -> Picture:
+    """Return a mask with its edge moved and faded; nothing of it comes nearer to the border than half the fade."""
+    cv2 = opencv()
+    mask = np.pad(mask, padding)
+    if settings.erode:
+        width = abs(settings.erode)
+        element = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (width, width))
+        mask = (cv2.erode if settings.erode > 0 else cv2.dilate)(mask, element, iterations=1)
+    border = padding + settings.blur // 2
+    inner = np.zeros_like(mask)
+    inner[border:-border, border:-border] = mask[border:-border, border:-border]
+    mask = inner
+    if settings.blur:
+        taps = settings.blur | 1
+        mask = cv2.GaussianBlur(mask, (taps, taps), 0)
+    return np.asarray(mask[padding:-padding, padding:-padding].clip(0, 1))
+
+
+def large_enough(mask: Picture) -> bool:
+    """Does a mask cover enough of the frame for a face to be worked on?"""
+    counted = mask[..., 0] >= 0.1
+    rows, columns = (np.flatnonzero(counted.any(axis=axis)) for axis in (1, 0))
+    return len(rows) > 0 and bool(min(np.ptp(rows), np.ptp(columns)) >= SMALLEST)
+
+
+def recolour(image: Picture, target: Picture, area: Picture, colours: Colours, numbers: Any) -> Picture:
+    """Return a face with the colours of the frame's face; `area` (s, s, 1) is where the mask is."""
+    if colours == "rct":
+        return reinhard(image, target, area, area)
+    if colours == "lct":
+        return match_covariance(image, target).astype(np.float32)
+    if colours.endswith("-m") or colours == "sot":
+        image, target = image * area, target * area
+    if colours.startswith("mkl"):
+        return move_least(image, target).clip(0, 1).astype(np.float32)
+    return transfer(colours.removesuffix("-m"), image, target, numbers, SOT_DIRECTIONS)
+
+
+def match_under(swap: Picture, target: Picture, area: Picture, settings: MergeSettings) -> Picture:
+    """Return the swap with the histograms of the frame's face; what is not counted is white."""
+    counted = area if settings.hist_masked else np.ones_like(area)
+    ours, theirs = ((picture * counted + (1 - counted)).clip(0, 1) for picture in (swap, target))
+    return match_histogram(ours, theirs, settings.hist_threshold)
+
+
+def clone(face: Picture, frame: Picture, mask: Picture) -> Picture:
+    """Return the face in its frame as OpenCV's seamless clone puts it there; as it is where that fails."""
+    cv2 = opencv()
+    levels = [(mask > step / 10).astype(np.uint8) * 255 for step in range(1, 10)]
+    chosen = next((level for level in levels if level.any()), None)
+    if chosen is None:
+        return face
+    left, top, width, height = cv2.boundingRect(chosen)
+    middle = (int(left + width / 2), int(top + height / 2))
+    source, target = (to_levels(picture) for picture in (face, frame))
+    try:
+        cloned = cv2.seamlessClone(source, target, chosen, middle, cv2.NORMAL_CLONE)
+    except cv2.error:  # a face at the edge of its frame: DeepFaceLab takes it as it is, too
+        return face
+    return np.asarray(cloned.astype(np.float32) / 255)
+
+
+def to_levels(picture: Picture) -> Picture:
+    """Return grey levels, cut off as DeepFaceLab's, uint8."""
+    return np.asarray((picture.clip(0, 1) * 255).astype(np.uint8))
+
+
+def rework(
+    face: Picture, target: Picture, area: Picture, settings: MergeSettings, numbers: Any, motion: Motion
+) -> Picture:
+    """Return a face that was put in and cut out again, with what is done to it then."""
+    if "seamless" in settings.mode and settings.colours != "none":
+        face = recolour(face, target, area, settings.colours, numbers)
+    if settings.mode == "seamless-hist-match":
+        face = match_histogram(face, target, settings.hist_threshold)
+    reach = int(motion.power * settings.motion_blur / 100)
+    if reach >= 1:
+        face = blur_along(face, min(reach + 1, MOST_MOTION), motion.degrees)
+    return sharpen(face, settings.sharpen_mode, settings.sharpen) if settings.sharpen else face
+
+
+def blur_along(image: Picture, size: int, degrees: float) -> Picture:
+    """Return an image blurred along a line of `size` pixels."""
+    cv2 = opencv()
+    line = np.zeros((size, size), np.float32)
+    line[(size - 1) // 2] = 1
+    middle = size / 2 - 0.5
+    line = cv2.warpAffine(line, cv2.getRotationMatrix2D((middle, middle), degrees, 1.0), (size, size))
+    return np.asarray(cv2.filter2D(image, -1, line / line.sum()))
+
+
+def sharpen(image: Picture, mode: Sharpening, amount: int) -> Picture:
+    """Return an image with its difference from its blur over 3 pixels added, or, for a negative amount, smoothed."""
+    cv2 = opencv()
+    if amount < 0:
+        return smooth(image, -amount * 10, 100)
+    if mode == "box":
+        point = np.zeros((3, 3), np.float32)
+        point[1, 1] = 1
+        return np.asarray(cv2.filter2D(image, -1, point + (point - np.float32(1 / 9)) * amount))
+    if mode == "gaussian":
+        blurred = cv2.GaussianBlur(image, (3, 3), 0)
+        return np.asarray(cv2.addWeighted(image, 1 + 0.5 * amount, blurred, -0.5 * amount, 0))
+    return image
+
+
+def smooth(image: Picture, percent: int, less: int) -> Picture:
+    """Return an image after medians of 5 x 5, the first at `percent` and each next at `less` percent less."""
+    while percent > 0:
+        share = min(percent / 100, 1.0)
+        image = (image * (1 - share) + opencv().medianBlur(image, 5) * share).astype(np.float32)
+        percent -= less
+    return image
+
+
+def degrade(frame: Picture, settings: MergeSettings) -> Picture:
+    """Return the frame around the face as it is made worse."""
+    cv2 = opencv()
+    if settings.denoise:
+        frame = smooth(frame, settings.denoise, 10)
+    if settings.bicubic_degrade:
+        share = 1 - settings.bicubic_degrade / 101
+        height, width = frame.shape[:2]
+        size = (max(1, int(width * share)), max(1, int(height * share)))
+        frame = cv2.resize(frame, size, interpolation=cv2.INTER_CUBIC)
+        frame = cv2.resize(frame, (width, height), interpolation=cv2.INTER_CUBIC)
+    return frame
+
+
+def reduce_colours(image: Picture) -> Picture:
+    """Return an image in the 256 colours that fit it best."""
+    picture = Image.fromarray(to_levels(image)[..., ::-1])
+    few = picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=PALETTE).convert("RGB")
+    return np.asarray(few, np.float32)[..., ::-1] / 255

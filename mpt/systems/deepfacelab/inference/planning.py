@@ -6,15 +6,15 @@ import torch
 
 from mpt.config.load import change_precision
 from mpt.config.precision_names import AUTOCAST, FLOAT32
-from mpt.engine.build import build_run
-from mpt.engine.evaluation import inferring
+from mpt.config.sizes import describe_bytes
+from mpt.engine.building.build import build_run
+from mpt.engine.state.evaluation import inferring
 from mpt.errors import MemoryBudgetError
 from mpt.inference.half import halve, in_dtype
 from mpt.inference.trained import Trained
-from mpt.planner.budget import describe_bytes
-from mpt.planner.fake_mode import LeanFakeMode
-from mpt.planner.trace import Recorder
-from mpt.precision.choice import DTYPES
+from mpt.planner.device.fake_mode import LeanFakeMode
+from mpt.planner.trace.trace import Recorder
+from mpt.precision.shared.choice import DTYPES
 
 MOST = 64
 """More faces at once gain nothing."""

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
 from mpt.seams import DataSpec
-from mpt.systems.deepfacelab.nn.patch_discriminator import PatchDiscriminator
-from mpt.systems.deepfacelab.nn.saehd_layers import Convolution, Dense, Downscale, Residual, Upscale
+from mpt.systems.deepfacelab.nn.shared.patch_discriminator import PatchDiscriminator
+from mpt.systems.deepfacelab.nn.shared.saehd_layers import Convolution, Dense, Downscale, Residual, Upscale
 
 TASK = "face_swap"
 
@@ -277,12 +277,14 @@ class CodeDiscriminator(nn.Module):
 
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
-    """Return `autoencoder`, and the discriminators whose power is not zero; pretraining has none."""
+    """Return `autoencoder`, and the discriminators whose power is not zero. Pretraining has no patch discriminator, and
+    a code discriminator that is not trained.
+    """
     pretrains = bool(data.extra.get("pretrain"))
     modules: dict[str, nn.Module] = {
         "autoencoder": DFAutoencoder(settings) if settings.family == "df" else LIAEAutoencoder(settings)
     }
-    if settings.true_face_power and not pretrains:
+    if settings.true_face_power:
         modules["code_discriminator"] = CodeDiscriminator(settings.ae_dims, settings.code_size)
     if settings.gan_power and not pretrains:
         patch_size = settings.gan_patch_size or settings.image_size // 8

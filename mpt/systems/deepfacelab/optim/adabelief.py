@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
-from mpt.optim.groups import Parameters
-from mpt.systems.deepfacelab.optim.leras import LerasOptimizer, resolution
+from mpt.optim.shared.groups import Parameters
+from mpt.systems.deepfacelab.optim.shared.leras import LerasOptimizer, resolution
 
 
 class Settings(OptimizerOptions):

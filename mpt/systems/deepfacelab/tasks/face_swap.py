@@ -8,7 +8,7 @@ DeepFaceLab does, and computed in float32.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task, gather
-from mpt.systems.deepfacelab.losses import face_swap as losses
-from mpt.systems.deepfacelab.metrics.face_swap import overlap, peak_signal_to_noise
+from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Precision, gather
+from mpt.systems.deepfacelab.losses.shared import face_swap as losses
+from mpt.systems.deepfacelab.metrics.shared.face_swap import overlap, peak_signal_to_noise
+
+DATASET = "procedural_faces"
 
 
 class Settings(Options):
@@ -54,7 +56,7 @@ class Autoencoder(Protocol):
     def draw_swap(self, code: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-class FaceSwap(Task):
+class FaceSwap(Legend):
     """Train an autoencoder with a shared encoder to redraw two people, each from a bent picture."""
 
     metric, higher_is_better = "source_psnr", True
@@ -77,7 +79,8 @@ class FaceSwap(Task):
         self.settings, self.precision = settings, precision
         powers = (settings.face_style_power, settings.bg_style_power)
         self.face_style, self.surround_style = (0.0 if extra.get("pretrain") else power / 100 for power in powers)
-        self.metric_note = describe_masks(extra.get("masks", {}))
+        notes = (describe_masks(extra.get("masks", {})), extra.get("rules"))
+        self.metric_note = "; ".join(note for note in notes if note) or None
         # Without warps DeepFaceLab leaves inter_AB out, of the training and of the norm that is clipped.
         unwarped = extra.get("random_warp") is False and "inter_AB" in dict(modules["autoencoder"].named_children())
         self.resting = list(modules["autoencoder"].get_submodule("inter_AB").parameters()) if unwarped else []
@@ -89,7 +92,8 @@ class FaceSwap(Task):
         self.true_face_power: float = model_settings.true_face_power
         self.gan_power: float = model_settings.gan_power
         self.trainable: dict[str, nn.Module] = {"autoencoder": self.autoencoder}
-        if self.code_discriminator is not None:
+        # While it pretrains, DeepFaceLab asks a code discriminator that it never trains.
+        if self.code_discriminator is not None and not extra.get("pretrain"):
             self.trainable["code_disc"] = self.code_discriminator
         if self.patch_discriminator is not None:
             self.trainable["patch_disc"] = self.patch_discriminator
@@ -107,7 +111,7 @@ class FaceSwap(Task):
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the autoencoder's phase and those of the discriminators there are."""
-        functions = {
+        functions: dict[str, Callable[[Batch], Iterator[Loss | list[Loss]]]] = {
             "autoencoder": self.autoencoder_losses,
             "code_disc": self.code_disc_losses,
             "patch_disc": self.patch_disc_losses,
@@ -129,72 +133,75 @@ class FaceSwap(Task):
         """Nothing is drawn; the targets are looked into where their surround is smoothed."""
         return not self.settings.blur_out_mask
 
-    def autoencoder_losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the source's loss, with what the discriminators say of it, then the destination's and the styles'."""
+    def autoencoder_losses(self, batch: Batch) -> Iterator[Loss | list[Loss]]:
+        """Yield the source's losses, with what the discriminators say of it, then the destination's and the styles'."""
         with resting(self.resting):
             yield from self.drawing_losses(batch)
 
-    def drawing_losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the losses of the autoencoder's phase, each with a graph of its own."""
+    def drawing_losses(self, batch: Batch) -> Iterator[list[Loss]]:
+        """Yield the losses of the autoencoder's phase; those of one side share a graph."""
         code = self.faces.encode_src(batch["src_warped"])
         image, mask = self.faces.draw_src(code)
-        value = self.side_loss(image, mask, batch, "src")
+        parts = self.side_losses(image, mask, batch, "src")
         if self.code_discriminator is not None:
-            value = value + self.true_face_power * self.verdict(self.code_discriminator(code), real=True)
+            parts["true_face"] = self.true_face_power * self.verdict(self.code_discriminator(code), real=True)
         if self.patch_discriminator is not None:
-            value = value + self.patch_loss(image, batch)
-        yield Loss("src", value.sum(), "sum")
-        del code, image, mask, value  # the generator would keep the source's graph alive through the destination's
+            parts |= self.patch_losses(image, batch)
+        yield summed("src_", parts)
+        del code, image, mask, parts  # the generator would keep the source's graph alive through the destination's
         image, mask = self.faces.draw_dst(self.faces.encode_dst(batch["dst_warped"]))
-        yield Loss("dst", self.side_loss(image, mask, batch, "dst").sum(), "sum")
+        yield summed("dst_", self.side_losses(image, mask, batch, "dst"))
         if self.face_style or self.surround_style:
             style = (image * mask).detach()
             del image, mask
-            yield Loss("style", self.style_loss(batch, style).sum(), "sum")
+            yield summed("", self.style_losses(batch, style))
 
-    def style_loss(self, batch: Batch, style: Tensor) -> Tensor:
+    def style_losses(self, batch: Batch, style: Tensor) -> dict[str, Tensor]:
         """Return per sample how far the swap's colours are from the destination's drawing under its mask (which trains
         the decoder alone), and how far its surround is from the destination's.
 
         The surround is outside of the source's mask: DeepFaceLab's own, though its swap lies on the destination's.
         """
-        value = torch.zeros(len(style), device=style.device)
+        parts = {}
         with contextlib.nullcontext() if self.surround_style else torch.no_grad():
             code = self.faces.encode_swap(batch["dst_warped"])
         if self.face_style:
             image, mask = self.faces.draw_swap(code.detach())
-            value = value + self.face_style * self.style_error(image * mask.detach(), style)
+            parts["face_style"] = self.face_style * self.style_error(image * mask.detach(), style)
         if self.surround_style:
             image, _ = self.faces.draw_swap(code)
             softened = losses.soften(batch["src_mask"])
-            value = value + self.surround_style * self.surround_error(batch["dst_target"], image, softened)
-        return value
+            error = self.surround_error(batch["dst_target"], image, softened)
+            parts["background_style"] = self.surround_style * error
+        return parts
 
-    def side_loss(self, image: Tensor, mask: Tensor, batch: Batch, side: str) -> Tensor:
-        """Return one side's loss per sample."""
+    def side_losses(self, image: Tensor, mask: Tensor, batch: Batch, side: str) -> dict[str, Tensor]:
+        """Return one side's losses per sample."""
         target, true_mask = batch[f"{side}_target"], batch[f"{side}_mask"]
-        result: Tensor = self.drawing_loss(target, true_mask, batch[f"{side}_eyes_mouth"], image, mask)
+        result: dict[str, Tensor] = self.drawing_loss(target, true_mask, batch[f"{side}_eyes_mouth"], image, mask)
         return result
 
-    def compare(self, target: Tensor, true_mask: Tensor, eyes_mouth: Tensor, image: Tensor, mask: Tensor) -> Tensor:
-        """Return the loss of a drawing, per sample."""
-        value = losses.mask_error(true_mask, mask)
+    def compare(
+        self, target: Tensor, true_mask: Tensor, eyes_mouth: Tensor, image: Tensor, mask: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the losses of a drawing, per sample."""
+        parts = {"mask": losses.mask_error(true_mask, mask)}
         if self.settings.eyes_mouth_priority:
-            value = value + losses.eyes_mouth_error(target, image, eyes_mouth)
+            parts["eyes_mouth"] = losses.eyes_mouth_error(target, image, eyes_mouth)
         if self.settings.masked_training:
             softened = losses.soften(true_mask)
             target, image = target * softened, image * softened
-        return value + losses.reconstruction(target, image)
+        return {**parts, "face": losses.reconstruction(target, image)}
 
-    def patch_loss(self, image: Tensor, batch: Batch) -> Tensor:
+    def patch_losses(self, image: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return what the patch discriminator says of the drawn source, and what keeps its surround quiet."""
         assert self.patch_discriminator is not None
         softened = losses.soften(batch["src_mask"])
         center, pixels = self.patch_discriminator(self.under_mask(image, softened))
-        value: Tensor = self.gan_power * (self.verdict(center, real=True) + self.verdict(pixels, real=True))
-        if self.settings.masked_training:
-            value = value + self.background(batch["src_target"], image, softened)
-        return value
+        verdict: Tensor = self.gan_power * (self.verdict(center, real=True) + self.verdict(pixels, real=True))
+        if not self.settings.masked_training:
+            return {"gan": verdict}
+        return {"gan": verdict, "background": self.background(batch["src_target"], image, softened)}
 
     def under_mask(self, image: Tensor, softened: Tensor) -> Tensor:
         """Return the image as the patch discriminator sees it."""
@@ -289,6 +296,11 @@ class FaceSwap(Task):
         return Inference(
             tiles=self.tiles(batch, drawn, sides), columns=4 + 2 * len(sides), outputs=outputs, figures=figures
         )
+
+
+def summed(prefix: str, parts: Mapping[str, Tensor]) -> list[Loss]:
+    """Return losses per sample as sums over the samples, by prefixed names."""
+    return [Loss(f"{prefix}{name}", value.sum(), "sum") for name, value in parts.items()]
 
 
 def build(

@@ -24,10 +24,16 @@ from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
-from mpt.nn.generative_bodies import check_image
+from mpt.nn.shared.generative_bodies import check_image
 from mpt.seams import DataSpec
-from mpt.systems.stylegan2.nn.resampling import Blur
-from mpt.systems.stylegan2.nn.stylegan2_layers import EqualConv, EqualLinear, StyledConv, ToImage, batch_deviation
+from mpt.systems.stylegan2.nn.shared.resampling import Blur
+from mpt.systems.stylegan2.nn.shared.stylegan2_layers import (
+    EqualConv,
+    EqualLinear,
+    StyledConv,
+    ToImage,
+    batch_deviation,
+)
 
 TASK = "stylegan2"
 SIZES = (16, 32, 64, 128, 256, 512, 1024)

@@ -1,4 +1,4 @@
-"""StyleGAN2's game: the GAN task with lazy regularisers, style mixing, adaptive augmentation and its own average.
+"""StyleGAN2's game: the GAN task with lazy regularisers, style mixing and adaptive augmentation.
 
 Phases: `gen`, `gen_path` (path length, every 4th step on half a batch), `disc`, `disc_r1` (R1, every 16th). Both
 regularisers share their network's optimizer, whose rate and decays are scaled for it (k / (k + 1) for every k-th
@@ -20,17 +20,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpt.config.options import GenerativeOptions, Options
-from mpt.data.seeds import mix
-from mpt.losses import adversarial
+from mpt.data.pictures.seeds import mix
+from mpt.losses.shared import adversarial
 from mpt.nn.generative_mlp import Judgement
-from mpt.seams import Batch, DataSpec, Evidence, Loss, Phase, Precision
-from mpt.systems.stylegan2.nn.adaptive_augment import DRAWS, AdaptiveAugment
+from mpt.seams import Batch, DataSpec, Evidence, Loss, Phase, Precision, log
+from mpt.systems.stylegan2.nn.shared.adaptive_augment import DRAWS, AdaptiveAugment
+from mpt.systems.stylegan2.nn.shared.stylegan2_layers import Convolution
 from mpt.systems.stylegan2.nn.stylegan2 import Generator
-from mpt.systems.stylegan2.nn.stylegan2_layers import Convolution
 from mpt.tasks import gan
-from mpt.tasks.average import follow, make_twin
 
 TEST_SAMPLES = gan.TEST_SAMPLES
+EMA = {"half_life_kimg": 10.0, "rampup": 0.05}
+MOVED = {"ema_kimg": "train.ema.half_life_kimg", "ema_rampup": "train.ema.rampup"}
 ADA_INTERVAL = 4
 SAMPLE_CHUNK = 32
 NOISE = 2
@@ -56,10 +57,6 @@ class Settings(GenerativeOptions):
     """Mean sign of real scores to hold by augmenting; 0.6 is usual for small data sets, null augments nothing."""
     ada_kimg: float = Field(500.0, gt=0)
     """Thousands of images in which the probability may go from 0 to 1."""
-    ema_kimg: float = Field(10.0, gt=0)
-    """Half-life of the averaged generator, in thousands of images."""
-    ema_rampup: float = Field(0.05, gt=0)
-    """The half-life is at most this share of the images seen."""
     objective: Literal["nonsaturating", "hinge", "wasserstein"] = "nonsaturating"
     """Adversarial loss."""
 
@@ -81,7 +78,6 @@ class StyleGan2(gan.Gan):
         game = gan.Settings(objective=settings.objective, **shared)
         super().__init__(game, model_settings, modules, data, precision)
         self.style = settings
-        self.modules["gen_ema"] = make_twin(self.gen)
         device = self.balance.device
         self.augment: AdaptiveAugment | None = None
         if settings.ada_target is not None:
@@ -158,18 +154,22 @@ class StyleGan2(gan.Gan):
             image = self.augment(image, batch["augment_real" if real else "augment_fake"])
         return Judgement(self.disc(image))
 
-    def _disc_loss(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> Tensor:
+    def _disc_losses(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> list[Loss]:
         verdict = self.judge(side, batch, real=kind == "real")
+        log(f"score_{kind}", verdict.score)
         if kind == "fake":
-            return self.parts.fake(verdict.score)
+            return [Loss("fake", self.parts.fake(verdict.score))]
         if self.augment is not None:
             signs = verdict.score.detach().sign().float()
+            log("sign_real", signs)
+            log("augment", self.augment.probability)
             self.signs = self.signs + torch.stack([signs.sum(), torch.full_like(signs[0], len(signs))])
-        return self.parts.real(verdict.score)
+        return [Loss("real", self.parts.real(verdict.score))]
 
     def path_losses(self, batch: Batch) -> Iterator[Loss]:
         """Yield the path length penalty, weighted for how seldom it comes."""
         lengths = self.measure_paths(batch)
+        log("length", lengths)
         self.lengths.append((lengths.detach().mean(), len(lengths)))
         penalty = adversarial.path_length_penalty(lengths, self._next_path_mean())
         yield Loss("loss", self.style.path_weight * self.style.path_every * penalty)
@@ -187,11 +187,12 @@ class StyleGan2(gan.Gan):
         """Yield R1 at real images, weighted for how seldom it comes."""
         image = self.to_network(batch["image"])
         penalty = self.r1(lambda x: self.judge((x,), batch, real=True).score, image)
+        log("penalty", penalty)
         yield Loss("loss", 0.5 * self.style.r1_gamma * self.style.r1_every * penalty)
 
     @torch.no_grad()
     def after_step(self, step: int, samples_seen: int) -> None:
-        """Move the mean path length, the augmentation's probability and the averaged generator."""
+        """Move the mean path length, and the augmentation's probability."""
         style = self.style
         self.advice.steps_done = step
         if self.lengths:
@@ -200,8 +201,6 @@ class StyleGan2(gan.Gan):
             change = ADA_INTERVAL * self.batch_size / (style.ada_kimg * 1000)
             self.augment.steer(self.signs[0] / self.signs[1].clamp_min(1), style.ada_target, change)
             self.signs = torch.zeros_like(self.signs)
-        half_life = min(style.ema_kimg * 1000, samples_seen * style.ema_rampup)
-        follow(self.modules["gen_ema"], self.gen, 0.5 ** (self.batch_size / max(half_life, 1e-8)))
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
         """Return the figures of quality, the mean path length and the probability of augmentation."""
@@ -219,9 +218,8 @@ class StyleGan2(gan.Gan):
         return f"task.r1_gamma={10 * self.style.r1_gamma or 1:g}"
 
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
-        """Return images in [0, 1] from the averaged generator, with noise that depends on the sample's number."""
-        gen = self.modules["gen_ema"]
-        assert isinstance(gen, Generator)
+        """Return images in [0, 1], with noise that depends on the sample's number."""
+        gen = self.gen
         with self.precision.float32():
             mean = gen.mean_style() if truncation < 1 else None
         images = []

@@ -10,13 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from mpt.commands.arguments import Device, Runs
+from mpt.commands.cli.arguments import Device, Runs
 from mpt.config.precision_names import FLOAT32
-from mpt.data.video import is_video
+from mpt.data.video.video import is_video
+from mpt.errors import ConfigError
+from mpt.inference.exported import is_export, open_exported
 from mpt.inference.half import choose_half, rebuild, rebuild_half
-from mpt.inference.trained import open_trained
-from mpt.run.files import failures_explained, write_atomically
-from mpt.systems.yolofuse.commands.detection import (
+from mpt.inference.trained import Trained, open_trained
+from mpt.run.process.files import failures_explained, write_atomically
+from mpt.systems.yolofuse.commands.shared.detection import (
     Detected,
     as_json,
     compare,
@@ -37,7 +39,7 @@ class Command:
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
-    """A run or a checkpoint."""
+    """A run, a checkpoint, or a file of `mpt yolofuse export` or `mpt convert` (.onnx, .safetensors, .pt)."""
     overrides: Annotated[tuple[str, ...], typer.Argument(metavar="KEY=VALUE", show_default=False)] = ()
     """Changes, such as task.agnostic=true."""
     input: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]PATH")] = ()
@@ -67,11 +69,21 @@ def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> d
     return {"input": tuple(str(path) if name is None else f"{name}={path}" for name, path in inputs)}
 
 
+def opened(command: Command, overrides: tuple[str, ...]) -> Trained:
+    """Return the run or the exported file, built again. Raises ConfigError for an export in another precision."""
+    device = command.device or "auto"
+    if not is_export(command.run):
+        return open_trained(command.run, Path(command.runs), device, overrides)
+    if command.half or command.dtype:
+        raise ConfigError("--half, --dtype: an exported file is taken as it is; name a run")
+    return open_exported(Path(command.run), device, overrides, ())
+
+
 def run(command: Command) -> None:
     """Detect in every input and write what was found. Raises ConfigError and DataError for inputs that are none."""
     wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
     overrides = (*command.overrides, *(f"{key}={value}" for key, value in wishes.items() if value is not None))
-    trained = open_trained(command.run, Path(command.runs), command.device or "auto", overrides)
+    trained = opened(command, overrides)
     task = detector(trained.run)
     inputs = find_inputs(command.input)
     output = Path(command.output) if command.output else Path(trained.directory.path) / "detections"

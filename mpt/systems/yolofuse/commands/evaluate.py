@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from mpt.commands.arguments import Device, Runs
-from mpt.engine.evaluation import evaluate
+from mpt.commands.cli.arguments import Device, Runs
+from mpt.engine.state.evaluation import evaluate
 from mpt.inference.trained import open_trained
 from mpt.report.page import write_evaluation
-from mpt.run.files import failures_explained, write_atomically
-from mpt.systems.yolofuse.commands.detection import detector
+from mpt.run.process.files import failures_explained, write_atomically
+from mpt.systems.yolofuse.commands.shared.detection import detector
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,19 @@ import torch
 import typer
 from torch import nn
 
-from mpt.commands.arguments import Device, Runs, TrainArguments
+from mpt.commands.cli.arguments import Device, Runs, TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
-from mpt.data.absent import AbsentDataset
-from mpt.engine.build import build_run
-from mpt.engine.evaluation import evaluate
+from mpt.data.loading.absent import AbsentDataset
+from mpt.engine.building.build import build_run
+from mpt.engine.state.evaluation import evaluate
+from mpt.engine.state.moving_averages import evaluated_module
 from mpt.errors import ConfigError, DataError
 from mpt.inference.trained import Trained, open_trained
 from mpt.report.read_run import read_run
-from mpt.run.files import write_atomically
-from mpt.systems.yolofuse.commands.detection import yolo_detector
-from mpt.systems.yolofuse.nn.pruning import narrow
+from mpt.run.process.files import write_atomically
+from mpt.systems.yolofuse.commands.shared.detection import yolo_detector
+from mpt.systems.yolofuse.nn.weights.pruning import narrow
 
 SHOWN = (("map50", "mAP50"), ("map50_95", "mAP50-95"))
 
@@ -58,8 +59,8 @@ def run(command: Command) -> None:
         raise DataError("pruning needs the run's data set, to train on and to measure; it is not here")
     if trained.config.model.settings.hidden_share < 1:
         raise ConfigError("RUN is pruned already; prune the run that it came from with another --share")
-    before = measured(trained, task.inference_net)
-    net = copy.deepcopy(task.inference_net).cpu().float()
+    before = measured(trained, evaluated_module(task, "net"))
+    net = copy.deepcopy(evaluated_module(task, "net")).cpu().float()
     narrow(net, command.share)
     folder = Path(trained.directory.path)
     weights = folder / f"pruned-{command.share:g}.safetensors"

@@ -9,6 +9,9 @@ The pictures depend on `data_seed` and the split alone, not on the run's seed, s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
 import torch
 from PIL import Image
@@ -16,12 +19,21 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from mpt.data.seeds import mix
-from mpt.seams import DataSpec
-from mpt.systems.yolofuse.data.detection_labels import Rows
-from mpt.systems.yolofuse.data.scene_augmentation import Scene
-from mpt.systems.yolofuse.data.scene_dataset import SIDES, Layout, SceneDataset, changes_of, check_common, most_boxes
-from mpt.systems.yolofuse.data.scene_settings import SceneOptions
+from mpt.data.pictures.seeds import mix
+from mpt.seams import Batch, DataSpec
+from mpt.systems.yolofuse.data.shared.detection_labels import Rows
+from mpt.systems.yolofuse.data.shared.given_files import read_sample
+from mpt.systems.yolofuse.data.shared.scene_augmentation import Scene
+from mpt.systems.yolofuse.data.shared.scene_dataset import (
+    SIDES,
+    Layout,
+    SceneDataset,
+    changes_of,
+    check_common,
+    levels_of,
+    most_boxes,
+)
+from mpt.systems.yolofuse.data.shared.scene_settings import SceneOptions
 
 MOST_PEOPLE = 3
 CLASSES = ("person",)
@@ -45,7 +57,7 @@ class Scenes(SceneDataset):
     """Scenes drawn once, kept in memory."""
 
     def __init__(self, settings: Settings, split: str, seed: int) -> None:
-        check_common(settings.image_size, None, settings.channels, settings.augment)
+        check_common(settings.image_size, None)
         side = settings.image_size or 0
         count = settings.test_count if split == "test" else settings.count
         changes = None if split == "test" else changes_of(settings)
@@ -141,6 +153,11 @@ def _layout(settings: Settings) -> Layout:
 def build(settings: Settings, split: str, seed: int) -> Scenes:
     """Draw the scenes of one split."""
     return Scenes(settings, split, seed)
+
+
+def sample_of_files(settings: Settings, data: DataSpec, files: Mapping[str, Path]) -> Batch:
+    """Return one sample of the files that `mpt infer --input` was given. Raises DataError."""
+    return read_sample(data, files, levels_of(settings))
 
 
 def assume(settings: Settings) -> DataSpec | None:

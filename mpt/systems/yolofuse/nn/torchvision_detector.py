@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.seams import DataSpec
-from mpt.systems.yolofuse.nn.bounded_shapes import bounded, place_anchors
+from mpt.systems.yolofuse.nn.layers.bounded_shapes import bounded, place_anchors
 
 TASK = "detect"
 NAMES: dict[str, dict[str, object]] = {

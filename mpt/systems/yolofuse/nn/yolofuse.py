@@ -22,11 +22,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.seams import DataSpec
-from mpt.systems.yolofuse.nn.pruning import narrow
-from mpt.systems.yolofuse.nn.yolo_blocks import Camera, Conv
-from mpt.systems.yolofuse.nn.yolo_head import Detect
-from mpt.systems.yolofuse.nn.yolo_variants import make_plan
-from mpt.systems.yolofuse.nn.yolo_weights import translate
+from mpt.systems.yolofuse.nn.layers.yolo_blocks import Camera, Conv
+from mpt.systems.yolofuse.nn.layers.yolo_head import Detect
+from mpt.systems.yolofuse.nn.layers.yolo_variants import make_plan
+from mpt.systems.yolofuse.nn.weights.pruning import narrow
+from mpt.systems.yolofuse.nn.weights.yolo_weights import translate
 
 TASK = "detect"
 

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
 from mpt.errors import ConfigError
-from mpt.optim.groups import Parameters
+from mpt.optim.shared.groups import Parameters
 
 
 class Settings(OptimizerOptions):

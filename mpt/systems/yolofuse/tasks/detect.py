@@ -1,9 +1,8 @@
 """Object detection, from one camera or two: one network, one phase, judged by average precision.
 
 The loss is YOLOv8's (`losses/detection.py`), in float32, normalised by the sum of the target scores of the whole batch
-and multiplied by the batch size, as published; micro-batches add up to the same. What is evaluated is an average of the
-weights whose decay ramps up. Average precision is COCO's; beside it stands the way of the article's software, which
-reads higher and is for comparing with its table only.
+and multiplied by the batch size, as published; micro-batches add up to the same. Average precision is COCO's; beside it
+stands the way of the article's software, which reads higher and is for comparing with its table only.
 
 A network that computes losses by itself (torchvision's detectors) is trained by the mean of those, without gains.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,26 +24,33 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from mpt.config.options import Options
-from mpt.data.seeds import mix
+from mpt.data.pictures.seeds import mix
 from mpt.errors import ConfigError, DataError
-from mpt.parallel.local import local
-from mpt.seams import Batch, DataSpec, Evidence, Inference, Loss, Phase, Precision, Task
-from mpt.systems.yolofuse.losses.detection import DetectionSums, detection_sums
-from mpt.systems.yolofuse.metrics.average_precision import Pictures, measure
-from mpt.systems.yolofuse.metrics.detection_details import describe as describe_evaluation
-from mpt.systems.yolofuse.metrics.suppression import Suppression, suppress_batch
-from mpt.systems.yolofuse.nn.yolo_head import decode
+from mpt.seams import Batch, DataSpec, Evidence, Exports, Inference, Legend, Loss, Phase, Precision
+from mpt.systems.yolofuse.data.shared.given_files import OWN_SIZE, in_own_pixels
+from mpt.systems.yolofuse.losses.shared.detection import DetectionSums, detection_sums
+from mpt.systems.yolofuse.metrics.shared.average_precision import Pictures, measure
+from mpt.systems.yolofuse.metrics.shared.detection_details import describe as describe_evaluation
+from mpt.systems.yolofuse.metrics.shared.suppression import Suppression, suppress_batch
+from mpt.systems.yolofuse.nn.layers.yolo_head import decode
 from mpt.systems.yolofuse.optim.sgd_warmup import accumulates, share_of_batch
-from mpt.systems.yolofuse.tasks.drawing import draw_pair
-from mpt.tasks.average import make_twin
+from mpt.systems.yolofuse.tasks.shared.decoded import Decoded, decoded_outputs
+from mpt.systems.yolofuse.tasks.shared.drawing import draw_pair
 
 TEST_SAMPLES = 1
+EMA = {"decay": 0.9999, "ramp_steps": 2000.0, "buffers": "average"}
+"""Ultralytics' own."""
+MOVED = {"ema": "train.ema.decay", "ema_ramp": "train.ema.ramp_steps"}
 MOST_CLASS_FIGURES = 20
 STRIDE = 32
+LETTERBOX = (
+    "letterbox: all of the picture in the middle of the input, resized by min(width / own width, height / own height) "
+    "(bilinear, antialiased), its left top corner at round((side - resized side) / 2), around it grey 114"
+)
 
 
 class Settings(Options):
-    """Gains of the loss, the moving average, and what counts as detected."""
+    """Gains of the loss, and what counts as detected."""
 
     box_gain: float = Field(7.5, ge=0)
     """Gain of the box regression loss (CIoU)."""
@@ -54,10 +60,6 @@ class Settings(Options):
     """Gain of the loss of the distances' distributions."""
     small_boxes: bool = False
     """Enlarge sides under 16 pixels to 16 where places are chosen, as Ultralytics 8.4 does; 8.3 and YOLOFuse do not."""
-    ema: float | None = Field(0.9999, gt=0, lt=1)
-    """Decay of the moving average of the weights, which is what is evaluated; null evaluates the weights themselves."""
-    ema_ramp: float = Field(2000.0, gt=0)
-    """Steps in which the decay rises to 63 % of itself."""
     multi_scale: float = Field(0.0, ge=0, lt=1)
     """Train on pictures up to this much smaller and larger, another size at each step."""
     confidence: float = Field(0.25, gt=0, lt=1)
@@ -70,12 +72,13 @@ class Settings(Options):
     """Detections per picture."""
 
 
-class Detect(Task):
+class Detect(Legend, Exports):
     """Train `net` to find objects."""
 
     metric, higher_is_better = "map50", True
     metric_note = "mAP at IoU .5 is COCO's (101 recalls); the article's software reads up to .056 higher"
     preview_columns = 4
+    inputs_note = "boxes are in pixels of the pictures that were given, turned upright"
 
     def __init__(self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision) -> None:
         self.settings, self.net, self.classes = settings, net, data.classes
@@ -83,8 +86,6 @@ class Detect(Task):
         self.inputs = self.cameras
         self.modules: dict[str, nn.Module] = {"net": net}
         self.trainable = {"net": net}
-        if settings.ema:
-            self.modules["net_ema"] = make_twin(net)
         self.sums = precision.loss(self.detection_sums)
         self.updates = 0
         self.accumulates = False
@@ -129,18 +130,23 @@ class Detect(Task):
         boxes = torch.stack([batch["boxes"][..., n] * (across if n % 2 == 0 else down) for n in range(4)], -1)
         return {**batch, **pictures, "boxes": boxes}
 
-    def losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the sum of the three losses with their gains, and its normaliser."""
+    def losses(self, batch: Batch) -> tuple[Loss, ...]:
+        """Return the three losses with their gains, and their normaliser."""
         raw = self.net(*self.pictures(batch))
         sums = self.sums(raw, batch["boxes"], batch["classes"], batch["box_mask"])
         settings = self.settings
-        total = settings.box_gain * sums.box + settings.class_gain * sums.kind + settings.distance_gain * sums.distance
-        yield Loss("loss", total * batch["samples"][0], "sum", sums.normaliser)
+        parts = {
+            "box": settings.box_gain * sums.box,
+            "class": settings.class_gain * sums.kind,
+            "distribution": settings.distance_gain * sums.distance,
+        }
+        samples = batch["samples"][0]
+        return tuple(Loss(name, value * samples, "sum", sums.normaliser) for name, value in parts.items())
 
-    def own_losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the sum of the network's own losses, normalised as that network does it: a mean over the part."""
+    def own_losses(self, batch: Batch) -> tuple[Loss, ...]:
+        """Return the network's own losses, normalised as that network does it: a mean over the part."""
         losses = self.net(*self.pictures(batch), batch["boxes"], batch["classes"], batch["box_mask"])
-        yield Loss("loss", torch.stack([value.float() for value in losses.values()]).sum())
+        return tuple(Loss(name.removeprefix("loss_"), value.float()) for name, value in losses.items())
 
     def detection_sums(self, raw: Sequence[Tensor], boxes: Tensor, classes: Tensor, mask: Tensor) -> DetectionSums:
         """Return the losses before gains."""
@@ -153,21 +159,16 @@ class Detect(Task):
         return [batch[name] for name in self.cameras]
 
     def after_step(self, step: int, samples_seen: int) -> None:
-        """Let the moving average follow, BatchNorm's statistics included."""
+        """Count the updates."""
         self.updates = step + 1
-        if self.settings.ema:
-            decay = self.settings.ema * (1 - math.exp(-(step + 1) / self.settings.ema_ramp))
-            follow_all(self.modules["net_ema"], self.net, decay)
-
-    @property
-    def inference_net(self) -> nn.Module:
-        """The network that is evaluated and exported."""
-        return self.modules.get("net_ema", self.net)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return boxes (b, p, 4) in pixels and scores (b, p, classes), before suppression."""
-        found = self.inference_net(*self.pictures(batch))
-        return found if self.gives_losses else decode(found, self.net.strides)  # type: ignore[arg-type]
+        found: Any = self.net(*self.pictures(batch))
+        if self.gives_losses or isinstance(found, Decoded):
+            boxes, scores = found
+            return boxes, scores
+        return decode(found, self.net.strides)  # type: ignore[arg-type]
 
     def detections(self, batch: Batch) -> Tensor:
         """Return (b, n, 6): corners in pixels, score, class, of what is shown and inferred; score 0 is padding."""
@@ -212,17 +213,32 @@ class Detect(Task):
             yield draw_pair(pair, own[own[:, 4] > 0], self.classes)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return what is detected in each pair: drawn, and as rows."""
+        """Return what is detected in each pair: drawn as the network sees it, and as rows.
+
+        Boxes of given files are in the pixels of the files' pictures, those of test samples in the sample's.
+        """
         if batch is None:
             raise DataError(f"infer: a detector needs pictures; give --input for {' and '.join(self.cameras)}")
         found = self.detections(batch)
         rows = []
-        for own in found.cpu().numpy():
-            own = own[own[:, 4] > 0]
+        height, width = batch[self.cameras[0]].shape[2:]
+        sizes = batch.get(OWN_SIZE, torch.tensor([[width, height]]).expand(len(found), 2)).tolist()
+        for padded, size in zip(found.cpu().numpy(), sizes, strict=True):
+            own = in_own_pixels(padded, tuple(size), (width, height))
             rows.append({"count": len(own), "boxes": describe(own, self.classes)})
         pictures = {f"detected-{n:04d}": picture[None] for n, picture in enumerate(self.drawn(batch, found))}
         boxes, scores = self.predict(batch)
         return Inference(rows=rows, figures=pictures, outputs=torch.cat((boxes, scores), 2))
+
+    def export_texts(self) -> dict[str, str]:
+        """Return the resizing of a picture to the input's size."""
+        return {"mpt_fit": LETTERBOX}
+
+    def from_whole(self, inputs: tuple[Any, ...], network: Callable[..., Any]) -> Decoded:
+        """Return boxes and scores of an exported file (`mpt yolofuse export`), which decodes inside."""
+        made = network(*inputs)
+        outputs = [made] if isinstance(made, Tensor) else list(made)
+        return decoded_outputs(outputs, len(inputs[0]), len(self.classes))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of updates, of which multi-scale's sizes depend."""
@@ -252,20 +268,6 @@ def gather_pictures(evidence: Sequence[Evidence]) -> Pictures:
             found.append(rows[rows[:, 4] > 0].astype(np.float64))
             truth.append(np.concatenate((boxes[mask], kinds[mask][:, None]), 1).astype(np.float64))
     return Pictures(found, truth)
-
-
-@torch.no_grad()
-def follow_all(twin: nn.Module, module: nn.Module, decay: float) -> None:
-    """Move the twin's parameters and floating buffers a step of 1 - decay towards the module's; copy counters."""
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for mine, theirs in zip(
-        (*twin.parameters(), *twin.buffers()), (*module.parameters(), *module.buffers()), strict=True
-    ):
-        if not mine.is_floating_point():
-            mine.copy_(theirs)
-        else:
-            pairs.append((local(mine.detach()), local(theirs.detach()).to(mine.dtype)))
-    torch._foreach_lerp_([mine for mine, _ in pairs], [theirs for _, theirs in pairs], 1.0 - decay)
 
 
 def build(

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mpt.cli import main
 from mpt.config.load import load_config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.evaluation import inferring
-from mpt.engine.state import capture
-from mpt.run import checkpoint
-from mpt.run.layout import create_run
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.state.evaluation import inferring
+from mpt.engine.state.state import capture
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import create_run
 from mpt.seams import Run
 from mpt.systems.dain.commands import interpolate as command
 from mpt.systems.dain.inference.memory import PassMemory
@@ -99,7 +99,7 @@ def test_mpt_infer_makes_frames_between_two_pictures_and_refuses_a_factor_for_na
     first, last, out = tmp_path / "0.png", tmp_path / "2.png", tmp_path / "out"
     words = ["infer", "smooth", "--runs", runs, "-o", out, "--rate", 75]
     assert type_in(*words, "--input", f"first={first}", "--input", f"last={last}") == 2
-    assert "--rate: goes with a run that interpolates frames" in capsys.readouterr().err
+    assert "--rate: goes with a run and inputs that are for `mpt dain interpolate`" in capsys.readouterr().err
     assert type_in(*words, "--input", first, "--input", last) == 0
     assert len(list(out.iterdir())) == 6
 
@@ -117,7 +117,7 @@ def test_a_gap_in_the_numbering_is_refused_with_the_option_that_takes_it(runs, t
     assert len(list((tmp_path / "out").iterdir())) == 4
     pair = ["--input", f"first={frames / '0.png'}", "--input", f"last={frames / '2.png'}"]
     assert type_in("infer", "smooth", *pair, "--runs", runs, "--allow-gaps") == 2
-    assert "--allow-gaps: goes with a run that interpolates frames" in capsys.readouterr().err
+    assert "--allow-gaps: goes with a run and inputs that are for `mpt dain interpolate`" in capsys.readouterr().err
 
 
 def test_half_and_float32_are_compared_in_tiles_with_which_float32_fits(runs, tmp_path, monkeypatch):

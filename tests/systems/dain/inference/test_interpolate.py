@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from mpt.errors import ConfigError, DataError, MemoryBudgetError
-from mpt.planner.calibration import load_calibration
+from mpt.planner.facts.calibration import load_calibration
 from mpt.systems.dain.inference import tiles
 from mpt.systems.dain.inference.interpolate import Job, Maker, Summary, interpolate
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
@@ -125,8 +125,8 @@ def test_an_interrupted_folder_goes_on_where_it_stopped(tmp_path, net):
 
 def test_a_video_keeps_its_sound_and_an_interrupted_one_goes_on(tmp_path, net):
     pytest.importorskip("av")
-    from mpt.data.video import describe_video, read_frames
-    from mpt.data.video_writer import VideoWriter
+    from mpt.data.video.video import describe_video, read_frames
+    from mpt.data.video.video_writer import VideoWriter
 
     count = SEGMENT + 4
     with VideoWriter(tmp_path / "in.mp4", 10) as writer:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mpt.systems.dain.nn.dain import PARTS, Dain
-from mpt.systems.dain.nn.flow_net import FlowNet
-from mpt.systems.dain.nn.small_nets import SmallFlowNet
+from mpt.systems.dain.nn.networks.flow_net import FlowNet
+from mpt.systems.dain.nn.networks.small_nets import SmallFlowNet
 
 from .formula_weights import formula_state
 

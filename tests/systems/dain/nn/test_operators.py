@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpt.systems.dain.nn.correlation import correlate
-from mpt.systems.dain.nn.filter_interpolation import interpolate_filtered
-from mpt.systems.dain.nn.projection import project_flow
-from mpt.systems.dain.nn.regions import WarpRegion
-from mpt.systems.dain.nn.warping import warp
+from mpt.systems.dain.nn.operators.correlation import correlate
+from mpt.systems.dain.nn.operators.filter_interpolation import interpolate_filtered
+from mpt.systems.dain.nn.operators.projection import project_flow
+from mpt.systems.dain.nn.operators.regions import WarpRegion
+from mpt.systems.dain.nn.operators.warping import warp
 
 from . import direct_loops
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
-from mpt.engine.step import update
+from mpt.engine.building.build import build_run
+from mpt.engine.step.step import update
 from mpt.seams import DataSpec, FieldSpec
 
 from .formula_weights import formula_state

@@ -2,10 +2,10 @@
 
 import torch
 
-from mpt.data.seeds import mix
+from mpt.data.pictures.seeds import mix
 from mpt.systems.dain.data.procedural_triplets import draw_scene, render
 from mpt.systems.dain.nn.flow_warp import FlowWarp
-from mpt.systems.dain.nn.regions import IntermediateFlowRegion
+from mpt.systems.dain.nn.operators.regions import IntermediateFlowRegion
 from mpt.systems.dain.nn.rife import Rife, convolution
 
 

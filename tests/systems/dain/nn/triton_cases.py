@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mpt.systems.dain.nn import correlation, filter_interpolation, projection, triton_operators
 from mpt.systems.dain.nn.dain import Dain
+from mpt.systems.dain.nn.operators import correlation, filter_interpolation, projection, triton_operators
 
 from .test_operators import RECORDED, case, close, inputs
 

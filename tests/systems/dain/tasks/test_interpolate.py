@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
-from mpt.engine.evaluation import evaluate, infer, preview
-from mpt.engine.step import update
+from mpt.engine.building.build import build_run
+from mpt.engine.state.evaluation import evaluate, infer, preview
+from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.report.evaluation_section import show_section
 from mpt.seams import Run
 from mpt.systems.dain.data import procedural_triplets
-from mpt.systems.dain.losses.charbonnier import charbonnier, photometric
+from mpt.systems.dain.losses.shared.charbonnier import charbonnier, photometric
 from mpt.systems.dain.tasks.interpolate import Interpolate
 
 

@@ -3,8 +3,8 @@ import torch
 
 from mpt import cli
 from mpt.config.load import load_config
-from mpt.run import checkpoint
-from mpt.run.layout import RunDirectory
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import RunDirectory
 from tests.systems.deepfacelab.data.face_makers import folder
 
 TINY = "{archi: %s, image_size: 64, ae_dims: 6, e_dims: 4, d_dims: 4, d_mask_dims: 2}"

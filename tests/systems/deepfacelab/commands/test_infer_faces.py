@@ -6,12 +6,12 @@ import torch
 from PIL import Image
 
 from mpt.commands import infer
-from mpt.commands.arguments import InferArguments
+from mpt.commands.cli.arguments import InferArguments
 from mpt.config.load import load_config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.state import capture
-from mpt.run import checkpoint
-from mpt.run.layout import create_run
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.state.state import capture
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import create_run
 
 
 @pytest.fixture

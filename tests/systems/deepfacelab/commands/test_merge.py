@@ -9,16 +9,16 @@ from PIL import Image
 
 from mpt import cli
 from mpt.config.load import load_config
-from mpt.data.video import describe_video
-from mpt.data.video_writer import VideoWriter
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.state import capture
+from mpt.data.video.video import describe_video
+from mpt.data.video.video_writer import VideoWriter
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.state.state import capture
 from mpt.inference.trained import open_trained
-from mpt.run import checkpoint
-from mpt.run.layout import create_run
-from mpt.systems.deepfacelab.data.face_files import list_faces, open_image
-from mpt.systems.deepfacelab.data.face_geometry import invert
-from mpt.systems.deepfacelab.data.resampling import cut
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import create_run
+from mpt.systems.deepfacelab.data.faces.face_files import list_faces, open_image
+from mpt.systems.deepfacelab.data.faces.face_geometry import invert
+from mpt.systems.deepfacelab.data.faces.resampling import cut
 from mpt.systems.deepfacelab.inference.planning import peak_bytes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -85,7 +85,7 @@ def test_other_settings_do_not_mix_into_a_folder_that_was_begun(place, tmp_path,
     assert merge(place, out, "--raw") == 0
     assert merge(place, out, "--mask", "full") == 2
     assert "begun with other settings" in capsys.readouterr().err
-    assert "sharpen" not in json.loads((out / "merge.json").read_text())
+    assert json.loads((out / "merge.json").read_text())["mode"] == "raw-rgb"
     assert merge(place, out, "--mask", "full", "--overwrite", "--sharpen", "3") == 0
     record = json.loads((out / "merge.json").read_text())
     assert (record["mask"], record["sharpen"]) == ("full", 3)
@@ -114,6 +114,21 @@ def test_a_video_becomes_a_video(place, tmp_path):
     assert (info.frame_count, info.width, float(info.frame_rate)) == (3, 320, 10)
     first = read(tmp_path / "out-frames" / "00001.png")  # counted from 1, though the faces are counted from 0
     assert (np.abs(first - read(place / "frames" / "00000.png")).max(-1) > 24).sum() > 100
+
+
+def test_masks_of_the_merged_frames_are_written_too_as_pictures_or_a_video(place, tmp_path, capsys):
+    pytest.importorskip("av")
+    out, masks = tmp_path / "out", tmp_path / "masks.mp4"
+    assert merge(place, out, "--mask", "dst", "--mask-output", masks, "--fps", "10", "--mode", "seamless") == 0
+    mask = read(tmp_path / "masks-frames" / "00000.png")
+    assert mask.shape == (240, 320)
+    assert mask.max() == 255
+    change = np.abs(read(out / "00000.png") - read(place / "frames" / "00000.png")).max(-1)
+    assert (change[mask == 0] == 0).all()
+    assert not read(tmp_path / "masks-frames" / "90000.png").any()
+    assert describe_video(masks).frame_count == 4
+    assert merge(place, out, "--mask-output", out) == 2
+    assert "is where the frames go" in capsys.readouterr().err
 
 
 def packets(path, kind):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from mpt.errors import CheckpointError
-from mpt.systems.deepfacelab.data.face_pairs import describe_pairs
+from mpt.systems.deepfacelab.data.faces.face_pairs import describe_pairs
 from mpt.systems.deepfacelab.inference.dfm import write_dfm
 from mpt.systems.deepfacelab.nn import saehd
 
@@ -39,6 +39,23 @@ def test_deepfacelive_finds_its_names_and_gets_the_swap(tmp_path, archi):
         dst_mask = model.draw_dst(model.encode_dst(rgb))[1]
     for found, wanted in ((swap[..., ::-1], expected), (swap_mask, expected_mask), (mask, dst_mask)):
         np.testing.assert_allclose(found, wanted.permute(0, 2, 3, 1).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("archi", ["df-ud", "liae-udtc"])
+def test_a_quantized_file_has_convolutions_in_half_and_dense_layers_in_float32(tmp_path, archi):
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    model = autoencoder(archi)
+    write_dfm(tmp_path / "whole.dfm", model, 64)
+    assert 0 < write_dfm(tmp_path / "half.dfm", model, 64, in_half=True) < 5e-3
+    graph = onnx.load(str(tmp_path / "half.dfm")).graph
+    assert {slot.type.tensor_type.elem_type for slot in (*graph.input, *graph.output)} == {onnx.TensorProto.FLOAT}
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    used = {node.op_type: {kinds[name] for name in node.input if name in kinds} for node in graph.node}
+    assert used["Conv"] == {onnx.TensorProto.FLOAT16}
+    assert onnx.TensorProto.FLOAT16 not in used["Gemm"]
+    assert (tmp_path / "half.dfm").stat().st_size < 0.8 * (tmp_path / "whole.dfm").stat().st_size
+    assert next(model.parameters()).dtype == torch.float32
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):

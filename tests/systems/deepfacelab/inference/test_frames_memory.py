@@ -16,15 +16,15 @@ def test_a_batch_that_finds_no_memory_is_halved_without_holding_on_to_it(refusal
 
     def draw(batch):
         assert not any(one() is not None for one in held), "the attempt before this one still holds its memory"
-        activation = batch + 1
+        activation = batch / 2 + 0.05
         held.append(weakref.ref(activation))
         if len(batch) > 2:
             raise kind(refusal)
         held.clear()
         return dict.fromkeys(("swap", "swap_mask", "dst_mask"), activation)
 
-    drawn = draw_within_memory(torch.arange(5.0)[:, None], draw)
-    assert [float(one.swap) for one in drawn] == [1, 2, 3, 4, 5]
+    drawn = draw_within_memory(torch.arange(5.0)[:, None, None, None] / 10, draw)
+    assert [float(one.swap[0, 0, 0]) for one in drawn] == pytest.approx([0.05, 0.1, 0.15, 0.2, 0.25])
 
 
 def test_a_single_face_that_does_not_fit_is_said_and_another_error_is_left_alone():
@@ -35,6 +35,6 @@ def test_a_single_face_that_does_not_fit_is_said_and_another_error_is_left_alone
         raise RuntimeError("shapes differ")
 
     with pytest.raises(MemoryBudgetError, match="single face"):
-        draw_within_memory(torch.zeros(3, 1), refuse)
+        draw_within_memory(torch.zeros(3, 1, 1, 1), refuse)
     with pytest.raises(RuntimeError, match="shapes differ"):
-        draw_within_memory(torch.zeros(3, 1), fail)
+        draw_within_memory(torch.zeros(3, 1, 1, 1), fail)

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from mpt.seams import DataSpec
 from mpt.systems.deepfacelab.nn.saehd import CodeDiscriminator, Settings, build, units
-from mpt.systems.deepfacelab.nn.saehd_layers import KeepOutput, Upscale
+from mpt.systems.deepfacelab.nn.shared.saehd_layers import KeepOutput, Upscale
 
 NO_DATA = DataSpec({}, 0)
 TINY = {"image_size": 64, "ae_dims": 8, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2}

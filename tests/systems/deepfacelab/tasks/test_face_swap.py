@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
-from mpt.engine.step import update
+from mpt.engine.building.build import build_run
+from mpt.engine.step.step import update
 from mpt.precision import amp
 from mpt.precision.fp32 import Settings as Float32Settings
 from mpt.precision.fp32 import build as build_float32
 from mpt.systems.deepfacelab.data import procedural_faces
-from mpt.systems.deepfacelab.metrics.face_swap import overlap, peak_signal_to_noise
+from mpt.systems.deepfacelab.metrics.shared.face_swap import overlap, peak_signal_to_noise
 from mpt.systems.deepfacelab.nn import saehd
 from mpt.systems.deepfacelab.nn.saehd import build as build_networks
 from mpt.systems.deepfacelab.optim import adabelief
@@ -42,17 +42,22 @@ def gradients(task, loss_values):
     return [None if p.grad is None else p.grad.clone() for p in task.autoencoder.parameters()]
 
 
+def total(losses):
+    """The sum of losses that are back-propagated together."""
+    return sum(loss.value for loss in losses)
+
+
 @pytest.mark.parametrize("archi", ["df-ud", "liae-ud"])
 def test_both_streams_by_themselves_give_the_gradient_of_both_together(archi):
     task = make_task(archi=archi)
     batch = DATA.fetch([0, 1], 0)
-    parts = gradients(task, (loss.value for loss in task.autoencoder_losses(batch)))
+    parts = gradients(task, map(total, task.autoencoder_losses(batch)))
     faces = task.faces
     together = 0
     for side in ("src", "dst"):
         code = getattr(faces, f"encode_{side}")(batch[f"{side}_warped"])
         image, mask = getattr(faces, f"draw_{side}")(code)
-        together = together + task.side_loss(image, mask, batch, side).sum()
+        together = together + sum(task.side_losses(image, mask, batch, side).values()).sum()
     for one, other in zip(parts, gradients(task, [together]), strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
@@ -60,13 +65,13 @@ def test_both_streams_by_themselves_give_the_gradient_of_both_together(archi):
 def test_losses_are_sums_so_two_halves_of_a_batch_add_up():
     task = make_task()
     batch = DATA.fetch([0, 1], 0)
-    whole = [loss.value.item() for loss in task.autoencoder_losses(batch)]
+    whole = [total(losses).item() for losses in task.autoencoder_losses(batch)]
     halves = [0.0, 0.0]
     for index in range(2):
         part = {name: value[index : index + 1] for name, value in batch.items()}
-        for number, loss in enumerate(task.autoencoder_losses(part)):
-            assert loss.reduction == "sum"
-            halves[number] += loss.value.item()
+        for number, losses in enumerate(task.autoencoder_losses(part)):
+            assert {loss.reduction for loss in losses} == {"sum"}
+            halves[number] += total(losses).item()
     assert halves == pytest.approx(whole, rel=1e-5)
 
 
@@ -77,10 +82,10 @@ def test_the_first_graph_is_gone_before_the_second_is_built():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.grad_fn) or t, lambda t: t):
         stream = task.autoencoder_losses(batch)
         first = next(stream)
-        node = first.value.grad_fn
-        first.value.backward()
+        node = first[0].value.grad_fn
+        total(first).backward()
         del first
-        assert next(stream).name == "dst"
+        assert [loss.name for loss in next(stream)] == ["dst_mask", "dst_face"]
     assert not any(local is node for local in (stream.gi_frame.f_locals.values() if stream.gi_frame else ()))
     assert {"code"} & set(stream.gi_frame.f_locals) == set()
 
@@ -99,11 +104,11 @@ def test_phases_follow_the_powers():
 
 def test_discriminators_change_the_autoencoders_loss_and_learn_without_touching_it():
     batch = DATA.fetch([0, 1], 0)
-    plain = next(make_task().autoencoder_losses(batch)).value
+    plain = total(next(make_task().autoencoder_losses(batch)))
     task = make_task(true_face_power=0.5, gan_power=0.5, gan_dims=4, gan_patch_size=8)
-    for loss in task.autoencoder_losses(batch):
-        loss.value.backward()
-    assert plain != next(task.autoencoder_losses(batch)).value
+    for losses in task.autoencoder_losses(batch):
+        total(losses).backward()
+    assert plain != total(next(task.autoencoder_losses(batch)))
     task.autoencoder.zero_grad(set_to_none=True)
     for phase in task.phases(optimizers_of(task))[1:]:
         names = []
@@ -130,14 +135,15 @@ def test_masked_training_ignores_what_is_outside_the_mask():
     changed["src_target"] = (batch["src_target"] + far).clamp(0, 1)
     for masked in (True, False):
         task = make_task(Settings(masked_training=masked))
-        values = [next(task.autoencoder_losses(which)).value.item() for which in (batch, changed)]
+        values = [total(next(task.autoencoder_losses(which))).item() for which in (batch, changed)]
         assert (values[0] == values[1]) is masked
 
 
 def test_eyes_and_mouth_weigh_when_they_have_priority():
     batch = DATA.fetch([0], 0)
     values = [
-        next(make_task(Settings(eyes_mouth_priority=on)).autoencoder_losses(batch)).value.item() for on in (False, True)
+        total(next(make_task(Settings(eyes_mouth_priority=on)).autoencoder_losses(batch))).item()
+        for on in (False, True)
     ]
     assert values[1] > values[0] + 0.1
 
@@ -150,12 +156,12 @@ def test_losses_are_float32_when_the_drawing_is_half():
         code = task.faces.encode_src(batch["src_warped"])
         image, mask = task.faces.draw_src(code)
         assert image.dtype == torch.bfloat16
-        value = task.side_loss(image, mask, batch, "src")
-    assert value.dtype == torch.float32
+        found = task.side_losses(image, mask, batch, "src")
+    assert {value.dtype for value in found.values()} == {torch.float32}
     expected = task.compare(
         batch["src_target"], batch["src_mask"], batch["src_eyes_mouth"], image.float(), mask.float()
     )
-    assert torch.equal(value, expected)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @torch.no_grad()
@@ -213,8 +219,8 @@ def with_extra(**extra):
 def norms(task, batch):
     """The gradients' norm by network after one step's losses."""
     task.autoencoder.zero_grad()
-    for loss in task.autoencoder_losses(batch):
-        loss.value.backward()
+    for losses in task.autoencoder_losses(batch):
+        total(losses).backward()
     return {
         name: sum(p.grad.norm().item() for p in network.parameters() if p.grad is not None)
         for name, network in task.autoencoder.named_children()
@@ -233,11 +239,21 @@ def test_inter_ab_rests_while_nothing_is_warped_and_stays_the_optimizers():
     assert norms(make_task(spec=with_extra(random_warp=False)), batch)["inter"] > 0
 
 
-def test_pretraining_has_no_discriminators_and_no_styles():
+def test_pretraining_trains_no_discriminator_and_asks_the_code_discriminator_as_it_was_made():
     powers = {"true_face_power": 0.1, "gan_power": 0.1}
     task = make_task(Settings(face_style_power=10, bg_style_power=10), spec=with_extra(pretrain=True), **powers)
-    assert set(task.modules) == {"autoencoder"}
-    assert [loss.name for loss in task.autoencoder_losses(DATA.fetch([0], 0))] == ["src", "dst"]
+    assert set(task.modules) == {"autoencoder", "code_discriminator"}
+    assert [phase.name for phase in task.phases(optimizers_of(task))] == ["autoencoder"]
+    groups = list(task.autoencoder_losses(DATA.fetch([0], 0)))
+    assert [loss.name for losses in groups for loss in losses] == [
+        "src_mask",
+        "src_face",
+        "src_true_face",
+        "dst_mask",
+        "dst_face",
+    ]
+    next(loss.value for loss in groups[0] if loss.name == "src_true_face").backward()
+    assert any(p.grad is not None for p in task.autoencoder.parameters())
 
 
 @pytest.mark.parametrize("archi", ["df-ud", "liae-ud"])
@@ -245,8 +261,8 @@ def test_the_style_of_the_face_trains_the_decoder_alone_and_that_of_the_surround
     batch = DATA.fetch([0, 1], 0)
     for settings, trains_encoder in ((Settings(face_style_power=10), False), (Settings(bg_style_power=10), True)):
         task = make_task(settings, archi=archi)
-        style = list(task.autoencoder_losses(batch))[-1]
-        assert style.name == "style"
+        (style,) = list(task.autoencoder_losses(batch))[-1]
+        assert style.name == ("background_style" if trains_encoder else "face_style")
         task.autoencoder.zero_grad()
         style.value.backward()
         found = {

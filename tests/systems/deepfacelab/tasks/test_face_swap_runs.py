@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_datasets, build_run
-from mpt.engine.evaluation import preview
-from mpt.engine.step import update
+from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.state.evaluation import preview
+from mpt.engine.step.step import update
 
 MODEL = {"name": "saehd", "archi": "df-ud", "image_size": 64, "ae_dims": 6, "e_dims": 4, "d_dims": 4, "d_mask_dims": 2}
 

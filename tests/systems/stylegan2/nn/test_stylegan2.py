@@ -8,7 +8,7 @@ from torch import nn
 
 from mpt.errors import ConfigError, DataError
 from mpt.seams import DataSpec, FieldSpec
-from mpt.systems.stylegan2.nn import stylegan2_layers
+from mpt.systems.stylegan2.nn.shared import stylegan2_layers
 from mpt.systems.stylegan2.nn.stylegan2 import Discriminator, Generator, Settings, build
 
 SMALL: dict[str, Any] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
+from pydantic import ValidationError
 
-from mpt.data.loader import Loader
+from mpt.cli import main
+from mpt.data.loading.loader import Loader
 from mpt.errors import ConfigError, DataError
 from mpt.systems.yolofuse.data.detection_files import DetectionFiles, Settings, assume, build
+from mpt.systems.yolofuse.metrics.shared.average_precision import Pictures, measure
+from mpt.systems.yolofuse.tasks.detect import gather_pictures
 
 SIZE = (80, 60)
 MARK = (16, 12, 48, 36)
@@ -156,7 +162,7 @@ def test_a_missing_label_can_mean_a_picture_without_objects(tmp_path: Path) -> N
 def test_a_set_of_nothing_but_bad_pairs_is_refused(tmp_path: Path) -> None:
     make_pairs(tmp_path, 1)
     (tmp_path / "labels/train/0.txt").write_text("9 .5 .5 .1 .1")
-    with pytest.raises(DataError, match=r"none of its 1 pictures can be used; the first: .*class 9"):
+    with pytest.raises(DataError, match=r"none of its 1 train pictures can be used; the first: .*class 9"):
         opened(tmp_path, on_bad="skip")
 
 
@@ -219,12 +225,70 @@ def test_brightness_changes_both_cameras_alike(tmp_path: Path) -> None:
         assert abs(visible - infrared) <= 2
 
 
-def test_most_boxes_keeps_the_largest(tmp_path: Path) -> None:
-    make_pairs(tmp_path, 1)
-    (tmp_path / "labels/train/0.txt").write_text("0 .2 .2 .1 .1\n0 .5 .5 .4 .4\n0 .8 .8 .2 .2")
-    data = opened(tmp_path, mosaic=0, translate=0, scale=0, most_boxes=2, flip_across=0)
-    sides = data.fetch([0], 0)["boxes"][0]
-    torch.testing.assert_close(sides[:, 2] - sides[:, 0], torch.tensor([38.4, 19.2]))
+def crowd(root: Path, count: int) -> Path:
+    """Write one pair whose label file has so many boxes, side by side."""
+    make_pairs(root, 1)
+    places = [((n % 25 + 0.5) / 25, (n // 25 + 0.5) / 25) for n in range(count)]
+    for split in ("train", "val"):
+        (root / "labels" / split / "0.txt").write_text("".join(f"0 {x} {y} .04 .04\n" for x, y in places))
+    return root
+
+
+@pytest.mark.parametrize(("split", "most"), [("train", 2000), ("test", 500)])
+def test_no_box_of_a_crowd_is_left_out_and_the_fullest_sample_is_planned(tmp_path: Path, split: str, most: int) -> None:
+    data = opened(crowd(tmp_path, 500), split, translate=0, scale=0, mosaic_epochs=3)
+    batch = data.fetch([0], 5)
+    assert int(batch["box_mask"].sum()) == 500
+    assert batch["boxes"].shape == (1, 512 if split == "train" else 500, 4)
+    assert data.spec.fields["boxes"].shape == (most, 4)
+    full = data.spec.filled(batch)
+    assert full["boxes"].shape == (1, most, 4)
+    assert int(full["box_mask"].sum()) == 500
+
+
+def test_more_boxes_than_are_planned_for_are_kept(tmp_path: Path) -> None:
+    data = opened(crowd(tmp_path, 60), mosaic=0, translate=0, scale=0, most_boxes=20)
+    assert data.spec.fields["boxes"].shape == (20, 4)
+    batch = data.fetch([0], 0)
+    assert int(batch["box_mask"].sum()) == 60
+    with pytest.raises(DataError, match="is the largest that the data set named"):
+        data.spec.filled(batch)
+
+
+def test_average_precision_of_a_crowd_is_that_of_pycocotools(tmp_path: Path) -> None:
+    """Of 500 people in a picture the 300 best detections find 300."""
+    pytest.importorskip("pycocotools")
+    truth = opened(crowd(tmp_path, 500), "test").fetch([0], 0)
+    found = torch.cat((truth["boxes"][:, :300], torch.linspace(1, 0.5, 300)[None, :, None], torch.zeros(1, 300, 1)), 2)
+    evidence = {"found": found, **{name: truth[name] for name in ("boxes", "classes", "box_mask")}}
+    pictures = gather_pictures([evidence])
+    theirs = coco_ap50(pictures)
+    assert 0.6 < theirs < 0.61
+    assert abs(measure(pictures, 1, "coco", 300).map50 - theirs) < 1e-12
+
+
+def coco_ap50(pictures: Pictures) -> float:
+    """Return pycocotools' AP at IoU .5 of one picture's boxes of one class, 300 detections at most."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    def entry(number: int, row: np.ndarray) -> dict[str, Any]:
+        box = [*row[:2], *(row[2:4] - row[:2])]
+        return {"id": number + 1, "image_id": 1, "category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth, found = COCO(), COCO()
+        for api, rows in ((truth, pictures.truth[0]), (found, pictures.detections[0])):
+            annotations = [entry(n, row) for n, row in enumerate(rows)]
+            if api is found:
+                annotations = [{**one, "score": row[4]} for one, row in zip(annotations, rows, strict=True)]
+            api.dataset = {"images": [{"id": 1}], "categories": [{"id": 1}], "annotations": annotations}
+            api.createIndex()
+        evaluation = COCOeval(truth, found, "bbox")
+        evaluation.params.maxDets = [1, 100, 300]
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return float(evaluation.eval["precision"][0, :, 0, 0, 2].mean())
 
 
 def test_pictures_need_not_be_square(tmp_path: Path) -> None:
@@ -245,9 +309,9 @@ def test_cached_pictures_are_the_same(tmp_path: Path) -> None:
 
 def test_settings_that_would_part_boxes_from_pictures_are_refused(tmp_path: Path) -> None:
     make_pairs(tmp_path)
-    with pytest.raises(ConfigError, match="changed together with their boxes"):
+    with pytest.raises(ValidationError, match="changed together with their boxes"):
         opened(tmp_path, augment=["RandomHorizontalFlip"])
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ValidationError, match="leave it out"):
         opened(tmp_path, channels=1)
 
 
@@ -297,7 +361,19 @@ def test_a_data_file_as_roboflow_writes_it_is_understood(tmp_path: Path) -> None
         ("train: images/train\nnames: [cat]", "it has no val"),
         ("train: images/train\nval: images/val\nnc: 3\nnames: [cat]", "nc is 3, and there are 1 names"),
         ("train: images/train\nval: images/val\nnames: {0: cat, 2: dog}", "0 to 1 are needed"),
-        ("train: [images/train]\nval: images/val\nnames: [cat]", "one folder is understood"),
+        (
+            "train: images/train\nval: [1, images/val]\nnames: [cat]",
+            "write a folder, a text file of pictures, or a list",
+        ),
+        (
+            "train: images/train\nval: [images/val, images/more]\nnames: [cat]",
+            "there is no .*images/more, which it names",
+        ),
+        ("train: images/train\nval: val.txt\nnames: [cat]", r"there is no .*val\.txt, which it names for test"),
+        (
+            "path: /nowhere\ntrain: a\nval: b\nnames: [cat]",
+            "its path is /nowhere, and there is no such",
+        ),
         ("train: photos/train\nval: photos/val\nnames: [cat]", "no part of it is called images"),
         ("- train", "it is no mapping"),
     ],
@@ -314,3 +390,189 @@ def test_classes_that_differ_from_the_data_files_are_refused(tmp_path: Path) -> 
     (tmp_path / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat, dog]")
     with pytest.raises(ConfigError, match=r"leave dataset\.classes out"):
         opened(tmp_path / "data.yaml", classes=["cat", "cow"])
+
+
+def turn_files(root: Path) -> None:
+    """Store every picture as a camera held on its side does: turned, with the way back in its EXIF data."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for path in root.rglob("*.png"):
+        with Image.open(path) as upright:
+            turned = upright.transpose(Image.Transpose.ROTATE_90)
+        turned.save(path, exif=exif)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_pictures_stored_on_their_side_give_the_samples_of_upright_ones(tmp_path: Path, split: str) -> None:
+    for name in ("upright", "turned"):
+        make_pairs(tmp_path / name)
+    turn_files(tmp_path / "turned")
+    upright, turned = (opened(tmp_path / name, split).fetch([0, 1, 2], 0) for name in ("upright", "turned"))
+    assert all(torch.equal(upright[name], turned[name]) for name in upright)
+
+
+def test_labels_of_a_picture_as_stored_are_refused_where_it_is_turned(tmp_path: Path) -> None:
+    turn_files(make_pairs(tmp_path, 1))
+    for size in (SIZE, SIZE[::-1]):
+        content = {
+            "images": [{"id": 0, "file_name": "0.png", "width": size[0], "height": size[1]}],
+            "categories": [{"id": 1, "name": "car"}],
+            "annotations": [{"image_id": 0, "category_id": 1, "bbox": [16, 12, 32, 24]}],
+        }
+        (tmp_path / f"{size[0]}.json").write_text(json.dumps(content))
+    assert opened(tmp_path, labels="80.json", mosaic=0.0).fetch([0], 0)["box_mask"].any()
+    with pytest.raises(DataError, match=r"of a picture of 60x80 pixels, and turned upright .* it has 80x60"):
+        opened(tmp_path, labels="60.json", mosaic=0.0).fetch([0], 0)
+
+
+def make_thermal(root: Path, suffix: str = "png") -> Path:
+    """Make the infrared pictures 16-bit counts from 3000 to 4275, as a thermal camera writes them."""
+    for path in make_pairs(root).rglob("imagesIR/*/*.png"):
+        with Image.open(path) as grey:
+            counts = (np.asarray(grey) * 5.0 + 3000).astype(np.uint16)
+        path.unlink()
+        Image.fromarray(counts).save(path.with_suffix(f".{suffix}"))
+    return root
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_thermal_counts_give_the_samples_of_8_bits_where_the_range_is_set(
+    tmp_path: Path, suffix: str, split: str
+) -> None:
+    make_pairs(tmp_path / "8")
+    plain = opened(tmp_path / "8", split).fetch([0, 1], 0)
+    thermal = opened(make_thermal(tmp_path / "16", suffix), split, ir_range=[3000, 4275]).fetch([0, 1], 0)
+    assert (plain["ir"].int() - thermal["ir"].int()).abs().max() <= 1
+    assert torch.equal(plain["rgb"], thermal["rgb"])
+
+
+@pytest.mark.parametrize("on_bad", ["stop", "skip"])
+def test_thermal_counts_without_a_range_stop_the_run_with_what_to_set(tmp_path: Path, on_bad: str) -> None:
+    """Never as 8 shifted bits, and never as bad files that are left out."""
+    data = opened(make_thermal(tmp_path), on_bad=on_bad)
+    with pytest.raises(ConfigError, match=r"16-bit whole numbers from 3\d+ to 4250.*dataset\.ir_range"):
+        data.fetch([0], 0)
+
+
+REFUSED = {
+    "ir_range=[4275,3000]": "the lower first",
+    "ir_range=[3000]": "the lower first",
+    "ir_percentiles=[99,1]": "the lower first",
+    "channels=3": "leave it out",
+    "augment=[RandomHorizontalFlip]": "leave augment out",
+    "height=640": "above image_size=96, which is the width",
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_validation_refuses_what_training_would(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Path(__file__).parents[4] / "configs/yolofuse_mid.yaml"
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", str(config), "dataset.image_size=96", f"dataset.{setting}"])
+    assert ended.value.code == 2
+    assert REFUSED[setting] in " ".join(capsys.readouterr().err.split())
+
+
+def lists(root: Path, how: str) -> Path:
+    """Write a data file of one split's pictures in two folders, and return it."""
+    make_pairs(root, 2, ("a", "b"))
+    (root / "images/a/0.png").rename(root / "images/a/x.png")
+    (root / "imagesIR/a/0.png").rename(root / "imagesIR/a/x.png")
+    (root / "labels/a/0.txt").rename(root / "labels/a/x.txt")
+    places = [*sorted((root / "images").rglob("*.png"))]
+    lines = {
+        "beside the list": [f"./{path.relative_to(root)}" for path in places],
+        "below path": [str(path.relative_to(root)) for path in places],
+        "absolute": [str(path) for path in places],
+    }
+    if how in lines:
+        (root / "all.txt").write_text("\n".join([*lines[how], "", ""]))
+    entry = "all.txt" if how in lines else {"folders": "[images/a, images/b]", "one in all": "images"}[how]
+    (root / "data.yaml").write_text(f"path: .\ntrain: {entry}\nval: {entry}\nnames: [cat]")
+    return root / "data.yaml"
+
+
+@pytest.mark.parametrize("how", ["folders", "one in all", "beside the list", "below path", "absolute"])
+@pytest.mark.parametrize("cameras", ["pair", "rgb", "ir"])
+def test_a_data_file_lists_folders_or_pictures(tmp_path: Path, how: str, cameras: str) -> None:
+    data = opened(lists(tmp_path, how), cameras=cameras, mosaic=0.0)
+    found = [[str(path.relative_to(tmp_path)) for path in pair.paths] for pair in data.pairs]
+    wanted = {"rgb": ["images"], "ir": ["imagesIR"], "pair": ["images", "imagesIR"]}[cameras]
+    names = ("a/1.png", "a/x.png", "b/0.png", "b/1.png")
+    assert found == [[f"{folder}/{name}" for folder in wanted] for name in names]
+    assert data.fetch([0, 1, 2, 3], 0)["box_mask"].all()
+    planned = assume(Settings(root=str(tmp_path / "data.yaml"), image_size=96))
+    assert planned is not None
+    assert planned.classes == ("cat",)
+
+
+def test_a_path_is_looked_for_beside_the_data_file_and_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_pairs(tmp_path / "work" / "set", 2)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/data.yaml").write_text("path: set\ntrain: images/train\nval: images/val\nnames: [cat]")
+    with pytest.raises(DataError, match="its path is set, and there is no such folder"):
+        opened(tmp_path / "files/data.yaml")
+    monkeypatch.chdir(tmp_path / "work")
+    assert len(opened(tmp_path / "files/data.yaml")) == 2
+    make_pairs(tmp_path / "files" / "set", 3)
+    assert len(opened(tmp_path / "files/data.yaml")) == 3
+    (tmp_path / "beside").mkdir()
+    make_pairs(tmp_path / "beside", 4)
+    (tmp_path / "beside/data.yaml").write_text("path: gone\ntrain: images/train\nval: images/val\nnames: [cat]")
+    assert len(opened(tmp_path / "beside/data.yaml")) == 4
+
+
+def test_a_list_that_names_what_is_not_there_says_which_line(tmp_path: Path) -> None:
+    file = lists(tmp_path, "absolute")
+    (tmp_path / "all.txt").write_text("./images/a/x.png\n./images/a/gone.png\n")
+    with pytest.raises(DataError, match=r"all\.txt: line 2: there is no picture \./images/a/gone\.png"):
+        opened(file)
+
+
+def coco(root: Path, names: list[str]) -> None:
+    content = {
+        "images": [{"id": n, "file_name": name, "width": 80, "height": 60} for n, name in enumerate(names)],
+        "categories": [{"id": 1, "name": "car"}],
+        "annotations": [
+            {"image_id": n, "category_id": 1, "bbox": [16, 12, 8 * (n + 1), 24]} for n in range(len(names))
+        ],
+    }
+    (root / "train.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "name", ["{}", "train/{}", "images/train/{}", "./train/{}", "/home/other/set/{}", "C:\\set\\{}", "train\\{}"]
+)
+def test_names_in_a_coco_file_may_have_any_folders(tmp_path: Path, name: str) -> None:
+    make_pairs(tmp_path, 2)
+    coco(tmp_path, [name.format(f"{n}.png") for n in (1, 0)])
+    data = opened(tmp_path, cameras="rgb", labels="{split}.json")
+    widths = {pair.paths[0].name: round((pair.rows[0, 3] - pair.rows[0, 1]) * 80) for pair in data.pairs}
+    assert widths == {"0.png": 16, "1.png": 8}
+
+
+def test_a_coco_picture_of_another_folder_is_not_taken(tmp_path: Path) -> None:
+    make_pairs(tmp_path, 1)
+    coco(tmp_path, ["val/0.png"])
+    with pytest.raises(DataError, match="does not list it"):
+        opened(tmp_path, cameras="rgb", labels="{split}.json")
+    coco(tmp_path, ["/a/0.png", "/b/0.png"])
+    with pytest.raises(DataError, match="their folders do not say which"):
+        opened(tmp_path, cameras="rgb", labels="{split}.json")
+
+
+def test_without_folders_the_pictures_are_those_of_the_coco_file(tmp_path: Path) -> None:
+    make_pairs(tmp_path / "x", 2)
+    (tmp_path / "x/images").rename(tmp_path / "photos")
+    coco(tmp_path, ["photos/train/1.png", "photos/val/0.png"])
+    data = opened(tmp_path, cameras="rgb", labels="{split}.json")
+    assert [str(pair.paths[0].relative_to(tmp_path)) for pair in data.pairs] == [
+        "photos/train/1.png",
+        "photos/val/0.png",
+    ]
+    coco(tmp_path, ["photos/train/7.png"])
+    with pytest.raises(DataError, match=r"photos/train/7\.png: the COCO file lists it, and it is not there"):
+        opened(tmp_path, cameras="rgb", labels="{split}.json")

@@ -13,13 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mpt import vision_ops
 from mpt.cli import main
 from mpt.config.registry import INSTALLED
-from mpt.engine.build import build_datasets
-from mpt.engine.evaluation import evaluate
-from mpt.engine.step import back_propagate
+from mpt.engine.building.build import build_datasets
+from mpt.engine.state.evaluation import evaluate
+from mpt.engine.step.step import back_propagate
 from mpt.errors import ConfigError
-from mpt.phase_losses import draw_batch
 from mpt.seams import Batch, Run
-from mpt.systems.yolofuse.nn.bounded_shapes import BoundedShapes, align_levels
+from mpt.seams.phase_losses import draw_batch
+from mpt.systems.yolofuse.nn.layers.bounded_shapes import BoundedShapes, align_levels
 from mpt.systems.yolofuse.nn.torchvision_detector import NAMES, TorchvisionDetector
 from tests.systems.yolofuse.tasks.small import build, config
 

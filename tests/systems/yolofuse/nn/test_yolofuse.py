@@ -5,7 +5,7 @@ import torch
 
 from mpt.errors import ConfigError
 from mpt.seams import DataSpec, FieldSpec
-from mpt.systems.yolofuse.nn.yolo_head import decode
+from mpt.systems.yolofuse.nn.layers.yolo_head import decode
 from mpt.systems.yolofuse.nn.yolofuse import Settings, YoloFuse, build, fuse
 from tests.systems.yolofuse.published import KEPT, read_arrays, read_json, state_of
 

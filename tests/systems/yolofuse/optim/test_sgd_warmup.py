@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.build import build_run
+from mpt.engine.building.build import build_run
 from mpt.errors import ConfigError
 from mpt.memory.cpu_optimizer import HostOptimizer
-from mpt.optim.schedules import learning_rate
+from mpt.optim.shared.schedules import learning_rate
 from mpt.seams import DataSpec, FieldSpec
 from mpt.systems.yolofuse.nn.yolofuse import Settings as NetSettings
 from mpt.systems.yolofuse.nn.yolofuse import YoloFuse

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from mpt.engine.build import build_datasets
-from mpt.planner.check import live_peak, trace_real
-from mpt.planner.gpus import find_gpu
-from mpt.planner.run_fake import trace_config
+from mpt.engine.building.build import build_datasets
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.step.check import live_peak, trace_real
+from mpt.planner.step.run_fake import trace_config
 from tests.systems.yolofuse.tasks.small import config
 
 DATA = {"name": "rgb_ir_scenes", "count": 4, "test_count": 1, "cameras": "rgb"}

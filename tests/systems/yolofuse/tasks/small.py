@@ -8,7 +8,7 @@ import torch
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
-from mpt.engine.build import build_datasets, build_run
+from mpt.engine.building.build import build_datasets, build_run
 from mpt.seams import Batch, Run
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from mpt.engine.build import build_datasets
-from mpt.engine.evaluation import evaluate, infer, preview
-from mpt.engine.step import back_propagate, update
+from mpt.engine.building.build import build_datasets
+from mpt.engine.state.evaluation import evaluate, infer, preview
+from mpt.engine.state.moving_averages import follow, follow_step
+from mpt.engine.step.step import back_propagate, update
 from mpt.errors import DataError
-from mpt.phase_losses import draw_batch
 from mpt.seams import Batch, DataSpec, FieldSpec, Run
-from mpt.systems.yolofuse.losses.detection import detection_sums
-from mpt.systems.yolofuse.tasks.detect import follow_all
+from mpt.seams.phase_losses import draw_batch
+from mpt.systems.yolofuse.losses.shared.detection import detection_sums
 from tests.systems.yolofuse.published import read_json
 from tests.systems.yolofuse.tasks.small import build, config
 
@@ -32,8 +32,9 @@ def test_a_step_lowers_the_loss_and_leaves_it_finite(precision: str) -> None:
     losses = []
     for step in range(3):
         outcome = update(run, run.phases[0], batch)
-        run.task.after_step(step, 4 * (step + 1))
-        losses.append(float(outcome.losses["loss"]))
+        follow_step(run, step)
+        assert list(outcome.losses) == ["box", "class", "distribution"]
+        losses.append(float(sum(outcome.losses.values())))
     assert all(map(math.isfinite, losses))
     assert losses[-1] < losses[0]
 
@@ -94,7 +95,7 @@ def test_a_batch_without_boxes_trains() -> None:
     run, batch = build()
     outcome = update(run, run.phases[0], {**batch, "box_mask": torch.zeros_like(batch["box_mask"])})
     assert outcome.finite
-    assert math.isfinite(float(outcome.losses["loss"]))
+    assert all(math.isfinite(float(loss)) for loss in outcome.losses.values())
 
 
 def test_the_average_follows_with_the_published_decay_and_takes_the_statistics_along() -> None:
@@ -104,7 +105,7 @@ def test_the_average_follows_with_the_published_decay_and_takes_the_statistics_a
     net, twin = run.task.modules["net"], run.task.modules["net_ema"]
     update(run, run.phases[0], batch)
     before = {name: value.clone() for name, value in twin.state_dict().items()}
-    follow_all(twin, net, 0.75)
+    follow(twin, net, 0.75, averages_buffers=True)
     for name, value in twin.state_dict().items():
         new = net.state_dict()[name]
         expected = torch.lerp(before[name], new, 0.25) if value.is_floating_point() else new

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from mpt.cli import main
-from mpt.engine.step import back_propagate
-from mpt.phase_losses import draw_batch
-from mpt.run.layout import find_run
-from mpt.run.tensor_file import read_tensors
+from mpt.engine.step.step import back_propagate
+from mpt.run.checkpoints.tensor_file import read_tensors
+from mpt.run.records.layout import find_run
 from mpt.seams import Batch, Loss
+from mpt.seams.phase_losses import draw_batch
 from mpt.systems.yolofuse.tasks.detect import Detect
 from tests.systems.yolofuse.tasks.small import build, config
 
@@ -78,11 +78,11 @@ def test_memory_that_runs_out_leaves_a_run_as_if_split_from_the_start(
     train(tmp_path, "split", *words, "memory.micro_batch=2", "memory.recompute=sqrt", optimizer=whole)
     original = Detect.losses
 
-    def losses(self: Detect, batch: Batch) -> Iterator[Loss]:
-        loss = next(original(self, batch))
+    def losses(self: Detect, batch: Batch) -> Iterator[tuple[Loss, ...]]:
+        together = original(self, batch)
         if len(batch["rgb"]) > 2:
             raise torch.OutOfMemoryError("no room")
-        yield loss
+        yield together
 
     monkeypatch.setattr(Detect, "losses", losses)
     train(tmp_path, "adapted", *words, "memory.on_oom=adapt", optimizer=whole)

@@ -1,0 +1,179 @@
+"""A command of the shell, made from the class that declares its arguments (see `mpt.commands.cli.arguments`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+from typer.models import ArgumentInfo, OptionInfo
+
+from mpt.config.layers import SECTIONS
+from mpt.config.messages import FOREIGN
+from mpt.config.options import DatasetOptions, OptimizerOptions, Options
+from mpt.config.registry import INSTALLED
+from mpt.config.schema import GeneralOptions, Train
+from mpt.errors import ConfigError
+
+SPELT = {
+    **FOREIGN,
+    "wd": "optimizer.weight_decay",
+    "weight_decay": "optimizer.weight_decay",
+    "image_size": "model.image_size",
+    "data": "dataset",
+    "gpus": "train.device",
+    "workers": "dataset.workers",
+    "pretrained": "model.weights",
+    "weights": "model.weights",
+    "fp16": "precision=amp",
+    "amp": "precision=amp",
+    "bf16": "precision=bf16",
+}
+"""Other programs' options -> the setting they mean."""
+COMMANDS = {
+    **dict.fromkeys(("fit", "finetune", "resume"), "mpt train"),
+    **dict.fromkeys(("predict", "val", "test", "eval", "evaluate", "generate", "sample"), "mpt infer"),
+    "export": "mpt convert",
+    "check": "mpt validate",
+    "benchmark": "mpt compare",
+    "detect": "mpt infer",
+}
+"""Other programs' commands -> the one that does it here."""
+WAYS = {
+    "CONFIG": "name a YAML file (`mpt init` writes one), or one that comes with mpt: @NAME (`mpt list configs`)",
+    "RUN": "name a run (`mpt list runs`), or its path",
+    "CONFIG|RUN": "name a YAML file, or a run of `mpt list runs`",
+    "A B [KEY=VALUE]": "name two runs, or two configurations",
+    "INPUT...": "name files or folders",
+}
+"""What to do where an argument is missing, by how its help calls it."""
+PARTS = "--parts"
+Parts = Annotated[
+    list[str] | None,
+    typer.Option(PARTS, metavar="DIR", help="A folder with parts of your own; also in the variable MPT_PARTS."),
+]
+"""Every command has this option. `mpt.cli` takes it out of the words before the command sees them."""
+
+
+def declare(
+    app: typer.Typer,
+    name: str,
+    arguments: type[Any],
+    notes: Mapping[str, str],
+    run: Callable[[dict[str, Any]], None],
+    command_class: type[TyperCommand] | None = None,
+) -> None:
+    """Add a command with the arguments that a dataclass declares; `run` gets their values by name.
+
+    `notes` are the texts below the fields. The dataclass's docstring is the command's help.
+    """
+    parameters: dict[str, inspect.Parameter] = {}
+    hints = get_type_hints(arguments, include_extras=True)
+    tuples = set()
+    for field in dataclasses.fields(arguments):
+        kind, info = split_annotation(hints[field.name])
+        if get_origin(kind) is tuple:
+            tuples.add(field.name)
+            kind = list[get_args(kind)[0]]  # type: ignore[misc]
+        if kind is bool and isinstance(info, OptionInfo) and info.default is ... and not info.param_decls:
+            info.param_decls = (f"--{field.name.replace('_', '-')}",)  # without --no-...
+        info.help = info.help or notes.get(field.name)
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        if field.name in tuples and default == ():
+            default = None
+        if info.show_default is True and default in (None, False):
+            info.show_default = False
+        if kind is not bool and default is None:
+            kind = kind | None
+        parameters[field.name] = make_parameter(field.name, Annotated[kind, info], default)
+    parameters["parts"] = make_parameter("parts", Parts, None)
+
+    def command(**values: Any) -> None:
+        values.pop("parts", None)
+        run({key: tuple(value or ()) if key in tuples else value for key, value in values.items()})
+
+    command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {key: parameter.annotation for key, parameter in parameters.items()}
+    if command_class is None and "overrides" in parameters:
+        command_class = OverridableCommand
+    help_text = inspect.cleandoc(arguments.__doc__ or "")
+    app.command(name, cls=command_class, help=help_text)(command)
+
+
+def given(arguments: Any, names: Iterable[str]) -> Iterator[str]:
+    """Yield those of some options that were given, as they are typed."""
+    for name in names:
+        if getattr(arguments, name) != getattr(type(arguments), name):
+            yield f"--{name.replace('_', '-')}"
+
+
+class OverridableCommand(TyperCommand):
+    """A command with overrides: an option that is a setting's name is answered with the override."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as any command does. Raises ConfigError for an option that is a setting."""
+        known = {"--help", *(option for one in self.params for option in (*one.opts, *one.secondary_opts))}
+        for place, word in enumerate(args[: args.index("--")] if "--" in args else args):
+            option, _, value = word.partition("=")
+            name = option.removeprefix("--").replace("-", "_")
+            if option in known or not option.startswith("--") or (setting := setting_called(name)) is None:
+                continue
+            following = args[place + 1] if place + 1 < len(args) else "-"
+            value = value or ("VALUE" if following.startswith("-") else following)
+            override = setting if "=" in setting else f"{setting}={value}"
+            raise ConfigError(f"no such option: {option}. Settings are given as overrides: {override}")
+        return super().parse_args(ctx, args)
+
+
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+"""What a wrong command line raises; typer's public names have only its kinds, which differ by its version."""
+
+
+def explain_usage(error: Any) -> str | None:
+    """Return one line for a wrong command line, with the way out; None where its message is the whole help."""
+    said = error.format_message().strip().rstrip(".")
+    if "\n" in said:
+        return None
+    said = f"{said[:1].lower()}{said[1:]}"
+    if error.ctx is None:
+        return said
+    command = error.ctx.command_path
+    if said.startswith("no such command") and command == "mpt":
+        word = said.split("'")[1]
+        parts = (f"mpt {part.package.name} {part.name}" for part in INSTALLED.commands() if part.name == word)
+        if ours := COMMANDS.get(word) or next(parts, None):
+            return f"mpt: no such command '{word}'; `{ours}` does that, `{ours} -h` explains it"
+    if said.startswith("missing argument"):
+        name = said.split("'")[1]
+        return f"{command}: {name} is missing: {WAYS.get(name, f'`{command} -h` explains it')}"
+    return f"{command}: {said}{'' if said.endswith('?') else f'; `{command} -h` lists what there is'}"
+
+
+def setting_called(name: str) -> str | None:
+    """Return the full name of the setting that is called so, or None."""
+    sections: dict[str, type[Options]] = {"train": Train, "optimizer": OptimizerOptions, "dataset": DatasetOptions}
+    if name in SPELT:
+        return SPELT[name]
+    if name in (*SECTIONS, *GeneralOptions.model_fields):
+        return name
+    return next((f"{section}.{name}" for section, fields in sections.items() if name in fields.model_fields), None)
+
+
+def split_annotation(annotation: Any) -> tuple[Any, OptionInfo | ArgumentInfo]:
+    """Return a field's type and a copy of what typer is told about it, a plain option by default."""
+    if get_origin(annotation) is Annotated:
+        kind, *told = get_args(annotation)
+        for info in told:
+            if isinstance(info, OptionInfo | ArgumentInfo):
+                return kind, copy(info)
+        annotation = kind
+    return annotation, typer.Option()
+
+
+def make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """Return a keyword of the function that typer calls."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,0 +1,81 @@
+"""`mpt plan` and its sub-commands: words that name no sub-command are a plan of a configuration.
+
+What were options of `mpt plan` once is answered with the command that it is now.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from typer.core import TyperGroup
+
+from mpt.commands.cli.command_line import OverridableCommand
+from mpt.errors import ConfigError
+
+COMMAND_OF = {
+    "--infer": "infer",
+    "--presets": "presets",
+    "--tune": "tune",
+    "--calibrate": "calibrate",
+    "--lock": "lock",
+    "--check": "check",
+    "--scaling": "cluster",
+    "--cards": "cluster",
+    "--half": "infer",
+    "--dtype": "infer",
+    "--frame": "infer",
+    "--tolerance": "check",
+}
+"""Earlier option -> the sub-command that has it now; where several are given the first of these counts."""
+NAMES_COMMAND = ("--infer", "--presets", "--tune")
+"""Those that had no value and are the sub-command's name now."""
+FIRST = ("--calibrate", "--check")
+"""Those whose value is the sub-command's first word now."""
+RENAMED = {"--lock": "--output"}
+
+
+class PlanGroup(TyperGroup):
+    """A command with sub-commands: words that begin with none of these are the command's own."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Return the context of a sub-command, or of the command that is called like the group."""
+        own = self.commands.get(str(self.name))
+        names = set(self.commands) - {str(self.name)}
+        if own is None or (args[:1] and args[0] in names):
+            return super().make_context(info_name, args, parent, **extra)
+        return own.make_context(info_name, args, parent, **extra)
+
+
+class PlanCommand(OverridableCommand):
+    """The plan of a configuration, which answers what is a sub-command now."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as any command does. Raises ConfigError for an option of before, with the command in its place."""
+        for option in COMMAND_OF:
+            if option in (word.partition("=")[0] for word in args):
+                raise ConfigError(f"mpt plan: {option} belongs to a sub-command now: {spell_anew(option, args)}")
+        return super().parse_args(ctx, args)
+
+
+def spell_anew(option: str, words: Sequence[str]) -> str:
+    """Return the command in place of `mpt plan WORDS` with an option of before."""
+    first: list[str] = []
+    rest: list[str] = []
+    left = iter(separate_values(words))
+    for word in left:
+        if word in FIRST:
+            first.append(next(left, ""))
+        elif word not in NAMES_COMMAND:
+            rest.append(RENAMED.get(word, word))
+    return shlex.join(["mpt", "plan", COMMAND_OF[option], *filter(None, first), *rest])
+
+
+def separate_values(words: Sequence[str]) -> list[str]:
+    """Return words with `--option=value` of an earlier option as two."""
+    found: list[str] = []
+    for word in words:
+        option, sign, value = word.partition("=")
+        found += [option, value] if sign and option in COMMAND_OF else [word]
+    return found

@@ -1,0 +1,126 @@
+"""What `mpt infer` leaves to a system's own command: videos, folders of frames, frames with their aligned faces.
+
+A command of a part package that can do more with some inputs than a task, which sees a batch, declares
+`from_infer(task, inputs)`: given the name of the run's task and each `--input` as (name or None, path) it returns its
+own fields for these inputs, or None where they are not for it. `mpt infer` then runs that command, with its own
+options where the command has the same ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mpt.commands.cli.arguments import InferArguments
+from mpt.commands.cli.infer_options import options_of
+from mpt.config.registry import INSTALLED, CommandPart
+from mpt.config.yaml_text import MAX_BYTES
+from mpt.errors import ConfigError
+from mpt.foreign.files import read_text
+from mpt.inference.exported import is_export
+from mpt.run.checkpoints.choice import load_wanted, read_wish
+from mpt.run.records.ending import newest_finished_run
+from mpt.run.records.layout import RunDirectory, find_run
+
+ALIKE = ("half", "dtype", "batch_size", "vram", "overwrite", "device", "runs")
+"""Options that mean the same in `mpt infer` and in a system's command that has them."""
+CHOICES = ("best", "newest", "step")
+"""Options that choose a checkpoint, which goes to the command as its run."""
+
+
+def hand_over(arguments: InferArguments) -> bool:
+    """Run the system's command that these inputs are for; return False where there is none.
+
+    Raises ConfigError for options of `mpt infer` that the command does not have, and for those that only such a
+    command has where there is none.
+    """
+    if runs_command(arguments):
+        return True
+    defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
+    for part in INSTALLED.commands():
+        own = [name for name in options_of(part) if getattr(arguments, name, defaults.get(name)) != defaults.get(name)]
+        if own:
+            raise ConfigError(
+                f"{', '.join(map(as_option, own))}: goes with a run and inputs that are for `{words_of(part)}`; "
+                f"`{words_of(part)} -h` says which"
+            )
+    return False
+
+
+def words_of(part: CommandPart) -> str:
+    """Return a command of a part package as it is typed."""
+    return f"mpt {part.package.name} {part.name.replace('_', '-')}"
+
+
+def as_option(field: str) -> str:
+    """Return a field of a command as its option is typed."""
+    return f"--{field.replace('_', '-')}"
+
+
+def runs_command(arguments: InferArguments) -> bool:
+    """Run the system's command that these inputs are for; return whether there is one."""
+    if not arguments.input or is_export(arguments.run):
+        return False
+    directory = find_run(arguments.run, Path(arguments.runs))[0] if arguments.run else None
+    if directory is None:
+        directory = newest_finished_run(Path(arguments.runs))[0]
+    task = task_name(directory.config_path)
+    inputs = [named(text) for text in arguments.input]
+    for part in INSTALLED.commands():
+        asks = part.optional("from_infer")
+        own = asks(task, inputs) if asks is not None else None
+        if own is not None:
+            run_part(part, own, arguments, chosen_run(arguments, directory))
+            return True
+    return False
+
+
+def chosen_run(arguments: InferArguments, directory: RunDirectory) -> str:
+    """Return the run for a system's command, or the checkpoint that --best, --newest or --step chooses of it."""
+    which = read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step)
+    if which is None:
+        return str(arguments.run or directory.path)
+    return str(load_wanted(directory, which, "metric")[0].path)
+
+
+def named(text: str) -> tuple[str | None, Path]:
+    """Return an `--input` as its name, None where it has none, and its path."""
+    field, _, rest = text.partition("=")
+    is_named = bool(rest) and field.isidentifier() and not Path(text).exists()
+    return (field, Path(rest)) if is_named else (None, Path(text))
+
+
+def task_name(config_path: Path) -> str | None:
+    """Return the task of a run's configuration; None where that cannot be read, which opening the run then says."""
+    try:
+        return str(yaml.safe_load(read_text(config_path, MAX_BYTES))["task"]["name"])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return None
+
+
+def run_part(part: CommandPart, own: Mapping[str, Any], arguments: InferArguments, run: str) -> None:
+    """Run a system's command with its own fields for the inputs and those that `mpt infer` has too."""
+    command_class = part.member("Command")
+    fields = {field.name: field for field in dataclasses.fields(command_class)}
+    words = words_of(part)
+    values: dict[str, Any] = {"run": run, **own}
+    asked = {
+        field.name: getattr(arguments, field.name)
+        for field in dataclasses.fields(arguments)
+        if field.name not in ("run", "input", "allow", *CHOICES) and getattr(arguments, field.name) != field.default
+    }
+    if "output" not in asked and fields["output"].default is dataclasses.MISSING:
+        raise ConfigError(f"--output: these inputs are for `{words}`, which needs to know where to write; add -o PATH")
+    foreign = [name for name in asked if name != "output" and name not in {*ALIKE, *options_of(part)} & set(fields)]
+    if foreign:
+        options = ", ".join(as_option(name) for name in foreign)
+        raise ConfigError(f"{options}: these inputs are for `{words}`, which has no such option; see `{words} --help`")
+    for name, value in asked.items():
+        wants_path = "Path" in str(fields[name].type)
+        values[name] = Path(value) if wants_path and value is not None else value
+    print(f"these inputs are for `{words}`, which runs now; it has further options")
+    part.member("run")(command_class(**values))

@@ -1,0 +1,65 @@
+"""The configuration that is planned and the files that are written: what sub-commands of `mpt plan` share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpt.commands.cli.arguments import PlannedConfig
+from mpt.config.load import load_config
+from mpt.config.patch_origin import find_strange_patches
+from mpt.config.schema import Config
+from mpt.errors import ConfigError, InputOutputError
+
+
+def load_planned(arguments: PlannedConfig, *first: str) -> Config:
+    """Return the configuration that is to be planned, with warnings about patches that were made for another.
+
+    `first` are changes that come before those of the command line, so that what goes with them alone may be changed.
+    """
+    overrides = (*first, *arguments.overrides)
+    config = load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
+    for warning in find_strange_patches(arguments.patches, config):
+        print(f"warning: {warning}", file=sys.stderr)
+    return config
+
+
+def sharded(strategy: str | None) -> tuple[str, ...]:
+    """Return the change that --strategy asks for: what goes with fsdp alone (parallel.shard) may be given then."""
+    return ("parallel.strategy=fsdp",) if strategy == "fsdp" else ()
+
+
+def choose_output(arguments: PlannedConfig, output: str | None, stem: str, is_written: bool = True) -> Path:
+    """Return the path of the patch, never that of an existing file.
+
+    Raises ConfigError where that was asked for, and InputOutputError where nothing can be written, before anything is
+    planned or measured.
+    """
+    given = {Path(patch).resolve() for patch in arguments.patches}
+    if output is None:
+        path = free_name(stem, ".yaml")
+    else:
+        path = Path(output)
+        if path.resolve() in given:
+            raise ConfigError(f"--output: {path} is given with --with, and the recipe builds on it: name another file")
+        if os.path.lexists(path) and not path.is_dir():
+            raise ConfigError(f"--output: {path} exists; name another file, or remove it first")
+    if is_written and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        raise InputOutputError(f"{path}: cannot be written: it is a folder, or its folder is missing or read-only")
+    return path
+
+
+def free_name(stem: str, suffix: str) -> Path:
+    """Return a name in this folder that is not there yet."""
+    numbered = (Path(f"{stem}-{number}{suffix}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([Path(f"{stem}{suffix}")], numbered) if not os.path.lexists(name))
+
+
+def common_words(arguments: PlannedConfig, overrides: Sequence[str]) -> list[str]:
+    """Return the words of a command about the same configuration: the file, changes, packages and patches."""
+    words = [str(arguments.config), *overrides]
+    words += [word for package in arguments.allow for word in ("--allow", package)]
+    return words + [word for given in arguments.patches for word in ("--with", str(given))]

@@ -1,0 +1,115 @@
+"""`mpt plan infer CONFIG`: what inference needs on a GPU that need not be there, and the batch or tile that fits.
+
+`mpt infer --vram` asks the same planner for its batch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+
+from rich.console import Console
+
+from mpt.commands.cli.arguments import PlanInferArguments
+from mpt.commands.planning.plan_config import load_planned
+from mpt.commands.planning.plan_tables import columns, held_tables
+from mpt.config.schema import Config
+from mpt.config.sizes import describe_bytes
+from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.planner.answers.plan import InferencePlan
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import load_calibration
+from mpt.planner.facts.capacity import Capacity, find_capacity
+from mpt.planner.facts.gpus import Gpu
+from mpt.planner.facts.verdict import judge
+from mpt.planner.recipes.planned import choose_gpu
+from mpt.report.units import show_seconds
+
+
+def run(arguments: PlanInferArguments) -> None:
+    """Plan a configuration's inference and print it.
+
+    Raises MemoryBudgetError where not even one sample, or the smallest tile, fits.
+    """
+    config, gpu = load_planned(arguments), choose_gpu(arguments.gpu)
+    capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
+    calibration = load_calibration(gpu.name)
+    frame = parse_frame(arguments.frame)
+    if frame is not None and capacity.budget_bytes is None:
+        raise ConfigError("--frame: tiles are chosen for a budget; add --gpu or --vram")
+    with Session(gpu, calibration, config.granted) as session:
+        plan = session.infer(
+            config,
+            batch_size=config.train.batch_size if frame is None else 1,
+            half=arguments.half,
+            dtype=arguments.dtype,
+            budget_bytes=capacity.budget_bytes,
+            frame=frame,
+        ).get()
+    if arguments.json:
+        print(
+            json.dumps({"gpu": asdict(gpu), "calibration": asdict(calibration), "inference": plan.as_data()}, indent=1)
+        )
+    else:
+        print_inference(Console(highlight=False), config, gpu, capacity, plan, frame)
+    if frame is not None and plan.tile is None:
+        raise MemoryBudgetError(f"not even the smallest tile of a frame fits in {describe_bytes(plan.budget)}")
+    if plan.largest_batch == 0:
+        raise MemoryBudgetError(f"not even one sample fits in {describe_bytes(plan.budget)}")
+
+
+def parse_frame(text: str | None) -> tuple[int, int] | None:
+    """Return height and width of "1920x1080". Raises ConfigError."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+    if found is None:
+        raise ConfigError(f"--frame: found {text!r}; write width and height, 1920x1080")
+    return int(found[2]), int(found[1])
+
+
+def inference_headline(config: Config, gpu: Gpu, plan: InferencePlan, frame: tuple[int, int] | None) -> str:
+    """Return the answer in one sentence."""
+    subject = f"{config.run_name}, inference ({plan.mode})"
+    needed = describe_bytes(plan.with_room)
+    budget = "" if plan.budget_bytes is None else describe_bytes(plan.budget_bytes)
+    if frame is not None:
+        if plan.tile is None:
+            return f"{subject}, frames of {frame[1]} x {frame[0]}, on {gpu.name}: no tile fits in {budget}."
+        height, width = plan.tile
+        return (
+            f"{subject}, frames of {frame[1]} x {frame[0]}, on {gpu.name}: tiles of {width} x {height} fit in {budget}."
+        )
+    subject = f"{subject}, batch {plan.batch_size}, on {gpu.name}"
+    if plan.fits is None:
+        return f"{subject}: needs {needed}."
+    found = judge(plan)
+    assert found is not None
+    surely, at_all = plan.largest_batch or 0, plan.largest_at_all or 0
+    more = f", and up to {at_all} may" * (at_all > surely)
+    most = f"the largest batch that fits is {surely}{more}" if at_all else "not even 1 fits"
+    return f"{subject}: {found.kind} in {budget}, needs {needed}; {most}."
+
+
+def print_inference(
+    console: Console, config: Config, gpu: Gpu, capacity: Capacity, plan: InferencePlan, frame: tuple[int, int] | None
+) -> None:
+    """Print the sentence and what is behind it."""
+    console.print(inference_headline(config, gpu, plan, frame), style="bold", markup=False)
+    for statement in capacity.statements:
+        console.print(statement, markup=False)
+    if frame is None:
+        table = columns("", ">", "")
+        table.show_header = False
+        table.add_row("allocated", describe_bytes(plan.allocated), "tensors and scratch at the peak")
+        table.add_row("reserved", describe_bytes(plan.reserved), "by the caching allocator, where there is room")
+        table.add_row("context", describe_bytes(plan.context_bytes), "")
+        table.add_row("weights", describe_bytes(plan.weight_bytes), "of all networks")
+        band = plan.batch_seconds * plan.time_band
+        table.add_row("batch", show_seconds(plan.batch_seconds), f"give or take {show_seconds(band)}")
+        console.print(table)
+        console.print()
+        console.print(held_tables(plan))
+    for note in plan.notes:
+        console.print(f"note: {note}", markup=False)

@@ -1,0 +1,294 @@
+"""What `mpt plan` says: tables for people, and the same as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mpt.commands.planning.plan_schema import PlanOutput, Refused, describe_recipe, with_verdict
+from mpt.config.schema import Config
+from mpt.config.sizes import describe_bytes
+from mpt.planner.answers.plan import InferencePlan, Plan, PlannedRanks
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import Gpu
+from mpt.planner.facts.verdict import judge
+from mpt.planner.recipes.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch
+from mpt.planner.recipes.scaling import Scaling
+from mpt.planner.recipes.search import Search
+from mpt.report.units import show_seconds
+
+SHOWN = 6
+REASONS = 3
+MODULES = 10
+NEAR = 1.06
+"""Times and sizes that differ by less than this factor are shown once."""
+
+
+def headline(config: Config, gpu: Gpu, plan: Plan, recipes: Sequence[Recipe]) -> str:
+    """Return the answer in one sentence."""
+    cards = f"{plan.ranks.nproc} x {gpu.name}, each card" if plan.ranks else gpu.name
+    subject = f"{config.run_name}, batch {plan.batch_size}, on {cards}"
+    if plan.fits is None:
+        return f"{subject}: needs {describe_bytes(plan.with_room)}."
+    needed, budget = describe_bytes(plan.total), describe_bytes(plan.budget)
+    if plan.fits and plan.tight:
+        return f"{subject}: fits in {budget} only by emptying the cache in every step, which is slower and may fail."
+    if plan.fits:
+        found = judge(plan)
+        assert found is not None
+        if found.kind == "fits":
+            return f"{subject}: fits in {budget}, needs {needed}; there is nothing to change."
+        closely = f", but closely: {found.percent} % of published runs stayed within such a margin"
+        return f"{subject}: may fit in {budget}, needs {needed}{closely}."
+    surely = [recipe for recipe in recipes if recipe.fits_well]
+    fitting = surely or [recipe for recipe in recipes if recipe.fits]
+    verb = "may fit" if not surely else "fits" if len(surely) == 1 else "fit"
+    lossy = sum(recipe.is_lossy for recipe in fitting)
+    counted = f"{len(fitting)} way{'s' * (len(fitting) > 1)} that {verb}{f', {lossy} of them lossy' * (lossy > 0)}"
+    ways = f"; {counted}:" if fitting else "." if not recipes else ", and nothing tried does."
+    return f"{subject}: does not fit in {budget}, needs {needed}{ways}"
+
+
+def as_torch_statements(plan: Plan) -> list[str]:
+    """Return what an earlier release of torch does otherwise, a line for each, where one was asked for."""
+    if plan.as_torch is None:
+        return []
+    release, routes = plan.as_torch.release, plan.as_torch.routes
+    if not routes:
+        return [f"as torch {release} does it: nothing known to differ in it changes this plan"]
+    return [f"as torch {release} does it: {route.words}" for route in routes]
+
+
+def print_plan(
+    console: Console, config: Config, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool
+) -> None:
+    """Print the configuration as it stands; with details also what holds the memory at the peak."""
+    console.print(f"{config.run_name} on {gpu.name}, batch {plan.batch_size}, as it stands", style="bold")
+    table = columns("", ">", "")
+    table.show_header = False
+    table.add_row("allocated", describe_bytes(plan.allocated), "tensors and scratch at the peak")
+    table.add_row("reserved", describe_bytes(plan.reserved), "by the caching allocator, where there is room")
+    source = f"calibrated by {calibration.source}" if calibration.source else "typical"
+    ranks = plan.ranks
+    if ranks:
+        source += f"; {describe_bytes(ranks.communicator_bytes)} of it are NCCL's buffers"
+    table.add_row("context", describe_bytes(plan.context_bytes), source)
+    table.add_row("total", describe_bytes(plan.total), verdict(plan))
+    table.add_row("peak", "", plan.moment)
+    for name, moment in plan.moments.items():
+        if moment.problem:
+            table.add_row(name, "", f"not planned: {moment.problem}")
+        else:
+            grown = f"{describe_bytes(moment.grown)} more reserved than by the steps"
+            said = grown if moment.grown else "in what is reserved"
+            said += "; values that it reads taken as 0" if moment.reads_values else ""
+            table.add_row(name, describe_bytes(moment.allocated), said)
+    if plan.moments:
+        table.add_row("export", describe_bytes(0), "mpt convert builds the networks on the host")
+    if plan.largest_batch is not None:
+        table.add_row("largest batch", *describe_largest(plan))
+    band = plan.step_seconds * plan.time_band
+    table.add_row("step", show_seconds(plan.step_seconds), f"give or take {show_seconds(band)}{moved(calibration)}")
+    if ranks:
+        add_rank_rows(table, ranks)
+    console.print(table)
+    if is_verbose:
+        console.print()
+        console.print(held_tables(plan))
+    for note in plan.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def moved(calibration: Calibration) -> str:
+    """Return which other card the step's time was fitted on, if one was."""
+    if not calibration.time_from:
+        return ""
+    return f"; ×{calibration.time_factor:.2f} as measured on {calibration.time_from}, moved by both cards' rooflines"
+
+
+def held_tables(plan: Plan | InferencePlan) -> Table:
+    """Return what is held at the peak, by kind and by module, side by side."""
+    held = columns("held at the peak", ">MiB")
+    for name, amount in plan.by_category.items():
+        held.add_row(name, f"{amount / 2**20:,.1f}")
+    modules = columns("modules that hold most", ">MiB")
+    for name, amount in plan.by_module[:MODULES]:
+        modules.add_row(name, f"{amount / 2**20:,.1f}")
+    sides = Table.grid(padding=(0, 4))
+    sides.add_row(held, modules)
+    return sides
+
+
+def add_rank_rows(table: Table, ranks: PlannedRanks) -> None:
+    """Add what is about a rank of several."""
+    seconds = ranks.seconds
+    where = ranks.link if ranks.nproc <= ranks.per_machine else f"{ranks.link} and {ranks.network}"
+    table.add_row(
+        "communication",
+        show_seconds(seconds.communication),
+        f"of a step, over {where}: {show_seconds(seconds.overlapped)} beside computing, "
+        f"{show_seconds(seconds.exposed)} exposed",
+    )
+    table.add_row("efficiency", f"{seconds.computing / seconds.total:.0%}", "of the step is computing")
+    samples = f"{ranks.samples} samples, {ranks.words}"
+    if ranks.last_total is not None:
+        last = f"the last has {ranks.last_samples} and needs {describe_bytes(ranks.last_total)}"
+        samples += f"; {last}"
+    table.add_row("rank", f"1 of {ranks.nproc}", samples)
+    if ranks.host_bytes:
+        table.add_row("host memory", describe_bytes(ranks.host_bytes), "a rank: weights, gradients, optimizer state")
+
+
+def scaling_cells(scaling: Scaling) -> Sequence[tuple[str, ...]]:
+    """Return the cells of a table: cards, strategy, batch, memory, fits, step, exposed, efficiency, bottleneck."""
+    cells = []
+    for row in scaling.planned:
+        fits = {True: "yes", False: "no", None: ""}[row.plan.fits]
+        cells.append((
+            str(row.nproc),
+            row.words,
+            f"{row.batch_size:,}",
+            describe_bytes(row.plan.total),
+            fits,
+            show_seconds(row.plan.step_seconds),
+            show_seconds(row.exposed_seconds),
+            f"{scaling.efficiency(row):.0%}",
+            row.bottleneck,
+        ))  # fmt: skip
+    return cells
+
+
+def print_scaling(console: Console, found: Scaling, title: str) -> None:
+    """Print one line for each number of cards and strategy, and the fewest cards that it fits on."""
+    console.print(title, style="bold", markup=False)
+    table = columns(">cards", "", ">batch", ">memory", "fits", ">step", ">exposed", ">efficiency", "limited by")
+    for cells in scaling_cells(found):
+        table.add_row(*cells)
+    console.print(table)
+    for reason in found.refused():
+        console.print(f"not planned: {reason}", markup=False)
+    if found.fewest is not None:
+        console.print(f"the fewest cards that train this: {found.fewest.nproc} ({found.fewest.words})", style="bold")
+    elif any(row.plan.fits is False for row in found.planned):
+        console.print("none of these fits", style="bold")
+
+
+def columns(*titles: str) -> Table:
+    """Return a table without lines; a title that begins with > is that of a column of numbers."""
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left")
+    return table
+
+
+def verdict(plan: Plan) -> str:
+    """Return whether the configuration fits, in words."""
+    if plan.fits is None:
+        return "no budget given (--vram or --gpu)"
+    budget = describe_bytes(plan.budget)
+    if not plan.fits:
+        return f"does not fit in {budget}"
+    if plan.tight:
+        return f"fits in {budget} only by emptying the cache in every step (tight)"
+    found = judge(plan)
+    assert found is not None
+    return f"{'fits' if found.kind == 'fits' else 'may fit'} in {budget} ({found.likely})"
+
+
+def describe_largest(plan: Plan) -> tuple[str, str]:
+    """Return the largest batch and what is known of it."""
+    largest, surely, is_bound = plan.largest_batch, plan.largest_surely, plan.largest_is_bound
+    if not largest:
+        return "", f"none found below {plan.batch_size}" if is_bound else "not even 1 fits"
+    untried = "; larger ones were not tried" * is_bound
+    if not surely:
+        return f"{largest}", f"may fit, none is sure to{untried}"
+    return f"{surely}", f"that fits{f'; up to {largest} may' * (largest > surely)}{untried}"
+
+
+def print_search(console: Console, found: Search, plan: Plan) -> None:
+    """Print the best few recipes, what their costs mean, and how many there were."""
+    budget = describe_bytes(plan.budget)
+    fitting = [recipe for recipe in found.recipes if recipe.fits]
+    if fitting:
+        shown = worth_showing(fitting)[:SHOWN]
+        more = f", {len(fitting) - len(shown)} more with --json" * (len(fitting) > len(shown))
+        console.print(f"\nfastest that fit in {budget}{more}", style="bold")
+    else:
+        shown = sorted(found.recipes, key=lambda recipe: recipe.total)[:SHOWN]
+        console.print(f"\nnone fits in {budget}; the smallest", style="bold")
+    table = columns("recipe", ">memory", ">chance", f">step ±{plan.time_band:.0%}", "cost")
+    for recipe in shown:
+        seconds = show_seconds(recipe.plan.step_seconds)
+        verdict_of = judge(recipe.plan)
+        chance = f"{verdict_of.percent} %" if verdict_of else ""
+        words = describe_patch(recipe.patch), describe_bytes(recipe.total), chance, seconds, describe_cost(recipe)
+        table.add_row(*words)
+    console.print(table)
+    spoken = " ".join(f"{describe_cost(recipe)} {describe_patch(recipe.patch)}" for recipe in shown)
+    for term, meaning in EXPLANATIONS.items():
+        if term in spoken:
+            console.print(f"{term}: {meaning}", style="dim")
+    console.print(describe_counts(found), markup=False)
+    reasons = list(dict.fromkeys(reason for _, reason in found.refused))
+    for reason in reasons[:REASONS]:
+        console.print(f"refused: {reason}", markup=False, style="dim")
+    if len(reasons) > REASONS:
+        beyond = len(reasons) - REASONS
+        console.print(f"{beyond} more reason{'s' * (beyond > 1)} with --json", style="dim")
+
+
+def worth_showing(ranked: list[Recipe]) -> list[Recipe]:
+    """Leave out what comes after a gentler recipe and saves next to nothing, neither time nor memory."""
+    shown: list[Recipe] = []
+    for recipe in ranked:
+        if not any(is_better(one, recipe) for one in shown):
+            shown.append(recipe)
+    return shown
+
+
+def is_better(one: Recipe, other: Recipe) -> bool:
+    """Return whether a recipe is no harsher than another, and hardly slower or larger."""
+    return (
+        one.harshness <= other.harshness
+        and one.plan.step_seconds <= NEAR * other.plan.step_seconds
+        and one.total <= NEAR * other.total
+    )
+
+
+def describe_counts(found: Search) -> str:
+    """Return how many recipes there were, and what became of them."""
+    traced = sum(recipe.traced for recipe in found.recipes)
+    parts = [f"{traced} recipe{'s' * (traced != 1)} traced"]
+    if traced < len(found.recipes):
+        parts.append(f"{len(found.recipes) - traced} more replayed with expandable segments")
+    surely = sum(recipe.fits_well for recipe in found.recipes)
+    may = sum(recipe.fits for recipe in found.recipes) - surely
+    parts.append(f"{surely} fit{f', {may} more may' * (may > 0)}")
+    if found.hopeless:
+        parts.append(f"{len(found.hopeless)} ruled out by what others hold")
+    if found.refused:
+        parts.append(f"{len(found.refused)} refused")
+    return "; ".join(parts)
+
+
+def moments_that_do_not_fit(plan: Plan) -> list[str]:
+    """Return what of the run beside its steps does not fit, where the steps do."""
+    return [name for name, moment in plan.moments.items() if plan.fits and moment.fits is False]
+
+
+def as_data(gpu: Gpu, calibration: Calibration, plan: Plan, found: Search, written: list[str]) -> dict[str, Any]:
+    """Return everything as JSON can hold it, pictures' curves aside."""
+    output = PlanOutput(
+        gpu=gpu,
+        calibration=calibration,
+        plan=with_verdict(plan),
+        recipes=[describe_recipe(recipe) for recipe in found.recipes],
+        refused=[Refused(patch, reason) for patch, reason in found.refused],
+        hopeless=found.hopeless,
+        written=written,
+    )
+    return output.as_data()

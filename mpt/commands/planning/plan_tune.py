@@ -1,0 +1,120 @@
+"""`mpt plan tune CONFIG`: which kernels are fastest for this step on this device, written as a patch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpt.commands.cli.arguments import PlanTuneArguments
+from mpt.commands.planning.plan_config import choose_output, common_words, load_planned
+from mpt.config.schema import Config
+from mpt.config.yaml_text import write_text
+from mpt.report.units import show_seconds
+from mpt.run.process.files import write_atomically
+
+if TYPE_CHECKING:
+    from mpt.workflows.tuning import Trial, Tuning
+
+
+def run(arguments: PlanTuneArguments) -> None:
+    """Measure which kernels are fastest for CONFIG's step on this device."""
+    path = choose_output(arguments, arguments.output, "tuned")
+    words = ["mpt", "train", *common_words(arguments, arguments.overrides)]
+    show_tuning(load_planned(arguments), arguments, path, words)
+
+
+def show_tuning(config: Config, arguments: PlanTuneArguments, path: Path, words: list[str]) -> None:
+    """Measure, print a row for each candidate as it comes, and write what gains to `path`.
+
+    `words` is the command that trains the configuration.
+    """
+    from mpt.engine.building.torch_settings import prepare_torch
+
+    prepare_torch(config)
+    from mpt.workflows.tuning import tune
+
+    def tell(trial: Trial) -> None:
+        if not arguments.json:
+            print(describe(trial), flush=True)
+
+    tuning = tune(config, on_trial=tell)
+    written = []
+    if tuning.chosen is not None:
+        command = shlex.join([*words, "--with", str(path)])
+        write_atomically(path, patch_text(tuning, tuning.chosen, config, command))
+        written.append(str(path))
+    if arguments.json:
+        print(json.dumps(as_data(tuning, written), indent=1))
+    elif tuning.chosen is not None:
+        print(f"wrote {path}; train with\n  {shlex.join([*words, '--with', str(path)])}")
+    else:
+        tried = "nothing gains beyond what the times vary by" if tuning.trials else "there is nothing to choose"
+        print(f"{tried}; a step takes {show_seconds(tuning.step_seconds)} as it stands on {device_name(tuning)}")
+
+
+def describe(trial: Trial) -> str:
+    """Return a trial's row."""
+    name = " ".join(f"{key}={json.dumps(value)}" for key, value in trial.settings.items())
+    name += ", again" if trial.again else ""
+    if trial.reason:
+        return f"{name:32s} not possible: {trial.reason}"
+    return f"{name:32s} {interval(trial)} of the time of a step{'' if trial.gains else ': left as it is'}"
+
+
+def interval(trial: Trial) -> str:
+    """Return a ratio with its interval."""
+    return f"{trial.ratio:.3f} ({trial.low:.3f} to {trial.high:.3f})"
+
+
+def patch_text(tuning: Tuning, chosen: Trial, config: Config, command: str) -> str:
+    """Return the patch with where and how it was measured."""
+    import torch
+
+    patch: dict[str, Any] = {}
+    for key, value in chosen.settings.items():
+        section, name = key.split(".")
+        patch.setdefault(section, {})[name] = value
+    subject = f"{config.model.name}, batch {config.train.batch_size}, {config.precision.mode}"
+    heading = [
+        command,
+        "",
+        f"measured by mpt plan tune on {device_name(tuning)} with torch {torch.__version__}: {subject}",
+        f"{interval(chosen)} of the time of a step, {show_seconds(tuning.step_seconds)} without;",
+        "results differ from those without it by rounding",
+    ]
+    return "".join(f"# {line}".rstrip() + "\n" for line in heading) + write_text(patch)
+
+
+def device_name(tuning: Tuning) -> str:
+    """Return the name of the device that was measured."""
+    import torch
+
+    from mpt.run.records.environment import processor_name
+
+    return torch.cuda.get_device_name(tuning.device) if tuning.device.type == "cuda" else processor_name()
+
+
+def as_data(tuning: Tuning, written: list[str]) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    trials = [
+        {
+            "settings": trial.settings,
+            **(
+                {"reason": trial.reason}
+                if trial.reason
+                else {"ratio": trial.ratio, "low": trial.low, "high": trial.high}
+            ),
+            "gains": trial.gains,
+            "again": trial.again,
+        }
+        for trial in tuning.trials
+    ]
+    return {
+        "device": device_name(tuning),
+        "step_seconds": tuning.step_seconds,
+        "trials": trials,
+        "chosen": tuning.chosen.settings if tuning.chosen is not None else {},
+        "written": written,
+    }

@@ -1,0 +1,1 @@
+"""From a data set to batches: order, workers, balance, missing files."""

@@ -1,0 +1,57 @@
+"""Samples looked at in their first epoch: values that are not finite, labels that no class has.
+
+They are named here; later they are a loss of NaN, or an index error within a kernel. Augmentation draws anew in every
+epoch, but what a file holds is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mpt.errors import DataError
+from mpt.seams import Batch, Dataset
+
+IGNORED = -100
+"""The label of samples that cross-entropy and evaluations leave out, as in torch."""
+
+
+def fetch(dataset: Dataset, indices: Sequence[int], epoch: int) -> Batch:
+    """Return samples of a data set. Raises DataError for one that cannot be trained on, in the first epoch."""
+    batch = dataset.fetch(indices, epoch)
+    if epoch == 0:
+        look_at(dataset, indices, batch)
+    return batch
+
+
+def look_at(dataset: Dataset, indices: Sequence[int], batch: Batch) -> None:
+    """Raise DataError for the first sample with values that are not finite, or a label of no class."""
+    for name, spec in dataset.spec.fields.items():
+        value = batch.get(name)
+        if value is None or not value.numel():
+            continue
+        is_picture = spec.kind == "image" or name == "image"
+        if is_picture and value.is_floating_point() and not is_finite(value):
+            bad = next(number for number, one in enumerate(value) if not is_finite(one))
+            raise DataError(
+                f"{dataset.name_of(indices[bad])}: its '{name}' holds NaN or infinite values; mend it or take it out "
+                "(`mpt doctor CONFIG` lists all such samples)"
+            )
+    label, classes = batch.get("label"), len(dataset.spec.classes)
+    if label is None or not classes or label.dim() != 1 or label.is_floating_point():
+        return
+    wrong = ((label < 0) | (label >= classes)) & (label != IGNORED)
+    if bool(wrong.any()):
+        bad = int(wrong.nonzero()[0])
+        raise DataError(
+            f"{dataset.name_of(indices[bad])}: its label is {int(label[bad])}, and there are {classes} classes, "
+            f"numbered from 0 to {classes - 1}; mend the labels, or give {IGNORED} to samples that are to be left out"
+        )
+
+
+def is_finite(value: Tensor) -> bool:
+    """Return whether all values are finite: by the extremes, which a NaN becomes, in a quarter of isfinite's time."""
+    lowest, highest = torch.aminmax(value)
+    return bool(lowest.isfinite() & highest.isfinite())

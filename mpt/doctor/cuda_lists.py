@@ -1,0 +1,73 @@
+"""CUDA's autocast lists on a CPU: what a card computes in float32 is no fault of the model.
+
+Autocast for CPUs leaves `exp`, `log`, `pow`, `sum` and others in the dtype of their inputs and computes matrix
+decompositions in float32; for CUDA it is the other way round. The lists are read from the installed torch's own header.
+A call inside one of torch's composite Python functions (`functional.normalize`) keeps the CPU's rule.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves, tree_map
+
+from mpt.planner.device.fake_device import header_path, read_operator_lists
+
+DECOMPOSITIONS = re.compile(
+    r"_?linalg_(?!vector_norm|matrix_norm|vecdot|cross|diagonal|multi_dot)\w+|cholesky\w*|lu\w*|_lu_with_info|geqrf|orgqr|"
+    r"ormqr|inverse|pinverse|qr|svd|triangular_solve|logdet|slogdet|det"
+)
+"""Operators for which CUDA has no kernel in half."""
+SPELLINGS = {"__pow__": "pow", "__rpow__": "pow", "float_power": "pow"}
+
+
+@cache
+def float32_operators() -> frozenset[str]:
+    """Return the names of the operators that CUDA's autocast computes in float32."""
+    lists = read_operator_lists(header_path().read_text())
+    return frozenset(name for policy in ("FP32", "FP32_SET_OPT_DTYPE") for name, _ in lists[policy]) | {"norm"}
+
+
+class CudaLists(TorchFunctionMode):
+    """Within its block autocast on the CPU follows CUDA's lists. `used` names the operators for which that mattered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not torch.is_autocast_enabled("cpu"):
+            return func(*args, **kwargs)
+        name = operator_name(func)
+        halves = (torch.float16, torch.bfloat16)
+        if name in float32_operators() and any(one.dtype in halves for one in tensors_of(args, kwargs)):
+            self.used.add(name)
+            args, kwargs = tree_map(raised, (args, kwargs))
+        elif DECOMPOSITIONS.fullmatch(name):
+            with torch.autocast("cpu", enabled=False):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def operator_name(func: Any) -> str:
+    """Return the operator that a function of torch calls, as the lists spell it; "" for none."""
+    place, _, name = (resolve_name(func) or "").rpartition(".")
+    if place == "torch.linalg":
+        return f"linalg_{name}"
+    return SPELLINGS.get(name, name)
+
+
+def tensors_of(*values: Any) -> list[Tensor]:
+    """Return the tensors in arguments."""
+    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+
+
+def raised(value: Any) -> Any:
+    """Return a half tensor in float32, anything else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16) else value

@@ -1,0 +1,228 @@
+"""Config -> Run: the only place where parts meet.
+
+Data spec -> networks (on the CPU, so that every device starts from the same weights) -> half, where a mode stores its
+weights so -> device -> task -> memory tricks -> precision -> optimizers -> phases. Optimizers come after module
+surgery, or their parameters would go stale. Under fake tensors networks are built on `meta` and given storage-less
+tensors of the device, since `Module.to` refuses fakes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from mpt.config.options import setting_of
+from mpt.config.schema import Config
+from mpt.engine.building.devices import any_waits, place
+from mpt.engine.building.freezing import freeze
+from mpt.engine.building.initial_weights import load_initial_weights
+from mpt.engine.building.no_values import WithoutValues
+from mpt.engine.building.optimizers import build_optimizers, clip_norm, optimizer_settings
+from mpt.engine.building.start_notes import lost_decay, start_notes
+from mpt.engine.state.averages import describe as describe_averages
+from mpt.engine.state.moving_averages import add_averages
+from mpt.engine.step.built_parts import Networks, check_networks, require
+from mpt.errors import ConfigError, DataError
+from mpt.metrics.shared.choice import metrics_of
+from mpt.nn.shared.synchronised_norm import synchronise
+from mpt.parallel.world import ALONE, World
+from mpt.precision.stable.stable_forms import make_stable_forms
+from mpt.seams import Dataset, DataSpec, Game, MemoryTrick, Phase, Precision, Run, Task, phases_with_dynamic_scale
+from mpt.seams.samples import Adopted
+from mpt.seams.task_kinds import differentiates_twice
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch (all devices), numpy and Python's random."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def build_datasets(config: Config) -> tuple[Dataset, Dataset]:
+    """Build the training and the test set; image size and channels follow the model where the data set leaves them
+    open.
+
+    Raises DataError for a test set that the task cannot evaluate on, which a run would else meet at its end.
+    """
+    settings = config.sized_dataset.native_settings()
+    build = config.dataset.member("build")
+    built = [build(settings, split, config.seed) for split in ("train", "test")]
+    train, test = (data if isinstance(data, Dataset) else Adopted(data) for data in built)
+    needed = config.task.plugin.optional("TEST_SAMPLES", 1)
+    if len(test) < needed:
+        raise DataError(
+            f"the test set has {len(test)} sample(s), and {config.task.name} needs {needed} at least to evaluate "
+            "(hundreds to mean anything): use more data, or a larger dataset.test_fraction where there is one"
+        )
+    return train, test
+
+
+def build_run(
+    config: Config,
+    device: torch.device,
+    data: DataSpec,
+    fake: bool = False,
+    trains: bool = True,
+    restores: bool = False,
+    world: World = ALONE,
+) -> Run:
+    """Build everything between the data and the loop.
+
+    `fake=True` is for a surrounding FakeTensorMode: weights get no values, and optimizers the foreach path that a
+    real GPU would choose. `trains=False` leaves out what inference has no use for: optimizers and phases, and with them
+    the packages and seconds that they need. `restores=True` is for a run whose weights a checkpoint will give: the file
+    that `model.weights` names is not read, which may be gone by now.
+    """
+    seed_everything(config.seed)
+    networks = build_networks(config, data, fake)
+    messages: list[str] = []
+    start = None
+    weights = setting_of(config.model.settings, "weights")
+    if weights and trains and not fake and not restores:
+        start = load_initial_weights(networks, Path(weights), config.model.plugin.optional("translate_weights"))
+        messages.append(start.message)
+    mode = config.precision.mode
+    precision = require(
+        f"precision {mode}: its build",
+        config.precision.member("build")(mode, config.precision.native_settings(), device),
+        Precision,
+    )
+    with unset_fake_temporarily():
+        precision.convert(networks)
+    tricks: list[MemoryTrick] = []
+    for name, settings in config.memory.tricks.items():
+        plugin = config.memory.plugins[name]
+        made = plugin.member("build")(plugin.native_settings(settings))
+        tricks.append(require(f"memory.{name}: its build", made, MemoryTrick))
+    for trick in tricks:
+        trick.host(networks, device)
+    placed = {name: place(networks.pop(name), device, fake) for name in list(networks)}
+    modules = Networks(config.model.name, config.task.name, placed)
+    made = config.task.member("build")(
+        config.task.native_settings(), config.model.native_settings(), modules, data, precision
+    )
+    task = require(f"task {config.task.name}: its build", made, Task)
+    metrics_of(config.task.settings)  # imported before the first step, not at the first evaluation
+    if isinstance(task, Game):
+        task.limits = config.train.collapse
+    averages = add_averages(task, config.train.ema)
+    if trains and (frozen := freeze(task, config.train.freeze, config.train.frozen_norm)):
+        messages.append(frozen)
+    if world.size > 1:
+        prepare_ranks(config, task, world)
+    for trick in tricks:
+        trick.apply(task, precision)
+    if world.is_sharded:
+        precision.prepare(task, is_sharded=True)
+    else:
+        precision.prepare(task)
+    if world.is_sharded:
+        from mpt.parallel.shard import numbers, shard
+
+        world.numbers = numbers(task.modules)
+        world.units = shard(
+            task.modules.values(),
+            device.type,
+            world,
+            config.parallel,
+            [weight for weight, master in precision.masters.items() if weight is master],
+            precision.numerics.dtype,
+            stays_gathered=differentiates_twice(task),
+        )
+    settings_by_module = {name: optimizer_settings(config, name) for name in task.trainable}
+    is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses by itself
+    says_foreach = device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
+    optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach) if trains else {}
+    phases = list(task.phases(optimizers)) if trains else []
+    precision.bind(phases)
+    run = Run(
+        config=config,
+        device=device,
+        data=data,
+        task=task,
+        precision=precision,
+        tricks=tricks,
+        optimizers=optimizers,
+        optimizer_settings=settings_by_module,
+        phases=phases,
+        frozen={phase.name: _others(phase, task) for phase in phases},
+        clip_norms={phase.name: clip_norm(phase, optimizers, settings_by_module) for phase in phases},
+        scaled_phases=phases_with_dynamic_scale(precision),
+        buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
+        micro_batch_auto=config.memory.on_oom == "adapt",
+        messages=messages,
+        notes=[
+            *precision.numerics.notes,
+            *(start_notes(config, task, start) if start else ()),
+            *(lost_decay(config, settings_by_module, precision.numerics) if trains and not fake else ()),
+        ],
+        stable_forms=make_stable_forms(config.precision.settings.stable_forms),
+        averages=averages,
+        world=world,
+    )
+    run.notes += describe_averages(run)
+    for trick in sorted(tricks, key=lambda one: not one.replaces_optimizers) if trains else ():
+        trick.attach(run)
+    return run
+
+
+def prepare_ranks(config: Config, task: Task, world: World) -> None:
+    """Change what several processes need otherwise. Raises ConfigError for what they cannot do together."""
+    if world.is_sharded:
+        from mpt.parallel.shard import refuse
+
+        refuse(config, world)
+    if not config.parallel.sync_batchnorm:
+        return
+    if config.train.batch_size % world.size:
+        raise ConfigError(
+            f"parallel.sync_batchnorm: {config.train.batch_size} samples cannot be shared out evenly over {world.size} "
+            "processes, which BatchNorm over all of them needs; change train.batch_size"
+        )
+    if config.memory.on_oom == "adapt":
+        raise ConfigError(
+            "parallel.sync_batchnorm: a process that runs out of memory leaves the others waiting inside a layer; set "
+            "memory.on_oom=stop, or leave one of the two out"
+        )
+    synchronise(task.trainable.values())
+
+
+def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.Module]:
+    """Build the model's networks on the CPU, or on `meta` when fake."""
+    build, settings = config.model.member("build"), config.model.native_settings()
+
+    def on(device: str) -> dict[str, nn.Module]:
+        with torch.device(device), WithoutValues():
+            built = build(settings, data, config.model.name) if ":" in config.model.name else build(settings, data)
+        return check_networks(config.model.name, built)
+
+    if not fake:
+        return on("cpu")
+    with unset_fake_temporarily():  # a fake mode would mistake meta tensors for its own
+        try:
+            return on("meta")
+        except (RuntimeError, NotImplementedError):
+            return on("cpu")  # a builder that needs values, such as `torch.linspace(...).tolist()` for its rates
+
+
+def _others(phase: Phase, task: Task) -> list[nn.Parameter]:
+    own = {id(parameter) for parameter in phase.module.parameters()}
+    return [
+        parameter
+        for module in task.trainable.values()
+        if module is not phase.module
+        for parameter in module.parameters()
+        if parameter.requires_grad and id(parameter) not in own
+    ]
+
+
+def parameter_count(modules: Sequence[nn.Module]) -> int:
+    """Return the number of parameters of several modules, shared ones once."""
+    return sum(p.numel() for p in {p for module in modules for p in module.parameters()})

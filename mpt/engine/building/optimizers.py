@@ -1,0 +1,65 @@
+"""The optimizers of a run: one for each trained network, over the parameters that the precision mode says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from mpt.config.options import OptimizerOptions, setting_of
+from mpt.config.schema import Config
+from mpt.engine.step.built_parts import require
+from mpt.errors import ConfigError
+from mpt.optim.shared.groups import check_globs, group_parameters
+from mpt.seams import Phase, Precision, Task
+
+SMALLEST_HALF = 2.0**-24
+"""The smallest positive float16, subnormals included."""
+
+
+def build_optimizers(
+    config: Config, settings: Mapping[str, OptimizerOptions], task: Task, precision: Precision, says_foreach: bool
+) -> dict[str, Optimizer]:
+    """Build an optimizer per trained module, over the parameters that the precision mode says."""
+    unknown = sorted(set(config.optimizer.settings.phases) - set(task.trainable))
+    if unknown:
+        raise ConfigError(
+            f"optimizer.phases: no module {unknown[0]!r} is trained; there are {', '.join(task.trainable)}"
+        )
+    check_globs(dict(task.trainable), list(config.optimizer.settings.parts))
+    eps = setting_of(config.optimizer.settings, "eps", 1.0)
+    half_state = any(p.dtype == torch.float16 for m in task.trainable.values() for p in precision.parameters(m))
+    if half_state and eps < SMALLEST_HALF:
+        raise ConfigError(
+            f"optimizer.eps: {eps:g} is zero in float16, so {config.precision.mode} would divide by zero at the second "
+            "step; set optimizer.eps=1e-4, or use a mode with float32 weights (amp, O1, O2)"
+        )
+    optimizers: dict[str, Optimizer] = {}
+    for name, module in task.trainable.items():
+        own: Any = config.optimizer.plugin.native_settings(settings[name])
+        if precision.numerics.lifts_state and own.gains_by_fusing and own.foreach is None and own.fused is None:
+            own = own.model_copy(update={"fused": True})  # its steps are on float32, whatever the weights are
+        # Optimizers choose the foreach path by looking at the devices, which fakes hide, and not where one of them is
+        # the CPU, as with weights that wait there: say what a GPU would get.
+        if says_foreach and setting_of(own, "foreach", False) is None and not setting_of(own, "fused"):
+            own = own.model_copy(update={"foreach": True})
+        parameters = group_parameters(name, module, precision.parameters(module), own)
+        made = config.optimizer.member("build")(own, parameters)
+        optimizers[name] = require(f"optimizer {config.optimizer.name}: its build", made, Optimizer)
+    return optimizers
+
+
+def optimizer_settings(config: Config, name: str) -> OptimizerOptions:
+    """Return the settings of one network's optimizer: the common ones, changed by `optimizer.phases`."""
+    settings: OptimizerOptions = config.optimizer.settings
+    changes = settings.phases.get(name, {})
+    return type(settings).model_validate({**settings.model_dump(), **changes}) if changes else settings
+
+
+def clip_norm(
+    phase: Phase, optimizers: Mapping[str, Optimizer], settings: Mapping[str, OptimizerOptions]
+) -> float | None:
+    """Return the norm that a phase's gradients are clipped to, if any."""
+    return next(settings[name].clip_grad_norm for name, optimizer in optimizers.items() if optimizer is phase.optimizer)

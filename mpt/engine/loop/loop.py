@@ -1,0 +1,205 @@
+"""The training loop: step, log, evaluate, sample, save, stop; every side job is a visible line.
+
+Position in the data, learning rate and sample order are pure functions of the step, so resuming is restoring tensors
+and counting on. Losses leave the device only when a line is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+from mpt.engine.loop.rollback import check_floor, recover, return_from_collapse, save_or_roll_back
+from mpt.engine.loop.summary import write_summary
+from mpt.engine.loop.training import Training
+from mpt.engine.recovery import recovery
+from mpt.engine.state.memory import TRACKED_STEP, CudaPeaks, known_tensors
+from mpt.engine.state.moving_averages import follow_step
+from mpt.engine.state.progress import due
+from mpt.engine.step.step import Update
+from mpt.run.process.memory_meter import MemoryMeter
+from mpt.run.process.signals import Hurried, StopRequest
+from mpt.seams import NOTHING, Batch, Phase
+
+
+def fit(training: Training, stop: StopRequest, stop_after: int | None = None) -> None:
+    """Train until `total_steps`, until evaluations get no better (`train.early_stopping`), or until `stop_after` or a
+    signal, saving before each.
+
+    Raises Interrupted after saving when a signal arrived, NonFiniteError and MemoryBudgetError when recovery failed. A
+    checkpoint that is being written is there, whole, when this returns or raises.
+    """
+    try:
+        take_steps(training, stop, stop_after)
+    except BaseException:
+        with stop.undisturbed():
+            training.saver.settle()
+        raise
+
+
+def take_steps(training: Training, stop: StopRequest, stop_after: int | None) -> None:
+    """Do what `fit` promises, but for a checkpoint that is being written when something is raised."""
+    progress, settings = training.progress, training.train
+    end = min(training.total_steps, stop_after or training.total_steps)
+    world = training.run.world
+    try:
+        begin(training)
+    except Hurried:
+        raise_unsaved(training, stop)
+    stream = training.stream()
+    window_started, window_start = time.perf_counter(), progress.step
+    while progress.step < end and not training.stops_early:
+        if not advance_to(training, stop, stream, min(training.next_side_job(), end)):
+            stream = training.stream()  # rolled back: go on from the restored step
+            window_started, window_start = time.perf_counter(), progress.step
+            continue
+        if due(progress.step, training.recent.every):
+            training.keep_recent()
+        if due(progress.step, settings.log_every) or progress.step == end:
+            training.log(window_started, progress.step - window_start)
+            window_started, window_start = time.perf_counter(), progress.step
+        side_jobs_started = time.perf_counter()
+        training.look_at_samples()
+        evaluates = progress.step == training.total_steps or due(progress.step, settings.evaluate_every)
+        samples = due(progress.step, settings.sample_every)
+        if evaluates or samples:
+            with contextlib.suppress(Hurried):  # the step is whole and can be saved
+                if evaluates:
+                    training.evaluate()
+                if samples or training.is_over:
+                    training.write_preview()
+        if training.collapse is not None and return_from_collapse(training):
+            stream = training.stream()
+            window_started, window_start = time.perf_counter(), progress.step
+            continue
+        signal_number = world.agreed_stop(stop)
+        ends = progress.step == end or training.stops_early
+        is_best = evaluates and progress.best_step == progress.step
+        if due(progress.step, settings.checkpoint_every) or is_best or ends or signal_number is not None:
+            with stop.undisturbed():
+                saved = save_or_roll_back(training)
+                if ends or signal_number is not None:
+                    training.saver.finish()
+            if not saved:  # the state was poisoned and the run rolled back
+                stream = training.stream()
+                window_started, window_start = time.perf_counter(), progress.step
+                continue
+        if signal_number is not None and not ends:
+            training.list_skipped_files()
+            write_summary(training)
+            stop.signal_number = signal_number  # which another rank may have received
+            stop.raise_if_requested(f"Step {progress.step} is saved; go on with --resume.")
+        window_started += time.perf_counter() - side_jobs_started  # throughput is that of training alone
+    training.tell_early_end()
+    training.list_skipped_files()
+    if training.step_seconds:
+        write_summary(training)
+
+
+def advance_to(training: Training, stop: StopRequest, stream: Iterator[Batch], goal: int) -> bool:
+    """Perform the steps up to `goal`, or up to a signal. Return False when the run was rolled back meanwhile."""
+    progress, world, step_seconds = training.progress, training.run.world, training.step_seconds
+    console, background = training.journal.console, training.saver.background
+    while progress.step < goal:
+        started = time.perf_counter()
+        world.note_step(progress.step)
+        if background.writing is not None:
+            training.saver.note_written()
+        try:
+            if not advance(training, next(stream)):
+                return False
+        except Hurried:
+            raise_unsaved(training, stop)
+        progress.step += 1
+        seconds = time.perf_counter() - started
+        step_seconds.append(seconds)
+        stop.expect(seconds)
+        console.advance(progress.step)
+        if world.agreed_stop(stop) is not None:
+            return True
+    return True
+
+
+def raise_unsaved(training: Training, stop: StopRequest) -> NoReturn:
+    """Say that a step was cut short. Raises Interrupted."""
+    step = training.progress.step
+    stop.raise_if_requested(f"Step {step + 1} took too long to be waited for; go on from the last checkpoint.")
+    raise AssertionError("only a signal hurries")
+
+
+def begin(training: Training) -> None:
+    """Do what comes before the first step: a state to roll back to, and what all later samples are compared with."""
+    if training.progress.step != 0:
+        return
+    if "rollback" in (training.train.on_non_finite, training.train.on_collapse):
+        save_or_roll_back(training)
+        training.peaks = CudaPeaks()  # what this save reserved is the steps' to use
+    if training.train.sample_every:
+        training.write_preview()
+
+
+def advance(training: Training, batch: Batch) -> bool:
+    """Perform one step of every phase that is due. Return False when the run was rolled back instead."""
+    training.set_learning_rates()
+    run, progress, step = training.run, training.progress, training.progress.step
+    if step in training.remedies.skipped_batches:
+        training.journal.event("skipped_batch", f"the batch of step {step} was passed over")
+        return True
+    phases = [phase for phase in run.phases if phase.is_due(step)]
+    updates = measured(training, phases, batch) if progress.unmeasured else perform(training, phases, batch)
+    if updates is None:
+        return False
+    for name, done in updates.items():
+        training.count(name, done)
+    if run.precision.scalers:
+        check_floor(training, updates)
+    return True
+
+
+def measured(training: Training, phases: list[Phase], batch: Batch) -> dict[str, Update] | None:
+    """Perform updates as `perform` does, and track the memory of a step of phases that were not tracked before."""
+    progress, names = training.progress, {phase.name for phase in phases}
+    tracks = training.whole_steps >= TRACKED_STEP and not progress.unmeasured.isdisjoint(names)
+    meter = MemoryMeter(lambda: known_tensors(training.run), training.run.device) if tracks else None
+    with meter or NOTHING:
+        updates = perform(training, phases, batch)
+    if updates is None or any(done.stats.skipped for done in updates.values()):
+        return updates
+    training.whole_steps += 1
+    if meter is None:
+        return updates
+    progress.unmeasured -= names
+    if meter.split.peak_bytes > progress.memory.get("peak_bytes", 0):
+        progress.memory = {"kind": "tracked", **meter.split.to_record()}
+    return updates
+
+
+def perform(training: Training, phases: list[Phase], batch: Batch) -> dict[str, Update] | None:
+    """Return the updates of some phases, or None when the run was rolled back."""
+    progress = training.progress
+    updates: dict[str, Update] = {}
+    is_finite = True
+    for phase in phases:
+        weights_before = training.standstill.before(phase, progress.step)
+        done = updates[phase.name] = training.ladder.update(phase, batch)
+        if weights_before is not None:
+            training.standstill.after(phase, progress.step, weights_before, done)
+        if not done.finite:
+            is_finite = False
+            message = f"{phase.name}: the loss is not finite at step {progress.step}"
+            training.journal.event("non_finite", message, phase=phase.name)
+            training.non_finite_in_a_row += 1
+            decision = recovery.after_non_finite(
+                training.run, phase, progress.step, training.non_finite_in_a_row, training.rollbacks
+            )
+            if decision.action == "roll_back":
+                recover(training, phase, done, decision.why)
+                return None
+            if decision.action == "stop":
+                recovery.stop(training.run, training.journal, phase, done, decision.why)
+    if is_finite:
+        training.non_finite_in_a_row = 0
+    follow_step(training.run, progress.step)
+    return updates

@@ -1,0 +1,90 @@
+"""What a training changed about itself after it was rolled back, so that the next try need not end as the last one did.
+
+Saved with every checkpoint: a resume goes on with it. Each remedy is an event, and there are as many as there are
+rollbacks at most (`train.max_rollbacks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpt.config.schema import Config, Train
+from mpt.engine.recovery.smallest_list import SmallestList, named_modules
+from mpt.seams import Run
+
+
+@dataclass
+class Remedies:
+    """What is in force."""
+
+    skipped_batches: set[int] = field(default_factory=set)
+    """Steps whose batch is passed over."""
+    rate: float = 1.0
+    """What learning rates are multiplied by before step `rate_until`."""
+    rate_until: int = 0
+    float32: list[str] = field(default_factory=list)
+    """Modules that are kept in float32 beside those of the configuration."""
+    float32_times: int = 0
+    """How often modules were added to them."""
+
+    def rate_at(self, step: int) -> float:
+        """Return what a step's learning rates are multiplied by."""
+        return self.rate if step < self.rate_until else 1.0
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {
+            "skipped_batches": sorted(self.skipped_batches),
+            "rate": self.rate,
+            "rate_until": self.rate_until,
+            "float32": list(self.float32),
+            "float32_times": self.float32_times,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Remedies:
+        """Return what `to_record` returned; a checkpoint of before there were any has an empty one."""
+        return cls(
+            set(record.get("skipped_batches", ())),
+            record.get("rate", 1.0),
+            record.get("rate_until", 0),
+            list(record.get("float32", ())),
+            record.get("float32_times", len(record.get("float32", ()))),
+        )
+
+    def keep_in_float32(self, run: Run, found: SmallestList) -> str:
+        """Keep modules in float32 from now on; return it in words."""
+        modules = dict(named_modules(run.task.modules))
+        for name in found.modules:
+            if run.precision.keep_float32(modules[name]):
+                self.float32.append(name)
+        self.float32_times += 1
+        verb = "is" if len(found.modules) == 1 else "are"
+        return f"{', '.join(found.modules)} {verb} kept in float32 from now on ({found.describe()})"
+
+    def apply_again(self, run: Run) -> None:
+        """Do to a newly built run what was done to the one that was saved."""
+        modules = dict(named_modules(run.task.modules))
+        for name in self.float32:
+            if name in modules:
+                run.precision.keep_float32(modules[name])
+
+    def may_keep_more(self, config: Config) -> bool:
+        """Return whether modules may be kept in float32 once more."""
+        return config.precision.settings.auto_keep_fp32 and self.float32_times < config.train.max_rollbacks
+
+    def choose(self, train: Train, step: int, rollbacks: int) -> str:
+        """Apply the remedy for what failed at a step, after so many rollbacks; return what it is in words."""
+        action = train.after_rollback[min(rollbacks, len(train.after_rollback)) - 1]
+        if action == "skip_batch":
+            self.skipped_batches.add(step)
+            return f"the batch of step {step} is passed over"
+        return self.halve_rates(train, step) if action == "halve_lr" else ""
+
+    def halve_rates(self, train: Train, step: int) -> str:
+        """Halve learning rates for a while beyond a step; return it in words."""
+        self.rate = 0.5 * self.rate_at(step)
+        self.rate_until = step + train.halved_steps
+        return f"learning rates are multiplied by {self.rate:g} until step {self.rate_until}"

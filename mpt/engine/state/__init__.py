@@ -1,0 +1,1 @@
+"""Everything counted, averaged, evaluated and logged during a training."""

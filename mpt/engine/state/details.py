@@ -1,0 +1,47 @@
+"""The details of a run's last evaluation, `evaluation.json`: what the task found, with the pictures of its worst
+errors and of examples.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from mpt.data.pictures.images import grid_of
+from mpt.errors import MptError
+from mpt.run.process.files import write_atomically
+from mpt.seams import Dataset
+
+SIDE = 96
+PICTURED = ("worst", "examples")
+
+
+def write_details(path: Path, details: Mapping[str, Any], step: int, data: Dataset) -> None:
+    """Write what a task found in an evaluation, beside the pictures of the samples that it calls worst or examples."""
+    shown = {}
+    for kind in PICTURED:
+        shown[kind] = [{**one, "name": data.name_of(one["index"])} for one in details.get(kind, [])]
+        for one in shown[kind]:
+            with contextlib.suppress(MptError):  # a file that went away since is no reason to stop a training
+                one["picture"] = picture_of(data, one["index"])
+    write_atomically(path, json.dumps({"step": step, **details, **shown}, indent=1) + "\n", durable=False)
+
+
+def picture_of(data: Dataset, index: int) -> str:
+    """Return a sample's image as a PNG in a data URI, empty where it has none. Raises DataError."""
+    batch = data.spec.as_floats(data.fetch([index], 0))
+    images = [batch[name] for name, field in data.spec.fields.items() if field.kind == "image" and name in batch]
+    if not images or images[0].dim() != 4 or images[0].shape[1] not in (1, 3, 4):
+        return ""
+    picture = grid_of(images[0], 1, padding=0)
+    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")

@@ -1,0 +1,192 @@
+"""Evaluation, previews and inference: the same samples every time, without disturbing the training.
+
+A task only computes (`Task.evaluate_batch`, `preview`, `infer`). What must hold around it is entered here: networks in
+evaluation mode, no gradients, the precision mode's forward, random numbers of their own. A task that forgets one of
+these cannot change BatchNorm's statistics or the training's random numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+
+from mpt.data.loading.fingerprint import Fingerprint
+from mpt.data.loading.loader import Loader, to_device
+from mpt.data.pictures.images import write_grid
+from mpt.data.pictures.seeds import mix
+from mpt.engine.state.averages import averaged
+from mpt.engine.state.moving_averages import averages_in_place
+from mpt.engine.step.built_parts import check_figures, require
+from mpt.metrics.shared.choice import measure_all, metrics_of
+from mpt.run.records.layout import RunDirectory
+from mpt.seams import Batch, Dataset, Evidence, Inference, Legend, Run, Samples
+from mpt.seams.phase_losses import arithmetic_of
+from mpt.seams.task_kinds import evaluation_samples
+
+
+@contextlib.contextmanager
+def apart_from_training(run: Run) -> Iterator[None]:
+    """Put the networks in evaluation mode, with the weights to evaluate, and switch gradients off.
+
+    Training weights, training modes and random generators come back.
+    """
+    roots = [*run.task.modules.values(), *run.task.trainable.values()]
+    modes = {module: module.training for root in roots for module in root.modules()}
+    devices = [run.device.index or 0] if run.device.type == "cuda" else []
+    try:
+        for root in roots:
+            root.eval()
+        with averaged(run), averages_in_place(run), torch.no_grad(), torch.random.fork_rng(devices=devices):
+            seed_for(run, run.config.seed)
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def seed_for(run: Run, seed: int) -> None:
+    """Seed what is drawn from on the run's device.
+
+    `torch.manual_seed` also keeps a formatted stack for each kind of device that is not in use: a twentieth of the time
+    that a small network's evaluation takes.
+    """
+    if run.device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def inferring(run: Run) -> Iterator[None]:
+    """Enter all that a task's `preview` and `infer` may rely on."""
+    with apart_from_training(run), arithmetic_of(run):
+        yield
+
+
+def infer(run: Run, batch: Batch | None, count: int) -> Inference:
+    """Return the task's inference for a batch on the run's device, or for `count` samples; the same each time."""
+    with inferring(run):
+        made = run.task.infer(batch, count, run.config.seed)
+    return require(f"task {run.config.task.name}: its infer", made, Inference)
+
+
+def preview(run: Run, batch: Batch) -> torch.Tensor | None:
+    """Return the tiles of the task's preview of a batch on the run's device."""
+    with inferring(run):
+        return run.task.preview(batch)
+
+
+def test_batches(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint | None) -> Iterator[Batch]:
+    """Yield this rank's batches of the test set in order, on the run's device: alone, all of them.
+
+    With sharded networks a forward needs all ranks, so all have as many: the last batch comes again where it must.
+    """
+    workers = run.config.dataset.settings.workers
+    size = min(batch_size, len(data))
+    loader = Loader(data, size, run.config.seed, workers, drop_last=False, shuffle=False)
+    world = run.world
+    batches = loader.evaluation_batches(world.rank, world.size, is_even=world.is_sharded)
+    for number, batch in zip(itertools.count(world.rank, world.size), batches):
+        if fingerprint is not None and number * size < len(data):  # beyond them the last one comes again
+            fingerprint.add(number * size, batch)
+        yield to_device(batch, run.device, run.data)
+
+
+def evaluate(run: Run, data: Dataset, batch_size: int, fingerprint: Fingerprint | None = None) -> dict[str, float]:
+    """Return the task's figures on the test set, whose samples are added to the fingerprint, if one is given."""
+    size = min(batch_size, len(data))
+    batches = test_batches(run, data, size, fingerprint)
+    return evaluate_batches(run, batches, size, math.ceil(len(data) / size))
+
+
+def evaluate_batches(run: Run, batches: Iterable[Batch], chunk: int, count: int | None = None) -> dict[str, float]:
+    """Return the task's figures on batches that are on the run's device; it makes samples `chunk` at a time.
+
+    Ranks share out the batches, of which `batches` are this one's, and the samples; the first one concludes. Of a
+    total of `count` batches: what comes after them was only computed so that no rank waits.
+    """
+    with apart_from_training(run), first_buffers(run), casts_kept(run):
+        own = [(at, found) for at, found in gather_evidence(run, batches, chunk) if is_counted(run, at, count)]
+        evidence = sorted(itertools.chain(*run.world.gather(own)), key=lambda one: one[0])
+        return run.world.ask(lambda: conclude(run, [found for _, found in evidence]))
+
+
+def conclude(run: Run, evidence: Sequence[Evidence]) -> dict[str, float]:
+    """Return the task's figures and those of the metrics that its settings name."""
+    figures = check_figures(run.task, run.task.conclude(evidence))
+    return figures | measure_all(metrics_of(run.config.task.settings), evidence)
+
+
+def is_counted(run: Run, at: tuple[int, int], batches: int | None) -> bool:
+    """Return whether evidence is of one of so many batches, or of one of the samples that the task makes."""
+    kind, number = at
+    return number < evaluation_samples(run.task) if kind else batches is None or number < batches
+
+
+def casts_kept(run: Run) -> AbstractContextManager[None]:
+    """Let autocast cast each weight once for all batches: it forgets them when its outermost block ends.
+
+    This one is disabled, so that what lies between the blocks of the precision mode stays as it is.
+    Of sharded networks nothing is kept: whole weights are there for their own forward only.
+    """
+    if not run.world.is_sharded and torch.amp.is_autocast_available(run.device.type):
+        return torch.autocast(run.device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def first_buffers(run: Run) -> Iterator[None]:
+    """Let all ranks evaluate with the first one's buffers, which are those that are saved."""
+    if run.world.size == 1:
+        yield
+        return
+    buffers = list(dict.fromkeys(buffer for module in run.task.modules.values() for buffer in module.buffers()))
+    own = [buffer.clone() for buffer in buffers]
+    run.world.spread(buffers)
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, own, strict=True):
+            buffer.copy_(value)
+
+
+def gather_evidence(run: Run, batches: Iterable[Batch], chunk: int) -> Iterator[tuple[tuple[int, int], Evidence]]:
+    """Yield what the task keeps of each batch and of its own samples, on the CPU, each with its place in the order.
+
+    Random numbers depend on the seed and the batch's number alone, so that batches can be shared out.
+    """
+    rank, size = run.world.rank, run.world.size
+    for number, batch in zip(itertools.count(rank, size), batches):
+        seed_for(run, mix(run.config.seed, number))
+        with arithmetic_of(run):
+            evidence = run.task.evaluate_batch(batch)
+        yield (0, number), {name: value.cpu() for name, value in evidence.items()}
+    if not isinstance(run.task, Samples):
+        return
+    count = run.task.evaluation_samples
+    rounds = -(-count // (size * chunk)) * size * chunk if run.world.is_sharded else count
+    for first in range(rank * chunk, rounds, size * chunk):
+        seed_for(run, mix(run.config.seed, first))
+        begin = min(first, count - 1)  # beyond the last one it is made again, for the other ranks
+        with arithmetic_of(run):
+            evidence = run.task.evaluate_samples(begin, min(chunk, count - begin))
+        yield (1, first), {name: value.cpu() for name, value in evidence.items()}
+
+
+def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -> Path | None:
+    """Write the task's preview grid for this step as a PNG, where the task has one; return the file."""
+    count = min(len(data), run.config.train.batch_size)
+    tiles = preview(run, to_device(data.fetch(list(range(count)), 0), run.device, run.data))
+    if tiles is None or not run.world.is_first:
+        return None
+    path = directory.samples / f"step-{step:08d}.png"
+    # The folder was there at the start; a link planted in its place since then is not followed.
+    columns = run.task.preview_columns if isinstance(run.task, Legend) else None
+    write_grid(tiles, path, columns, follow_folder=False)
+    return path

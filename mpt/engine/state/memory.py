@@ -1,0 +1,119 @@
+"""Peak memory of a step: the allocator's own figures on CUDA, tracked live tensor bytes on a CPU.
+
+A CPU has no allocator statistics worth quoting, and resident set size says nothing of a step; so an early step, the
+second, when the optimizer has its state, is performed under a tracker, and later ones with phases that it did not have.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpt.seams import Run
+
+TRACKED_STEP = 1
+"""How many whole steps (no phase skipped) go before those that are tracked on a CPU: the first has no optimizer state
+yet."""
+
+
+def known_tensors(run: Run) -> dict[str, list[Tensor]]:
+    """Return the tensors that a peak is split by: parameters (masters included) and optimizer state."""
+    parameters = [p for module in run.task.modules.values() for p in module.parameters()]
+    parameters += [p for o in run.optimizers.values() for group in o.param_groups for p in group["params"]]
+    buffers = [b for module in run.task.modules.values() for b in module.buffers()]
+    return {"parameters": parameters + buffers, "optimizer_state": list(_optimizer_tensors(run))}
+
+
+def _optimizer_tensors(run: Run) -> Iterator[Tensor]:
+    for optimizer in run.optimizers.values():
+        for state in optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+@dataclass
+class CudaPeaks:
+    """The CUDA allocator's peaks in bytes: of the whole run, and of its training steps alone.
+
+    Evaluation, samples and saving have peaks of their own, which a plan of the step does not know. What they reserve
+    stays reserved, so the steps' reserve counts only until one of them has raised it.
+    """
+
+    allocated: int = 0
+    reserved: int = 0
+    steps_allocated: int = 0
+    steps_reserved: int = 0
+    is_mixed: bool = False
+    """Whether something beside the steps has raised the reserve."""
+    allocations: int = -1
+    """How many allocations had been made at the end of the last work beside the steps."""
+
+    def count_steps(self, device: torch.device) -> None:
+        """Take over the peaks of the steps since the last work beside them."""
+        if device.type == "cuda" and allocations_made(device) != self.allocations:
+            # Without a step since then, what an evaluation left (a cuBLAS workspace) would be taken for the steps'.
+            allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            self.steps_allocated = max(self.steps_allocated, allocated)
+            if not self.is_mixed:
+                self.steps_reserved = max(self.steps_reserved, reserved)
+            self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
+
+    @contextmanager
+    def beside_steps(self, device: torch.device) -> Iterator[None]:
+        """Keep the peaks of what runs in the block out of the steps'."""
+        self.count_steps(device)
+        before = self.reserved
+        try:
+            yield
+        finally:
+            if device.type == "cuda":
+                # What the block's matrix products took for cuBLAS would stay, beside steps that may need none.
+                torch._C._cuda_clearCublasWorkspaces()
+                allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+                self.is_mixed = self.is_mixed or reserved > before
+                self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
+                torch.cuda.reset_peak_memory_stats(device)
+                self.allocations = allocations_made(device)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the peaks as a row for the log."""
+        return {
+            "kind": "cuda",
+            "peak_bytes": self.allocated,
+            "reserved_bytes": self.reserved,
+            "steps_peak_bytes": self.steps_allocated,
+            "steps_reserved_bytes": self.steps_reserved,
+        }
+
+
+def allocations_made(device: torch.device) -> int:
+    """Return how many allocations this process has made on a CUDA device."""
+    return int(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0))
+
+
+def snapshot_of(device: torch.device) -> bytes:
+    """Return torch's snapshot of a CUDA device's segments and blocks, as torch's viewer reads it; empty elsewhere.
+
+    For the moment at which memory has run out: what fails then, of the snapshot too, is no reason to lose the reason.
+    """
+    if device.type != "cuda":
+        return b""
+    try:
+        return pickle.dumps(torch.cuda.memory._snapshot(device))
+    except (RuntimeError, MemoryError, AttributeError):
+        return b""
+
+
+def outside_bytes(device: torch.device) -> dict[str, Any]:
+    """Return what a CUDA device holds outside this process's allocator: its context, and other processes."""
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    properties = torch.cuda.get_device_properties(device)
+    outside = max(0, total - free - torch.cuda.memory_reserved(device))
+    return {"outside_bytes": outside, "device": properties.name}

@@ -1,0 +1,35 @@
+"""A network's weights as they are saved: in float32 where the precision mode has float32 masters of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from mpt.seams import Precision
+
+
+def module_state(precision: Precision, module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state to save, by its own state-dict keys: masters in place of half weights."""
+    state = module.state_dict(keep_vars=True)
+    if not precision.masters:
+        return {name: value.detach() for name, value in state.items()}
+    full: dict[str, Tensor] = {}
+    for name, value in state.items():
+        weight = precision.masters.get(value, value).detach()
+        full[name] = weight.float() if weight.dtype == precision.numerics.dtype else weight
+    return full
+
+
+@torch.no_grad()
+def load_module_state(precision: Precision, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load what `module_state` returned, into masters and half weights alike. The caller checks shapes and keys."""
+    if not precision.masters:
+        module.load_state_dict(dict(state))
+        return
+    for name, value in module.state_dict(keep_vars=True).items():
+        master = precision.masters.get(value)
+        if master is not None:
+            master.copy_(state[name])
+        value.copy_(state[name])

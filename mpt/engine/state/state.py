@@ -1,0 +1,169 @@
+"""The whole state of a training run as nested containers of tensors and numbers, and back.
+
+Resuming is exact because nothing else exists: the sample order and the learning rate are pure functions of the step,
+and what is random comes from generators that are saved here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mpt.engine.state.averages import modules_to_save
+from mpt.engine.state.module_state import load_module_state, module_state
+from mpt.errors import CheckpointError
+from mpt.optim.shared.carry_over import Carried, carry_over, lineage
+from mpt.optim.shared.groups import fit_saved_groups
+from mpt.parallel.local import full, is_sharded
+from mpt.precision.shared.weight_pieces import COMPENSATION
+from mpt.run.checkpoints.state_checks import compare_keys, refuse_split
+from mpt.seams import Run, phases_with_dynamic_scale
+
+NumpyState = tuple[str, numpy.ndarray[Any, Any], int, int, float]
+
+
+def capture(run: Run) -> dict[str, Any]:
+    """Return the state of modules, task, optimizers, scalers and random generators. Tensors are not copied.
+
+    Modules have the weights to evaluate. Where an optimizer trains others, those are beside, in `training_weights`.
+    """
+    modules, training = modules_to_save(run)
+    for number in run.world.numbers:
+        name, _, key = number.partition(".")
+        modules[name][key] = as_number(modules[name][key])
+    return {
+        "modules": modules,
+        **({"training_weights": training} if training else {}),
+        "task": run.task.state_dict(),
+        "optimizers": {name: optimizer_state(run, optimizer) for name, optimizer in run.optimizers.items()},
+        "precision": run.precision.state_dict(),
+        "random": capture_random(run.device),
+    }
+
+
+def optimizer_state(run: Run, optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state; what it keeps for single numbers is single numbers."""
+    saved = {**optimizer.state_dict(), "kind": lineage(optimizer)}
+    if not run.world.numbers:
+        return saved
+    named = ((f"{name}.{key}", p) for name, m in run.task.modules.items() for key, p in m.named_parameters())
+    own = {id(parameter) for name, parameter in named if name in run.world.numbers}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        if id(parameter) in own and index in saved["state"]:
+            entries = saved["state"][index]
+            saved["state"][index] = {
+                key: as_number(value) if is_sharded(value) else value for key, value in entries.items()
+            }
+    return saved
+
+
+def as_number(value: Tensor) -> Tensor:
+    """Return a sharded weight of one row as every rank's single number; call on all ranks."""
+    return full(value.detach()).reshape(()).clone()
+
+
+def restore(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
+    """Put a captured state into a built run; return what became of the state of optimizers that have changed.
+
+    Raises CheckpointError listing what is missing, unexpected or of another shape.
+    """
+    training = state.get("training_weights", {})
+    modules = {name: {**own, **training.get(name, {})} for name, own in state["modules"].items()}
+    restore_modules(run, {"modules": modules})
+    run.task.load_state_dict(state["task"])
+    changed: dict[str, Carried] = {}
+    for name, optimizer in run.optimizers.items():
+        try:
+            carried = restore_optimizer(run, name, optimizer, state["optimizers"][name])
+            if not carried.is_as_before:
+                changed[name] = carried
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
+    run.precision.load_state_dict(state["precision"])
+    run.scaled_phases = phases_with_dynamic_scale(run.precision)  # a run that fell back to bfloat16 has none
+    restore_random(state["random"], run.device)
+    return changed
+
+
+def restore_optimizer(run: Run, name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> Carried:
+    """Load what an optimizer can use of a state; its settings stay those of this run, which a resume may have changed.
+
+    Raises KeyError or ValueError for a state of other parameters.
+    """
+    every = {f"{name}.{key}": p.requires_grad for key, p in run.task.trainable[name].named_parameters()}
+    trained = [key for key, is_trained in every.items() if is_trained]
+    kept = {"lr_scale", *type(run.optimizer_settings[name]).model_fields} - {"lr"}
+    built = [{key: value for key, value in group.items() if key in kept} for group in optimizer.param_groups]
+    foreign = () if run.precision.numerics.lifts_state else (COMPENSATION,)
+    fitting = fit_saved_groups(dict(saved), optimizer, trained, list(every))
+    loaded, carried = carry_over(fitting, optimizer, foreign)
+    optimizer.load_state_dict(loaded)
+    if run.world.is_sharded:
+        from mpt.parallel.shard import shard_state
+
+        shard_state(optimizer)
+    for group, settings in zip(optimizer.param_groups, built, strict=True):
+        group.update(settings)
+    return carried
+
+
+def restore_modules(run: Run, state: Mapping[str, Any]) -> None:
+    """Put a captured state's weights into a built run, after checking every name and shape."""
+    missing = set(run.task.modules) - set(state["modules"])
+    if missing:
+        raise CheckpointError(
+            f"checkpoint: it has no module {', '.join(sorted(missing))}; it is of another task or model"
+        )
+    for name, module in run.task.modules.items():
+        own = {f"{name}.{key}": value for key, value in module_state(run.precision, module).items()}
+        compare_keys(own, {f"{name}.{key}": value for key, value in rows_of(run, name, state["modules"][name]).items()})
+    for name, module in run.task.modules.items():
+        saved = rows_of(run, name, state["modules"][name])
+        refuse_split(name, module, saved)
+        if run.world.is_sharded:
+            from mpt.parallel.shard import shards_of
+
+            saved = shards_of(module, saved)
+        load_module_state(run.precision, module, saved)
+
+
+def rows_of(run: Run, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a module's saved state with one row for the single numbers that are sharded here."""
+    numbers = run.world.numbers
+    return {key: value.reshape(1) if f"{name}.{key}" in numbers else value for key, value in saved.items()}
+
+
+def capture_random(device: torch.device) -> dict[str, Any]:
+    """Return the state of torch's, numpy's and Python's global generators."""
+    name, keys, position, has_gauss, gauss = cast(NumpyState, numpy.random.get_state(legacy=True))
+    version, internal, gauss_next = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss],
+        "python": [version, torch.tensor(internal), gauss_next],
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random(state: Mapping[str, Any], device: torch.device) -> None:
+    """Restore what `capture_random` returned; a state from another kind of device is restored as far as it goes."""
+    torch.set_rng_state(_bytes(state["torch"]))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    numpy.random.set_state((name, keys.numpy().astype("uint32"), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss_next))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(_bytes(state["cuda"]), device)
+
+
+def _bytes(state: Tensor) -> Tensor:
+    return state.cpu().to(torch.uint8)

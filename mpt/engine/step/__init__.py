@@ -1,0 +1,1 @@
+"""One update: micro-batches, losses, ranks, the finite check."""

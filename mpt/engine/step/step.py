@@ -1,0 +1,272 @@
+"""The one training step. `mpt train` runs it on real tensors, `mpt plan` on fake ones.
+
+A step is one `update` per phase. An update draws the random inputs for the whole batch, splits it into micro-batches,
+and back-propagates each loss before the next is computed. Nothing here looks at a tensor's values but the finite
+check (`mpt.engine.step.loss_watch`), which fake tensors skip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from mpt.engine.step.built_parts import check_graph, check_losses
+from mpt.engine.step.faults import fault_kind
+from mpt.engine.step.loss_watch import LossWatch, all_finite
+from mpt.engine.step.micro_batches import Normaliser, add_up, size_of, split, weigh
+from mpt.engine.step.rank_inputs import draw_own, gathers_inputs
+from mpt.engine.step.rank_random import RankRandom
+from mpt.errors import ConfigError
+from mpt.parallel.exchange import Exchange
+from mpt.parallel.local import local
+from mpt.parallel.world import Outcome, PeerFaultError, share
+from mpt.seams import NOTHING, Batch, Phase, Run, StepStats
+from mpt.seams.logged import Figures
+from mpt.seams.phase_losses import draw_batch, entered, losses_of
+
+
+@dataclass
+class Update:
+    """What one phase's update did: `stats` of the optimizer step, `losses` by name, still on the device."""
+
+    stats: StepStats
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    finite: bool = True
+    """False when a loss was NaN or infinite and no scaler stood by: the optimizer did not step."""
+    batch: Batch | None = None
+    """Of an update whose step was skipped: the batch with its random inputs, for `whole_batch`."""
+    samples: int = 0
+    """How many samples the ranks' parts have together, where `batch` is one of them."""
+    figures: Figures = field(default_factory=Figures)
+    """What the task and its networks logged, still on the device."""
+
+
+def update(run: Run, phase: Phase, batch: Batch) -> Update:
+    """Perform one phase's update on a batch, on ranks as `rank_inputs.inputs_of` gives it."""
+    drop_gradients(run, phase)
+    remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
+    watch = LossWatch() if run.device.type == "cuda" and phase.name not in run.scaled_phases else None
+    samples, figures = 0, Figures()
+    if run.world.size > 1:
+        batch, samples, losses, is_finite = back_propagate_on_ranks(run, phase, batch, watch, figures)
+    else:
+        batch = draw_batch(run, phase, batch)
+        losses = back_propagate(run, phase, batch, watch, figures=figures)
+        is_finite = phase.name in run.scaled_phases or all_finite(losses, watch)
+    if not is_finite:
+        drop_gradients(run, phase)
+        restore_buffers(run)
+        return Update(StepStats(skipped=True), losses, finite=False, batch=batch, samples=samples)
+    if run.tricks:
+        with entered([trick.step(phase) for trick in run.tricks]):
+            stats = run.precision.step(phase, run.clip_norms[phase.name])
+    else:
+        stats = run.precision.step(phase, run.clip_norms[phase.name])
+    if not stats.skipped:
+        return Update(stats, losses, figures=figures)
+    restore_buffers(run)
+    return Update(stats, losses, batch=batch, samples=samples, figures=figures)
+
+
+def whole_batch(run: Run, done: Update) -> Batch:
+    """Return the whole batch of an update that was skipped, which ranks gather; all of them must ask."""
+    assert done.batch is not None
+    return run.world.whole(done.batch, done.samples) if done.samples else done.batch
+
+
+def back_propagate(
+    run: Run,
+    phase: Phase,
+    batch: Batch,
+    watch: LossWatch | None = None,
+    whole: int | None = None,
+    exchange: Exchange | None = None,
+    figures: Figures | None = None,
+) -> dict[str, Tensor]:
+    """Leave the gradient of a drawn batch's losses in the phase's weights; return them per sample, on the device.
+
+    Where the batch is one rank's part, of `whole` samples, `exchange` sums over the ranks. `figures` takes
+    what is logged meanwhile.
+    """
+    losses: dict[str, Tensor] = {}
+    normaliser = Normaliser(phase.least_weight, whole or size_of(batch), exchange) if phase.normalised else None
+    others = run.frozen[phase.name]
+    with only(others) if others else NOTHING:
+        for part, share in split(batch, run.micro_batch_size, whole):
+            if normaliser is not None:
+                normaliser.begin_part(size_of(part))
+            done: list[str] = []
+            for together in losses_of(run, phase, part, figures):
+                try:
+                    values = [weigh(loss, share) if normaliser is None else normaliser.scale(loss) for loss in together]
+                    value = add_up(values)
+                    if watch is not None:
+                        watch.look(value)
+                    if exchange is not None:
+                        exchange.before_backward()
+                    backward(run, phase, value)
+                except (AttributeError, RuntimeError, TypeError) as error:
+                    check_losses(together, phase)
+                    check_graph(error, together, done, phase)
+                    raise
+                for loss, own in zip(together, values, strict=True):
+                    detached = own.detach()
+                    if normaliser is None and loss.reduction == "sum":
+                        detached = detached / (whole or size_of(batch))  # logged is the mean over samples
+                    losses[loss.name] = losses[loss.name] + detached if loss.name in losses else detached
+                    done.append(loss.name)
+                del together, values, loss, own, value  # and the graph, before the next losses are computed
+    correction = None if normaliser is None else normaliser.correction()
+    if correction is not None:
+        run.world.settle()  # what of sharded gradients is still to be summed
+        correct(trained_weights(run, phase), correction)
+        losses = {name: value * correction for name, value in losses.items()}
+    return losses
+
+
+def correct(weights: Iterable[nn.Parameter], factor: Tensor) -> None:
+    """Multiply the gradients of weights by a number on the device."""
+    for weight in weights:
+        if weight.grad is not None:
+            gradient = local(weight.grad)
+            gradient.mul_(factor.to(gradient.device))  # some are on the host (memory.stream_weights)
+
+
+def backward(run: Run, phase: Phase, value: Tensor) -> None:
+    """Back-propagate one number as the precision mode and the memory tricks have it."""
+    if run.tricks:
+        with entered([trick.backward(phase) for trick in run.tricks]):
+            run.precision.backward(value, phase)
+    else:
+        run.precision.backward(value, phase)
+
+
+def back_propagate_on_ranks(
+    run: Run, phase: Phase, batch: Batch, watch: LossWatch | None, figures: Figures
+) -> tuple[Batch, int, dict[str, Tensor], bool]:
+    """Draw a batch, do this rank's part of it and sum the gradients over the ranks.
+
+    Returns what was drawn, of how many samples it is a part (0: it is the whole), this rank's share of the losses, and
+    whether the losses of all ranks were finite. A failure on any rank is raised on all of them, after everything that
+    others wait for was sent.
+    """
+    world = run.world
+    exchange = world.exchange(phase.name, [weight for weight in phase.module.parameters() if weight.requires_grad])
+    sums = 0 if not phase.normalised else 1 if run.micro_batch_size is None else 2
+    exchange.begin(sums)
+    world.settle()
+    losses: dict[str, Tensor] = {}
+    samples = 0
+    random: RankRandom | None = None
+    error: Exception | None = None
+    try:
+        if gathers_inputs(run):
+            batch = draw_batch(run, phase, batch)
+            count = size_of(batch)
+        else:
+            batch, count = draw_own(run, phase, batch)
+            samples = count
+        if world.is_sharded:
+            refuse_uneven(phase, count, world.size, run.micro_batch_size)
+        start, stop = world.place(count)
+        random = RankRandom(run.device, world.rank)
+        if stop > start:  # a lazy phase may draw fewer samples than there are ranks
+            exchange.parts = -(-(stop - start) // (run.micro_batch_size or count))
+            part = batch if samples else {name: value[start:stop] for name, value in batch.items()}
+            losses = back_propagate(run, phase, part, watch, count, exchange, figures)
+        exchange.refuse_sparse()
+        is_finite = phase.name in run.scaled_phases or all_finite(losses, watch)
+        outcome = Outcome(finite=is_finite, is_random=random.were_used())
+    except Exception as failure:
+        if not world.can_fail_alone:
+            raise
+        error = failure
+        outcome = Outcome(fault_kind(failure), str(failure))
+    exchange.send_rest(failed=error is not None)
+    try:
+        agreed, with_gradient = world.agree(f"update of {phase.name}", outcome, exchange)
+    except PeerFaultError as of_peer:
+        raise of_peer from error
+    if error is not None:
+        raise error
+    assert random is not None
+    world.settle()
+    random.go_on(agreed.is_random)
+    exchange.finish(with_gradient)
+    return batch, samples, losses, agreed.finite
+
+
+def refuse_uneven(phase: Phase, count: int, size: int, micro_batch_size: int | None) -> None:
+    """Raise ConfigError, on all ranks alike, where some would have more micro-batches than others.
+
+    Of a batch that divides a phase may draw a part, and sharded weights are gathered by all ranks for each.
+    """
+    most, least = (stop - start for start, stop in (share(count, rank, size) for rank in (0, size - 1)))
+    passes = [-(-samples // (micro_batch_size or count)) for samples in (most, least)]
+    if passes[0] != passes[1]:
+        raise ConfigError(
+            f"parallel.strategy: fsdp: phase {phase.name} has {count} samples for {size} processes, so that some would "
+            f"have {passes[0]} micro-batches and others {passes[1]}; change train.batch_size or memory.micro_batch"
+        )
+
+
+def drop_gradients(run: Run, phase: Phase) -> None:
+    """Let go of the gradients of a phase's weights and of their masters.
+
+    `zero_grad` does the same but walks the module tree each time, which a small network's step feels. It is called
+    where `memory.set_to_none: false` has changed what it does.
+    """
+    if run.keeps_gradients:
+        phase.optimizer.zero_grad()
+        phase.module.zero_grad()
+        return
+    for parameter in run.trained.get(phase.name) or trained_weights(run, phase):
+        parameter.grad = None
+
+
+def trained_weights(run: Run, phase: Phase) -> list[nn.Parameter]:
+    """Return a phase's weights and their masters, which are looked for at its first update."""
+    if phase.name not in run.trained:
+        groups = phase.optimizer.param_groups
+        own = {id(p): p for p in (*phase.module.parameters(), *(p for group in groups for p in group["params"]))}
+        run.trained[phase.name] = list(own.values())
+    return run.trained[phase.name]
+
+
+def remember_buffers(run: Run) -> None:
+    """Copy the buffers that a forward changes (BatchNorm's statistics), so that a step that is skipped leaves no
+    trace.
+
+    A forward that overflows would otherwise leave NaN in the running statistics for good, with every weight still
+    finite.
+    """
+    if not run.shadows:
+        # By dtype: where they are mixed, CUDA launches a kernel for each buffer.
+        for dtype in dict.fromkeys(buffer.dtype for buffer in run.buffers):
+            buffers = [buffer for buffer in run.buffers if buffer.dtype == dtype]
+            run.shadows.append((buffers, [torch.empty_like(buffer) for buffer in buffers]))
+    for buffers, copies in run.shadows:
+        torch._foreach_copy_(copies, buffers)
+
+
+@torch.no_grad()
+def restore_buffers(run: Run) -> None:
+    """Put the buffers back as they were before this update."""
+    for buffers, copies in run.shadows:
+        torch._foreach_copy_(buffers, copies)
+
+
+@contextlib.contextmanager
+def only(frozen: list[nn.Parameter]) -> Iterator[None]:
+    """Freeze these parameters inside the block and thaw them after it, whatever happens."""
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)

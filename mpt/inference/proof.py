@@ -1,0 +1,96 @@
+"""An export proved by what it computes: the run's networks and the file's, on the same inputs.
+
+The run's networks are those that were trained, in float32, with adapters beside their weights; the file is read back as
+`mpt infer FILE` reads it. The distance that is allowed is measured: what rounding the run's own weights to the file's
+dtype does to their outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from mpt.errors import CheckpointError
+from mpt.inference.exported import open_exported
+from mpt.inference.half import halve, networks
+from mpt.precision.shared.choice import DTYPES
+
+FLOAT32_ROUNDING = 1e-3
+"""Of outputs in float32, relative: folding an adapter and other kernels change the last bits of a sum. Measured on five
+networks with adapters as large as their weights (two ResNets, ViT, ConvNeXt, a small CNN): 1.3e-7 to 5.3e-5."""
+ROUNDINGS = 4.0
+"""How many times the distance that rounding the weights makes is still rounding: arithmetic in half adds as much."""
+
+Calls = Mapping[str, tuple[nn.Module, tuple[Any, ...], Any]]
+"""Network's name -> module, arguments of a call, result (`mpt.inference.half.watch_calls`)."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one network of the run computes, and how far rounding its weights may take it from there."""
+
+    inputs: tuple[Any, ...]
+    outputs: list[Tensor]
+    allowed: float
+
+
+def expect(called: Calls, dtype: str) -> dict[str, Expected]:
+    """Return the outputs of a run's networks for the inputs they were called with. Their weights are rounded after."""
+    expected = {}
+    for name, (network, inputs, _) in called.items():
+        outputs = outputs_of(network, inputs)
+        allowed = FLOAT32_ROUNDING
+        if dtype in DTYPES:
+            halve(network, DTYPES[dtype])
+            network.float()
+            allowed += ROUNDINGS * distance(outputs_of(network, inputs), outputs)
+        expected[name] = Expected(inputs, outputs, allowed)
+    return expected
+
+
+def prove(file: Path, name: str, expected: Mapping[str, Expected], allow: tuple[str, ...]) -> str:
+    """Compute with a written file what the run computed; return a sentence on how far apart they are.
+
+    `name` is the file's in messages. Raises CheckpointError where the distance is more than rounding.
+    """
+    found = dict(networks(open_exported(file, "cpu", (), allow).run.task.modules))
+    farthest = 0.0
+    for network, one in expected.items():
+        apart = distance(outputs_of(found[network], one.inputs), one.outputs)
+        if not apart <= one.allowed:
+            raise CheckpointError(
+                f"{name}: its network {network} does not compute what the run's does: outputs differ by {apart:.2g} of "
+                f"their size, and rounding accounts for {one.allowed:.2g}; it was not kept. This is a mistake of mpt's "
+                "or of a part's own: please report it with the run's config.yaml"
+            )
+        farthest = max(farthest, apart)
+    return f"computes what the run does (outputs differ by {farthest:.2g} of their size)"
+
+
+@torch.no_grad()
+def outputs_of(network: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
+    """Return the floating-point tensors that a network makes, in evaluation, of inputs and a fixed seed."""
+    was_training = network.training
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = network.eval()(*(value.clone() if isinstance(value, Tensor) else value for value in inputs))
+    network.train(was_training)
+    return [leaf.double() for leaf in tree_leaves(made) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def distance(found: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest mean difference of an output, as a share of its mean size; infinite for other shapes."""
+    if [one.shape for one in found] != [one.shape for one in expected]:
+        return float("inf")
+    shares = [
+        float((one - other).abs().mean() / other.abs().mean().clamp_min(1e-12))
+        for one, other in zip(found, expected, strict=True)
+        if other.numel()
+    ]
+    return max(shares, default=0.0)

@@ -1,0 +1,1 @@
+"""Activation checkpointing: which blocks, which operators, and the replay."""

@@ -1,0 +1,1 @@
+"""Weights that travel between host and device."""

@@ -1,0 +1,1 @@
+"""Distances between distributions of images, and the features they are measured in."""

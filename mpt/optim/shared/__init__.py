@@ -1,0 +1,1 @@
+"""Used by several optimizers: groups, schedules, averages."""

@@ -1,0 +1,1 @@
+"""The caller's side of planning: worker processes and the session that asks them."""

@@ -1,0 +1,100 @@
+"""Processes that plan: how many, how one is started, and those that a command starts ahead of its own imports.
+
+A planning process imports torch for seconds. `mpt plan` starts its processes before it has imported what reads its
+command line and configuration, which another core then does meanwhile (`start_ahead`). Nothing is imported here
+but the standard library and a module that needs no more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from mpt.run.process.operating_system import usable_cores
+
+MOST = 8
+"""Each holds a torch of its own, some 400 MiB."""
+ON_ALL_CORES = ("--vram", "--scaling", "presets")
+"""Options and sub-commands of `mpt plan` that have many recipes planned."""
+WITHOUT = ("-h", "--help", "--parts", "tune", "calibrate", "check")
+"""Options and sub-commands of `mpt plan` that need no such process, or say first what it is to know."""
+
+
+@dataclass(frozen=True)
+class Planner:
+    """A process that plans (`mpt.planner.server.worker`), and the file that its standard error goes to."""
+
+    process: subprocess.Popen[str]
+    errors: IO[str]
+    environment: dict[str, str]
+
+    def end(self) -> None:
+        """End the process, which keeps nothing, at once."""
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
+
+
+_ahead: list[Planner] = []
+
+
+def count_workers() -> int:
+    """Return how many processes plan a search's recipes: one per core that this process may use."""
+    return max(1, min(usable_cores(), MOST))
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a planning process: it imports what this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def start() -> Planner:
+    """Start a process; one that was started ahead is taken where it is as one that is started now."""
+    variables = environment()
+    while _ahead:
+        found = _ahead.pop()
+        if found.environment == variables and found.process.poll() is None:
+            return found
+        found.end()
+    errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by who ends it
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mpt.planner.server.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            encoding="utf-8",
+            env=variables,
+        )
+    except OSError:
+        errors.close()
+        raise
+    return Planner(process, errors, variables)
+
+
+def start_ahead(words: Sequence[str]) -> None:
+    """Start what a command line is about to need, if it is `mpt plan` of a configuration that is there.
+
+    What is not used is ended with this process.
+    """
+    options = {word.partition("=")[0] for word in words if word.startswith("-")} | {*words[1:2]}
+    if list(words[:1]) != ["plan"] or options & set(WITHOUT):
+        return
+    if any(word.startswith("@") or (word.endswith((".yaml", ".yml")) and os.path.isfile(word)) for word in words):
+        atexit.register(end_unused)
+        with contextlib.suppress(OSError):  # which is said where the process is needed
+            _ahead.extend([start() for _ in range(count_workers() if options & set(ON_ALL_CORES) else 1)])
+
+
+def end_unused() -> None:
+    """End the processes that were started ahead and not taken."""
+    while _ahead:
+        _ahead.pop().end()

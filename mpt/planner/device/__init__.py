@@ -1,0 +1,1 @@
+"""The fake device: fake tensors that follow a GPU's routes, results without computing."""

@@ -1,0 +1,127 @@
+"""What an operator returns for plain fake tensors of one device, found without torch's rules for fake tensors.
+
+Torch's rules run many an operator's decomposition, in Python and on fake tensors: a batch norm of them takes
+milliseconds, a plan has hundreds of kinds of arguments. The same forms follow sooner:
+
+- of the operators in `BY_META` from the one kernel that torch has for meta tensors;
+- of a batch norm over images that lie densely from its arguments;
+- of `torch._foreach_...` from the single operator for each element, or there is nothing to return.
+
+In a release of torch that is not among `REVIEWED` nothing is taken from here. A test compares the traces of both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpt.planner.device.outcomes import Form, Outcome
+
+REVIEWED = ("2.13", "2.14", "2.15")
+_aten = torch.ops.aten
+
+
+NAMES = """
+add.Tensor add.Scalar add_.Tensor add_.Scalar sub.Tensor sub.Scalar sub_.Tensor mul.Tensor mul.Scalar mul_.Tensor
+mul_.Scalar div.Tensor div.Scalar div_.Tensor div_.Scalar rsub.Scalar addcmul.default addcmul_.default addcdiv.default
+addcdiv_.default lerp.Scalar lerp_.Scalar neg.default abs.default sqrt.default rsqrt.default rsqrt_.default exp.default
+log.default reciprocal.default pow.Tensor_Scalar sigmoid.default sigmoid_backward.default tanh.default
+tanh_backward.default relu.default relu_.default threshold_backward.default leaky_relu.default leaky_relu_.default
+leaky_relu_backward.default gelu.default gelu_backward.default silu.default silu_.default clamp.default
+clamp_min.default clamp_max.default maximum.default minimum.default where.self ge.Scalar gt.Scalar le.Scalar lt.Scalar
+eq.Scalar ne.Scalar ge.Tensor gt.Tensor le.Tensor lt.Tensor eq.Tensor ne.Tensor logical_and.default logical_not.default
+mm.default addmm.default bmm.default baddbmm.default sum.default sum.dim_IntList mean.default mean.dim amax.default
+aminmax.default cat.default clone.default copy_.default fill_.Scalar zero_.default _softmax.default
+_softmax_backward_data.default _log_softmax.default _log_softmax_backward_data.default native_layer_norm.default
+native_layer_norm_backward.default
+"""
+"""Operators whose kernel for meta tensors returns what torch's rules do."""
+BY_META: frozenset[Any] = frozenset(
+    getattr(getattr(_aten, packet), overload) for packet, overload in (name.split(".") for name in NAMES.split())
+)
+PLACED = frozenset({
+    _aten._to_copy.default,
+    _aten.empty_like.default,
+    _aten.zeros_like.default,
+    _aten.ones_like.default,
+    _aten.full_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+    _aten.new_zeros.default,
+    _aten.new_full.default,
+})  # fmt: skip
+"""The same, of operators that are told a device: theirs is that one."""
+FOREACH = "aten::_foreach_"
+SINGLE = {"List": "Tensor", "Scalar": "Scalar", "default": "default"}
+"""Overload of a `_foreach_` operator -> that of the operator for one element."""
+SINGLES = frozenset({"add", "sub", "mul", "div", "sqrt", "neg", "abs", "reciprocal"})
+COMPUTED_IN_FLOAT32 = frozenset({torch.float16, torch.bfloat16, torch.float32})
+"""Dtypes of values whose batch norm has its statistics in float32."""
+
+
+def form_of(tensor: Tensor, device: torch.device) -> Form:
+    """Return a tensor's form as if it were on a device."""
+    return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, device)
+
+
+def learnt(result: Any, args: Sequence[Any], device: torch.device) -> Outcome | None:
+    """Return what a kernel for meta tensors has returned, as it would be on a device; None for anything but tensors."""
+    container = type(result) if isinstance(result, tuple | list) else None
+    found: list[Form | int | None] = []
+    for one in [result] if container is None else result:
+        position = next((place for place, arg in enumerate(args) if arg is one), None)
+        if one is None:
+            found.append(None)
+        elif not isinstance(one, Tensor):
+            return None
+        else:
+            found.append(form_of(one, device) if position is None else position)
+    return Outcome(tuple(found), None if container is None else list if container is list else tuple)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the order of a tensor's dimensions in memory is beyond doubt, with no gaps."""
+    if min(tensor.shape, default=0) < 2:
+        return False
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
+    """Return what a batch norm returns; None where that is not plain."""
+    values = args[0]
+    if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or not is_dense(values):
+        return None
+    if any(isinstance(one, Tensor) and one.dtype != torch.float32 for one in args[1:5]):
+        return None
+    statistic = Form((values.shape[1],), (1,), torch.float32, device)
+    return Outcome((form_of(values, device), statistic, statistic), tuple)
+
+
+def batch_norm_backward(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
+    """Return what the backward of a batch norm returns; None where that is not plain."""
+    gradient, values, weight, wanted = args[0], args[1], args[2], args[-1]
+    if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or weight is None:
+        return None
+    if not is_dense(values) or gradient.stride() != values.stride() or gradient.shape != values.shape:
+        return None
+    if any(isinstance(one, Tensor) and one.dtype != torch.float32 for one in args[2:7]) or not wanted[0]:
+        return None
+    own = Form((values.shape[1],), (1,), weight.dtype, device)
+    return Outcome((form_of(values, device), *(own if one else None for one in wanted[1:])), tuple)
+
+
+RULES: dict[Any, Callable[[Sequence[Any], Mapping[str, Any], torch.device], Outcome | None]] = {
+    _aten.native_batch_norm.default: batch_norm,
+    _aten.native_batch_norm_backward.default: batch_norm_backward,
+}
+"""Operator -> what computes its outcome from arguments and the device of all of them."""
+
+
+def single_operator(func: Any) -> Any:
+    """Return the operator for one element of a `_foreach_` operator; None where there is none here."""
+    name = func._schema.name.removeprefix(FOREACH)
+    overload = SINGLE.get(func._overloadname)
+    return getattr(getattr(_aten, name), overload) if name in SINGLES and overload else None

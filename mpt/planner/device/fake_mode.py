@@ -1,0 +1,308 @@
+"""Torch's fake mode with a shorter way to the same results.
+
+FakeTensorMode computes what an operator returns once for each set of arguments and then takes it from a cache. For
+the thousands of small operators of a traced step, describing the arguments (a dataclass of 17 fields per tensor)
+takes longer than making the result, and making it longer than it need be. Five things are shorter here
+(`scripts/bench_plan.py` measures):
+
+- The description is one tuple. It leaves out where the arguments lie in their storages when the results are new
+  memory, so that a loop over slices finds its results.
+- What an operator returned before is made again from the results' forms, and a fake tensor from the attributes of the
+  first one on its device. What common operators return at first is found by `mpt.planner.device.direct_results`.
+- Views are taken by torch's own code for meta tensors and not by its decompositions in Python.
+- Calls are not guarded against `torch.compile`, which planning never uses.
+
+Where torch's rules say otherwise than the CPU's kernels do, `mpt.planner.device.cpu_routes` is asked first.
+
+What is not plain (symbolic sizes, sparse tensors, constants, tensors of another mode) goes torch's way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
+
+from mpt.planner.device import cpu_routes, direct_results
+from mpt.planner.device.outcomes import Form, Outcome
+
+PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+"""Types of arguments that are compared by value."""
+_aten = torch.ops.aten
+VIEWS = frozenset({
+    _aten.alias.default,
+    _aten.as_strided.default,
+    _aten.detach.default,
+    _aten.expand.default,
+    _aten.permute.default,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.t.default,
+    _aten.transpose.int,
+    _aten.unsqueeze.default,
+    _aten._unsafe_view.default,  # shares memory too, though its schema says otherwise; torch 2.15 caches it
+    _aten.view.default,
+})  # fmt: skip
+_SCALAR = _aten._local_scalar_dense.default
+_EMPTY = _aten.empty_strided.default
+_EMPTY_WITH = {"dtype", "device", "pin_memory"}
+_PLACE = ("device", "layout", "pin_memory")
+_STRIDED = torch.strided
+_QUERIES = {torch.ops.prim.device.default, *fake_tensor._DISPATCH_META_HANDLERS, *fake_tensor._DISPATCH_HANDLE_DIRECTLY}
+
+
+_outcomes: dict[tuple[Any, ...], Outcome] = {}
+"""By the description of an operator and its arguments; torch's own cache holds the same for as long as the process."""
+
+
+class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Makes the same tensors as FakeTensorMode, sooner."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.is_direct = ".".join(torch.__version__.split(".")[:2]) in direct_results.REVIEWED
+        """Whether outcomes are found by `mpt.planner.device.direct_results`."""
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+        """Device -> what every fake tensor on it has."""
+        self._guard: Any = (
+            torch._C._set_warn_deprecated_on_mutable_data_ptr
+            if self._allow_unsafe_data_ptr_access
+            else torch._C._set_throw_on_mutable_data_ptr
+        )
+        """Says, as torch's own constructor does, when the address of a fake tensor is asked for."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while planning
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _QUERIES:
+            return self.dispatch(func, types, args, kwargs)
+        if func in VIEWS and not kwargs and self._is_plain(args[0]):
+            with fake_tensor.in_kernel_invocation_manager(self):
+                view = func(*args)
+            return self._fake(view, args[0].fake_device)
+        if func is _SCALAR and isinstance(args[0], FakeTensor) and args[0].constant is not None:
+            with no_dispatch():  # as torch's own rule does
+                return func(args[0].constant)
+        key = self._description(func, args, kwargs)
+        outcome = None if key is None else _outcomes.get(key)
+        if outcome is None and key is not None:
+            outcome = self._directly(func, args, kwargs)
+            if outcome is not None:
+                _outcomes[key] = outcome
+        if outcome is not None:
+            return self.make(outcome, args)
+        result = self._cached_dispatch_impl(func, types, args, kwargs)
+        if key is not None:
+            outcome = _learnt(func, FakeTensorMode.cache.get(fake_tensor._DispatchCacheKey(key)))
+            if outcome is not None:
+                _outcomes[key] = outcome
+        return result
+
+    def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
+        """Return the outcome that an operator had before with such arguments: one object for those of the same forms.
+
+        None where it is not known, or where the first argument is not a tensor of this mode.
+        """
+        if not args or not self._is_plain(args[0]):
+            return None
+        key = self._description(func, args, kwargs)
+        return None if key is None else _outcomes.get(key)
+
+    def _directly(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
+        """Return the outcome of an operator with plain arguments by `mpt.planner.device.direct_results`; None for
+        others.
+        """
+        if not self.is_direct:
+            return None
+        if func._schema.name.startswith(direct_results.FOREACH):
+            return self._for_each(func, args, kwargs)
+        if (
+            func is _EMPTY
+            and kwargs.keys() == _EMPTY_WITH
+            and not kwargs["pin_memory"]
+            and _is_placed(kwargs["device"])
+        ):
+            return Outcome((Form(tuple(args[0]), tuple(args[1]), kwargs["dtype"], kwargs["device"]),))
+        rule = direct_results.RULES.get(func)
+        is_placed = func in direct_results.PLACED
+        if rule is None and not is_placed and func not in direct_results.BY_META:
+            return None
+        devices = {one.fake_device for one in _fakes_in(chain(args, kwargs.values()))}
+        if len(devices) != 1:
+            return None
+        (device,) = devices
+        if rule is not None:
+            return rule(args, kwargs, device)
+        if device.type == "cpu" and func in cpu_routes.ROUTES:
+            return None
+        if is_placed:
+            device = kwargs.get("device") or device
+            if not _is_placed(device) or kwargs.get("pin_memory") or kwargs.get("layout", _STRIDED) != _STRIDED:
+                return None
+            kwargs = {name: value for name, value in kwargs.items() if name not in _PLACE}
+        try:
+            with fake_tensor.in_kernel_invocation_manager(self):
+                result = func(*args, **kwargs)
+        except Exception:  # torch's own rules say what is wrong
+            return None
+        return direct_results.learnt(result, args, device)
+
+    def _for_each(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
+        """Return the outcome of a `_foreach_` operator; None for those that must be asked as a whole."""
+        if not func._schema.returns:
+            return Outcome((None,))
+        single = direct_results.single_operator(func)
+        if single is None or not isinstance(args[0], list | tuple):
+            return None
+        forms: list[Form | int | None] = []
+        for place, first in enumerate(args[0]):
+            others = [one[place] if isinstance(one, list | tuple) else one for one in args[1:]]
+            made = self.__torch_dispatch__(single, (), (first, *others), kwargs)
+            forms.append(direct_results.form_of(made, made.fake_device))
+        return Outcome(tuple(forms), list)
+
+    def make(self, outcome: Outcome, args: Sequence[Any]) -> Any:
+        """Return what an operator with this outcome returns, without a call of the dispatcher."""
+        if outcome.container is None:
+            return self._make(outcome.results[0], args)
+        return outcome.container([self._make(form, args) for form in outcome.results])
+
+    def _make(self, form: Form | int | None, args: Sequence[Any]) -> Any:
+        if form is None:
+            return None
+        if isinstance(form, int):
+            return args[form]
+        with torch._C._DisableTorchDispatch():
+            empty = torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device="meta")
+        return self._fake(empty, form.device)
+
+    def _fake(self, meta: Tensor, device: torch.device) -> FakeTensor:
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            made = FakeTensor(self, meta, device)
+            self._attributes[device] = dict(vars(made))
+            return made
+        fake: Any = Tensor._make_subclass(
+            FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device
+        )
+        self._guard(fake)
+        vars(fake).update(attributes)
+        return fake  # type: ignore[no-any-return]
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        route = cpu_routes.ROUTES.get(func)
+        result = NotImplemented if route is None else route(func, *args, **kwargs)
+        return super()._dispatch_impl(func, types, args, kwargs) if result is NotImplemented else result
+
+    def _is_plain(self, value: Any) -> bool:
+        return (
+            type(value) is FakeTensor
+            and value.fake_mode is self
+            and value.constant is None
+            and value.layout is _STRIDED
+        )
+
+    def _cache_key(self, state: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        key = self._description(func, args, kwargs)
+        return super()._cache_key(state, func, args, kwargs) if key is None else fake_tensor._DispatchCacheKey(key)
+
+    def _description(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Return what an operator's results follow from; None where an argument is not plain."""
+        facts: list[Any] = ["lean", func, torch.get_default_dtype(), torch._C._get_default_device()]
+        facts.append(torch.is_inference_mode_enabled())
+        places = not _returns_new(func)
+        if not self._describe(args, places, facts):
+            return None
+        if kwargs and not self._describe(chain.from_iterable(kwargs.items()), places, facts):
+            return None
+        return tuple(facts)
+
+    def _describe(self, values: Iterable[Any], places: bool, facts: list[Any]) -> bool:
+        """Append what tells these arguments from others; False where one is not plain."""
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if value.fake_mode is not self or value.constant is not None or value.layout is not _STRIDED:
+                    return False
+                facts += (
+                    value.dtype,
+                    value.shape,
+                    value.stride(),
+                    value.fake_device,
+                    value.requires_grad,
+                    value.is_conj(),
+                    value.is_neg(),
+                    value.is_inference(),
+                )
+                if places:
+                    facts += (value.storage_offset(), value.untyped_storage().nbytes())
+            elif kind in PLAIN:
+                facts += (kind, value)  # 1, 1.0 and True are equal, and make different tensors
+            elif kind in (list, tuple):
+                facts += (kind, len(value))
+                if not self._describe(value, places, facts):
+                    return False
+            elif kind is torch.Generator:  # changes values alone
+                facts.append(kind)
+            else:
+                return False
+        return True
+
+
+class TorchFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Torch's own mode, in the place of LeanFakeMode where the two are compared."""
+
+    def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Answer nothing at once."""
+
+
+def _learnt(func: Any, entry: Any) -> Outcome | None:
+    """Return what torch's cache says about an operator's results, where that is plain."""
+    if not isinstance(entry, fake_tensor._DispatchCacheValidEntry) or func.is_view:
+        return None
+    results: list[Form | int | None] = []
+    for one in entry.output_infos:
+        found = one.metadata
+        if one.view_idx is not None:
+            return None
+        if one.inplace_idx is not None:
+            results.append(one.inplace_idx)
+        elif found is None:
+            if one.constant_value is not None:
+                return None
+            results.append(None)
+        elif found.requires_grad or found.is_conj or found.is_neg or found.layout != torch.strided:
+            return None
+        else:
+            shape, stride = (tuple(map(int, sizes)) for sizes in (found.shape, found.stride))  # type: ignore[arg-type]
+            results.append(Form(shape, stride, found.dtype, found.device))
+    return Outcome(tuple(results), tuple if entry.is_output_tuple else None)
+
+
+def _is_placed(device: torch.device | None) -> bool:
+    """Return whether this is a device as tensors have it, with a number where there may be several."""
+    return device is not None and (device.type == "cpu" or device.index is not None)
+
+
+def _fakes_in(values: Iterable[Any]) -> Iterator[FakeTensor]:
+    for value in values:
+        if isinstance(value, FakeTensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _fakes_in(value)
+
+
+@functools.cache
+def _returns_new(func: Any) -> bool:
+    """Return whether an operator's results are new memory by its schema."""
+    return all(returned.alias_info is None for returned in func._schema.returns)

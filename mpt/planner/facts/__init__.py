@@ -1,0 +1,1 @@
+"""Facts about cards, links, budgets and calibration, and the verdict drawn from them."""

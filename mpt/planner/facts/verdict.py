@@ -1,0 +1,95 @@
+"""Whether a plan fits, in three classes, with the chance that a real run does: learnt from published measurements.
+
+`published.json` holds what others measured and what was planned for the same runs (`scripts/check_plan.py --save`,
+tabled in docs/plan.md). Their ratios, each widened into a bell, are the distribution of what a run will need beside
+what was planned for it. Rows whose miss has a cause that is known and gone (`explained`) are left out, and so is the
+table that says neither its cuDNN mode nor its optimizer.
+
+The classes: it fits, with a chance of nine in ten or more; it may fit, by luck or by giving cached memory back to the
+driver in every step, which is slower and may fail; it does not fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mpt.planner.answers.plan import InferencePlan, Plan
+
+PUBLISHED = Path(__file__).with_name("published.json")
+SURE = 0.9
+Class = Literal["fits", "may fit", "does not fit"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a plan fits its budget."""
+
+    kind: Class
+    chance: float
+    """That a run needs no more than the budget; of a plan that empties the cache in every step, that this helps."""
+
+    @property
+    def percent(self) -> int:
+        """The chance for people, 1 to 99: some fourteen published runs say nothing of the last of a hundred."""
+        return min(99, max(1, round(100 * self.chance)))
+
+    @property
+    def likely(self) -> str:
+        """The chance in words."""
+        return f"{self.percent} % likely"
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.likely} to stay within it" if self.kind != "fits" else "fits"
+
+
+def judge(plan: Plan | InferencePlan) -> Verdict | None:
+    """Return a plan's verdict, None for one without a budget."""
+    if plan.budget_bytes is None:
+        return None
+    easy = chance_of(plan.reserved + plan.context_bytes, plan.budget_bytes)
+    if not plan.fits:
+        return Verdict("does not fit", easy)
+    if plan.tight:
+        return Verdict("may fit", chance_of(plan.allocated + plan.context_bytes, plan.budget_bytes))
+    return Verdict("fits" if easy >= SURE else "may fit", easy)
+
+
+def fits_surely(plan: Plan | InferencePlan) -> bool:
+    """Return whether a plan is of the class that fits, not of the one that only may."""
+    found = judge(plan)
+    return found is not None and found.kind == "fits"
+
+
+def chance_of(planned_bytes: int, budget_bytes: int) -> float:
+    """Return the chance that a run stays within a budget for which so much was planned."""
+    ratios = published_ratios()
+    width = bell_width(ratios)
+    return statistics.fmean(_below((budget_bytes / planned_bytes - ratio) / width) for ratio in ratios)
+
+
+@functools.cache
+def sure_share() -> float:
+    """Return the largest share of a budget, to a thousandth, that may be planned for and still fits."""
+    return next(share / 1000 for share in range(999, 0, -1) if chance_of(share, 1000) >= SURE)
+
+
+@functools.cache
+def published_ratios() -> tuple[float, ...]:
+    """Return measured over planned bytes of the published runs."""
+    rows = json.loads(PUBLISHED.read_text("utf-8"))
+    return tuple(row["measured_mib"] / row["planned_mib"] for row in rows if not row["explained"])
+
+
+def bell_width(ratios: tuple[float, ...]) -> float:
+    """Return Silverman's width of a kernel for so many values."""
+    return 0.9 * statistics.stdev(ratios) / math.pow(len(ratios), 0.2)
+
+
+def _below(deviations: float) -> float:
+    return (1 + math.erf(deviations / math.sqrt(2))) / 2

@@ -1,0 +1,1 @@
+"""The plan as data: of training, of inference, of several processes."""

@@ -1,0 +1,230 @@
+"""One configuration planned: what it allocates, whether it fits, where it goes, how long a step takes.
+
+Traces once at the configured batch and, when the largest batch is asked for, once more at twice of it; everything
+else is replaying. That goes for growing segments too: they change where tensors lie and not which there are, so each
+plan that is held back by its budget says what they would make of it. Runs inside the worker process
+(`mpt.planner.server.worker`); the result is plain data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mpt.config.relief import reliefs
+from mpt.config.schema import Config
+from mpt.planner.answers.plan import AsTorch, Growing, Plan, PlannedRanks, TakenRoute, WithinBudget
+from mpt.planner.device import releases, routes
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import Gpu
+from mpt.planner.facts.placement import Placement
+from mpt.planner.step.moments import describe_moments
+from mpt.planner.step.rank_trace import share_of, trace_rank
+from mpt.planner.step.run_fake import FakeRun, trace_config
+from mpt.planner.trace import batch_fit
+from mpt.planner.trace.overlap import OrderedWork, step_time
+from mpt.planner.trace.replay import Replay, fits_at_all_and_surely, peak_live, replay, split_at, timeline
+from mpt.planner.trace.snapshot import make_snapshot, write_snapshot
+from mpt.planner.trace.time_model import BAND
+from mpt.planner.trace.trace import Trace
+from mpt.planner.trace.unseen import Unseen
+from mpt.seams import DataSpec
+
+RETRACE_LIMIT = 4
+"""Without a fit, the largest batch is looked for up to this multiple of the configured one, a trace at a time."""
+RETRACED_EVENTS = 40_000
+"""... and while the traces made for it come to no more than this together: two or three seconds."""
+MODULES = 200
+"""So many modules are told what they hold at the peak."""
+HELD_THROUGHOUT = frozenset({"parameters", "gradients", "optimizer state", "buffers"})
+"""Categories that no smaller batch, and nothing that is done to activations, makes smaller."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be planned beside the peak."""
+
+    budget_bytes: int | None = None
+    largest_batch: bool = False
+    timeline: bool = False
+    placement: dict[str, Any] = field(default_factory=dict)
+    """The fields of `mpt.planner.facts.placement.Placement`; empty for a process alone."""
+    whole_run: bool = False
+    """Evaluation, samples and preview too, of a process alone."""
+    budgets: Sequence[int] = ()
+    """Budgets that the same trace is judged by too."""
+    torch: str | None = None
+    """The release of torch to plan for (`mpt.planner.device.releases`); None for the installed one."""
+    snapshot: str = ""
+    """A file for the planned timeline as a memory snapshot of torch; empty for none."""
+
+
+def plan_config(
+    config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, fake: FakeRun | None = None
+) -> Plan:
+    """Plan a configuration; `fake` is its run where that is at hand. Raises CannotPlan, or the configuration's own
+    errors.
+    """
+    release = None if wish.torch is None else releases.parse_release(wish.torch)
+    with releases.planning_as(release):
+        plan = _plan(config, data, gpu, calibration, wish, fake)
+    if release is None:
+        return plan
+    taken = [TakenRoute(route.words, route.source) for route in releases.taken_routes()]
+    return replace(plan, as_torch=AsTorch(releases.show(release), taken))
+
+
+def trace_placed(
+    config: Config,
+    data: DataSpec,
+    gpu: Gpu,
+    calibration: Calibration,
+    placement: Placement,
+    batch: int | None = None,
+    whole_run: bool = False,
+) -> FakeRun:
+    """Trace a process alone, or one of several, at the configured batch or another one. Raises what a plan raises."""
+    unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
+    batch = batch or config.train.batch_size
+    if placement.nproc > 1:
+        return trace_rank(config, data, batch, gpu, unseen, placement)
+    return trace_config(config, data, batch, gpu, unseen, whole_run=whole_run)
+
+
+def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, fake: FakeRun | None) -> Plan:
+    started = time.perf_counter()
+    batch_size = config.train.batch_size
+    expandable = any(one.name in config.memory.tricks for one in reliefs("fragmentation"))
+    placement = Placement(**wish.placement)
+    cluster = placement.cluster(gpu)
+    groups = placement.groups(config.parallel.shard, config.parallel.shard_ranks)
+    communicators = sum(map(cluster.communicator_bytes, groups))
+    context_bytes = calibration.context_bytes + communicators
+    capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - context_bytes)
+
+    def trace(batch: int, whole_run: bool = False) -> FakeRun:
+        return trace_placed(config, data, gpu, calibration, placement, batch, whole_run)
+
+    fake = fake or trace(batch_size, wish.whole_run)
+    free = replay(fake.trace, expandable=expandable)
+    held_back = within(fake, free, wish.budget_bytes, context_bytes, expandable)
+    split = split_at(fake.trace, free.peak_event, modules=MODULES)
+    largest, surely, is_bound = None, None, False
+    if wish.largest_batch and wish.budget_bytes is not None and placement.nproc == 1:
+        largest, surely, is_bound = _largest_batches(
+            fake, batch_size, trace, wish.budget_bytes, context_bytes, expandable
+        )
+    if wish.snapshot:
+        fits_into = None if held_back.fits is not False else capacity
+        write_snapshot(Path(wish.snapshot), make_snapshot(fake.trace, fits_into, expandable))
+    notes = [*fake.notes, *routes.unknown_routes()]
+    step_seconds = fake.work.seconds(gpu) * calibration.time_factor
+    ranks: PlannedRanks | None = None
+    if isinstance(fake.work, OrderedWork):
+        times = step_time(fake.work, gpu, cluster, calibration.time_factor)
+        step_seconds = times.total
+        ranks = PlannedRanks(
+            nproc=placement.nproc,
+            strategy=placement.strategy,
+            network=cluster.network,
+            per_machine=placement.per_machine,
+            rank=placement.rank,
+            words=placement.words,
+            samples=share_of(placement, batch_size),
+            host_bytes=fake.host_bytes,
+            communicator_bytes=communicators,
+            link=cluster.link,
+            seconds=times.parts(),
+        )
+    return Plan(
+        batch_size=batch_size,
+        allocated=free.allocated,
+        reserved=free.reserved,
+        context_bytes=context_bytes,
+        **vars(held_back),
+        held_throughout=peak_live(fake.trace, categories=HELD_THROUGHOUT),
+        by_category=split.by_category,
+        by_module=split.by_module,
+        moment=split.moment,
+        largest_batch=largest,
+        largest_surely=surely,
+        largest_is_bound=is_bound,
+        step_seconds=step_seconds,
+        time_band=BAND,
+        notes=notes,
+        inexact=fake.inexact,
+        timeline=timeline(fake.trace) if wish.timeline else {},
+        moments=describe_moments(fake.whole, fake.moments, free.reserved, capacity, expandable),
+        planning_seconds=time.perf_counter() - started,
+        ranks=ranks,
+        at_budgets={str(one): within(fake, free, one, context_bytes, expandable) for one in wish.budgets},
+    )
+
+
+def within(fake: FakeRun, free: Replay, budget_bytes: int | None, context_bytes: int, expandable: bool) -> WithinBudget:
+    """Return what a plan says about a budget.
+
+    `free` is the replay without a limit, which is the one within the budget too where there is room.
+    """
+    if budget_bytes is None:
+        return WithinBudget(None, fits=None, tight=False, reserved_in_budget=free.reserved)
+    capacity = max(0, budget_bytes - context_bytes)
+    held_back = _held_back(fake, free, capacity, expandable)
+    is_tight = held_back.fits and held_back.retries > 0
+    growing = None
+    if not expandable and (is_tight or not held_back.fits):
+        grown = replay(fake.trace, expandable=True)
+        grown_back = _held_back(fake, grown, capacity, True)
+        growing = Growing(
+            reserved=grown.reserved,
+            reserved_in_budget=grown_back.reserved,
+            fits=grown_back.fits,
+            tight=grown_back.fits and grown_back.retries > 0,
+        )
+    return WithinBudget(budget_bytes, held_back.fits, is_tight, held_back.reserved, growing)
+
+
+def _held_back(fake: FakeRun, unlimited: Replay, capacity: int, expandable: bool) -> Replay:
+    if unlimited.reserved <= capacity:
+        return unlimited
+    return replay(fake.trace, capacity, expandable=expandable)
+
+
+def _largest_batches(
+    fake: FakeRun,
+    batch_size: int,
+    trace: Callable[[int], FakeRun],
+    budget_bytes: int,
+    context_bytes: int,
+    expandable: bool,
+) -> tuple[int, int, bool]:
+    """Return the largest batch that fits or may fit, the largest that fits, and whether a larger one was not tried."""
+
+    def judged(found: Trace, sizes: Sequence[int] | None = None) -> tuple[bool, bool]:
+        return fits_at_all_and_surely(found, budget_bytes, context_bytes, sizes, expandable)
+
+    second = trace(2 * batch_size).trace
+    line = batch_fit.fit(fake.trace, batch_size, second, 2 * batch_size)
+    answers = {batch_size: judged(fake.trace), 2 * batch_size: judged(second)}
+    events, stopped = len(second.events), False
+
+    def answer(batch: int) -> tuple[bool, bool]:
+        nonlocal events, stopped
+        if batch not in answers:
+            if line is not None:
+                answers[batch] = judged(line.trace, line.sizes(batch))
+            elif batch > RETRACE_LIMIT * batch_size or events > RETRACED_EVENTS:
+                stopped = True
+                return False, False
+            else:
+                found = trace(batch).trace
+                events += len(found.events)
+                answers[batch] = judged(found)
+        return answers[batch]
+
+    most = batch_fit.largest_batch(lambda batch: answer(batch)[0], batch_size)
+    is_bound = stopped
+    return most, batch_fit.largest_batch(lambda batch: answer(batch)[1], batch_size, most), is_bound

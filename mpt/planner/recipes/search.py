@@ -1,0 +1,331 @@
+"""Which recipe fits a budget and is fastest: precision, memory tricks and micro-batches, tried and not guessed.
+
+Every recipe is the user's configuration with a small patch, built and traced like any other. The search goes from
+cheap changes to costly ones: first each precision, and the fastest of them first each with each single trick; then
+numbers to be found, such as the share of activations that may stay (a trick's `DIALS`), by bisection; then pairs of a
+trick for activations and one for the optimizer; then micro-batches. A precision that alone takes longer than what fits
+in another one, by more than the time model's band, gets no tricks, the file's own only the first round. From the second
+round on two kinds more are left out:
+
+- What is needless: a trick costs time, so a recipe is not tried where a part of it fits already, or where a recipe
+  of the same precision fits that changes nothing and takes no longer.
+- What is hopeless: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
+  smaller. Where a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. And
+  where two micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
+
+What a configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) is left out too,
+with its reason. Growing segments need no trace of their own: each plan says what they would make of it.
+
+The ranking is by predicted time; what a recipe costs in exactness decides between recipes of about the same time, and
+is said: the tricks' own `exact`, the change of precision, and the warnings of the build.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mpt.config.lighter_modes import is_scaled, lighter_modes
+from mpt.config.relief import reliefs, splitter
+from mpt.config.schema import Config
+from mpt.errors import ConfigError
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.session import Answer, Session
+from mpt.planner.facts.gpus import Gpu
+from mpt.planner.recipes.dials import Turn
+from mpt.planner.recipes.patches import (
+    Combinations,
+    combinations,
+    is_same_but_for_size,
+    joined,
+    mode_patch,
+    parted,
+    patched,
+    precision_patches,
+)
+from mpt.planner.recipes.recipe import TIE, Patch, Recipe, rank
+
+PARTS = (2, 4, 8)
+LAST_RESORT_PARTS = (16, 32)
+DIAL_ROUNDS = 2
+"""Each round tries two values of a dial and leaves about a third of the range."""
+HEAVY = 0.3
+"""Share of the memory, or of the budget where that is less, without the context, below which moving weights is not
+tried.
+"""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found. `recipes` is sorted: those that fit first, the fastest of them first."""
+
+    recipes: list[Recipe]
+    refused: list[tuple[Patch, str]]
+    """Patches that the configuration, or the planner, refuses, each with the reason."""
+    hopeless: list[Patch]
+    """Patches proven too large by what other recipes hold."""
+
+
+def search(
+    session: Session,
+    config: Config,
+    gpu: Gpu,
+    budget_bytes: int,
+    *,
+    largest_batch: bool = False,
+    allow_lossy: bool = False,
+    goes_on: Callable[[Plan], bool] = lambda plan: True,
+    on_answer: Callable[[int, int], None] = lambda planned, fitting: None,
+) -> Search:
+    """Return what was found for a budget.
+
+    `goes_on` gets the plan of the configuration as it stands and says whether to search; it may raise. `on_answer`
+    hears after each plan how many there are and how many fit. What changes the learnt result (weights without masters,
+    states in 8 bits) is proposed only with `allow_lossy`.
+
+    Raises PlanError when the configuration itself cannot be planned. `largest_batch` is looked for at the
+    end, in the recipe that comes first.
+    """
+    found = _Search(session, config, budget_bytes, on_answer, allow_lossy)
+    tried = combinations(allow_lossy)
+    precisions = list(precision_patches(config, gpu, allow_lossy))
+    first = session.submit(config, budget_bytes=budget_bytes, timeline=True, whole_run=True)
+    alone = [found.submit(precision) for precision in precisions if precision]
+    searches = goes_on(first.result().get())
+    found.keep(({}, config, first))
+    if not searches:
+        return Search(found.with_largest(found.recipes[:1]) if largest_batch else found.recipes[:1], [], [])
+    for attempt in alone:
+        found.keep(attempt)
+    found.try_single(precisions, tried)
+    heavy = [precision for precision in precisions if found.is_heavy(precision)]
+    found.try_all(each_with(heavy, tried.weights))
+    found.turn_dials(precisions)
+    found.try_all(each_with(precisions, tried.pairs))
+    found.try_all(each_with(heavy, tried.beside_weights))
+    found.try_without_scale(gpu)
+    if splitter() not in config.memory.tricks:
+        found.try_split(precisions, heavy, tried)
+    if found.recipes and not found.has_fitting:
+        found.shrink_smallest()
+    ranked = rank(found.recipes)
+    if largest_batch and ranked and ranked[0].fits:
+        ranked = found.with_largest(ranked)
+    return Search(ranked, found.refused, found.hopeless)
+
+
+def each_with(precisions: Iterable[Patch], combined: Iterable[Patch]) -> Iterator[Patch]:
+    """Yield each precision with each combination of tricks."""
+    combined = list(combined)
+    for precision in precisions:
+        for tricks in combined:
+            yield joined(precision, tricks)
+
+
+_Attempt = tuple[Patch, Config, "Future[Answer[Plan]]"]
+
+
+class _Search:
+    """A search under way."""
+
+    def __init__(
+        self,
+        session: Session,
+        config: Config,
+        budget_bytes: int,
+        on_answer: Callable[[int, int], None],
+        allow_lossy: bool,
+    ) -> None:
+        self.session, self.config, self.budget_bytes, self.on_answer = session, config, budget_bytes, on_answer
+        self.dialled = [one for one in reliefs("activations", "weights") if allow_lossy or not one.is_lossy]
+        self.recipes: list[Recipe] = []
+        self.refused: list[tuple[Patch, str]] = []
+        self.hopeless: list[Patch] = []
+        self._seen = [config.to_data()]
+
+    @property
+    def has_fitting(self) -> bool:
+        """Whether anything fits so far."""
+        return any(one.fits for one in self.recipes)
+
+    def submit(self, patch: Patch) -> _Attempt | None:
+        """Have a patch planned; None where it is refused, or changes nothing."""
+        try:
+            changed = patched(self.config, patch, self.session.allow)
+        except ConfigError as error:
+            self.refused.append((patch, str(error)))
+            return None
+        if changed.to_data() in self._seen:
+            return None
+        self._seen.append(changed.to_data())
+        return patch, changed, self.session.submit(changed, budget_bytes=self.budget_bytes, timeline=True)
+
+    def keep(self, attempt: _Attempt | None) -> None:
+        """Wait for an answer and note it, and also what growing segments make of it."""
+        if attempt is None:
+            return
+        patch, changed, future = attempt
+        answer = future.result()
+        if answer.found is None:
+            self.refused.append((patch, answer.error))
+            return
+        plan = answer.found
+        self.recipes.append(Recipe(patch, changed, plan))
+        if plan.growing is not None and plan.growing.fits:
+            patch = joined(patch, {one.name: one.proposals[0] for one in reliefs("fragmentation")[:1]})
+            grown = patched(self.config, patch, self.session.allow)
+            self.recipes.append(Recipe(patch, grown, replace(plan, **vars(plan.growing)), traced=False))
+        self.on_answer(sum(one.traced for one in self.recipes), sum(one.fits for one in self.recipes))
+
+    def with_largest(self, ranked: list[Recipe]) -> list[Recipe]:
+        """Return recipes, the first of them with its largest batch."""
+        first = ranked[0]
+        answer = self.session.submit(first.config, budget_bytes=self.budget_bytes, largest_batch=True).result()
+        if answer.found is None:
+            return ranked
+        found = answer.found
+        plan = replace(
+            first.plan,
+            largest_batch=found.largest_batch,
+            largest_surely=found.largest_surely,
+            largest_is_bound=found.largest_is_bound,
+        )
+        return [replace(first, plan=plan), *ranked[1:]]
+
+    def try_all(self, patches: Iterable[Patch]) -> None:
+        """Try what is worth it, as many at a time as there are workers; what is worth it follows from the answers."""
+        pending: deque[_Attempt | None] = deque()
+        for patch in patches:
+            if len(pending) == self.session.workers:
+                self.keep(pending.popleft())
+            if self.is_worth_trying(patch):
+                pending.append(self.submit(patch))
+        for attempt in pending:
+            self.keep(attempt)
+
+    def try_single(self, precisions: Sequence[Patch], tried: Combinations) -> None:
+        """Try each trick alone, first beside the fastest precision; none beside one that another has outdone."""
+        for precision in sorted(precisions, key=self.seconds_alone):
+            if precision and self.is_outdone(precision):
+                continue
+            for attempt in [self.submit(joined(precision, tricks)) for tricks in tried.single]:
+                self.keep(attempt)
+
+    def try_split(self, precisions: Sequence[Patch], heavy: Sequence[Patch], tried: Combinations) -> None:
+        """Try smaller and smaller micro-batches; the smallest only where nothing fits."""
+        for count in (*PARTS, *LAST_RESORT_PARTS):
+            if count > self.config.train.batch_size or (count in LAST_RESORT_PARTS and self.has_fitting):
+                break
+            micro_batch = parted(self.config, count)
+            self.try_all(each_with(precisions, [{**tricks, **micro_batch} for tricks in tried.split]))
+            self.try_all(each_with(heavy, [{**tricks, **micro_batch} for tricks in tried.split_weights]))
+
+    def try_without_scale(self, gpu: Gpu) -> None:
+        """Try in bfloat16, which needs no loss scale, what the configured half precision refuses for having one."""
+        names = [one.usable(gpu.has_bfloat16, unscaled=True) for one in lighter_modes(lossy=False)]
+        for name in filter(None, names if is_scaled(self.config.precision.mode) else ()):
+            mode = {"precision": mode_patch(self.config, name)}
+            refused = [patch["memory"] for patch, _ in self.refused if set(patch) == {"memory"}]
+            self.try_all(joined(mode, tricks) for tricks in refused)
+
+    def is_heavy(self, precision: Patch) -> bool:
+        """Return whether weights, gradients and optimizer state are much of what does not fit, or of the budget."""
+        plain = next((one for one in self.recipes if str(one.patch) == str(precision)), None)
+        if plain is None or plain.fits_well:
+            return False
+        room = min(plain.total, self.budget_bytes) - plain.plan.context_bytes
+        return plain.plan.held_throughout >= HEAVY * room
+
+    def turn_dials(self, precisions: Sequence[Patch]) -> None:
+        """Find the gentlest number of each dial that fits well, beside each precision that does not fit without.
+
+        Their other end is known: a trick's strongest proposal relieves as much as any. Where a trick has several dials,
+        only the one that led to the fastest recipe is turned further.
+        """
+        plans = {str(one.patch): one for one in self.recipes}
+        groups = []
+        for precision in precisions:
+            plain = plans.get(str(precision)) if not self.is_outdone(precision) else None
+            for trick in self.dialled if plain is not None and not plain.fits_well else ():
+                if trick.dials and trick.proposals and trick.name not in self.config.memory.tricks:
+                    strongest = plans.get(str(joined(precision, {trick.name: trick.proposals[-1]})))
+                    assert plain is not None
+                    groups.append([Turn(precision, trick.name, dial, plain, strongest) for dial in trick.dials])
+        turns = [turn for group in groups for turn in group]
+        for _ in range(DIAL_ROUNDS):
+            self.turn([(turn, value) for turn in turns for value in turn.next_values()])
+            turns = [min(group, key=lambda turn: turn.fastest or math.inf) for group in groups]
+
+    def turn(self, tries: Sequence[tuple[Turn, float]]) -> None:
+        """Plan values of dials, all at once, and let the turns know."""
+        for turn, value, attempt in [(turn, value, self.submit(turn.patch(value))) for turn, value in tries]:
+            turn.note(value, self.answer(attempt))
+
+    def answer(self, attempt: _Attempt | None) -> Recipe | None:
+        """Wait for an answer, note it, and return its recipe; None where there is none."""
+        before = len(self.recipes)
+        self.keep(attempt)
+        return self.recipes[before] if len(self.recipes) > before else None
+
+    def shrink_smallest(self) -> None:
+        """Where nothing fits, plan the smallest recipe with small micro-batches, to tell how far it is off."""
+        patch = min(self.recipes, key=lambda one: one.total).patch
+        if splitter() in patch.get("memory", {}):
+            self.keep(self.submit(joined(patch, parted(self.config, LAST_RESORT_PARTS[0]))))
+
+    def is_worth_trying(self, patch: Patch) -> bool:
+        """Return whether a patch is neither needless nor hopeless; note the hopeless."""
+        if any(one.fits_well and one.is_part_of(patch) for one in self.recipes) or self.is_pointless(
+            patch.get("precision")
+        ):
+            return False
+        if any(one.proves_hopeless(patch, self.budget_bytes) for one in self.recipes) or self.cannot_shrink(patch):
+            self.hopeless.append(patch)
+            return False
+        return True
+
+    def is_pointless(self, precision: Any) -> bool:
+        """Return whether more tricks beside a precision are pointless for the time they take.
+
+        They are where an exact recipe of it fits well and takes hardly longer than the precision alone, and where the
+        precision is outdone by another.
+        """
+        own = [one for one in self.recipes if one.patch.get("precision") == precision]
+        alone = min((one.plan.step_seconds for one in own if not one.tricks), default=0.0)
+        quick = (one for one in own if one.is_exact and one.plan.step_seconds <= (1 + TIE) * alone)
+        return any(one.fits_well for one in quick) or self.is_outdone({"precision": precision} if precision else {})
+
+    def is_outdone(self, precision: Patch) -> bool:
+        """Return whether a precision alone takes longer than what fits well, by more than the time model's band."""
+        alone = self.seconds_alone(precision)
+        fitting = (one.plan for one in self.recipes if one.fits_well)
+        return alone < math.inf and any(plan.step_seconds * (1 + plan.time_band) < alone for plan in fitting)
+
+    def seconds_alone(self, precision: Patch) -> float:
+        """Return the time of a step in a precision with no trick; infinite where that is not planned."""
+        found = (one for one in self.recipes if not one.tricks)
+        seconds = (one.plan.step_seconds for one in found if one.patch.get("precision") == precision.get("precision"))
+        return min(seconds, default=math.inf)
+
+    def cannot_shrink(self, patch: Patch) -> bool:
+        """Return whether larger micro-batches of this recipe prove that no smaller one fits.
+
+        At every moment of a step bytes are a + b * size, so their peak is convex in the size: the line through two
+        sizes, drawn on to a size of 0, lies below the peak of each smaller one.
+        """
+        size = splitter()
+        if size not in patch.get("memory", {}):
+            return False
+        peaks = {
+            one.tricks[size]: one.plan.allocated + one.plan.context_bytes
+            for one in self.recipes
+            if size in one.tricks and is_same_but_for_size(one.patch, patch)
+        }
+        if len(peaks) < 2:
+            return False
+        small, large = sorted(peaks)[:2]
+        return bool(peaks[small] - (peaks[large] - peaks[small]) * small / (large - small) > self.budget_bytes)

@@ -1,0 +1,1 @@
+"""The worker's side of planning: the process that builds and traces."""

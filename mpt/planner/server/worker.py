@@ -1,0 +1,125 @@
+"""The process in which plans are made: one request per line on standard input, one answer per line on standard output.
+
+A process of its own, because the fake device is registered for good and because real GPUs must be
+hidden. Models may print: their output goes to standard error.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpt.planner.server.refusals import Refusals
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    gc.disable()
+    preload()
+    gc.freeze()
+    from mpt.planner.server.refusals import Refusals
+
+    specs: dict[str, Any] = {}
+    refusals = Refusals()
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(json.loads(line), specs, refusals)) + "\n")
+        answers.flush()
+        # Garbage is looked for between plans, and not again and again among all that torch consists of.
+        gc.collect()
+        gc.freeze()
+
+
+def preload() -> None:
+    """Import what every plan needs, while the command still reads its configuration."""
+    from mpt.planner.device import late_compiler
+
+    with late_compiler.without_triton():
+        late_compiler.postpone()
+        import mpt.planner.plans.plan  # noqa: F401
+
+
+def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -> dict[str, Any]:
+    """Return a plan as plain data, or the one line that says why there is none.
+
+    `specs` and `refusals` keep what later requests need not find again.
+    """
+    from mpt.config.load import load_config
+    from mpt.errors import MptError
+    from mpt.planner.facts.calibration import Calibration
+    from mpt.planner.facts.gpus import Gpu
+    from mpt.planner.plans.inference import InferenceWish, plan_inference
+    from mpt.planner.plans.plan import Wish, plan_config
+    from mpt.planner.plans.worlds import plan_worlds
+    from mpt.seams import DataSpec
+
+    try:
+        config = load_config(request["config"], allow=request["allow"])
+        key = json.dumps([config.to_data()["dataset"], config.to_data()["model"], config.to_data()["task"]])
+        if request.get("data") is not None:
+            spec, notes = DataSpec.from_record(request["data"]), []
+        else:
+            if key not in specs:
+                specs[key] = find_data_spec(config)
+            spec, notes = specs[key]
+        gpu = Gpu(**{**request["gpu"], "capability": tuple(request["gpu"]["capability"])})
+        calibration = Calibration(**request["calibration"])
+        if "inference" in request:
+            made = plan_inference(config, spec, gpu, calibration, InferenceWish(**request["inference"]))
+            return {"found": replace(made, notes=[*made.notes, *notes]).as_data()}
+        if "worlds" in request:
+            rows = plan_worlds(config, spec, gpu, calibration, Wish(**request["wish"]), request["worlds"])
+            return {"found": [replace(row, notes=[*row.notes, *notes]).as_data() for row in rows]}
+        wish = Wish(**request["wish"])
+        with refusals.kept(config, [request["gpu"], wish.placement, wish.torch, wish.whole_run]):
+            plan = plan_config(config, spec, gpu, calibration, wish)
+        return {"found": replace(plan, notes=[*plan.notes, *notes]).as_data()}
+    except MptError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+
+
+def find_data_spec(config: Any) -> tuple[Any, list[str]]:
+    """Return the data's layout. Labelled images that are not on this machine are assumed: a plan needs no data."""
+    import torch
+
+    from mpt.config.options import setting_of
+    from mpt.engine.building.build import build_datasets
+    from mpt.errors import DataError
+    from mpt.seams import DataSpec, FieldSpec
+
+    try:
+        return build_datasets(config)[0].spec, []
+    except DataError as error:
+        found = str(error).partition(". ")[0]  # what to do about it is for training
+        plugin = config.sized_dataset.plugin
+        assume = plugin.optional("assume")
+        assumed = assume(plugin.native_settings(config.sized_dataset.settings)) if assume else None
+        if assumed is not None:
+            return assumed, [f"the data set is not here ({found}): its layout follows from the settings"]
+        size = setting_of(config.sized_dataset.settings, "image_size")
+        if config.task.name != "classify" or size is None:
+            raise
+        channels = setting_of(config.sized_dataset.settings, "channels") or 3
+        fields = {
+            "image": FieldSpec((channels, size, size), torch.float32, "image"),
+            "label": FieldSpec((), torch.int64),
+        }
+        classes = tuple(str(number) for number in range(ASSUMED_CLASSES))
+        note = f"the data set is not here ({found}): planned with {channels}x{size}x{size} images in 1000 classes"
+        return DataSpec(fields, ASSUMED_CLASSES, classes), [note]
+
+
+ASSUMED_CLASSES = 1000
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Planned steps: on one device, on ranks, sharded, compiled."""

@@ -1,0 +1,1 @@
+"""The allocation trace and its readers: allocator, time, timeline."""

@@ -1,0 +1,89 @@
+"""Why something cannot be planned, in one line: what it does, in which module, on which line."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from mpt.errors import MptError
+from mpt.planner.device import fake_device
+from mpt.planner.device.device_guard import lost_error
+from mpt.planner.trace.trace import Recorder
+
+DEVICES_MEET = ("found at least two devices", "found two different devices")
+"""Words of torch from 2.12 on, and before."""
+LOOKS_AT_VALUES = "the step looks at a tensor's value (.item(), .numpy(), float(tensor) or `if tensor:`)"
+
+
+class CannotPlan(MptError):
+    """The model does something that has no answer without values, or without a real GPU."""
+
+    exit_code = 2
+
+
+@contextmanager
+def explained(recorder: Recorder) -> Iterator[None]:
+    """Turn whatever goes wrong inside into one line that says what, in which module, on which line."""
+    lost_error()
+    try:
+        yield
+    except Exception as seen:
+        error = lost_error() or seen
+        if isinstance(error, MptError):
+            raise error from None
+        raise CannotPlan(f"cannot plan: {reason_of(error)}, at {place_of([seen, error], recorder)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return in plain words what an operator asked for that a fake tensor cannot answer."""
+    text = str(error).strip().split("\n")[0][:200]
+    if isinstance(error, DataDependentOutputException):
+        operator = str(error.func)
+        if "_local_scalar_dense" in operator or "is_nonzero" in operator or "equal" in operator:
+            return LOOKS_AT_VALUES
+        return f"{operator} depends on tensor values"
+    if ".numpy()" in text or "FakeTensor.__format__" in text:
+        return LOOKS_AT_VALUES
+    if isinstance(error, DynamicOutputShapeException):
+        return f"the shape of {error.func}'s result depends on tensor values"
+    if isinstance(error, UnsupportedOperatorException):
+        return f"{error.func} has no shape rule"
+    if any(words in text for words in DEVICES_MEET) and "cuda" not in text:
+        return (
+            "tensors of the CPU and of the GPU meet: the model makes one on a device of its own choice "
+            "(torch.cuda.is_available() is False here) instead of its input's (device=x.device)"
+        )
+    if "cuda" in text.lower() or "NVIDIA" in text:
+        moves = "the model moves itself to a GPU (.cuda() or a fixed device) instead of following its inputs"
+        return f"{moves} ({plain(text)})"
+    if operator_without_kernel := re.match(r"Could not run '([^']+)'", text):
+        return f"{operator_without_kernel[1]}, which it calls, has no rule for a GPU that is not there"
+    return f"{type(error).__name__}: {plain(text)}" if text else type(error).__name__
+
+
+def plain(text: str) -> str:
+    """Return torch's words without the name of our device."""
+    return text.replace(fake_device.DEVICE, "the stand-in for a GPU")
+
+
+def place_of(errors: list[BaseException], recorder: Recorder) -> str:
+    """Return the innermost module of the tracebacks, outer ones first, and the innermost line outside torch."""
+    module, line = "", "an unknown line"
+    for frame, number in chain.from_iterable(traceback.walk_tb(error.__traceback__) for error in errors):
+        path = frame.f_code.co_filename
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            module = recorder.module_names.get(id(owner), type(owner).__name__)
+        if "/torch/" not in path.replace("\\", "/") and "/mpt/planner/" not in path.replace("\\", "/"):
+            line = f"{path}:{number}"
+    return f"{module} ({line})" if module else line

@@ -1,0 +1,321 @@
+"""Births and deaths of storages during a step: what was allocated when, in which module, and what it was for.
+
+A dispatch mode sees every operator's results; a weak reference tells when each storage dies. Nothing is executed
+twice and nothing is estimated, so the same recorder serves fake tensors (planning) and real ones (checking the plan).
+The result is a plain list of events that can be replayed through an allocator at any limit
+(`mpt.planner.trace.replay`).
+
+The owning module is the innermost one whose forward runs. In backward it is that of the operator being
+differentiated: its autograd node's sequence number is looked up among those noted when modules were entered. Not
+seen: memory used inside one operator, which `mpt.planner.trace.unseen` adds.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpt.planner.device.fake_mode import LeanFakeMode
+from mpt.planner.device.outcomes import Outcome
+from mpt.planner.trace.allocator import GRAPHS
+from mpt.planner.trace.gradient_sums import SUM, is_in_place, node_number
+from mpt.planner.trace.unseen import Unseen
+from mpt.run.process.storage_trace import LiveStorages, tensors_in
+
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "buffers",
+    "batch",
+    "whole batch",
+    "gathered parameters",
+    "reduce buffers",
+    "activations",
+    "cast cache",
+    "temporaries",
+    "workspace",
+)
+FORWARD = "forward"
+"""Provisional category of what a forward makes: activations if it lives until backward, else temporaries."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """One allocation."""
+
+    size: int
+    category: str
+    module: str
+    operator: str
+    stream: int = 0
+    """What it was allocated on: each stream has pools of its own. A batch is copied on another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From event `start` on the run was in this moment of this phase."""
+
+    start: int
+    step: int
+    phase: str
+    moment: str
+
+    def __str__(self) -> str:
+        where = f"phase {self.phase}, {self.moment}" if self.phase else self.moment
+        return f"{where} (step {self.step + 1})" if self.phase else where
+
+
+@dataclass
+class Trace:
+    """`events` holds storage indices: `i` is the birth of storage i, `~i` its death."""
+
+    storages: list[Storage] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    def span_at(self, event: int) -> Span:
+        """Return the moment in which an event happened."""
+        return self.spans[max(0, bisect.bisect_right([span.start for span in self.spans], event) - 1)]
+
+    def live_at(self, event: int) -> set[int]:
+        """Return the storages alive right after an event."""
+        live: set[int] = set()
+        for entry in self.events[: event + 1]:
+            live.add(entry) if entry >= 0 else live.discard(~entry)
+        return live
+
+
+Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+"""Called with every operator, its arguments and its result."""
+
+SHRUNK = frozenset({"aten::col2im"})
+"""Their kernels make a tensor like the first argument and shrink it to the result: the storage keeps its size. A fake
+result's does not.
+"""
+DEVICE_QUERY = torch.ops.prim.device.default
+"""Asked of every fake tensor many times over; it computes nothing and is no operator of the step."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records storages of one device type, for as long as it is entered."""
+
+    def __init__(self, device_type: str, unseen: Unseen | None = None, observer: Observer | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device_type, self.unseen, self.observer = device_type, unseen, observer
+        self.trace = Trace(spans=[Span(0, 0, "", "build")])
+        self.module_names: dict[int, str] = {}
+        self._live = LiveStorages(self._die)
+        self._undecided: set[int] = set()
+        self._stack: list[tuple[nn.Module, str]] = []
+        self._entries: list[tuple[int, str]] = []  # (next autograd sequence number, module) in order
+        self._made_by: dict[int, int] = {}
+        """Storages of the backward pass -> the number of the autograd node in which they were made."""
+        self._closed = False
+        self._wrappers: tuple[type, ...] = ()
+        self.is_paused = False
+        """Set while torch computes shapes on tensors of its own."""
+        self.below: LeanFakeMode | None = None
+        """The fake mode right below, which answers at once what it knows."""
+        self.outcome: Outcome | None = None
+        """The outcome of what was answered last, if it was known: the same for the same forms of arguments."""
+        self.stream = 0
+        """The stream that is allocated on now; `GRAPHS` stands for the pool of recorded graphs."""
+
+    def see_through(self, wrappers: tuple[type, ...]) -> None:
+        """Look at what is inside of tensors of these kinds: DTensors."""
+        self._wrappers = wrappers
+
+    def resized(self, tensor: Tensor, before: int, category: str) -> None:
+        """Note that a storage was emptied, or filled again, in place; `before`: its bytes until then."""
+        after, index = tensor.untyped_storage().size(), self._live.number_of(tensor)
+        if after == before:
+            return
+        if before and index is not None:
+            self._live.bury(tensor)
+        if after:
+            self._live.add(tensor, self._birth(after, category, self._owner(), "resize_"))
+
+    def comes_from_outside(self, tensor: Tensor) -> bool:
+        """Whether recorded CUDA graphs must copy a tensor: neither a parameter or buffer nor made by such a graph."""
+        if tensor.device.type != self.device_type:
+            return False
+        index = self._live.number_of(tensor)
+        if index is None:
+            return True
+        storage = self.trace.storages[index]
+        return storage.category not in ("parameters", "buffers") and storage.stream != GRAPHS
+
+    def born(self, result: Any, operator: str) -> None:
+        """Note what an operator made while it was not seen."""
+        for tensor in tensors_in(result):
+            self._note(tensor, operator)
+
+    @property
+    def moment(self) -> str:
+        """What the run is doing."""
+        return self.trace.spans[-1].moment
+
+    def enter_moment(self, step: int, phase: str, moment: str) -> None:
+        """Note that from here on the run is in another moment."""
+        if moment == "backward":
+            self._decide()
+        self.trace.spans.append(Span(len(self.trace.events), step, phase, moment))
+
+    def mark(self, tensors: Iterable[Tensor], category: str, module: str | None = None) -> None:
+        """Say what tensors are, and optionally whose."""
+        for wrapped in tensors:
+            tensor = cast(Any, wrapped)._local_tensor if isinstance(wrapped, self._wrappers) else wrapped
+            index = self._live.number_of(tensor) if isinstance(tensor, Tensor) else None
+            if index is not None:
+                storage = self.trace.storages[index]
+                storage.category = category
+                storage.module = storage.module if module is None else module
+                self._undecided.discard(index)
+
+    def mark_modules(self, modules: Mapping[str, nn.Module]) -> None:
+        """Mark every module's parameters and buffers, and learn the modules' names."""
+        for key, root in modules.items():
+            for name, module in root.named_modules():
+                full = f"{key}.{name}" if name else key
+                self.module_names[id(module)] = full
+                self.mark(module._buffers.values(), "buffers", full)
+                self.mark(module._parameters.values(), "parameters", full)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Trace]:
+        """Record inside the block; cyclic garbage collection is off, so that deaths come in one order every time."""
+        was_enabled = gc.isenabled()
+        gc.disable()
+        enter = nn_module.register_module_forward_pre_hook(self._enter_module)
+        leave = nn_module.register_module_forward_hook(self._leave_module, always_call=True)
+        try:
+            with self:
+                yield self.trace
+        finally:
+            self._closed = True
+            enter.remove()
+            leave.remove()
+            if was_enabled:
+                gc.enable()
+            for index in self._undecided:
+                self.trace.storages[index].category = "temporaries"
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while recording, so nothing need be kept from the compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE_QUERY:
+            return args[0].device
+        if self._wrappers and any(issubclass(kind, self._wrappers) for kind in types):
+            return NotImplemented  # it comes back with what is inside
+        if self.is_paused:
+            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        operator = func._schema.name
+        if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
+            self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS")
+        self.outcome = None
+        if func is SUM and self.moment == "backward" and self._adds_up(args, sys._getframe(1)):
+            result = args[0].add_(args[1])
+        elif self.below is not None and (known := self.below.known(func, args, kwargs)) is not None:
+            self.outcome, result = known, self.below.make(known, args)
+        else:
+            result = func(*args, **kwargs)
+        least = args[0].nbytes if operator in SHRUNK else 0
+        for tensor in tensors_in(result):
+            self._note(tensor, operator, least)
+        if self.unseen is not None:
+            scratch = self.unseen.scratch(operator, args, result)
+            if scratch:
+                self.trace.events.append(~self._birth(scratch, "workspace", self._owner(), operator))
+        if self.observer is not None:
+            self.observer(func, args, kwargs, result)
+        return result
+
+    def _adds_up(self, args: tuple[Any, ...], caller: FrameType | None) -> bool:
+        """Is this a sum of gradients that autograd would add up in place? The first was made by an earlier node."""
+        if self.unseen is None:  # what a run on a CPU measures is measured under a mode, too
+            return False
+        index = self._live.number_of(args[0])
+        if index is None or self._made_by.get(index) == node_number():
+            return False
+        return is_in_place(args[0], args[1], caller)
+
+    def _note(self, tensor: Tensor, operator: str, least: int = 0) -> None:
+        if tensor.device.type != self.device_type or tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+            return
+        if tensor.layout != torch.strided:
+            raise NotImplementedError(
+                f"sparse tensors are not followed ({operator}; nn.Embedding(sparse=True) and such)"
+            )
+        if self._live.number_of(tensor) is not None:
+            return
+        in_backward = self.moment == "backward"
+        if self.moment == "build":
+            category = "temporaries"
+        elif self.moment == FORWARD or (in_backward and self._stack):
+            category = FORWARD
+        else:
+            category = "temporaries"
+        index = self._birth(max(least, tensor.untyped_storage().nbytes()), category, self._owner(), operator)
+        if in_backward:
+            self._made_by[index] = node_number()
+        if category == FORWARD:
+            self._undecided.add(index)
+        self._live.add(tensor, index)
+
+    def _die(self, index: int) -> None:
+        if self._closed:
+            return
+        self.trace.events.append(~index)
+        if index in self._undecided:
+            self._undecided.discard(index)
+            self.trace.storages[index].category = "temporaries"
+
+    def _birth(self, size: int, category: str, module: str, operator: str) -> int:
+        index = len(self.trace.storages)
+        self.trace.storages.append(Storage(size, category, module, operator, self.stream))
+        self.trace.events.append(index)
+        return index
+
+    def _decide(self) -> None:
+        """What a forward made and backward finds alive is an activation."""
+        for index in self._undecided:
+            self.trace.storages[index].category = "activations"
+        self._undecided.clear()
+
+    def _owner(self) -> str:
+        if self._stack:
+            return self._stack[-1][1]
+        if self.moment == "backward" and self._entries:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                position = bisect.bisect_right(self._entries, (node._sequence_nr(), "\uffff")) - 1
+                return self._entries[position][1] if position >= 0 else ""
+        return ""
+
+    def _enter_module(self, module: nn.Module, inputs: Any) -> None:
+        outer = self._stack[-1][1] if self._stack else ""
+        name = self.module_names.get(id(module)) or outer or type(module).__name__
+        self._stack.append((module, name))
+        self._entries.append((torch._C._autograd._get_sequence_nr(), name))
+
+    def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        while self._stack and self._stack.pop()[0] is not module:
+            pass
+        self._entries.append((torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else ""))
+        if not self._stack and self.moment == "backward":
+            self._decide()  # a recomputed block is done: what it left alive are its activations

@@ -1,0 +1,89 @@
+"""What of a run that is traced belongs to what, and which moment of an update it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from mpt.planner.trace.trace import Recorder
+from mpt.seams import MemoryTrick, Phase, Run
+
+
+@contextmanager
+def watch_run(run: Run, recorder: Recorder) -> Iterator[None]:
+    """Mark what belongs to what as it appears, and note moments; undone on leaving."""
+    recorder.mark_modules(run.task.modules)
+    owners = {
+        id(parameter): f"{key}.{name}".rpartition(".")[0]
+        for key, module in run.task.modules.items()
+        for name, parameter in module.named_parameters()
+    }
+    masters = {p for optimizer in run.optimizers.values() for group in optimizer.param_groups for p in group["params"]}
+    recorder.mark((p for p in masters if id(p) not in owners), "parameters", "(master weights)")
+    removals = [
+        watch_gradient(parameter, owners.get(id(parameter), ""), recorder) for parameter in trainable_weights(run)
+    ]
+
+    def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter, state in optimizer.state.items():
+            owner = owners.get(id(parameter), "(master weights)")
+            recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
+
+    removals.append(register_optimizer_step_post_hook(after_optimizer).remove)
+    moments = Moments(recorder, masters)
+    run.tricks.append(moments)
+    try:
+        yield
+    finally:
+        run.tricks.remove(moments)
+        for remove in removals:
+            remove()
+
+
+class Moments(MemoryTrick):
+    """Tells the recorder which moment of an update it is."""
+
+    name = "moments"
+
+    def __init__(self, recorder: Recorder, updated: Iterable[nn.Parameter]) -> None:
+        self.recorder, self.updated = recorder, list(updated)
+
+    @contextmanager
+    def backward(self, phase: Phase) -> Iterator[None]:
+        """Note a backward, and the forward that follows it."""
+        self._enter(phase, "backward")
+        yield
+        self._enter(phase, "forward")
+
+    @contextmanager
+    def step(self, phase: Phase) -> Iterator[None]:
+        """Note the optimizer's step, and what gradients it has."""
+        self._enter(phase, "step")
+        self.recorder.mark((p.grad for p in self.updated if p.grad is not None), "gradients")
+        yield
+
+    def _enter(self, phase: Phase, moment: str) -> None:
+        self.recorder.enter_moment(self.recorder.trace.spans[-1].step, phase.name, moment)
+
+
+def trainable_weights(run: Run) -> list[nn.Parameter]:
+    """Return the parameters that are trained."""
+    return [p for module in run.task.trainable.values() for p in module.parameters() if p.requires_grad]
+
+
+def watch_gradient(parameter: nn.Parameter, owner: str, recorder: Recorder) -> Callable[[], None]:
+    """Mark a parameter's gradient as soon as it is there; return what undoes that."""
+
+    def mark(tensor: Tensor) -> None:
+        if tensor.grad is not None:
+            recorder.mark([tensor.grad], "gradients", owner)
+
+    handle: Any = parameter.register_post_accumulate_grad_hook(mark)  # type: ignore[no-untyped-call]
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    hooks.move_to_end(handle.id, last=False)  # before a trick that releases the gradient in its own hook
+    return lambda: handle.remove()

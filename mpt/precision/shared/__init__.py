@@ -1,0 +1,1 @@
+"""Shared by several modes: the scaler, rounding, modules kept in float32, the base class."""

@@ -1,0 +1,89 @@
+"""Float32 numbers into bfloat16 storage without losing small updates: rounding at random, or keeping the remainder.
+
+Rounded to the nearest, an update below half an ulp (1/512 of its weight) is lost. Rounded up or down at random, in
+proportion to the distance, it is kept on average; the random bits are a function of a key and the element's place, so
+that they are the same on every device, in any order of work, and after a resume. Kept as a second bfloat16 number, the
+remainder adds eight bits to the eight of the first.
+
+Sources: Gupta et al., "Deep learning with limited numerical precision", 2015; Zamirai et al., "Revisiting BFloat16
+training", 2020 (both ways, with the remainder as Kahan's compensation). Hash: Chris Wellons, "lowbias32", 2018;
+multiplication: Dietzfelbinger et al., "A reliable randomized algorithm for the closest-pair problem", 1997.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+BLOCK = 2**21
+"""Places that share a key; the table has a number for each place of a block."""
+
+
+def make_key(*parts: int | str) -> int:
+    """Return an odd number of 32 bits, signed, that is a function of the parts."""
+    digest = hashlib.blake2s(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little", signed=True) | 1
+
+
+def make_table(count: int, device: torch.device) -> Tensor:
+    """Return the numbers of the first places of every block: odd int32, as random as lowbias32 makes them."""
+    assert count <= BLOCK
+    bits = torch.arange(count, dtype=torch.int32, device=device)
+    bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D)
+    bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - (1 << 32))
+    return bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF)).bitwise_or_(1)
+
+
+def random_halves(table: Tensor, key: Sequence[int | str], start: int, out: Tensor) -> None:
+    """Fill int32 numbers whose upper halves are random: those of the places `start` and on.
+
+    A place's number is multiplied by the key's, both odd; the upper half of the product is uniform over the keys. That
+    is one pass over memory, where a hash of key and place would be a dozen.
+    """
+    done = 0
+    while done < len(out):
+        block, low = divmod(start + done, BLOCK)
+        count = min(len(out) - done, BLOCK - low)
+        torch.mul(table[low : low + count], make_key(*key, block), out=out[done : done + count])
+        done += count
+
+
+def round_at_random(numbers: Tensor, halves: Tensor) -> Tensor:
+    """Return flat float32 numbers as bfloat16, each one of its two neighbours, by int32 numbers with random upper
+    halves.
+
+    What bfloat16 can hold stays as it is, and a NaN stays one: adding to CUDA's, 0x7FFFFFFF, would carry into the sign
+    and leave -0. Both tensors are used up.
+    """
+    # The random halves are signed: from -32768 to 32767.
+    bits = numbers.view(torch.int32)
+    if bits.device.type == "cpu":  # which copies what is strided or of another dtype element by element
+        is_nan = numbers.isnan() if has_nan(numbers) else None
+        bits.add_(halves.bitwise_right_shift_(16)).add_(1 << 15).bitwise_and_(-1 << 16)
+        rounded = numbers.to(torch.bfloat16)
+        return rounded if is_nan is None else rounded.masked_fill_(is_nan, torch.nan)
+    is_nan = numbers.isnan()
+    bits.add_(halves.view(torch.int16)[1::2]).add_(1 << 15)  # tensors are little-endian
+    return numbers.view(torch.int16)[1::2].view(torch.bfloat16).masked_fill_(is_nan, torch.nan)
+
+
+def has_nan(numbers: Tensor) -> bool:
+    """Return whether numbers on the CPU hold a NaN, which costs a tenth of what finding them does. Fakes hold none."""
+    if not numbers.numel():
+        return False
+    largest = numbers.amax()
+    return not isinstance(largest, FakeTensor) and bool(largest.isnan())
+
+
+def with_remainder(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float32 numbers as the nearest in bfloat16, and what is left in float32.
+
+    That is to be rounded at random too: updates that are all alike are rounded alike to the nearest, and the error of
+    up to half of 1/13 of an update of 1e-4 near 1 adds up instead of averaging out.
+    """
+    nearest = numbers.to(torch.bfloat16)
+    return nearest, numbers - nearest

@@ -1,0 +1,1 @@
+"""Stable forms of numerically poor expressions."""

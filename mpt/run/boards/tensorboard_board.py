@@ -1,0 +1,38 @@
+"""TensorBoard: scalars and previews in the run's folder `tensorboard`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+from PIL import Image
+
+from mpt.run.boards.boards import Board
+from mpt.run.records.layout import RunDirectory
+
+
+class TensorBoard(Board):
+    """Writes event files."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(log_dir=str(run.path / "tensorboard"))
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+
+    def picture(self, step: int, path: Path) -> None:
+        with Image.open(path) as image:
+            self.writer.add_image("preview", numpy.asarray(image.convert("RGB")), step, dataformats="HWC")
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def open_board(run: RunDirectory, settings: Mapping[str, Any]) -> Board:
+    """Return the board of a run."""
+    return TensorBoard(run)

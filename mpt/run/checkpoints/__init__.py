@@ -1,0 +1,1 @@
+"""Checkpoints: payloads, manifests, shards, retention, background saves."""

@@ -1,0 +1,1 @@
+"""The process around a run: signals, files, memory, operating system, launch."""

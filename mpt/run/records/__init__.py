@@ -1,0 +1,1 @@
+"""The run directory: layout, lock, append-only records, environment."""

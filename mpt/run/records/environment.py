@@ -1,0 +1,108 @@
+"""What a run was made with: versions, devices, threads, processor features, the commit, the command line.
+
+Results differ between one and two threads and between versions, so both are kept beside them.
+Only environment variables that change the numbers or the devices are kept: the rest may hold secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpt.run.process.launch import SIDE_BY_SIDE
+from mpt.version import VERSION
+
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "KMP_AFFINITY",
+    "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    SIDE_BY_SIDE,
+)
+PROCESSOR_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16", "bf16")
+PACKAGES = ("torchvision", "numpy", "timm", "bitsandbytes", "torchao")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return what this process runs with, as JSON can hold it."""
+    return {
+        "mpt": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: found for name in PACKAGES if (found := package_version(name))},
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": processor_name(),
+        "processor_features": processor_features(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": describe_devices(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "commit": current_commit(Path.cwd()),
+        "command": sys.argv,
+    }
+
+
+def package_version(name: str) -> str | None:
+    """Return an installed package's version."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def describe_devices() -> list[dict[str, Any]]:
+    """Return name, capability and memory of each CUDA device."""
+    found = []
+    for index in range(torch.cuda.device_count()) if torch.cuda.is_available() else ():
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"{properties.major}.{properties.minor}"
+        found.append({"name": properties.name, "capability": capability, "memory_bytes": properties.total_memory})
+    return found
+
+
+def read_processor_lines() -> dict[str, str]:
+    """Return the first processor's entries in /proc/cpuinfo; empty on other systems."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def processor_name() -> str:
+    """Return the processor's name."""
+    return read_processor_lines().get("model name") or platform.processor() or platform.machine()
+
+
+def processor_features() -> list[str]:
+    """Return the features that decide how fast half precision is on this processor."""
+    lines = read_processor_lines()
+    flags = set((lines.get("flags") or lines.get("Features") or "").split())
+    return [name for name in PROCESSOR_FEATURES if name in flags]
+
+
+def current_commit(folder: Path) -> str | None:
+    """Return the commit that is checked out in a folder, None if there is none or no git."""
+    # A file system monitor is a program that the repository's own settings name; it is not to be started.
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

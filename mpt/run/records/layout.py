@@ -1,0 +1,285 @@
+"""The run directory: its names, who may write into it, and how a user's words find it.
+
+A run owns one directory, made by `mkdir`, which two processes cannot both succeed at, and whoever writes holds its
+lock (`mpt.run.records.lock`). Runs are found by name, by path, or by the path of one of their checkpoints. Never
+imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn
+
+from mpt.errors import CheckpointError, ConfigError
+from mpt.run.process.files import failures_explained
+from mpt.run.process.operating_system import IS_POSIX, is_reserved
+from mpt.run.records.lock import hold_lock
+
+RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
+THROWN_AWAY = "mpt-smoke-"
+"""What the name of a folder of runs that will not be kept begins with."""
+CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", "lock")
+"""A directory with one of these is a run."""
+CLOCKS_APART_NS = 60 * 10**9
+"""How far the clock of a file server may be ahead."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run's directory and the names in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.path.name
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved config, which runs again as it is."""
+        return self.path / "config.yaml"
+
+    @property
+    def env_path(self) -> Path:
+        """What the run was made with."""
+        return self.path / "env.json"
+
+    @property
+    def data_path(self) -> Path:
+        """What the data set delivers, so that the run can infer where the data are not."""
+        return self.path / "data.json"
+
+    @property
+    def parts_path(self) -> Path:
+        """Which parts from outside of the package the run used; absent where it used none."""
+        return self.path / "parts.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One line per logged step and per evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events_path(self) -> Path:
+        """Overflows, skipped steps, recoveries, resumes."""
+        return self.path / "events.jsonl"
+
+    @property
+    def results_path(self) -> Path:
+        """One row per evaluation."""
+        return self.path / "results.csv"
+
+    @property
+    def skipped_files_path(self) -> Path:
+        """The files of the data set that were skipped because they are bad, and why."""
+        return self.path / "skipped_files.csv"
+
+    @property
+    def summary_path(self) -> Path:
+        """The finished run's figures; absent until the end."""
+        return self.path / "summary.json"
+
+    @property
+    def plan_path(self) -> Path:
+        """What memory was planned beside the training, or why not; absent where nothing was planned."""
+        return self.path / "plan.json"
+
+    @property
+    def doctor_path(self) -> Path:
+        """What `mpt doctor` found in the run; absent where it was not asked."""
+        return self.path / "doctor.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        """The directory of sample images."""
+        return self.path / "samples"
+
+    @property
+    def lock_path(self) -> Path:
+        """The file whose lock makes its holder the only writer."""
+        return self.path / "lock"
+
+    @property
+    def snapshot_path(self) -> Path:
+        """Torch's own snapshot of the card's memory when it had run out (`torch.cuda.memory._snapshot`)."""
+        return self.path / "memory_snapshot.pickle"
+
+    def report_path(self, suffix: str) -> Path:
+        """Return the report's path for `md`, `html` or `json`."""
+        return self.path / f"report.{suffix}"
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Return where the checkpoint of a step is or would be."""
+        return self.checkpoints / f"step-{step:08d}"
+
+    def hold(self) -> AbstractContextManager[str | None]:
+        """Be the only writer within the block; yields a sentence if a killed holder's lock was taken over.
+
+        Raises InputOutputError if another process writes here, naming it.
+        """
+        return hold_lock(self.lock_path, self.path)
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError unless `name` can be nothing but the name of one directory."""
+    if not IS_POSIX and is_reserved(name):
+        raise ConfigError(f"{name!r} cannot be a run's name on Windows, which keeps it for itself or cuts its end off.")
+    if not RUN_NAME.fullmatch(name):
+        shown = repr(name if len(name) <= 60 else name[:57] + "...")
+        raise ConfigError(
+            f"{shown} cannot be a run's name: 1 to 100 letters, digits, '.', '_' and '-' are allowed, and no dot at "
+            "the beginning."
+        )
+
+
+def create_run(runs_dir: Path, name: str) -> RunDirectory:
+    """Make a new run directory: `name`, or `name-2`, `name-3`, ... if that exists.
+
+    Raises ConfigError for a name that is none, InputOutputError if the directory cannot be made.
+    """
+    check_name(name)
+    with failures_explained(runs_dir):
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while not claim(run := RunDirectory(runs_dir / (name if number == 1 else f"{name}-{number}"))):
+            number += 1
+        run.samples.mkdir(exist_ok=True)
+    return run
+
+
+def claim(run: RunDirectory) -> bool:
+    """Make this directory the caller's. False if anything but an empty directory has the name, a link included.
+
+    A kill after the first of two mkdirs leaves an empty directory, which the next start takes. Of processes that find
+    it, or make it, at once, one makes `checkpoints` and owns it.
+    """
+    try:
+        try:
+            run.path.mkdir()
+        except FileExistsError:
+            if run.path.is_symlink() or not run.path.is_dir() or os.listdir(run.path):
+                return False
+        run.checkpoints.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def is_run(path: Path) -> bool:
+    """Does this directory hold a run?"""
+    return path.is_dir() and any((path / mark).exists() for mark in MARKS)
+
+
+def open_run(path: Path) -> RunDirectory:
+    """Return an existing run. Raises CheckpointError if there is none, or if a link stands in for part of it."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: there is no such run directory.")
+    if not is_run(path):
+        raise CheckpointError(f"{path} is not a run directory: it holds none of {', '.join(MARKS)}.")
+    run = RunDirectory(path.resolve())
+    refuse_links(run)
+    return run
+
+
+def refuse_links(run: RunDirectory) -> None:
+    """Raise CheckpointError if a link or a file stands for one of the run's directories."""
+    for part in (run.checkpoints, run.samples):
+        if part.is_symlink():
+            raise CheckpointError(f"{part} is a symbolic link, which is not followed: put the directory itself there.")
+        if part.exists() and not part.is_dir():
+            raise CheckpointError(f"{part} is a file; the run's directory of that name belongs there.")
+
+
+def list_runs(runs_dir: Path) -> list[RunDirectory]:
+    """Return all runs, the one that was written to last coming last."""
+    if not runs_dir.is_dir():
+        return []
+    paths = [path for path in runs_dir.iterdir() if not path.is_symlink() and is_run(path)]
+    return [RunDirectory(path.resolve()) for path in sorted(paths, key=last_written)]
+
+
+def last_written(path: Path) -> tuple[int, int, int, str]:
+    """Return a key that orders runs by when they were last trained, then by number, then by name.
+
+    Pictures and reports that are made afterwards change the folder's own time and leave an old run old. A run with
+    times in the future alone, from a clock that was wrong, is older than all others: it would be the newest for ever.
+    """
+    times = writing_times(path)
+    latest = time.time_ns() + CLOCKS_APART_NS
+    times = times or [path.stat().st_mtime_ns]
+    past = [one for one in times if one <= latest]
+    number = re.search(r"-(\d{1,9})$", path.name)
+    return len(past) > 0, max(past or times), int(number.group(1)) if number else 1, path.name
+
+
+def writing_times(path: Path) -> list[int]:
+    """Return when the files that training alone writes were last written, in nanoseconds."""
+    times: list[int] = []
+    for name in ("config.yaml", "metrics.jsonl", "lock"):
+        with contextlib.suppress(OSError):
+            times.append((path / name).stat().st_mtime_ns)
+    return times
+
+
+def newest_run(runs_dir: Path) -> RunDirectory:
+    """Return the run that was written to last. Raises CheckpointError if there is none."""
+    runs = list_runs(runs_dir)
+    if not runs:
+        raise CheckpointError(
+            f"{runs_dir} holds no run yet: start one with `mpt train CONFIG`, or name one by its path."
+        )
+    return runs[-1]
+
+
+def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
+    """Return the run that a user named, and the checkpoint if it was that.
+
+    `text` is a run's name in `runs_dir`, the path of a run, or the path of a checkpoint in one. Raises CheckpointError.
+    """
+    if "\0" in text or not text:
+        raise CheckpointError(f"{text!r} is neither a run nor a checkpoint.")
+    try:
+        for path in (Path(text), runs_dir / text):
+            if CHECKPOINT_NAME.fullmatch(path.name) and path.parent.is_dir() and is_run(path.parent.parent):
+                if not path.is_dir():
+                    raise_missing_checkpoint(path)
+                return open_run(path.parent.parent), path.resolve()
+            if is_run(path):
+                return open_run(path), None
+    except OSError as error:
+        raise CheckpointError(f"{text[:100]!r} cannot be looked for: {error.strerror}.") from error
+    for path in (Path(text), runs_dir / text):
+        inner = list_runs(path)
+        if inner:
+            raise CheckpointError(f"{path} is no run but holds runs: name one of them, such as {inner[0].path}.")
+        if path.is_file():
+            use = ", or train from these weights with model.weights=" + str(path) if path.suffix in WEIGHTS else ""
+            raise CheckpointError(f"{path} is a file, not a run or checkpoint: name a run{use}.")
+    names = [run.name for run in list_runs(runs_dir)]
+    nearest = get_close_matches(text, names, n=1)
+    which = "Runs here" if len(names) <= 5 else f"The newest of {len(names)} runs"
+    hint = f" Did you mean {nearest[0]}?" if nearest else f" {which}: {', '.join(names[-5:]) or 'none'}."
+    raise CheckpointError(f"There is no run or checkpoint {text!r}, neither as a path nor in {runs_dir}.{hint}")
+
+
+def raise_missing_checkpoint(path: Path) -> NoReturn:
+    """Raise CheckpointError that names the checkpoints which the run still has."""
+    kept = sorted(name for name in os.listdir(path.parent) if CHECKPOINT_NAME.fullmatch(name))
+    raise CheckpointError(
+        f"{path.parent} holds no {path.name}; it has {', '.join(kept) or 'none'} (train.keep_last says how many stay)."
+    )

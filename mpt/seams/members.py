@@ -1,0 +1,70 @@
+"""Does a part implement only what its seam names? A misspelt hook would never be called, and nothing would say so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from difflib import get_close_matches
+from inspect import get_annotations
+from types import CodeType, FunctionType
+from typing import Any
+
+from mpt.config.moved import moved_member
+from mpt.errors import PartError
+
+LIKENESS = 0.85
+"""How like a hook's a name must be to be taken for it (`difflib`'s ratio)."""
+
+
+def check_members(what: str, part: object, kind: type) -> None:
+    """Raise PartError if a part's class has a member that its base class no longer has, or misspells one.
+
+    A public method that neither the class nor its module names, and that has nearly the name of a hook which is not
+    overridden, would never be called.
+    """
+    made = type(part)
+    own = {name: value for base in made.__mro__ if not is_of_mpt(base) for name, value in vars(base).items()}
+    methods = [name for name, value in own.items() if isinstance(value, FunctionType) and not name.startswith("_")]
+    known = {name for base in made.__mro__ if is_of_mpt(base) for name in (*vars(base), *get_annotations(base))}
+    for name in (*own, *vars(part)):
+        moved = None if name in known else moved_member(made, name, on_object=name not in own)
+        if moved is not None:
+            raise PartError(f"{what} returned {article_of(made)}, whose {name} has no effect: {moved}")
+    near = [*own.values(), *vars(sys.modules[made.__module__]).values()]
+    mentioned = {name for value in near for code in codes_of(value) for name in code.co_names}
+    hooks = [name for name in known if not name.startswith("_") and name not in own]
+    for name in methods:
+        meant = [] if name in known or name in mentioned else get_close_matches(name, hooks, 1, LIKENESS)
+        if meant:
+            raise PartError(
+                f"{what} returned {article_of(made)}, whose {name} nothing calls; is {kind.__name__}.{meant[0]} meant? "
+                "A method for yourself may begin with an underscore"
+            )
+
+
+def is_of_mpt(kind: type) -> bool:
+    """Return whether a class is Python's own or of mpt; `mpt.parts` is where parts from outside are imported."""
+    first = kind.__module__.split(".")[:2]
+    return first[0] == "builtins" or (first[0] == "mpt" and first != ["mpt", "parts"])
+
+
+def codes_of(member: Any) -> Iterator[CodeType]:
+    """Yield the code of a class's member, and of the functions inside."""
+    if isinstance(member, property):
+        member = member.fget
+    member = getattr(member, "__func__", member)
+    pending = [member.__code__] if isinstance(member, FunctionType) else []
+    while pending:
+        code = pending.pop()
+        yield code
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+def article(made: Any) -> str:
+    """Return an object's type with its article."""
+    return "nothing" if made is None else article_of(type(made))
+
+
+def article_of(kind: type) -> str:
+    """Return the name of a class with its article."""
+    return f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}"

@@ -1,0 +1,93 @@
+"""The pieces of an update that the step, the diagnosis and the dry runs of memory tricks share: inputs and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from mpt.errors import ConfigError
+from mpt.seams import NOTHING, Batch, Loss, MemoryTrick, Phase, Run
+from mpt.seams.logged import Figures
+
+
+def draw_batch(run: Run, phase: Phase, batch: Batch) -> Batch:
+    """Return a whole batch with what an update adds to it before it is split: random inputs, normalisers."""
+    batch = run.task.draw(batch, phase)
+    return batch if phase.prepare is None else phase.prepare(batch)
+
+
+END = object()
+"""What stands for the end of a phase's losses: a phase may yield anything by mistake."""
+
+
+def losses_of(run: Run, phase: Phase, part: Batch, figures: Figures | None = None) -> Iterator[tuple[Loss, ...]]:
+    """Yield a phase's losses on a micro-batch, those of one backward together: the only place where they are computed.
+
+    What a phase yields is computed when it is asked for. Drop losses before asking for the next, or their graph stays
+    in memory beside the next one's. `figures` takes what is logged meanwhile. Raises ConfigError where a phase yields
+    something else.
+    """
+    logged: AbstractContextManager[None] = NOTHING if figures is None else figures
+    with forward_of(run), logged:
+        made: Any = phase.losses(part)
+        is_one = made is None or isinstance(made, tuple | list)  # a Loss is a tuple too
+        pending: Iterator[Any] = iter(() if is_one else made)
+        item: Any = made if is_one else next(pending, END)
+    del made
+    while item is not END:
+        together = as_together(item, phase)
+        del item
+        if together:
+            yield together
+        del together
+        if is_one:
+            return
+        with forward_of(run), logged:
+            item = next(pending, END)
+
+
+def as_together(item: Any, phase: Phase) -> tuple[Loss, ...]:
+    """Return what a phase yielded as the losses of one backward. Raises ConfigError for anything but losses."""
+    together = (item,) if isinstance(item, Loss) or not isinstance(item, tuple | list) else tuple(item)
+    for loss in together:
+        if not isinstance(loss, Loss):
+            raise ConfigError(
+                f"phase {phase.name}: its losses yielded {type(loss).__name__}, not a Loss(name, value) or a tuple of "
+                "them. What has nothing to train at this step yields nothing"
+            )
+        if phase.normalised and loss.weight is None:
+            raise ConfigError(
+                f"phase {phase.name}: loss {loss.name!r} has no weight; a phase that is normalised yields losses with "
+                "the part's share of the normaliser, Loss(name, sum, 'sum', weight)"
+            )
+    return together
+
+
+def forward_of(run: Run) -> AbstractContextManager[Any]:
+    """Return what one forward is computed in, the precision mode's context and the tricks', as one."""
+    if not run.tricks:
+        return arithmetic_of(run)
+    return entered([arithmetic_of(run), *(trick.forward() for trick in run.tricks)])
+
+
+def arithmetic_of(run: Run) -> AbstractContextManager[Any]:
+    """Return what any forward is computed in, in training or not: the precision mode's context and stable forms."""
+    own = run.precision.forward()
+    return own if run.stable_forms is NOTHING else entered([own, run.stable_forms])
+
+
+def memory_forward(tricks: Sequence[MemoryTrick]) -> AbstractContextManager[Any]:
+    """Return the tricks' contexts of one forward as one."""
+    return entered([trick.forward() for trick in tricks])
+
+
+def entered(contexts: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    """Return several contexts as one."""
+    chosen = [context for context in contexts if context is not NOTHING]
+    if not chosen:
+        return NOTHING
+    stack = ExitStack()
+    for context in chosen:
+        stack.enter_context(context)
+    return stack

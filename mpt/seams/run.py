@@ -1,0 +1,106 @@
+"""A built training, everything that an update needs, and the memory tricks that are attached to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mpt.config.options import OptimizerOptions
+from mpt.config.schema import Config
+from mpt.parallel.world import ALONE, World
+from mpt.seams.phases import NOTHING, Phase
+from mpt.seams.precision import Precision
+from mpt.seams.samples import DataSpec
+from mpt.seams.task import Task
+
+
+class MemoryTrick:
+    """One way to hold less; never a branch in the step or the loop.
+
+    It meets the run when the networks are built (`host`), when the task is and before precision and optimizers are
+    (`apply`), when everything is built (`attach`), and in every update (`forward`, `backward`, `step`: contexts around
+    those moments).
+    """
+
+    name: str
+    exact: bool = True
+    """Are gradients bit-equal to the run without it?"""
+    replaces_optimizers: bool = False
+    """Such tricks are attached first: what others hang on an optimizer would be lost with it."""
+
+    def host(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
+        """Choose weights that do not go to the device: before the networks, on the CPU or `meta`, are moved there.
+
+        A layer's attribute `travelling_names` has the names of its parameters that stay.
+        """
+
+    def apply(self, task: Task, precision: Precision) -> None:
+        """Change the built task, before optimizers exist."""
+
+    def attach(self, run: Run) -> None:
+        """Change the built run, before its first step."""
+
+    def fold(self, modules: Mapping[str, nn.Module]) -> None:
+        """Take out of trained networks what was put into them, for export: adapters become part of their weights."""
+
+    def abandon(self, phase: Phase) -> None:
+        """Forget what was begun of a phase's update that failed and will be repeated."""
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Return the context of one forward."""
+        return NOTHING
+
+    def backward(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Return the context of one loss's backward."""
+        return NOTHING
+
+    def step(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Return the context of a phase's optimizer step, unscaling and clipping included."""
+        return NOTHING
+
+
+@dataclass
+class Run:
+    """A built training: everything that an update needs, and nothing of files or the loop."""
+
+    config: Config
+    device: torch.device
+    data: DataSpec
+    task: Task
+    precision: Precision
+    tricks: list[MemoryTrick]
+    optimizers: dict[str, Optimizer]
+    optimizer_settings: dict[str, OptimizerOptions]
+    phases: list[Phase]
+    frozen: dict[str, list[nn.Parameter]]
+    """Phase name -> parameters of the other trained modules, frozen meanwhile."""
+    clip_norms: dict[str, float | None]
+    scaled_phases: frozenset[str]
+    buffers: list[Tensor] = field(default_factory=list)
+    """Buffers of the trained networks, which a skipped step must leave as they were."""
+    shadows: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+    """The buffers of each dtype and their copies, made at the first update."""
+    stable_forms: AbstractContextManager[Any] = NOTHING
+    """What computes numerically poor forms by stable ones in each forward (`precision.stable_forms`)."""
+    micro_batch_size: int | None = None
+    micro_batch_auto: bool = False
+    adapted: dict[str, Any] = field(default_factory=dict)
+    """Memory tricks that were set since the build because memory ran out, in the configuration's words."""
+    trained: dict[str, list[nn.Parameter]] = field(default_factory=dict)
+    """Phase name -> its weights and their masters, found at the phase's first update."""
+    notes: list[str] = field(default_factory=list)
+    """What a user should be warned of."""
+    messages: list[str] = field(default_factory=list)
+    """What was done while building that a user should know: weights that were loaded."""
+    averages: Mapping[str, nn.Module] = field(default_factory=dict)
+    """Name of a module of the task -> the moving average of it that is evaluated (`train.ema`)."""
+    world: World = ALONE
+    """The processes that train together."""
+    keeps_gradients: bool = False
+    """Gradients are filled with zeros when an update begins, instead of released."""

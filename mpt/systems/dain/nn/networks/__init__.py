@@ -1,0 +1,1 @@
+"""The networks that DAIN is made of."""

@@ -1,0 +1,1 @@
+"""DAIN's operators: warping, projection, correlation, in torch and in Triton."""

@@ -1,0 +1,182 @@
+"""A folder of DeepFaceLab's models: which files are one model's, and what of them a run keeps to give back.
+
+All of a model's files begin with its name (`foo_SAEHD_encoder.npy`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mpt.errors import CheckpointError, ConfigError
+from mpt.run.process.files import failures_explained, open_new
+from mpt.systems.deepfacelab.data.leras.leras_pickle import write_arrays
+from mpt.systems.deepfacelab.data.leras.model_data import read_model_data, read_options
+from mpt.systems.deepfacelab.data.leras.restricted_pickle import read_arrays
+from mpt.systems.deepfacelab.nn.weights.leras_weights import Arrays
+
+KEPT = "deepfacelab"
+"""Folder of a run for what came with its model and has no place elsewhere."""
+OTHER_CLASSES = ("_AMP_",)
+"""How names of models end whose files are called like SAEHD's and hold others."""
+QUICK = "_Quick96_"
+"""How the name of a Quick96 ends."""
+DEFAULTS = "SAEHD_default_options.dat"
+"""What DeepFaceLab offers for the next new model in a folder."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A DeepFaceLab model folder and the name its files begin with."""
+
+    path: Path
+    prefix: str
+
+    def file(self, part: str) -> Path:
+        """Return the path of a network's or an optimizer's file."""
+        return self.path / f"{self.prefix}{part}.npy"
+
+    @property
+    def data_path(self) -> Path:
+        """The file of the model's options."""
+        return self.path / f"{self.prefix}data.dat"
+
+    def read_data(self) -> dict[str, Any] | None:
+        """Return the content of `_data.dat`, None where there is none."""
+        return read_model_data(self.data_path) if os.path.lexists(self.data_path) else None
+
+    @property
+    def is_quick(self) -> bool:
+        """Is it a Quick96, whose options are all fixed but a few?"""
+        return self.prefix.endswith(QUICK)
+
+    def read(self, part: str) -> Arrays | None:
+        """Return a file's arrays, None where there is no such file. CheckpointError for numbers that are not finite."""
+        if not self.file(part).is_file():
+            return None
+        arrays = read_arrays(self.file(part))
+        for key, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise CheckpointError(
+                    f"{self.file(part)}: {key} holds numbers that are not finite (NaN): the training collapsed; take "
+                    f"the files of an earlier time, as from {self.prefix.rstrip('_')}_autobackups"
+                )
+        return arrays
+
+
+def find_model(model_dir: Path, name: str | None = None) -> Folder:
+    """Return the one SAEHD or Quick96 in a folder, or the one of that name ("foo", or "foo_SAEHD").
+
+    CheckpointError when there is none, or several, or when the folder is another program's part.
+    """
+    if not model_dir.is_dir():
+        raise CheckpointError(f"{model_dir}: there is no such folder; name the folder of DeepFaceLab's model files")
+    found = sorted(path.name.removesuffix("encoder.npy") for path in model_dir.glob("*encoder.npy"))
+    convertible = [prefix for prefix in found if not prefix.endswith(OTHER_CLASSES)]
+    chosen = convertible
+    if name is not None:
+        chosen = [prefix for prefix in convertible if name in (prefix.rstrip("_"), prefix.partition("_")[0])]
+    if len(chosen) == 1:
+        return Folder(model_dir, chosen[0])
+    raise CheckpointError(f"{model_dir} {explain_choice(model_dir, found, convertible, name)}")
+
+
+def explain_choice(model_dir: Path, found: list[str], convertible: list[str], name: str | None) -> str:
+    """Return why no one model of a folder can be told from its files."""
+    named = ", ".join(prefix.rstrip("_") for prefix in convertible)
+    if name is not None and convertible:
+        return f"holds no single model {name}, but {named}"
+    if convertible:
+        return f"holds several models ({named}); choose one with --name"
+    if found:
+        return f"holds {found[0].rstrip('_')}: an AMP is no SAEHD; SAEHD and Quick96 are converted"
+    if any(re.search(r"(^|_)XSeg_\d+\.npy$", path.name) for path in model_dir.iterdir()):
+        return "holds an XSeg, which draws masks, and no face swap; SAEHD and Quick96 are converted"
+    return "holds no MODEL_encoder.npy"
+
+
+def model_files(folder: Folder) -> list[Path]:
+    """Return the files that make up a model, which are replaced together: networks, optimizers, options, summary."""
+    names = re.compile(re.escape(folder.prefix) + r"(.+\.npy|data\.dat|summary\.txt)")
+    if not folder.path.is_dir():
+        return []
+    return sorted(path for path in folder.path.iterdir() if names.fullmatch(path.name) and path.is_file())
+
+
+def keep_others(folder: Folder, kept: Path, used: set[Path]) -> None:
+    """Copy what of a model has no place in a run, such as its `_data.dat`, so that nothing is lost on the way back."""
+    others = [path for path in folder.path.glob(f"{glob.escape(folder.prefix)}*") if path.is_file()]
+    others += [path for path in [folder.path / DEFAULTS] if path.is_file()]
+    with failures_explained(kept):
+        kept.mkdir()
+        for path in others:
+            if path not in used and is_harmless(path):
+                shutil.copyfile(path, kept / path.name)
+
+
+def is_harmless(path: Path) -> bool:
+    """Read a file that is kept unused, as it would be read if it were used; say so if it is left out."""
+    try:
+        if path.suffix == ".npy":
+            read_arrays(path)
+        elif path.suffix == ".dat":
+            read_model_data(path) if path.name != DEFAULTS else read_options(path)
+    except CheckpointError as error:
+        print(f"left out: {error}")
+        return False
+    return True
+
+
+def restore_others(kept: Folder, folder: Folder, written: set[str]) -> None:
+    """Copy what came with the model and is not written anew, under the model's name, into a folder that is staged."""
+    written = {f"{part}.npy" for part in written} | {"data.dat", "summary.txt"}
+    for path in sorted(kept.path.iterdir()):
+        part = path.name.removeprefix(kept.prefix)
+        target = folder.path / (part if path.name == DEFAULTS else f"{folder.prefix}{part}")
+        if part in written or os.path.lexists(target):
+            continue
+        with failures_explained(folder.path), path.open("rb") as source, new_file(target) as file:
+            shutil.copyfileobj(source, file)
+
+
+def kept_folder(path: Path) -> Folder | None:
+    """Return the folder of what came with a converted run."""
+    found = sorted(file.name.removesuffix("data.dat") for file in path.glob("*_data.dat"))
+    return Folder(path, found[0]) if found else None
+
+
+def model_prefix(name: str) -> str:
+    """Return what a model's files begin with. ConfigError for names that DeepFaceLab could not find again."""
+    kind = QUICK if name.endswith(QUICK.rstrip("_")) else "_SAEHD_"
+    name = name.removesuffix(kind.rstrip("_"))
+    if not re.fullmatch(r"[^_/\\\0]{1,100}", name) or name.startswith("."):
+        raise ConfigError(f"--name: {name!r} is no model's name; DeepFaceLab ends it at the first '_'")
+    return f"{name}{kind}"
+
+
+def write_file(path: Path, arrays: Arrays) -> None:
+    """Write one new file of arrays and sync it. Raises CheckpointError for numbers that are not finite."""
+    wrong = next((key for key, array in arrays.items() if not np.isfinite(array).all()), None)
+    if wrong is not None:
+        raise CheckpointError(f"{path.name}: {wrong} is not finite (NaN) in this run; name an earlier checkpoint")
+    with failures_explained(path, sum(array.nbytes for array in arrays.values())), new_file(path) as file:
+        # DeepFaceLab's own counts are scalars.
+        write_arrays(file, {key: array if array.ndim else array[()] for key, array in arrays.items()})
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Create a file, which must not be there, and sync it at the end."""
+    with os.fdopen(open_new(path), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())

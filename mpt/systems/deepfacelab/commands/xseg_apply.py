@@ -1,0 +1,33 @@
+"""Draw masks of aligned faces with a trained XSeg and keep them in the faces, as DeepFaceLab does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+@dataclass(frozen=True)
+class Command:
+    """Write the masks that a trained XSeg draws into the metadata of aligned faces.
+
+    They replace masks that were applied before; polygons stay.
+    """
+
+    faces: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)]
+    """The folder of aligned faces."""
+    xseg: Annotated[Path, typer.Option(metavar="FILE|DIR", show_default=False)]
+    """XSeg_256.npy, or the folder it is in: DeepFaceLab's model, or its own generic one."""
+    face_type: Literal["h", "mf", "f", "wf", "head"] | None = None
+    """The type of face that the XSeg was trained on; by default each face's own."""
+    device: str | None = None
+    """cpu, cuda, ...; by default the best there is."""
+
+
+def run(command: Command) -> None:
+    """Write the masks. Raises DataError, CheckpointError and InputOutputError."""
+    from mpt.systems.deepfacelab.commands.shared.apply_xseg import apply_xseg
+
+    apply_xseg(command.faces, command.xseg, command.face_type, command.device)

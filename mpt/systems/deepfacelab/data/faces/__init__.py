@@ -1,0 +1,1 @@
+"""Face pictures: files, geometry, masks, warps, colour transfer."""

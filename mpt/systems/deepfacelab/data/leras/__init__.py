@@ -1,0 +1,1 @@
+"""DeepFaceLab's model files, read without running anything in them."""

@@ -1,0 +1,1 @@
+"""Weights in the layout of leras, DeepFaceLab's library."""

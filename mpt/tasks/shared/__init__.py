@@ -1,0 +1,1 @@
+"""Used by several tasks."""

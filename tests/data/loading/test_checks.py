@@ -1,0 +1,110 @@
+"""Bad values and labels are named with their sample, in one line, before they become a NaN or an index error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mpt.data.loading.checks import IGNORED
+from mpt.data.loading.loader import Loader
+from mpt.engine.state.evaluation import evaluate
+from mpt.errors import DataError
+from mpt.seams import Batch, Dataset, DataSpec
+from mpt.seams.samples import Adopted
+from tests.engine import parts
+
+
+class Small(Dataset):
+    def __init__(self, change: Callable[[dict[str, Any]], object] = lambda batch: None) -> None:
+        self.spec = DataSpec(parts.DIGITS.fields, 16, parts.DIGITS.classes)
+        self.batch = parts.batch(size=16)
+        change(self.batch)
+
+    def fetch(self, indices: Any, epoch: int) -> Batch:
+        return {name: value[list(indices)] for name, value in self.batch.items()}
+
+    def name_of(self, index: int) -> str:
+        return f"picture {index}.png"
+
+
+def put(field: str, place: Any, value: float) -> Callable[[dict[str, Any]], object]:
+    return lambda batch: batch[field].__setitem__(place, value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (put("image", (5, 0, 3, 3), float("nan")), "picture 5.png: its 'image' holds NaN or infinite values"),
+        (put("image", (7, 0, 0, 0), float("-inf")), "picture 7.png: its 'image' holds NaN or infinite values"),
+        (put("label", 3, 10), "picture 3.png: its label is 10, and there are 10 classes, numbered from 0 to 9"),
+        (put("label", 4, -1), "picture 4.png: its label is -1, and there are 10 classes"),
+    ],
+    ids=["nan", "infinite", "too large", "negative"],
+)
+def test_a_bad_sample_is_named(change: Any, said: str, workers: int) -> None:
+    loader = Loader(Small(change), 8, seed=0, workers=workers)
+    batches = loader.batches()
+    with pytest.raises(DataError, match=said):
+        [next(batches) for _ in range(2)]
+    assert "\n" not in said
+    later = loader.batches(start_step=2)
+    assert len([next(later) for _ in range(2)]) == 2, "looked at in the first epoch alone"
+
+
+def test_samples_whose_label_is_ignored_are_left_out_of_an_evaluation() -> None:
+    run = parts.classifier()
+    some, fewer = Small(put("label", slice(0, 6), IGNORED)), Small()
+    fewer.spec = DataSpec(parts.DIGITS.fields, 10, parts.DIGITS.classes)
+    fewer.batch = {name: value[6:] for name, value in some.batch.items()}
+    assert evaluate(run, some, 8) == pytest.approx(evaluate(run, fewer, 8))
+    with pytest.raises(DataError, match="none of the 16 test samples has a label"):
+        evaluate(run, Small(put("label", slice(0, 16), IGNORED)), 8)
+
+
+class WithItems(Dataset):
+    def __init__(self, sample: Callable[[int], Any]) -> None:
+        self.spec, self.sample = DataSpec(parts.DIGITS.fields, 16, parts.DIGITS.classes), sample
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample(index)
+
+
+@pytest.mark.parametrize("adopt", [lambda data: data, lambda data: Adopted(Outside(data))], ids=["derived", "adopted"])
+def test_a_data_set_with_items_alone_is_taken(adopt: Any) -> None:
+    batch = parts.batch(size=16)
+    by_name = adopt(WithItems(lambda index: {"label": int(batch["label"][index]), "image": batch["image"][index]}))
+    in_order = adopt(WithItems(lambda index: (batch["image"][index].numpy(), batch["label"][index])))
+    for data in (by_name, in_order):
+        found = data.fetch([3, 1], 0)
+        assert all(torch.equal(found[name], batch[name][[3, 1]]) for name in batch)
+    with pytest.raises(DataError, match=r"its __getitem__\(0\) gave a mapping of picture; expected are the fields"):
+        adopt(WithItems(lambda index: {"picture": 0})).fetch([0], 0)
+    with pytest.raises(DataError, match="its samples do not make a batch"):
+        adopt(WithItems(lambda index: (torch.zeros(index + 1), 0))).fetch([0, 1], 0)
+
+
+class Outside:
+    """Derives from nothing of mpt."""
+
+    def __init__(self, data: WithItems) -> None:
+        self.data, self.spec = data, data.spec
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+
+def test_a_data_set_without_samples_or_layout_is_said_in_one_line() -> None:
+    class Empty(Dataset):
+        spec = DataSpec(parts.DIGITS.fields, 16)
+
+    with pytest.raises(DataError, match=r"data set Empty: it has neither fetch\(indices, epoch\) nor __getitem__"):
+        Empty().fetch([0], 0)
+    with pytest.raises(DataError, match="data set list: it has no spec"):
+        Adopted([1, 2])

@@ -1,0 +1,35 @@
+"""On a CPU autocast follows CUDA's lists where they differ from its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mpt.doctor.cuda_lists import CudaLists
+
+X = torch.rand(4, 4, dtype=torch.float16) + 0.5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.exp, Tensor.log, lambda x: x**2, Tensor.sum, lambda x: functional.softmax(x, 1), torch.linalg.vector_norm],
+)
+def test_what_cuda_lists_in_float32_is_computed_in_it(function: Callable[[Tensor], Tensor]) -> None:
+    with torch.autocast("cpu", torch.float16), CudaLists() as lists:
+        assert function(X).dtype == torch.float32
+    assert len(lists.used) == 1
+    with CudaLists():
+        assert function(X).dtype == torch.float16, "without autocast nothing is cast"
+
+
+def test_decompositions_stay_in_half_which_has_no_kernel_and_products_as_they_were() -> None:
+    with torch.autocast("cpu", torch.float16), CudaLists():
+        for decomposition in (torch.linalg.inv, torch.linalg.cholesky, torch.inverse):
+            with pytest.raises((RuntimeError, NotImplementedError), match=r"Half|half|Low precision"):
+                decomposition(X @ X.T)
+        assert (X @ X).dtype == torch.float16
+        assert (X + 1).dtype == torch.float16

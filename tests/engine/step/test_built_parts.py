@@ -1,0 +1,142 @@
+"""What parts must make is checked where they make it, and said in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import get_annotations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpt.config.options import PrecisionOptions
+from mpt.config.own_code import first_line
+from mpt.engine.step.built_parts import Networks, check_figures, check_losses, require
+from mpt.errors import ConfigError, PartError
+from mpt.precision.shared.policy import Policy
+from mpt.seams import Batch, Evidence, Legend, Loss, Phase, Precision, Samples, Task
+
+
+class Judged(Task):
+    metric = "accuracy"
+
+
+def test_figures_are_numbers_and_have_the_tasks_metric() -> None:
+    assert check_figures(Judged(), {"accuracy": torch.tensor(0.5), "loss": 2}) == {"accuracy": 0.5, "loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (None, r"task Judged: its conclude returned nothing; expected a dict of figures, as in \{'accuracy': 0.9\}"),
+        ({"accuracy": "good"}, "returned a str as 'accuracy'; expected a number"),
+        ({"accuracy": torch.zeros(2)}, "returned a Tensor as 'accuracy'; expected a number"),
+        ({"loss": 1.0}, "returned the figures loss; 'accuracy', the task's metric, is missing"),
+    ],
+)
+def test_figures_that_are_none_are_refused(made: Any, words: str) -> None:
+    with pytest.raises(PartError, match=words):
+        check_figures(Judged(), made)
+
+
+def test_what_a_build_returns_must_be_of_its_kind() -> None:
+    net = nn.Linear(1, 1)
+    assert require("net", net, nn.Module) is net
+    with pytest.raises(PartError, match=r"precision mine: its build returned an int; .* mpt.seams.Precision"):
+        require("precision mine: its build", 3, Precision)
+    with pytest.raises(ConfigError, match=r"task gan wants a network called 'disc'; .* returned 'gen'"):
+        Networks("mine", "gan", {"gen": net})["disc"]
+
+
+class Before(Policy):
+    """A mode that was written for an earlier version."""
+
+    replaces_step = True
+
+
+class Misspelt(Judged):
+    """A task with a hook that nothing calls."""
+
+    def evalute_batch(self, batch: Batch) -> Evidence:
+        return {}
+
+
+class Noted(Judged):
+    """A task that was written before some members had a class of their own."""
+
+    def __init__(self) -> None:
+        self.metric_note = "in dB"
+
+
+class Walking(Judged):
+    """A task with a hook of before."""
+
+    def walk(self, seeds: list[int], frames: int) -> None: ...
+
+
+class Sampling(Samples, Legend):
+    """A task that derives from what it implements."""
+
+    metric = "accuracy"
+    metric_note = "in dB"
+
+    def walk(self, seeds: Sequence[int], frames: int) -> Tensor:
+        return torch.zeros(())
+
+
+class WithHelper(Judged):
+    """A task whose own method has nearly the name of a hook."""
+
+    def infers(self) -> int:
+        return 1
+
+    def preview(self, batch: Batch) -> None:
+        self.infers()
+
+
+def test_a_member_of_before_and_a_misspelt_hook_are_said_in_one_line() -> None:
+    mode = Before("mine", PrecisionOptions(), torch.device("cpu"), torch.float32, "mine")
+    with pytest.raises(PartError, match=r"whose replaces_step has no effect: .* is now numerics\.lifts_state$"):
+        require("precision mine: its build", mode, Precision)
+    with pytest.raises(PartError, match=r"whose evalute_batch nothing calls; is Task\.evaluate_batch meant\?"):
+        require("task mine: its build", Misspelt(), Task)
+    for part, name, new in ((Noted(), "metric_note", "Legend"), (Walking(), "walk", "Samples")):
+        words = rf"whose {name} has no effect: Task\.{name} is now {new}\.{name} of mpt\.seams, from which such a task"
+        with pytest.raises(PartError, match=words):
+            require("task mine: its build", part, Task)
+    for part in (WithHelper(), Sampling()):
+        require("task mine: its build", part, Task)
+
+
+def test_the_base_classes_fit_on_a_screen() -> None:
+    def members(kind: type) -> list[str]:
+        return [name for name in {**vars(kind), **get_annotations(kind)} if not name.startswith("_")]
+
+    assert len(members(Task)) <= 20
+    assert len(members(Precision)) <= 18
+
+
+def test_reading_a_member_of_before_says_what_it_is_now() -> None:
+    mode: Any = Policy("mine", PrecisionOptions(), torch.device("cpu"), torch.float32, "mine")
+    with pytest.raises(AttributeError) as caught:
+        mode.dtype  # noqa: B018
+    assert first_line(caught.value).endswith("(Precision.dtype is now numerics.dtype)")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.5, "found a float; do not call .item"),
+        (torch.zeros(3), r"found a tensor of shape \(3,\); take its mean"),
+        (torch.zeros(()), "depends on no trained weight"),
+    ],
+)
+def test_a_loss_that_cannot_be_back_propagated_is_said(value: Any, words: str) -> None:
+    net = nn.Linear(1, 1)
+    phase = Phase("net", net, torch.optim.SGD(net.parameters()), lambda batch: iter(()))
+    with pytest.raises(ConfigError, match=words):
+        check_losses([Loss("mine", value)], phase)
+    trained = Loss("mine", net(torch.ones(1, 1)).sum())
+    check_losses([trained], phase)
+    check_losses([trained, Loss("constant", torch.zeros(()))], phase)

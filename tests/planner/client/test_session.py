@@ -1,0 +1,111 @@
+"""Plans through the planning process: what they say, what modes and tricks change, and what cannot be planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from mpt.planner.client.session import PlanError, Session
+from mpt.planner.recipes.recipe import fits_surely
+from tests.planner.configs import UNET, VIT, make
+
+MIB = 2**20
+
+
+def test_a_plan_says_where_memory_goes_and_when_it_peaks(session: Session) -> None:
+    plan = session.plan([make("dcgan", "amp", 64)], budget_bytes=2**30)[0].get()
+    parts = plan.by_category
+    assert {"parameters", "optimizer state", "activations", "cast cache"} <= set(parts)
+    assert sum(parts.values()) <= plan.allocated <= plan.reserved
+    assert parts["optimizer state"] == pytest.approx(2 * parts["parameters"], rel=0.3)
+    assert plan.moment.startswith("phase ")
+    assert len(plan.by_module) > 10
+    assert plan.by_module[0][0].split(".")[0] in ("gen", "disc")
+    assert plan.fits is True
+    assert plan.step_seconds > 0
+
+
+def test_every_precision_mode_and_system_can_be_planned(session: Session) -> None:
+    modes = ["fp32", "amp", "bf16", "O1", "O2", {"mode": "bf16-pure"}]
+    configs = [make(model, mode, 8) for model in ("dcgan", UNET) for mode in modes]
+    answers = session.plan(configs)
+    assert [answer.error for answer in answers] == [""] * len(configs)
+
+
+def test_lower_precision_recomputation_and_small_batches_each_hold_less(session: Session) -> None:
+    plain, amp, recomputed, split = (
+        answer.get().allocated
+        for answer in session.plan(
+            [
+                make(UNET, "fp32", 64),
+                make(UNET, "amp", 64),
+                make(UNET, "fp32", 64, recompute="all"),
+                make(UNET, "fp32", 64, micro_batch=16),
+            ]
+        )
+    )
+    assert amp < 0.75 * plain
+    assert recomputed < plain
+    assert split < 0.6 * plain
+
+
+@pytest.mark.parametrize(("model", "batch_size"), [(UNET, 16), ("tests.planner.models:Compares", 128)])
+def test_the_largest_batch_fits_and_the_next_does_not(session: Session, model: str, batch_size: int) -> None:
+    configs, budget = partial(make, model, "amp"), 700 * MIB
+    found = session.plan([configs(batch_size)], budget_bytes=budget, largest_batch=True)[0].get()
+    largest, surely = found.largest_batch, found.largest_surely
+    assert largest >= surely > batch_size
+    sizes = (surely, largest, largest + 1)
+    sure, fitting, beyond = (
+        answer.get() for answer in session.plan([configs(one) for one in sizes], budget_bytes=budget)
+    )
+    assert fits_surely(sure)
+    assert fitting.fits
+    assert not beyond.fits
+
+
+def test_planning_twice_gives_the_same_plan(session: Session) -> None:
+    first, second = (answer.get() for answer in session.plan([make(VIT, "amp")] * 2))
+    assert replace(first, planning_seconds=0) == replace(second, planning_seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("LooksAtValues", "looks at a tensor's value"),
+        ("Branches", "looks at a tensor's value"),
+        ("Selects", "depends on tensor values"),
+        ("MovesItself", "moves itself to a GPU"),
+        ("LooksInHook", "looks at a tensor's value"),
+        ("FakeQuantized", "aten::empty_strided, which it calls, has no rule for a GPU that is not there"),
+        ("Prints", "looks at a tensor's value"),
+        ("StaysOnCpu", "tensors of the CPU and of the GPU meet"),
+        ("SparseEmbedding", "sparse tensors are not followed"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line_with_its_place(session: Session, model: str, words: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        session.plan([make(f"tests.planner.models:{model}")])[0].get()
+    message = str(refused.value)
+    assert words in message
+    assert message.startswith("cannot plan: ")
+    assert "models.py:" in message or model == "SparseEmbedding"  # its gradient is made on no line of the model
+    assert "\n" not in message
+
+
+def test_constants_outside_the_modules_and_builders_that_need_values_are_planned(session: Session) -> None:
+    plan = session.plan([make("tests.planner.models:Constants")])[0].get()
+    assert plan.by_category["parameters"] == 4 * 256 * 10 + 512  # the bias takes a whole block
+
+
+def test_a_worker_that_dies_costs_one_plan_only() -> None:
+    from mpt.planner.facts.calibration import Calibration
+    from mpt.planner.facts.gpus import find_gpu
+
+    with Session(find_gpu("t4"), Calibration(), ["tests"]) as session:
+        session._started[0].process.kill()
+        session._started[0].process.wait()
+        assert "ended" in session.plan([make("small_cnn")])[0].error
+        assert session.plan([make("small_cnn")])[0].get().allocated > 0

@@ -1,0 +1,151 @@
+"""The fake GPU casts as CUDA's autocast lists say, caches weight casts, and takes a real GPU's routes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _triton
+
+from mpt.planner.device import direct_results, late_compiler
+from mpt.planner.device.fake_device import header_path, read_operator_lists
+from mpt.planner.device.routes import SPLIT_OPERATORS
+from tests.planner.configs import VIT
+
+ROOT = Path(__file__).resolve().parents[3]
+HALF_OUT = {"mm", "linear", "conv2d", "conv_transpose2d", "bmm", "einsum", "sdpa"}
+FULL_OUT = {
+    "exp",
+    "pow",
+    "layer_norm",
+    "group_norm",
+    "mse_loss",
+    "interpolate",
+    "softmax",
+    "log_softmax",
+    "sum",
+    "cumsum",
+}
+FULL_OUT |= {"norm"}
+AS_GIVEN = {"relu", "add", "batch_norm"}
+
+
+@pytest.fixture(scope="module")
+def seen() -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.planner.fake_parity"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_operator_of_the_installed_header_has_an_autocast_kernel(seen: Any) -> None:
+    assert seen["missing"] == []
+    assert seen["registered"] == sum(seen["lists"].values()) + 3
+
+
+def test_convolutions_write_channels_last_where_input_or_weight_lie_so(seen: Any) -> None:
+    assert seen["formats"] == {"neither": [False] * 3, "input": [True] * 3, "weight": [True] * 3, "both": [True] * 3}
+
+
+def test_operators_run_in_the_dtype_that_their_list_says(seen: Any) -> None:
+    for given in ("float16", "float32"):
+        dtypes = seen["dtypes"][given]
+        assert {name for name in HALF_OUT if dtypes[name] != "float16"} == set()
+        assert {name for name in FULL_OUT if dtypes[name] != "float32"} == set()
+        assert {name for name in AS_GIVEN if dtypes[name] != given} == set()
+        assert dtypes["addcmul"] == "float32"
+
+
+def test_a_weight_is_cast_once_per_autocast_region_and_forgotten_after_it(seen: Any) -> None:
+    assert (seen["casts_in_one_region"], seen["casts_in_two_regions"], seen["cache_left"]) == (1, 2, 0)
+
+
+def test_arguments_are_cast_in_the_order_of_torchs_own_kernels(seen: Any) -> None:
+    """The plan had them from the first to the last: a 2 MiB segment of small blocks more, of an EfficientNet's 76."""
+    assert seen["cast_order"] == seen["cast_order_of_torch"] == [1, 4, 3]
+
+
+def test_binary_cross_entropy_is_refused_as_on_cuda(seen: Any) -> None:
+    assert "unsafe to autocast" in seen["banned"]
+
+
+def test_attention_takes_the_route_of_the_target_gpu(seen: Any) -> None:
+    routes = seen["attention"]
+    assert "aten::_scaled_dot_product_flash_attention" in routes["flash"]
+    for name in ("efficient_turing", "efficient_float32", "efficient_mask"):
+        assert "aten::_scaled_dot_product_efficient_attention" in routes[name], name
+    assert any("softmax" in name for name in routes["math_odd_head"])
+    assert not any("attention" in name for name in routes["math_odd_head"])
+
+
+def test_recurrent_layers_and_silu_run_as_single_kernels(seen: Any) -> None:
+    assert seen["lstm_gradient"] == [24, 4]
+    assert seen["silu_is_one_kernel"]
+
+
+def test_asking_for_a_device_is_no_operator(seen: Any) -> None:
+    assert seen["operators_of_an_addition"] == ["aten::add"]
+
+
+def test_the_lean_fake_mode_gives_the_traces_of_torchs_own(seen: Any) -> None:
+    assert seen["lean_trace_is_torchs"] == {"dcgan": True, VIT: True}
+    assert seen["torchs_mode_keeps_results_of_its_own"]  # so the two were not served from one cache
+    assert seen["results_made_again"] == 0
+
+
+def test_results_are_found_without_torchs_rules_in_a_release_for_which_that_was_compared(seen: Any) -> None:
+    assert seen["wrong_rule_is_noticed"] == torch.__version__.startswith(direct_results.REVIEWED)
+
+
+def test_what_no_plan_uses_of_torchvision_is_not_imported_and_is_there_when_asked_for(seen: Any) -> None:
+    assert seen["imported"] == {"onnx": False, "datasets": False}
+    assert seen["torchvision"] == ["resnet18", "torchvision.datasets.fakedata"]
+
+
+def test_torchs_compiler_is_imported_when_something_asks_for_it_and_stays_eager(seen: Any) -> None:
+    assert seen["compiler_waits"]
+    assert seen["compiler_is_whole"]
+    assert seen["stance"] == "force_eager"
+    assert seen["compiled_to"] == [2.0]
+
+
+def test_sympy_is_not_imported_for_sizes_that_are_numbers_and_nothing_stands_for_it_once_it_is(seen: Any) -> None:
+    if torch.__version__.startswith(direct_results.REVIEWED):  # with another torch only time may be lost
+        assert seen["symbols_wait"]
+        assert seen["files_wait"] == [True, True]
+    assert seen["stand_ins_left"] == []
+
+
+def test_the_installed_torch_has_no_route_that_was_not_reviewed(seen: Any) -> None:
+    assert set(seen["split_operators"]) <= SPLIT_OPERATORS
+    assert seen["warnings"] == []
+
+
+def test_a_header_without_a_list_is_an_error() -> None:
+    assert len(read_operator_lists(header_path().read_text())["FP32"]) > 40
+    with pytest.raises(RuntimeError, match="AT_FORALL_LOWER_PRECISION_FP"):
+        read_operator_lists("#define SOMETHING\n")
+
+
+def test_triton_is_out_of_the_way_of_torchs_imports_and_back_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    with late_compiler.without_triton():
+        assert not _triton.has_triton_package()
+    assert "triton" not in sys.modules
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    with late_compiler.without_triton():  # what is there stays
+        assert _triton.has_triton_package()
+    _triton.has_triton_package.cache_clear()

@@ -1,0 +1,75 @@
+"""Three classes: what fits, what may, what does not, with a chance learnt from published measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt.config.load import load_config
+from mpt.planner.answers.plan import Plan
+from mpt.planner.facts.verdict import PUBLISHED, SURE, bell_width, chance_of, judge, published_ratios, sure_share
+from mpt.planner.recipes.planned import needs_search
+from mpt.planner.recipes.recipe import Recipe, rank
+from tests.planner.made_plans import make_plan
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "plan.md"
+
+
+def plan(reserved: int, budget: int = 1000, **changes: Any) -> Plan:
+    """Return a plan for a budget."""
+    values = {"fits": reserved <= budget, "reserved": reserved, "allocated": reserved - 50, "budget_bytes": budget}
+    return make_plan(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (plan(800), "fits"),
+        (plan(990), "may fit"),
+        (plan(1100, fits=True, tight=True, allocated=800), "may fit"),
+        (plan(1010), "does not fit"),
+        (plan(2000), "does not fit"),
+    ],
+)
+def test_the_classes_follow_the_margin_and_the_cache(given: Plan, kind: str) -> None:
+    found = judge(given)
+    assert found is not None
+    assert found.kind == kind
+
+
+def test_the_chance_grows_with_the_margin_and_is_that_of_the_published_runs() -> None:
+    chances = [chance_of(1000, budget) for budget in (900, 980, 1000, 1030, 1060, 1200)]
+    assert chances == sorted(chances)
+    assert chances[0] < 0.01
+    assert chances[-1] > 0.99
+    ratios = published_ratios()
+    for margin in (1.0, 1.02, 1.05):
+        stayed = sum(ratio <= margin for ratio in ratios) / len(ratios)
+        assert abs(chance_of(10_000, int(10_000 * margin)) - stayed) < 0.2
+    assert 0 < bell_width(ratios) < 0.05
+
+
+def test_a_recipe_that_only_may_fit_comes_after_one_that_fits_and_calls_for_a_search() -> None:
+    config = load_config({"model": "small_cnn", "dataset": "digits"})
+    close, sure = (
+        Recipe({"memory": {name: True}}, config, plan(size, step_seconds=seconds))
+        for name, size, seconds in (("empty_cache_every", 958, 1.0), ("recompute", 940, 1.2))
+    )
+    assert (close.is_close, close.fits, close.fits_well, sure.fits_well) == (True, True, False, True)
+    assert rank([close, sure]) == [sure, close]
+    assert needs_search(1000, plan(958))
+    assert not needs_search(1000, plan(940))
+    assert chance_of(int(1e6 * sure_share()), int(1e6)) >= SURE > chance_of(int(1e6 * (sure_share() + 0.002)), int(1e6))
+
+
+def test_no_budget_has_no_verdict() -> None:
+    assert judge(plan(1, fits=None, budget_bytes=None)) is None
+
+
+def test_what_is_learnt_from_stands_in_the_documentation() -> None:
+    page = PAGE.read_text("utf-8")
+    for row in json.loads(PUBLISHED.read_text("utf-8")):
+        assert f"| {row['run']} | {row['measured_mib']} | {row['planned_mib']} |" in page

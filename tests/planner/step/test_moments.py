@@ -1,0 +1,83 @@
+"""What a run does beside its steps is planned too: evaluation, samples, preview."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mpt.commands.planning.plan_tables import moments_that_do_not_fit
+from mpt.config.load import load_config
+from mpt.engine.building.build import build_run
+from mpt.planner.client.session import Session
+from mpt.planner.step.moments import Moment, trace_moments
+from mpt.planner.trace.trace import Recorder
+from mpt.tasks.classify import Classify
+from tests.engine import parts
+from tests.planner.configs import UNET, make
+
+
+def test_an_evaluation_of_a_whole_batch_exceeds_the_steps_of_small_micro_batches(session: Session) -> None:
+    config = make(UNET, batch_size=256, micro_batch=8)
+    plan = session.plan([config], whole_run=True)[0].get()
+    found = plan.moments["evaluation"]
+    assert found.allocated > plan.allocated
+    assert found.grown > 0
+    assert found.fits is None
+    budget = plan.context_bytes + plan.reserved + found.grown // 2
+    plan = session.plan([config], whole_run=True, budget_bytes=budget)[0].get()
+    assert plan.fits
+    assert moments_that_do_not_fit(plan) == ["evaluation"]
+
+
+def test_the_steps_are_planned_as_without_it_and_an_evaluation_holds_less_than_training(session: Session) -> None:
+    config = make(UNET, batch_size=256)
+    whole, steps = (session.plan([config], whole_run=wanted)[0].get() for wanted in (True, False))
+    for name in ("allocated", "reserved", "by_category", "by_module", "moment", "step_seconds", "timeline"):
+        assert getattr(whole, name) == getattr(steps, name)
+    assert steps.moments == {}
+    assert list(whole.moments) == ["evaluation", "saving"]  # a classifier has no preview, and makes no samples
+    assert whole.moments["evaluation"].allocated < whole.allocated
+
+
+def test_samples_and_previews_are_named(session: Session) -> None:
+    config = load_config(
+        {"model": {"name": "dcgan", "features": 4, "image_size": 16}, "dataset": "digits", "train": {"batch_size": 8}}
+    )
+    found = session.plan([config], whole_run=True)[0].get().moments
+    assert list(found) == ["evaluation", "samples for the evaluation", "preview", "saving"]
+    assert all(one.allocated > 0 for one in found.values())
+    assert not any(one.reads_values for one in found.values())
+
+
+def peek(self: Classify, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Look at values, which a fake tensor does not have."""
+    image = batch["image"]
+    assert image[:, 0, 0, 0].tolist() == [0.0] * len(image)
+    assert image.cpu().numpy().sum() == 0
+    return {} if image.sum().item() > 0 else {"image": image}
+
+
+def count(self: Classify, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Make a tensor whose size depends on values."""
+    return {"image": batch["image"][batch["image"] > 0]}
+
+
+@pytest.mark.parametrize(("method", "problem"), [(peek, ""), (count, "DynamicOutputShapeException")])
+def test_values_that_are_read_are_zeros_and_shapes_that_depend_on_them_are_not_planned(
+    monkeypatch: pytest.MonkeyPatch, method: Callable[..., Any], problem: str
+) -> None:
+    monkeypatch.setattr(Classify, "evaluate_batch", method)
+    config = load_config(
+        {"model": {"name": "small_cnn", "features": 4, "image_size": 16}, "dataset": "digits", "train": {"steps": 1}}
+    )
+    recorder = Recorder("cpu")
+    with FakeTensorMode(), recorder.recording():
+        run = build_run(config, torch.device("cpu"), parts.DIGITS, fake=True)
+        found = list(trace_moments(run, recorder, 4, lambda error: type(error).__name__))
+    assert found[0] == Moment("evaluation", found[0].start, found[0].stop, problem, not problem)
+    assert found[1].name == "saving"
