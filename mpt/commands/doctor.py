@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from mpt.commands.cli.arguments import DoctorArguments
 from mpt.config.layers import write_override
-from mpt.config.load import load_config
+from mpt.config.load import change_precision, load_config
 from mpt.config.own_code import explain
+from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, MptError, NonFiniteError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from mpt.doctor.findings import Section
     from mpt.seams import Dataset
 
+MOST_INPUTS = 64
+"""Samples of the batch that is followed to the network."""
 PARTS = ("environment", "data", "numerics", "speed")
 MARKS = {"ok": "ok", "note": "note", "warning": "WARN", "fault": "FAULT"}
 
@@ -166,9 +169,7 @@ def examine_part(part: str, arguments: DoctorArguments, config: Config | None, p
     assert config is not None
     train_data, test_data = build_datasets(config)
     if part == "data":
-        from mpt.doctor.data_checks import examine_data
-
-        return examine_data(train_data, test_data)
+        return examine_data_of(config, train_data, test_data)
     device = choose_device(config.train.device)
     if part == "speed":
         from mpt.doctor.speed import examine_speed
@@ -177,6 +178,31 @@ def examine_part(part: str, arguments: DoctorArguments, config: Config | None, p
         loader = supply_batches(config, train_data, workers=config.dataset.settings.workers)
         return examine_speed(build_run(config, device, train_data.spec), loader)
     return examine_numerics(arguments, config, train_data, points)
+
+
+def examine_data_of(config: Config, train: Dataset, test: Dataset) -> Section:
+    """Look at both sets, and at a batch where it reaches the network."""
+    from mpt.doctor.data_checks import examine_data
+    from mpt.doctor.network_inputs import examine_inputs
+    from mpt.doctor.subject import without_augmentation
+    from mpt.engine.building.build import build_datasets, build_run
+    from mpt.engine.building.devices import choose_device
+    from mpt.engine.loop.assembly import supply_batches
+
+    plain = without_augmentation(config)
+    if plain is config:
+        section = examine_data(train, test)
+    else:
+        section = examine_data(build_datasets(plain)[0], test, augmented=train)
+    float32 = change_precision(config, FLOAT32)
+    try:
+        size = min(config.train.batch_size, MOST_INPUTS)
+        batch = next(iter(supply_batches(config, train, batch_size=size).batches(0)))
+        examine_inputs(section, build_run(float32, choose_device(config.train.device), train.spec), batch)
+    except (MptError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error) if isinstance(error, MptError) else explain(error) or str(error)
+        section.add("note", "network", f"no batch reached it: {reason.splitlines()[0]}")
+    return section
 
 
 def examine_numerics(arguments: DoctorArguments, config: Config, data: Dataset, points: Sequence[Point]) -> Section:

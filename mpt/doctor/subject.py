@@ -74,3 +74,12 @@ def with_float32(config: Config, modules: Sequence[str]) -> Config:
 def with_stable_forms(config: Config, forms: Sequence[str]) -> Config:
     """Return the configuration with these forms replaced beside those that it names."""
     return with_precision(config, stable_forms=list(dict.fromkeys([*config.precision.settings.stable_forms, *forms])))
+
+
+def without_augmentation(config: Config) -> Config:
+    """Return the configuration with training pictures as they are stored; the same object if they are already."""
+    settings = config.dataset.settings
+    if not setting_of(settings, "augment"):
+        return config
+    plain = dataclasses.replace(config.dataset, settings=settings.model_copy(update={"augment": []}))
+    return dataclasses.replace(config, dataset=plain)
