@@ -13,7 +13,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from mpt.config.part_packages import use_parts
 from mpt.config.schema import Config
 from mpt.errors import GateError, MptError
 from mpt.report.read_run import read_run
+from mpt.run.records.temporary import temporary_folder
 from mpt.workflows.compare_progress import last_step
 from mpt.workflows.sides import read_side
 from mpt.workflows.training_process import last_words
@@ -42,7 +42,7 @@ def run(arguments: VerifyResumeArguments) -> None:
     from mpt.doctor.run_difference import compare_runs
 
     config = prepare(arguments)
-    with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as temporary:
+    with temporary_folder("mpt-verify-resume-") as temporary:
         folder = Path(arguments.output or temporary)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "config.yaml"

@@ -4,7 +4,9 @@ Each rank tells the common store twice a second that it lives, and where it is. 
 at rank 0. A rank that fails by itself (a file it cannot read, a mistake of the program) writes a fault; one that says
 nothing any more, or does not move while others wait for it, is named by whoever finds it. A rank that reads a fault has
 a moment to end by itself: then its process is ended here, since a collective that waits cannot be interrupted. Where no
-agent of torchrun keeps the store, it goes with rank 0: what was read before then still counts.
+agent of torchrun keeps the store, it goes with rank 0: what was read before then still counts. A store whose process
+is stopped neither answers nor fails, and a call to it waits for ever: a second thread counts the time and ends this
+process.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ GRACE_SECONDS = 5.0
 """Time to end by oneself after another rank's fault."""
 SILENT_SECONDS = 60.0
 """A rank that has not told of itself for so long is lost."""
+MOST_TICK_SECONDS = 2.0
+"""A longer pause between two beats is one in which this process was stopped itself (Ctrl-Z)."""
 END_SECONDS = 300.0
 """How long a rank waits at its end for the first one, which may be writing a report."""
 FAULT, RECORDER = "fault", "recorder"
@@ -61,14 +65,20 @@ class Watch:
         self.has_store = True
         self.is_recorded = False
         self.ending = threading.Lock()
+        self.awake = 0.0
+        """Seconds for which this process has run, those in which it was stopped left out."""
+        self.answered = 0.0
+        """When the store last answered, on the clock of `awake`."""
         self.seen: dict[int, tuple[str, float]] = {}
         self.moved: dict[int, tuple[Any, float]] = {}
         self.faulty_since: float | None = None
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name="mpt-watch", daemon=True)
+        self.guard = threading.Thread(target=self._guard_store, name="mpt-watch-store", daemon=True)
 
     def start(self) -> None:
         """Begin to watch."""
+        self.guard.start()
         self._tell()
         self.thread.start()
 
@@ -76,6 +86,7 @@ class Watch:
         """Stop watching."""
         self.ended.set()
         self.thread.join(5)
+        self.guard.join(5)
 
     def _tell(self) -> None:
         place = self.place
@@ -95,17 +106,32 @@ class Watch:
             try:
                 self._tell()
                 self._look()
+                self.answered = self.awake
             except RuntimeError:
                 if self.ended.is_set() or self.place.is_ending:
                     return
                 self._end(self.explain_lost_store())
 
+    def _guard_store(self) -> None:
+        """Count the seconds, and end this process where neither the store answers nor the training moves."""
+        limit = min(SILENT_SECONDS, self.timeout)
+        moves, moved, before = self.place.moves, 0.0, time.monotonic()
+        while not self.ended.wait(BEAT_SECONDS):
+            now = time.monotonic()
+            self.awake += min(now - before, MOST_TICK_SECONDS)
+            before = now
+            if self.place.moves != moves:
+                moves, moved = self.place.moves, self.awake
+            silent = self.awake - self.answered
+            if silent > limit and self.awake - moved > limit:
+                self._end(self.explain_lost_store(f"has not answered for {silent:.0f} s"))
+
     def _look(self) -> None:
         """Act on a fault, or find one."""
         fault = self.read_fault()
-        now = time.monotonic()
+        now = self.awake
         if fault is not None:
-            self.faulty_since = self.faulty_since or now
+            self.faulty_since = now if self.faulty_since is None else self.faulty_since
             if not self.place.is_ending and now - self.faulty_since > GRACE_SECONDS:
                 self._end(fault)
             return
@@ -159,18 +185,19 @@ class Watch:
         self.fault = Fault(**json.loads(first))
         return bool(first == own)
 
-    def explain_lost_store(self) -> Fault:
-        """Return what this rank ends for now that the store is gone, and say so where nobody has.
+    def explain_lost_store(self, end: str = "was lost") -> Fault:
+        """Return the fault that this rank ends for now that the store is gone, and print it if nobody has.
 
-        Whoever kept it is lost: torchrun's agent, or rank 0.
+        Whoever kept it is lost: torchrun's agent, or rank 0; `end` says how.
         """
         with self.ending:
             self.has_store = False  # asking a stopped process again would take as long again
             if self.fault is None:
                 if self.place.has_agent:
-                    lost, text = None, f"{self.describe(self.place.rank)} lost the process that started the training"
+                    started = "the process that started the training and keeps the store of the ranks"
+                    lost, text = None, f"{self.describe(self.place.rank)}: {started} {end}"
                 else:
-                    lost, text = 0, f"{self.describe(0)} was lost, and with it the store that the processes meet at"
+                    lost, text = 0, f"{self.describe(0)} {end}, and with it the store that the processes meet at"
                 print(f"error: {text}. {WAY_ON}", file=sys.stderr, flush=True)
                 self.fault = Fault(self.place.rank, lost, text, RankError.exit_code)
             return self.fault

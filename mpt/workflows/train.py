@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from mpt.run.boards.console import Console, Style
 from mpt.run.process.collector import collect_as_usual
 from mpt.run.records.ending import has_report_of, has_summary_of
 from mpt.run.records.layout import THROWN_AWAY, RunDirectory
+from mpt.run.records.temporary import temporary_folder
 from mpt.workflows.retry import BY_COMMAND, Retry
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ def written_by(world: World, directory: RunDirectory) -> Iterator[tuple[str | No
         with directory.hold() as taken_over:
             yield taken_over, directory
         return
-    with tempfile.TemporaryDirectory(prefix="mpt-rank-") as folder:
-        yield None, RunDirectory(Path(folder))
+    with temporary_folder("mpt-rank-") as folder:
+        yield None, RunDirectory(folder)
 
 
 def go(training: Training, retry: Retry, stop_after: int | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +14,7 @@ from mpt.commands.cli.arguments import InferArguments, TrainArguments
 from mpt.config.schema import Config
 from mpt.errors import Interrupted
 from mpt.run.records.layout import THROWN_AWAY
+from mpt.run.records.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from mpt.parallel.world import World
@@ -49,8 +49,8 @@ def smoke(config: Config, arguments: TrainArguments, train: Train, world: World 
     assert steps is not None
     short = dataclasses.replace(config, train=config.train.model_copy(update={"steps": steps, **SMOKE}))
     is_first = world is None or world.is_first
-    with tempfile.TemporaryDirectory(prefix=THROWN_AWAY) as own:
-        folder = own if world is None else world.tell(own)
+    with temporary_folder(THROWN_AWAY) as own:
+        folder = str(own) if world is None else world.tell(str(own))
         once = dataclasses.replace(arguments, runs=folder, smoke=None, resume=None)
         try:
             if steps > 1:
