@@ -91,11 +91,12 @@ def diagnose(name: str, config: Config) -> Row:
     if not faulty:
         return Row(name, "", "", "", False, time.perf_counter() - started)
     cure = find_cure(subject, faulty)
-    culprit = faulty[0].culprit
+    places = [culprit.describe() for culprit in faulty[0].culprits]
+    places += [faulty[0].refusal.describe()] if faulty[0].refusal else []
     return Row(
         name,
         faulty[0].faults[0],
-        culprit.describe() if culprit else faulty[0].refusal.describe() if faulty[0].refusal else "",
+        "; ".join(places),
         describe(cure) if cure else "none found",
         cure is not None and is_smallest_inside(cure),
         time.perf_counter() - started,

@@ -228,6 +228,12 @@ def cholesky_of_half(h: Tensor) -> Tensor:
     return h @ torch.linalg.cholesky(covariance)
 
 
+def lost_before_the_head(h: Tensor) -> Tensor:
+    """A fraction that float16 loses at 2000, and a quotient of it that overflows only in the next layer."""
+    position = 2000.3 + 0.25 * torch.sigmoid(h)
+    return 60 / (position - 2000 + 1e-3)
+
+
 class Explosion(nn.Module):
     """Layers whose activations double until float16 ends; a norm follows them."""
 
@@ -276,13 +282,14 @@ FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     mean_of_squares,
     covariance,
     variance_by_pools,
+    lost_before_the_head,
     *REFUSED,
 )
 RIGHT_ON_CUDA = tuple(
     f"plant_{function.__name__}" for function in (exponential, log_sum_exp, long_sum, softplus_by_hand, softmax_by_hand)
 )
 """Networks that only break where exp and sum are computed in half, which CUDA's autocast does not."""
-_ALL = (*(f"plant_{function.__name__}" for function in FUNCTIONS), "plant_explosion")
+_ALL = (*(f"plant_{function.__name__}" for function in FUNCTIONS), "plant_explosion", "plant_twice")
 PLANTED = tuple(name for name in _ALL if name not in RIGHT_ON_CUDA)
 """The names of all networks with a fault."""
 
@@ -301,6 +308,24 @@ for _function in FUNCTIONS:
 def plant_explosion(num_classes: int) -> nn.Module:
     """Build the network whose activations grow with depth."""
     return Network(Explosion(), num_classes)
+
+
+class Twice(nn.Module):
+    """Two planted blocks, one behind the other: the second's fault is hidden by the first's."""
+
+    def __init__(self, *functions: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = (Planted(function) for function in functions)
+
+    def forward(self, value_bf: Tensor) -> Tensor:
+        """Apply both."""
+        made: Tensor = self.second(self.first(value_bf))
+        return made
+
+
+def plant_twice(num_classes: int) -> nn.Module:
+    """Build the network with two faults."""
+    return Network(Twice(log_of_tiny, norm_of_large), num_classes)
 
 
 def harmless(num_classes: int, depth: int = 1) -> nn.Module:

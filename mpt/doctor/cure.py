@@ -68,7 +68,7 @@ def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
     for patch in single_settings(subject.config):
         if verdict.is_healthy(patched(subject.config, patch)):
             return Cure(patch, None, verdict.tried)
-    culprits = [one.culprit for one in found if one.culprit is not None]
+    culprits = [culprit for one in found for culprit in one.culprits]
     modules = [one.module for one in culprits] + [one.refusal.module for one in found if one.refusal is not None]
     blamed = [name for name in dict.fromkeys(modules) if name not in (LOSS, "")]
     places = find_places(subject)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mpt.doctor.culprits import BEYOND_ROUNDING, error_without_scale
 from mpt.doctor.instrument import Result, input_error
-from mpt.doctor.numerics import BEYOND_ROUNDING, error_without_scale
 
 FLOOR_UNITS = 64
 """A relative error of so many units of the coarser dtype is rounding in any case: sums of many terms reach it."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mpt.doctor.forward_lines import ForwardLines
 from mpt.engine.recovery.module_places import ModulePlaces, module_places, source_line
 
 aten = torch.ops.aten
@@ -160,6 +161,7 @@ class Instrument:
     results: list[Result] = field(default_factory=list)
     calls: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
     places: ModulePlaces = field(default_factory=ModulePlaces)
+    lines: ForwardLines = field(default_factory=ForwardLines)
     exact: bool = False
     """Whether every bit is to be known by a checksum, and not a sample's alone."""
 
@@ -191,7 +193,7 @@ class Instrument:
                     module=module,
                     operator=operator,
                     is_backward=is_backward,
-                    line="" if is_backward else source_line(),
+                    line=self.lines.current() if is_backward else source_line(),
                     occurrence=self.calls[call],
                     inputs_finite=inputs.finite,
                     inputs=inputs.samples,
@@ -221,8 +223,9 @@ def observed(modules: Mapping[str, nn.Module], *, exact: bool = False) -> Iterat
     """Watch every operator within the block; `modules` are the networks by name."""
     with module_places(modules) as places:
         instrument = Instrument(places=places, exact=exact)
-        with _Observer(instrument):
+        with _Observer(instrument), instrument.lines:
             yield instrument
+        instrument.lines.lines.clear()
 
 
 def is_readable(value: Any) -> bool:

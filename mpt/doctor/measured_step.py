@@ -150,11 +150,11 @@ def named_buffers(run: Run) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.{key}", value
 
 
-def rounded_step(run: Run, phase: Phase, batch: Batch, dtype: torch.dtype) -> Step:
+def rounded_step(run: Run, phase: Phase, batch: Batch, dtype: torch.dtype, *, watched: bool = False) -> Step:
     """Take a float32 step with weights and images moved by up to half a unit in the last place of a dtype."""
     amount = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0
     with moved_weights(run, amount) as move:
-        return take_step(run, phase, {name: move(value) for name, value in batch.items()})
+        return take_step(run, phase, {name: move(value) for name, value in batch.items()}, watched=watched)
 
 
 @contextlib.contextmanager

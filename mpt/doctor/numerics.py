@@ -5,8 +5,7 @@ with weights and images moved by half a unit in the last place of the mode's dty
 times what that does is a fault: the arithmetic loses more than the dtype must. A gradient that is noise in float32
 already (a bias in front of BatchNorm) is moved as much by the rounding as by the mode, and raises no alarm.
 
-The fault's place is the first operator whose result is wrong although its inputs are not, found by matching the two
-steps' operators.
+The operators to blame are those whose result is wrong although their inputs are not (`mpt.doctor.culprits`).
 """
 
 from __future__ import annotations
@@ -16,25 +15,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from mpt.config.schema import Config
-from mpt.doctor.instrument import Result, error_of, input_error
+from mpt.doctor.culprits import BEYOND_ROUNDING, error_without_scale, find_culprits
+from mpt.doctor.instrument import Result, error_of
 from mpt.doctor.measured_step import Step, rounded_step, take_step
 from mpt.doctor.refusals import Refusal
-from mpt.doctor.subject import Subject
+from mpt.doctor.subject import Subject, with_float32
 from mpt.doctor.weight_updates import Effect, effects, moves
 from mpt.engine.building.start_notes import lost_decay
+from mpt.engine.recovery.module_places import LOSS
 from mpt.seams import Run
 
 LARGE_LOSS, LARGE_GRADIENT, LARGE_BUFFER = 0.05, 0.3, 0.1
 """Relative errors from which on an error is looked at."""
-BEYOND_ROUNDING = 8.0
-"""Times what rounding the inputs does, from which on it is a fault."""
+MOST_HIDDEN = 4
+"""Faults behind others that are looked for."""
 SMALLEST_SHARE = 1e-4
 """Of the phase's gradient norm: parameters with less do not decide anything."""
-JUMP = 0.25
-"""Relative error of a result whose operator is to blame, where its inputs have a quarter of that at most."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,8 @@ class Examination:
     rounds_weights: bool = False
     """Whether the mode adds updates to weights in half and keeps nothing of what rounding takes."""
     faults: list[str] = field(default_factory=list)
-    culprit: Result | None = None
+    culprits: list[Result] = field(default_factory=list)
+    """The operators to blame, in order: the first, and what is wrong independently of it."""
     refusal: Refusal | None = None
     """What the mode's step raised, if it did and float32's did not."""
     results: list[Result] = field(default_factory=list)
@@ -103,6 +102,10 @@ def examine(subject: Subject) -> list[Examination]:
             found.append(refused(phase.name, chosen, true, Refusal.of(error, chosen.task.modules)))
             continue
         found.append(judge(phase.name, chosen, true, moved, step))
+        if not found[-1].is_healthy:
+            dtype = chosen.precision.numerics.dtype
+            moved = rounded_step(reference, true_phase, subject.batch, dtype, watched=True)
+            found[-1].culprits = blame(subject, phase.name, true, moved, step)
     # Last: updates change the runs.
     for one, true_phase, phase in zip(found, reference.phases, chosen.phases, strict=True):
         if one.is_healthy:
@@ -110,6 +113,29 @@ def examine(subject: Subject) -> list[Examination]:
             one.updates = effects(moves(reference, true_phase, subject.batch, None), seen)
             one.faults += faults_of(one.updates, one.dtype)
     found[-1].lost_decay = lost_decay(subject.config, chosen.optimizer_settings, chosen.precision.numerics)
+    return found
+
+
+def blame(subject: Subject, phase: str, true: Step, moved: Step, step: Step) -> list[Result]:
+    """Return the operators to blame, also those that show only once the module of the first is in float32."""
+    found = find_culprits(true.results, step.results, moved.results)
+    for _ in range(MOST_HIDDEN):
+        modules = list(dict.fromkeys(one.module for one in found))
+        if not modules or LOSS in modules:
+            break
+        run = subject.build(with_float32(subject.config, modules))
+        again = next(one for one in run.phases if one.name == phase)
+        try:
+            step = take_step(run, again, subject.batch, watched=True)
+        except Exception as error:
+            Refusal.of(error, run.task.modules)
+            break
+        if judge(phase, run, true, moved, step).is_healthy:
+            break
+        more = find_culprits(true.results, step.results, moved.results)
+        if all(one.module in modules for one in more):
+            break
+        found += [one for one in more if one.module not in modules]
     return found
 
 
@@ -210,8 +236,6 @@ def judge(name: str, run: Run, true: Step, moved: Step, step: Step) -> Examinati
         error, rounding = error_of(buffer, true.buffers[key]), error_of(moved.buffers[key], true.buffers[key])
         if is_beyond(error, rounding, LARGE_BUFFER):
             found.faults.append(f"buffer {key} is wrong by {error:.0%} in {found.dtype}")
-    if found.faults and step.results:
-        found.culprit = find_culprit(true.results, step.results)
     return found
 
 
@@ -248,32 +272,6 @@ def compare_gradients(true: Step, moved: Step, step: Step) -> list[ParameterErro
     return errors
 
 
-def find_culprit(true: Sequence[Result], seen: Sequence[Result]) -> Result | None:
-    """Return the first operator that makes a wrong result of right inputs.
-
-    First one that turns finite numbers into NaN or infinity; else the first whose result differs from the float32
-    step's much more than its inputs do; else the one whose result is furthest off.
-    """
-    for one in seen:
-        if one.non_finite and one.inputs_finite:
-            return one
-    by_key = {one.key: one for one in true}
-    worst: tuple[float, Result] | None = None
-    for one in seen:
-        right = by_key.get(one.key)
-        if right is None or not right.count:
-            continue
-        error = error_without_scale(one.sample, right.sample)
-        if math.isnan(error):
-            continue
-        before = input_error(one.inputs, right.inputs)
-        if error > JUMP and before < error / 4:
-            return one
-        if worst is None or error > worst[0]:
-            worst = (error, one)
-    return worst[1] if worst and worst[0] > JUMP else None
-
-
 def operator_errors(true: Sequence[Result], seen: Sequence[Result]) -> Iterator[tuple[Result, float]]:
     """Yield each operator of the float32 step with the error of its result in the mode, where both have it."""
     by_key = {one.key: one for one in seen}
@@ -281,12 +279,3 @@ def operator_errors(true: Sequence[Result], seen: Sequence[Result]) -> Iterator[
         other = by_key.get(one.key)
         if other is not None and other.shape == one.shape:
             yield one, error_without_scale(other.sample, one.sample)
-
-
-def error_without_scale(value: Tensor, true: Tensor) -> float:
-    """Return the error of a sample that may be multiplied by a loss scale, which is a power of two."""
-    direct = error_of(value, true)
-    norm, right = float(value.norm()), float(true.norm())
-    if direct <= JUMP or not norm or not right or not math.isfinite(norm + right):
-        return direct
-    return min(direct, error_of(value / 2.0 ** round(math.log2(norm / right)), true))

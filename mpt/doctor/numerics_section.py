@@ -97,7 +97,7 @@ def examine_with_stable_reference(subject: Subject) -> tuple[Subject, list[Exami
 
 def describe_culprit(culprit: Result, subject: Subject) -> str:
     """Return the operator that is to blame, what went into it, and the samples that were not finite."""
-    text = f"first wrong operator: {culprit.describe()}"
+    text = culprit.describe()
     if culprit.inputs:
         text += f"; its inputs go from {culprit.describe_inputs()}"
     size = len(next(iter(subject.batch.values())))
@@ -116,9 +116,11 @@ def _describe(section: Section, found: Examination, subject: Subject, *, many: b
     about = f"phase {found.phase}" + (f", step {step}" if many else "")
     section.tables["exponents"] += exponents_of(found.phase, step, found.results, found.scale or 1.0)
     for text in found.faults[:MOST_FAULTS]:
-        where = describe_culprit(found.culprit, subject) if found.culprit is not None else ""
+        where = f"first wrong operator: {describe_culprit(found.culprits[0], subject)}" if found.culprits else ""
         where = found.refusal.describe() if found.refusal is not None else where
         section.add("fault", about, text, where)
+    for culprit in found.culprits[1:MOST_PLACES]:
+        section.add("fault", about, f"wrong independently of that: {describe_culprit(culprit, subject)}")
     if found.is_healthy:
         worst = max((one.error for one in found.parameters if one.share > 1e-3), default=0.0)
         lowest = min((one.cosine for one in found.parameters if one.share > 1e-3), default=1.0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mpt.config.differences import Difference
+from mpt.doctor.culprits import BEYOND_ROUNDING, error_without_scale
 from mpt.doctor.difference import FLOOR_UNITS, first_operator, same, split_of
 from mpt.doctor.instrument import Result, error_of
 from mpt.doctor.lockstep import Training
 from mpt.doctor.measured_step import Step
-from mpt.doctor.numerics import BEYOND_ROUNDING, error_without_scale
 from mpt.doctor.parting import Parting
 from mpt.seams import Batch
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from mpt.config.differences import Difference
 from mpt.config.load import change_precision
 from mpt.config.precision_names import FLOAT32
+from mpt.doctor.culprits import BEYOND_ROUNDING
 from mpt.doctor.difference import FLOOR_UNITS, Move, differing, same, total
 from mpt.doctor.instrument import error_of
 from mpt.doctor.lockstep import Training
 from mpt.doctor.measured_step import Step
-from mpt.doctor.numerics import BEYOND_ROUNDING
 from mpt.doctor.parting import Comparison, Parting, exceeds
 from mpt.doctor.reasons import Reasons
 from mpt.doctor.refusals import Refusal

@@ -42,7 +42,7 @@ def test_a_fault_ends_with_6_and_the_patch_that_is_written_cures_it(
     with pytest.raises(NonFiniteError, match="net/loss is nan in float16"):
         doctor.run(asked)
     said = capsys.readouterr().out
-    assert "net.planted: log in float32 (planted_faults.py:" in said
+    assert "net.planted: sigmoid in float16 (planted_faults.py:" in said
     assert "write logaddexp(logsigmoid(x), log(1e-08)) instead of log(sigmoid(x) + 1e-08)" in said
     assert load_config(bad, patches=[Path("doctor.yaml")], allow=["scripts"]).precision.settings.stable_forms == ["log"]
     page = Path("page.html").read_text()

@@ -248,3 +248,34 @@ def test_lost_weight_decay_is_a_warning() -> None:
     config = load_config({**DIGITS, "model": model, "optimizer": optimizer, "precision": "bf16-pure"})
     warnings = [one.text for one in describe_numerics(subject_of(config)).findings if one.level == "warning"]
     assert any("weight_decay 0.1 at optimizer.lr 0.001 is lost" in text for text in warnings)
+
+
+def places_of(name: str) -> list[str]:
+    (found,) = examine(subject_of(planted(name)))
+    return [one.describe() for one in found.culprits]
+
+
+def test_the_line_that_loses_a_number_is_blamed_and_not_the_layer_that_overflows_behind_it() -> None:
+    (place,) = places_of("plant_lost_before_the_head")
+    assert re.fullmatch(r"net\.planted: (add|sub) in float16 \(planted_faults.py:\d+\)", place)
+
+
+def test_a_backward_operator_has_the_line_of_its_forward_call() -> None:
+    value = torch.ones(3, requires_grad=True)
+    with observed({}) as seen:
+        total = value.sqrt().sum()
+        total.backward()
+    lines = {one.operator: one.line for one in seen.results if not one.is_backward}
+    backward = {one.operator: one.line for one in seen.results if one.is_backward}
+    assert lines["sqrt"].startswith("test_numerics.py:")
+    assert backward["div"] == lines["sqrt"]
+
+
+def test_a_fault_that_another_hides_is_named_too() -> None:
+    section = describe_numerics(subject_of(planted("plant_twice")))
+    said = [f"{one.text} {one.advice}" for one in section.findings if one.level == "fault"]
+    assert any(
+        "first wrong operator: net.planted.first: sigmoid in float16 (planted_faults.py:61)" in one for one in said
+    )
+    assert any("wrong independently of that: net.planted.second: " in one for one in said)
+    assert len(said) == 2
