@@ -17,12 +17,13 @@ from mpt.config.sizes import describe_bytes, parse_budget
 from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError, DataError, Interrupted, MemoryBudgetError
 from mpt.inference.half import choose_half, rebuild, rebuild_half
-from mpt.inference.trained import Trained, open_trained
+from mpt.inference.trained import Trained
 from mpt.precision.shared.choice import DTYPES
 from mpt.seams import Run
 from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
 from mpt.systems.dain.inference.output import Output, open_output
+from mpt.systems.dain.inference.published import adjust, open_network
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, seam_error, tiled
 from mpt.systems.dain.inference.timeline import most_between
@@ -36,13 +37,14 @@ HIGHEST_FACTOR = 64
 
 @dataclass(frozen=True)
 class Command:
-    """Make a video, a folder of frames or two pictures smoother with a trained run.
+    """Make a video, a folder of frames or two pictures smoother with a trained run or published weights.
 
-    Sound is kept. Frames of different scenes are not blended. After Ctrl-C the same command goes on.
+    RIFE's flownet.pkl and DAIN's best.pth are taken in the place of a run. Sound is kept. Frames of different scenes
+    are not blended. After Ctrl-C the same command goes on.
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
-    """A run's name or folder, or a checkpoint's folder."""
+    """A run's name or folder, a checkpoint's folder, or a published file of weights."""
     inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", show_default=False)]
     """A video, a folder of numbered frames, or two or more pictures."""
     output: Annotated[Path, typer.Option(metavar="PATH", show_default=False)]
@@ -63,6 +65,12 @@ class Command:
     """Side of the tiles in pixels, instead of choosing it for --vram."""
     check_seams: bool = False
     """Measure on the first pair what tiles change; needs memory for a whole frame."""
+    scale: float = 1.0
+    """With a published RIFE: work at this multiple of the size; 0.5 for 4K."""
+    pad_to: int | None = None
+    """With a published RIFE: pad frames to multiples of this; 128 as Practical-RIFE's video program does."""
+    ensemble: bool = False
+    """With RIFE 4.0 or 4.6: the mean of both directions, in twice the time."""
     batch_size: Annotated[int, typer.Option("--batch", "--batch-size")] = 1
     """Pairs of frames that go through the network together."""
     scene_cut: float = 0.2
@@ -92,9 +100,10 @@ def run(command: Command) -> None:
         raise ConfigError(f"--batch: found {command.batch_size}; allowed is 1 or more")
     source = open_source(command.inputs, command.input_rate, command.allow_gaps)
     target = target_rate(command, source)
-    trained = open_trained(command.run, command.runs, command.device)
+    trained = open_network(command.run, command.runs, command.device)
     run, dtype = choose_run(trained, command)
     net = network_of(run)
+    adjust(net, command.scale, command.pad_to, command.ensemble)
     grid, overlap = choose_grid(command, net, source, target, dtype)
     signature: dict[str, object] = {
         "input": source.signature(),
@@ -103,6 +112,7 @@ def run(command: Command) -> None:
         "step": trained.loaded.state.get("step"),
         "dtype": str(dtype),
         "tiles": list(grid.size),
+        "ways": [command.scale, command.pad_to, command.ensemble],
         "scene_cut": command.scene_cut,
     }
     if command.output.resolve() in {place.resolve() for path in command.inputs for place in (path, path.parent)}:

@@ -1,4 +1,4 @@
-"""Write a DAIN run's weights under the published names, as baowenbo/DAIN's own programs load them."""
+"""Write a run's weights under the published names, as the programs of DAIN and RIFE load them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 
 @dataclass(frozen=True)
 class Command:
-    """Write a DAIN run's weights as baowenbo/DAIN's own programs load them."""
+    """Write a run's weights as the programs of DAIN (best.pth) or RIFE (flownet.pkl) load them."""
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
     """A run's name or folder, or a checkpoint's folder."""
     output: Annotated[Path, typer.Argument(metavar="OUT", show_default=False)]
-    """The .pth file to write."""
+    """The .pth or .pkl file to write."""
     runs: Path = Path("runs")
     """The folder in which RUN is looked for by name."""
 

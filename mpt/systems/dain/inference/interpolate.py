@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mpt.systems.dain.data.shared.scene_cuts import is_cut, thumbnail
+from mpt.systems.dain.inference.halving import by_halving
 from mpt.systems.dain.inference.output import Output
 from mpt.systems.dain.inference.source import FrameStream
 from mpt.systems.dain.inference.tiles import TileDifference, TileGrid, tiled
@@ -78,13 +79,29 @@ class Maker:
     def make(self, jobs: list[Job]) -> None:
         """Make the frames of several jobs that want equally many."""
         pairs = [(job.current, job.following) for job in jobs]
-        first = torch.stack([current for current, _ in pairs])  # on the host, from where tiles are taken
-        last = torch.stack([following for _, following in pairs if following is not None])
-        times = torch.tensor([[float(moment) for moment in job.wanted] for job in jobs], device=self.device)
-        frames = tiled(self.net, first.float() / 255, last.float() / 255, times, self.grid, self.overlap, self.seams)
+        first = torch.stack([current for current, _ in pairs]).float() / 255  # on the host, where tiles are cut
+        last = torch.stack([following for _, following in pairs if following is not None]).float() / 255
+        if self.net.any_time:
+            frames = self.frames_between(first, last, [[float(moment) for moment in job.wanted] for job in jobs])
+        else:
+            trios = zip(first, last, jobs, strict=True)
+            frames = torch.stack([self.frames_by_halving(one, other, job.wanted) for one, other, job in trios])
         frames = frames.clamp(0, 1).mul(255).round().to(torch.uint8).cpu()
         for job, images in zip(jobs, frames, strict=True):
             job.made = dict(zip(job.wanted, images, strict=True))
+
+    def frames_between(self, first: Tensor, last: Tensor, moments: Sequence[Sequence[float]]) -> Tensor:
+        """Return frames (b, n, 3, h, w) at n times for each pair."""
+        times = torch.tensor(moments, device=self.device)
+        return tiled(self.net, first, last, times, self.grid, self.overlap, self.seams)
+
+    def frames_by_halving(self, first: Tensor, last: Tensor, moments: Sequence[Fraction]) -> Tensor:
+        """Return frames (n, 3, h, w) of one pair by a network that makes the middle one only."""
+
+        def middle(one: Tensor, other: Tensor) -> Tensor:
+            return self.frames_between(one, other, [[0.5]])[:, 0].to(first.device)
+
+        return torch.cat(by_halving(middle, first[None], last[None], moments))
 
 
 def plan_jobs(

@@ -114,8 +114,12 @@ def tile_size(size: int, count: int, overlap: int, multiple: int) -> int:
 def whole(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor) -> Tensor:
     """Return the frames (b, n, 3, h, w) without tiles, as float32."""
     height, width = first.shape[-2:]
-    padded, top, left = pad_both_sides(first, net.multiple)
-    image, _ = net(padded, pad_both_sides(last, net.multiple)[0], time_bn)
+    if net.pads_with_zeros:
+        padded, top, left = [net.padded(first), net.padded(last)], 0, 0
+    else:
+        (one, top, left), (other, *_) = (pad_both_sides(frame, net.multiple) for frame in (first, last))
+        padded = [one, other]
+    image, _ = net(*padded, time_bn)
     cut: Tensor = image[..., top : top + height, left : left + width].float()
     return cut
 

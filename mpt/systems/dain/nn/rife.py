@@ -1,5 +1,8 @@
 """RIFE: intermediate flow estimated directly at the time between, coarse to fine, without depth or a cost volume.
 
+`version` names a published network, whose files load (`mpt.systems.dain.nn.rife_published`). Without it this is a
+network of the same structure with names of its own, made for short training:
+
 Three blocks refine, at 1/4, 1/2 and full size, the flows from the frame between to both frames and the mask that fuses
 the warped frames; each sees the frames warped by what is known so far, and the time. A context network's features,
 warped alike, feed a U-Net that adds a residual. At the published width (240, 150, 90) about ten million parameters.
@@ -15,6 +18,7 @@ figures 3 to 5 and its appendix; written from the paper.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal
 
@@ -24,11 +28,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mpt.config.options import ModelOptions
+from mpt.errors import CheckpointError
 from mpt.seams import DataSpec
 from mpt.systems.dain.nn.networks.flow_net import UNITS_PER_PIXEL
 from mpt.systems.dain.nn.networks.small_nets import SmallFlowNet
 from mpt.systems.dain.nn.operators.interpolation import Between, Interpolator
 from mpt.systems.dain.nn.operators.regions import FlowScalingRegion, FusionRegion, IntermediateFlowRegion, WarpRegion
+from mpt.systems.dain.nn.rife_published.networks import PublishedRife
+from mpt.systems.dain.nn.rife_published.versions import build_version, unwrapped, version_of
 
 TASK = "interpolate"
 SCALES = (4, 2, 1)
@@ -38,8 +45,26 @@ CONTRAST = 4.0
 
 
 class Settings(ModelOptions):
-    """Widths of the three flow blocks and of the context features; `size: small` takes steps of .2 s on a CPU."""
+    """A published version; or widths of three flow blocks: `size: small` takes steps of 0.2 s on a CPU."""
 
+    version: (
+        Literal[
+            "ifnet",
+            "ifnet_m",
+            "hd3",
+            "hd3_older",
+            "4.0",
+            "4.6",
+            "4.25",
+            "4.25.lite",
+            "4.25.heavy",
+            "4.26",
+            "4.26.heavy",
+        ]
+        | None
+    ) = None
+    """A published network, in which `flownet.pkl` files load: the ECCV paper's (ifnet) and its variant for any time
+    (ifnet_m), HD 3.x, or Practical-RIFE's from 4.0 on; null for this package's own, of `size` and `start`."""
     size: Literal["full", "small"] = "full"
     """full is the published width, small a narrow network for CPU runs."""
     start: Literal["block", "cost_volume"] = "block"
@@ -212,7 +237,25 @@ class Rife(Interpolator):
 
 def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """Build `net`."""
+    if settings.version is not None:
+        return {"net": build_version(settings.version)}
     cost_volume = settings.start == "cost_volume"
     if settings.size == "full":
         return {"net": Rife((240, 150, 90), 8, 16, cost_volume)}
     return {"net": Rife((48, 32, 24), 3, 4, cost_volume)}
+
+
+def translate_weights(networks: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return a published file's tensors for the network of its version; None for other files.
+
+    Raises CheckpointError for a file of another version: of some, most shapes agree.
+    """
+    net = networks["net"]
+    found = version_of(tensors) if isinstance(net, PublishedRife) else None
+    if found is None:
+        return None
+    own = {name: value.shape for name, value in net.state_dict().items()}
+    given = unwrapped(tensors)
+    if {name: value.shape for name, value in given.items()} != own:
+        raise CheckpointError(f"model.weights: the file holds RIFE's network {found}; set model.version to {found}")
+    return {f"net.{name}": value for name, value in given.items()}

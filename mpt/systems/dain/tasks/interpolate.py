@@ -3,8 +3,9 @@
 Phase `flow`, for the first `flow_steps` steps, trains the flow alone, on the true flow where the data have it and else
 on how well it warps one frame onto the other: without that the joint training does not find motion. Phase `net`,
 afterwards, trains everything by the Charbonnier distance of the frame before and after rectification (`alpha`).
-Rates of single parts are the optimizer's (`optimizer.parts`); `plateau_patience` lowers them all when the evaluation
-stops improving.
+`loss: laplacian` is RIFE's distance in its place; networks with a teacher (`model.version` ifnet, ifnet_m) then learn
+from it too, as published. Rates of single parts are the optimizer's (`optimizer.parts`); `plateau_patience` lowers them
+all when the evaluation stops improving.
 
 Frames are padded to the network's multiple by repeating their edge, and results are cut back.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field, field_validator
@@ -26,6 +27,7 @@ from mpt.errors import ConfigError, DataError
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Plateau, Precision, Tiles, gather
 from mpt.systems.dain.inference.tiles import tiles_of
 from mpt.systems.dain.losses.shared.charbonnier import charbonnier, end_point_error, photometric
+from mpt.systems.dain.losses.shared.laplacian import SMALLEST_SIDE, laplacian_distance
 from mpt.systems.dain.metrics.shared.image_quality import (
     interpolation_error,
     peak_signal_to_noise,
@@ -34,8 +36,8 @@ from mpt.systems.dain.metrics.shared.image_quality import (
     structural_similarity,
 )
 from mpt.systems.dain.metrics.shared.sequence_table import describe
-from mpt.systems.dain.nn.networks.flow_net import pad_to_multiple
 from mpt.systems.dain.nn.operators.interpolation import Interpolator
+from mpt.systems.dain.nn.rife_published.eccv import EccvRife
 
 TEST_SAMPLES = 1
 ERROR_GAIN = 4.0
@@ -51,6 +53,11 @@ HIGHEST_PSNR = 100.0
 class Settings(Options):
     """What the losses look at and how the training proceeds."""
 
+    loss: Literal["charbonnier", "laplacian"] = "charbonnier"
+    """The distance of a frame from the true one. laplacian is that of Laplacian pyramids, as in RIFE's training; a
+    network with a teacher then learns from it too, and `alpha` is not used."""
+    distillation: float = Field(0.01, ge=0)
+    """With `loss: laplacian`, the weight of the distance to the teacher's flow."""
     alpha: list[float] = Field([0.0, 1.0])
     """Weights of the loss of the blended frame and of the rectified one."""
     flow_steps: int = Field(0, ge=0)
@@ -85,9 +92,9 @@ class Interpolate(Tiles, Plateau, Legend):
         self.modules: dict[str, nn.Module] = {"net": net}
         self.trainable: dict[str, nn.Module] = {"net": net}
         self.charbonnier = precision.loss(charbonnier)
+        self.laplacian = precision.loss(laplacian_distance)
         self.flow_error = precision.loss(end_point_error)
         self.photometric = precision.loss(photometric)
-        self.multiple = net.multiple
         self.knows_flow = "flow" in data.fields
         self.test_names: list[str] = list(data.extra.get("test_names", ()))
         self.factor, self.best, self.bad_evaluations = 1.0, -math.inf, 0
@@ -113,8 +120,30 @@ class Interpolate(Tiles, Plateau, Legend):
         else:
             yield Loss("photometric", self.photometric(flow, batch["first"], batch["last"]))
 
-    def losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the weighted distances of the frame before and after rectification as one loss: they share a graph."""
+    def losses(self, batch: Batch) -> Iterator[Loss | tuple[Loss, ...]]:
+        """Yield the loss of the whole network, in parts that share a graph if it has a teacher."""
+        if self.settings.loss == "charbonnier":
+            yield self.charbonnier_loss(batch)
+        elif isinstance(self.net, EccvRife):
+            yield self.taught_losses(batch)
+        else:
+            image, _ = self.call(self.net, batch)
+            yield Loss("laplacian", self.laplacian(image - batch["middle"]))
+
+    def taught_losses(self, batch: Batch) -> tuple[Loss, ...]:
+        """Return the distances of our frame and of the teacher's, and the weighted one to the teacher's flow."""
+        truth = batch["middle"]
+        height, width = truth.shape[-2:]
+        first, last, middle = (self.net.padded(batch[name]) for name in ("first", "last", "middle"))
+        image, teacher_image, distance = self.net(first, last, self.times(batch), taught_by=middle)
+        return (
+            Loss("laplacian", self.laplacian(image[..., :height, :width] - truth)),
+            Loss("teacher", self.laplacian(teacher_image[..., :height, :width] - truth)),
+            Loss("distillation", self.settings.distillation * distance),
+        )
+
+    def charbonnier_loss(self, batch: Batch) -> Loss:
+        """Return the weighted distances of the frame before and after rectification as one loss: they share a graph."""
         image, blended = self.call(self.net, batch)
         on_blend, on_image = self.settings.alpha
         if blended is None:
@@ -122,16 +151,20 @@ class Interpolate(Tiles, Plateau, Legend):
         value = on_image * self.charbonnier(image - batch["middle"]) if on_image else 0.0
         if on_blend and blended is not None:
             value = value + on_blend * self.charbonnier(blended - batch["middle"])
-        yield Loss("charbonnier", cast(Tensor, value))
+        return Loss("charbonnier", cast(Tensor, value))
 
     def call(self, net: nn.Module, batch: Batch, flow_only: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return what the network makes of padded frames, cut back to their size."""
         first, last = batch["first"], batch["last"]
         height, width = first.shape[-2:]
-        padded = [pad_to_multiple(image, self.multiple) for image in (first, last)]
-        time = batch["time"] if "time" in batch else first.new_full((len(first),), 0.5)
-        image, blended = net(*padded, time, flow_only)
+        padded = [self.net.padded(image) for image in (first, last)]
+        image, blended = net(*padded, self.times(batch), flow_only)
         return image[..., :height, :width], None if blended is None else blended[..., :height, :width]
+
+    def times(self, batch: Batch) -> Tensor:
+        """Return where the samples' middle frames are between the others (b,)."""
+        first = batch["first"]
+        return batch["time"] if "time" in batch else first.new_full((len(first),), 0.5)
 
     @property
     def rate_factor(self) -> float:
@@ -226,4 +259,7 @@ def build(
         raise ConfigError("task interpolate: this model does not interpolate frames; `mpt list models` says which do")
     if settings.flow_steps and not net.has_flow:
         raise ConfigError("task.flow_steps: this model has no flow to pretrain; set it to 0")
+    side = min(data.fields["first"].shape[-2:])
+    if settings.loss == "laplacian" and side < SMALLEST_SIDE:
+        raise ConfigError(f"task.loss: laplacian needs frames of {SMALLEST_SIDE} pixels or more; found {side}")
     return Interpolate(settings, net, data, precision)

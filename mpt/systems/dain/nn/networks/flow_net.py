@@ -11,7 +11,6 @@ earlier and its decoders are narrower; level numbers keep their meaning.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpt.systems.dain.nn.operators.regions import CorrelationRegion, WarpRegion
@@ -150,9 +149,3 @@ class FlowNet(nn.Module):
 def pad_amount(size: int, multiple: int) -> int:
     """Return how many pixels a side lacks to the next multiple."""
     return -size % multiple
-
-
-def pad_to_multiple(image_bchw: Tensor, multiple: int) -> Tensor:
-    """Return the image with its last rows and columns repeated up to a multiple."""
-    height, width = image_bchw.shape[-2:]
-    return F.pad(image_bchw, (0, pad_amount(width, multiple), 0, pad_amount(height, multiple)), mode="replicate")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -34,6 +35,16 @@ class Interpolator(nn.Module):
     """Whether it has `flow_both_ways`, which can be trained alone."""
     margin: int = 32
     """Pixels at a tile's edge whose values the tile's neighbour knows better."""
+    pads_with_zeros: bool = False
+    """Whether frames are padded to the multiple by zeros at the right and below, as published RIFE is."""
+    any_time: bool = True
+    """Whether it makes a frame at any time; else the middle one, whatever the time."""
+
+    def padded(self, image_bchw: Tensor) -> Tensor:
+        """Return an image whose sides are multiples, with rows and columns added at the right and below."""
+        height, width = image_bchw.shape[-2:]
+        amount = (0, -width % self.multiple, 0, -height % self.multiple)
+        return F.pad(image_bchw, amount) if self.pads_with_zeros else F.pad(image_bchw, amount, mode="replicate")
 
     @abstractmethod
     def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> Any:

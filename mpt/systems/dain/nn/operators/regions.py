@@ -26,7 +26,7 @@ from mpt.systems.dain.nn.operators.correlation import correlate
 from mpt.systems.dain.nn.operators.filter_interpolation import gather_filtered, tap_positions
 from mpt.systems.dain.nn.operators.positions import gather_weighted
 from mpt.systems.dain.nn.operators.projection import project_flow
-from mpt.systems.dain.nn.operators.warping import INSIDE, bilinear_taps
+from mpt.systems.dain.nn.operators.warping import INSIDE, bilinear_taps, sample_at_border
 
 LEAST_SHARE = 0.01
 """What a frame counts at the least where the other one sees a pixel better."""
@@ -67,7 +67,11 @@ class CorrelationRegion(OperatorRegion):
 
 
 class WarpRegion(nn.Module):
-    """Bilinear warping with float32 positions; features keep their dtype."""
+    """Bilinear warping with float32 positions; features keep their dtype.
+
+    With `border` and without gradients `grid_sample` does it: it is faster and has an operator in ONNX. With gradients
+    it is the weighted gather, whose backward pass adds up in a fixed order.
+    """
 
     def __init__(self, masked: bool = True, border: bool = False) -> None:
         super().__init__()
@@ -76,6 +80,8 @@ class WarpRegion(nn.Module):
     def forward(self, x_bchw: Tensor, flow_b2hw: Tensor) -> Tensor:
         """Return x read at each pixel plus the flow; outside it is 0, or with `border` the nearest pixel."""
         with full_precision(x_bchw.device.type):
+            if self.border and not torch.is_grad_enabled():
+                return sample_at_border(raised(x_bchw), raised(flow_b2hw)).to(x_bchw.dtype)
             index, weight = bilinear_taps(raised(flow_b2hw), border=self.border)
             if self.masked:
                 weight = weight * (weight.detach().sum(-1, keepdim=True) >= INSIDE)

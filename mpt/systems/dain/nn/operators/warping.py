@@ -12,6 +12,7 @@ Source: Sun et al., "PWC-Net", 2018; DAIN's PWCNet.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mpt.systems.dain.nn.operators.positions import gather_weighted, landing, pixel_numbers
@@ -55,3 +56,12 @@ def warp(x_bchw: Tensor, flow_b2hw: Tensor, *, masked: bool = True) -> Tensor:
     if masked:
         weight = weight * (weight.detach().sum(-1, keepdim=True) >= INSIDE)
     return gather_weighted(x_bchw, index, weight)
+
+
+def sample_at_border(x_bchw: Tensor, flow_b2hw: Tensor) -> Tensor:
+    """Return x read at each pixel plus the flow by `grid_sample`; outside it is the nearest pixel at the edge."""
+    height, width = flow_b2hw.shape[2:]
+    x, y = landing(flow_b2hw)
+    span_x, span_y = max(width - 1, 1), max(height - 1, 1)
+    grid = torch.stack((2.0 * x / span_x - 1.0, 2.0 * y / span_y - 1.0), dim=-1)
+    return F.grid_sample(x_bchw, grid, mode="bilinear", padding_mode="border", align_corners=True)

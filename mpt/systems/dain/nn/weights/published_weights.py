@@ -1,7 +1,7 @@
-"""Weights to and from baowenbo/DAIN and the two networks it starts from.
+"""Weights to and from baowenbo/DAIN and the two networks it starts from, and back to RIFE's programs.
 
-A whole `best.pth` needs nothing of this: `model.weights=best.pth` loads it, for the names are the same. All files are
-read by the restricted reader, which runs nothing in them.
+A whole `best.pth` or `flownet.pkl` needs nothing of this: `model.weights=best.pth` loads it, for names are the same.
+All files are read by the restricted reader, which runs nothing in them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from mpt.run.process.files import write_atomically
 from mpt.systems.dain.nn.dain import Dain
 from mpt.systems.dain.nn.networks.depth_net import DepthNet
 from mpt.systems.dain.nn.networks.flow_net import FlowNet
+from mpt.systems.dain.nn.rife_published.networks import PublishedRife
+from mpt.systems.dain.nn.rife_published.versions import WRAPPER
 
 
 def join_parts(output: Path, flow: Path | None, depth: Path | None) -> None:
@@ -46,9 +48,15 @@ def publish(run: str, output: Path, runs: Path) -> None:
     modules = trained.run.task.modules
     name = "net_ema" if "net_ema" in modules else "net"
     net = modules[name]
-    if not isinstance(net, Dain) or net.multiple != 64:
-        raise ConfigError("RUN: only a run of model dain at size full has the published shapes")
-    state = {key: value.float() if value.is_floating_point() else value for key, value in net.state_dict().items()}
+    prefix = ""
+    if isinstance(net, PublishedRife):
+        prefix = WRAPPER
+    elif not isinstance(net, Dain) or net.multiple != 64:
+        raise ConfigError("RUN: only a run of model dain at size full, or of rife with a version, has published shapes")
+    state = {
+        f"{prefix}{key}": value.float() if value.is_floating_point() else value
+        for key, value in net.state_dict().items()
+    }
     content = io.BytesIO()
     torch.save(state, content)
     write_atomically(output, content.getvalue())

@@ -39,14 +39,21 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[torch.dtype]]:
     return found
 
 
-@pytest.mark.parametrize("model", ["dain", "rife", "flow_warp"])
+SIZES = {
+    "dain": {"name": "dain", "size": "small"},
+    "rife": {"name": "rife", "size": "small", "start": "cost_volume"},
+    "published rife": {"name": "rife", "version": "hd3"},
+    "flow_warp": {"name": "flow_warp"},
+}
+
+
+@pytest.mark.parametrize("model", SIZES)
 @pytest.mark.parametrize("mode", MODES)
 def test_positions_and_sums_are_float32_in_every_mode(seen, mode, model):
-    size = {"dain": {"size": "small"}, "rife": {"size": "small", "start": "cost_volume"}, "flow_warp": {}}[model]
     dtype = {} if mode == "fp32" else {"dtype": "bfloat16"}
     data = {"name": "procedural_triplets", "count": 2, "test_count": 2, "image_size": 32}
     config = load_config(
-        {"model": {"name": model, **size}, "dataset": data, "precision": {"mode": mode, **dtype}, "train": {"steps": 1}}
+        {"model": SIZES[model], "dataset": data, "precision": {"mode": mode, **dtype}, "train": {"steps": 1}}
     )
     triplets = procedural_triplets.build(config.dataset.settings, "train", 0)
     run = build_run(config, torch.device("cpu"), triplets.spec)

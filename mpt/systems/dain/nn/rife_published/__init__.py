@@ -1,0 +1,1 @@
+"""The networks of RIFE as they were published, under their state names."""
