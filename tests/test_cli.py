@@ -419,7 +419,7 @@ def test_what_was_an_option_of_plan_is_answered_with_its_command(called, capsys,
 
 def test_configurations_come_with_mpt_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert run("validate", "@classify_digits") == 0
+    assert run("validate", "@classify_digits", "--quick") == 0
     assert run("list", "configs") == 0
     said = capsys.readouterr().out
     assert "classify_digits" in said

@@ -1,17 +1,59 @@
-"""`mpt validate`: read a configuration as `mpt train` would, and say every mistake at once. Torch is not imported."""
+"""`mpt validate`: refuse what `mpt train` would refuse from settings alone. Torch is not imported in this process.
+
+Mistakes in the text come first, all at once. What only the built run shows (a size that a network cannot make, a
+precision mode that a model does not have) is found by building it and stepping it on fake tensors, as `mpt plan` does,
+in a process of its own: one set of rules, those of the parts.
+"""
 
 from __future__ import annotations
 
+import sys
+
 from mpt.commands.cli.arguments import ValidateArguments
 from mpt.config.load import load_config
+from mpt.config.schema import Config
+from mpt.errors import ConfigError, DataError
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.session import Answer, Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
+
+CARD = "h100"
+"""The fake card to build for: one that computes in every dtype, since the card is not a setting."""
+CANNOT_PLAN = "cannot plan: "
+"""How the planner begins what it has no answer to. Training may have one."""
 
 
 def run(arguments: ValidateArguments) -> None:
     """Check a configuration. Raises ConfigError with one line per mistake."""
     config = arguments.config
     read = load_config(config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)
+    untried = None if arguments.quick else try_build(read)
     if arguments.quiet:
         return
     length = f"{read.train.steps} steps" if read.train.steps else f"{read.train.epochs:g} epochs"
     tricks = f", {', '.join(read.memory.tricks)}" if read.memory.tricks else ""
     print(f"{config}: valid: {read.model.name} on {read.dataset.name}, {read.precision.mode}{tricks}, {length}")
+    if untried:
+        print(f"only its text was checked: {untried}", file=sys.stderr)
+
+
+def try_build(config: Config) -> str | None:
+    """Build the run and step it on fake tensors; return why that was not possible, if it is no mistake of a setting.
+
+    Raises ConfigError for what a part refuses.
+    """
+    with Session(find_gpu(CARD), Calibration(), config.granted) as session:
+        return refuse(session.plan([config], whole_run=True)[0])
+
+
+def refuse(answer: Answer[Plan]) -> str | None:
+    """Return why the run was not tried, if its data is not here or the planner has no answer.
+
+    Raises ConfigError if a part refused a setting.
+    """
+    if not answer.error:
+        return None
+    if answer.exit_code == DataError.exit_code or answer.error.startswith(CANNOT_PLAN):
+        return answer.error.removeprefix(CANNOT_PLAN)
+    raise ConfigError(answer.error)

@@ -138,6 +138,8 @@ def tell(name: str, chosen: dict[tuple[int, int], list[str]], reasons: dict[str,
 
 def check_device(name: str, device: torch.device, emulate: bool) -> tuple[int, int]:
     """Return the compute capability, (0, 0) on a CPU. Raises ConfigError where the device cannot run the mode."""
+    if device.type != "cpu" and torch._guards.detect_fake_mode() is not None and not torch.cuda.is_available():
+        return 0, 0  # a plan for a card that is not here
     if device.type != "cuda":
         if name == "fp8" and not emulate:
             raise ConfigError(
@@ -145,8 +147,6 @@ def check_device(name: str, device: torch.device, emulate: bool) -> tuple[int, i
                 "precision=bf16, or precision.emulate=true for its numbers without its speed"
             )
         return 0, 0
-    if torch._guards.detect_fake_mode() is not None and not torch.cuda.is_available():
-        return 0, 0  # a plan for a card that is not here
     capability = torch.cuda.get_device_capability(device)
     least = LEAST_CAPABILITY[name]
     if capability < least and not (name == "fp8" and emulate):

@@ -463,12 +463,17 @@ class ConvertArguments:
 
 @dataclass(frozen=True)
 class ValidateArguments:
-    """Check CONFIG and say every mistake at once."""
+    """Check CONFIG and say every mistake at once.
+
+    What is written is checked first; then the run is built and stepped on fake tensors, so that what passes trains.
+    """
 
     config: ConfigFile
     overrides: Overrides = ()
     patches: Patches = ()
     allow: Allow = ()
+    quick: bool = False
+    """Check only what is written, in a fraction of a second; a size that the network refuses is not found."""
     quiet: Quiet = False
 
 

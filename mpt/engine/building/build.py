@@ -26,6 +26,7 @@ from mpt.engine.building.no_values import WithoutValues
 from mpt.engine.building.optimizers import build_optimizers, clip_norm, optimizer_settings
 from mpt.engine.building.start_notes import lost_decay, start_notes
 from mpt.engine.state.averages import describe as describe_averages
+from mpt.engine.state.early_stopping import Rule
 from mpt.engine.state.moving_averages import add_averages
 from mpt.engine.step.built_parts import Networks, check_networks, require
 from mpt.errors import ConfigError, DataError
@@ -112,6 +113,8 @@ def build_run(
     metrics_of(config.task.settings)  # imported before the first step, not at the first evaluation
     if isinstance(task, Game):
         task.limits = config.train.collapse
+    if config.train.early_stopping is not None:
+        Rule(config.train.early_stopping, task)  # refuses a metric that the task does not have
     averages = add_averages(task, config.train.ema)
     if trains and (frozen := freeze(task, config.train.freeze, config.train.frozen_norm)):
         messages.append(frozen)

@@ -15,7 +15,6 @@ from mpt.data.loading.loader import Loader
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.building.devices import choose_device
 from mpt.engine.loop.training import Training
-from mpt.engine.state.early_stopping import Rule
 from mpt.engine.step.faults import describe_out_of_memory, is_out_of_memory, out_of_memory_reason
 from mpt.errors import MemoryBudgetError
 from mpt.parallel.world import ALONE, World
@@ -82,10 +81,7 @@ def build_explained(
     Raises MemoryBudgetError where not even the weights find room, ConfigError where settings do not go with the task.
     """
     try:
-        run = build_run(config, device, data, restores=restores, world=world)
-        if config.train.early_stopping is not None:
-            Rule(config.train.early_stopping, run.task)
-        return run
+        return build_run(config, device, data, restores=restores, world=world)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -23,8 +23,8 @@ MOST = 8
 """Each holds a torch of its own, some 400 MiB."""
 ON_ALL_CORES = ("--vram", "--scaling", "presets")
 """Options and sub-commands of `mpt plan` that have many recipes planned."""
-WITHOUT = ("-h", "--help", "--parts", "tune", "calibrate", "check")
-"""Options and sub-commands of `mpt plan` that need no such process, or say first what it is to know."""
+WITHOUT = ("-h", "--help", "--parts", "--quick", "tune", "calibrate", "check")
+"""Options and sub-commands that need no such process, or say first what it is to know."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ def start() -> Planner:
 
 
 def start_ahead(words: Sequence[str]) -> None:
-    """Start what a command line is about to need, if it is `mpt plan` of a configuration that is there.
+    """Start what a command line is about to need, if it plans or validates a configuration that is there.
 
     What is not used is ended with this process.
     """
     options = {word.partition("=")[0] for word in words if word.startswith("-")} | {*words[1:2]}
-    if list(words[:1]) != ["plan"] or options & set(WITHOUT):
+    if list(words[:1]) not in (["plan"], ["validate"]) or options & set(WITHOUT):
         return
     if any(word.startswith("@") or (word.endswith((".yaml", ".yml")) and os.path.isfile(word)) for word in words):
         atexit.register(end_unused)

@@ -1,0 +1,48 @@
+"""`mpt validate` refuses what `mpt train` refuses from settings alone: both build the same run."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mpt.commands.validate import CARD, refuse
+from mpt.config.load import load_config
+from mpt.config.shipped import find_shipped
+from mpt.errors import ConfigError
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import find_gpu
+from mpt.precision.low_bit_products import check_device
+
+REFUSED = [
+    ("@classify_digits precision=native", "precision.mode: native is for models with a half precision of their own"),
+    ("@stylegan2_16 model.image_size=100", "model.image_size: stylegan2 cannot make 100 pixels; it can make 16, 32"),
+    ("@classify_digits precision.keep_fp32=[nowhere.*]", "precision.keep_fp32: no module matches 'nowhere.*'"),
+    ("@classify_digits train.freeze=[nothing.*]", "train.freeze: 'nothing.*' matches no trained parameter"),
+]
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with Session(find_gpu(CARD), Calibration()) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_what_only_the_built_run_shows_is_refused_with_the_words_of_training(
+    session: Session, words: str, said: str
+) -> None:
+    name, *overrides = words.split()
+    config = load_config(find_shipped(name), overrides)
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+        refuse(session.plan([config], whole_run=True)[0])
+
+
+def test_fp8_is_planned_for_a_card_that_is_not_here() -> None:
+    """The planner's stand-in for a card has another device type than cuda."""
+    with FakeTensorMode():
+        assert check_device("fp8", torch.device("meta"), emulate=False) == (0, 0)
+    with pytest.raises(ConfigError, match=r"fp8 needs a GPU of compute capability 8\.9 or later, not cpu"):
+        check_device("fp8", torch.device("cpu"), emulate=False)
