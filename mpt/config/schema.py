@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from mpt.config.options import Options, setting_of
+from mpt.config.periods import AUTO, Period
 from mpt.config.registry import Plugin
 from mpt.config.sizes import parse_budget
 from mpt.config.yaml_text import write_text
@@ -100,10 +101,12 @@ class Train(Options):
     """The batch that is optimised. `memory.micro_batch` splits it inside the step without changing the result."""
     log_every: int = Field(10, gt=0)
     """Steps between log lines."""
-    evaluate_every: int = Field(0, ge=0)
-    """Steps between evaluations; 0 evaluates at the end only."""
-    checkpoint_every: int = Field(200, ge=0)
-    """Steps between checkpoints; 0 saves at the end only. An evaluation that is the best so far saves one too."""
+    evaluate_every: Period = AUTO
+    """Steps between evaluations, or epochs: `1 epoch`. auto is an epoch where `epochs` is given (at most 100 times in
+    a run), else a tenth of the run; 0 evaluates at the end only."""
+    checkpoint_every: Period = 200
+    """Steps between checkpoints, or epochs: `1 epoch`; 0 saves at the end only. An evaluation that is the best so far
+    saves one too."""
     early_stopping: EarlyStopping | None = None
     """End before the last step when `evaluate_every` finds nothing better any more: `{patience: 5}`."""
     keep_last: int = Field(3, gt=0)
@@ -111,8 +114,9 @@ class Train(Options):
     asynchronous_save: bool | None = None
     """Copy the state into host memory and write it beside the training; null does so where half of the memory that is
     available holds the copy, and never in several processes, where it is to be asked for."""
-    sample_every: int = Field(0, ge=0)
-    """Steps between sample grids, the first before training; 0 writes one at the end only."""
+    sample_every: Period = AUTO
+    """Steps between sample grids, the first before training, or epochs: `1 epoch`. auto is as often as evaluations are
+    by default; 0 writes one at the end only."""
     freeze: list[str] = Field(default_factory=list)
     """Globs over dotted parameter names (`net.layer1.*`) that stay as they were loaded: no gradient, no state."""
     frozen_norm: Literal["eval", "train"] = "eval"
@@ -162,7 +166,7 @@ class Train(Options):
         if self.early_stopping is not None and self.evaluate_every == 0:
             raise ValueError(
                 "train.early_stopping looks at evaluations; found train.evaluate_every 0, which has one at the end "
-                "only: set it to the steps between two, such as 100"
+                "only: set it to the steps between two, such as 100, or to 1 epoch"
             )
         return self
 

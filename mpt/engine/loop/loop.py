@@ -41,7 +41,7 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
 
 def take_steps(training: Training, stop: StopRequest, stop_after: int | None) -> None:
     """Do what `fit` promises, but for a checkpoint that is being written when something is raised."""
-    progress, settings = training.progress, training.train
+    progress, periods = training.progress, training.periods
     end = min(training.total_steps, stop_after or training.total_steps)
     world = training.run.world
     try:
@@ -57,13 +57,13 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
             continue
         if due(progress.step, training.recent.every):
             training.keep_recent()
-        if due(progress.step, settings.log_every) or progress.step == end:
+        if due(progress.step, training.train.log_every) or progress.step == end:
             training.log(window_started, progress.step - window_start)
             window_started, window_start = time.perf_counter(), progress.step
         side_jobs_started = time.perf_counter()
         training.look_at_samples()
-        evaluates = progress.step == training.total_steps or due(progress.step, settings.evaluate_every)
-        samples = due(progress.step, settings.sample_every)
+        evaluates = progress.step == training.total_steps or due(progress.step, periods.evaluate)
+        samples = due(progress.step, periods.sample)
         if evaluates or samples:
             with contextlib.suppress(Hurried):  # the step is whole and can be saved
                 if evaluates:
@@ -77,7 +77,7 @@ def take_steps(training: Training, stop: StopRequest, stop_after: int | None) ->
         signal_number = world.agreed_stop(stop)
         ends = progress.step == end or training.stops_early
         is_best = evaluates and progress.best_step == progress.step
-        if due(progress.step, settings.checkpoint_every) or is_best or ends or signal_number is not None:
+        if due(progress.step, periods.checkpoint) or is_best or ends or signal_number is not None:
             with stop.undisturbed():
                 saved = save_or_roll_back(training)
                 if ends or signal_number is not None:
@@ -136,7 +136,7 @@ def begin(training: Training) -> None:
     if "rollback" in (training.train.on_non_finite, training.train.on_collapse):
         save_or_roll_back(training)
         training.peaks = CudaPeaks()  # what this save reserved is the steps' to use
-    if training.train.sample_every:
+    if training.periods.sample:
         training.write_preview()
 
 

@@ -28,7 +28,7 @@ from mpt.engine.state.early_stopping import Rule
 from mpt.engine.state.evaluation import evaluate, write_preview
 from mpt.engine.state.journal import Journal
 from mpt.engine.state.memory import CudaPeaks
-from mpt.engine.state.progress import Progress, due, next_due
+from mpt.engine.state.progress import Periods, Progress, due, next_due
 from mpt.engine.state.spill_watch import SpillWatch
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.rank_inputs import gathers_inputs, inputs_of
@@ -63,6 +63,7 @@ class Training:
     ) -> None:
         self.run, self.directory, self.loader, self.test_data = run, directory, loader, test_data
         self.total_steps, self.train = total_steps, run.config.train
+        self.periods = Periods.of(self.train, total_steps, loader.steps_per_epoch)
         self.progress = Progress(skipped={phase.name: 0 for phase in run.phases})
         if run.device.type == "cpu" and not run.world.is_sharded:  # the meter cannot look into shards
             self.progress.unmeasured.update(phase.name for phase in run.phases)
@@ -112,9 +113,9 @@ class Training:
 
     def next_side_job(self) -> int:
         """Return the next step after which there is something to do but the following step."""
-        train = self.train
-        periods = (train.log_every, train.evaluate_every, train.sample_every, train.checkpoint_every)
-        return next_due(self.progress.step, (*periods, self.recent.every, self.collapse_watch.every), self.total_steps)
+        periods = self.periods
+        jobs = (self.train.log_every, periods.evaluate, periods.sample, periods.checkpoint)
+        return next_due(self.progress.step, (*jobs, self.recent.every, self.collapse_watch.every), self.total_steps)
 
     def stream(self) -> Iterator[Batch]:
         """Return the batches from the current step on."""
@@ -206,7 +207,7 @@ class Training:
         found = task.collapse(figures) if isinstance(task, Game) and self.train.on_collapse == "rollback" else None
         if found is not None:
             self.collapse = found
-        elif (is_evaluation or not self.train.evaluate_every) and self.collapse_watch.is_quiet:
+        elif (is_evaluation or not self.periods.evaluate) and self.collapse_watch.is_quiet:
             self.sound_step = self.progress.step
 
     def look_at_samples(self) -> None:

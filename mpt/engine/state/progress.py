@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpt.config.periods import in_steps
+from mpt.config.schema import Train
 from mpt.engine.state.early_stopping import Waiting
 from mpt.engine.step.step import Update
 from mpt.parallel.world import ALONE, World
@@ -25,6 +27,21 @@ def due(step: int, every: int) -> bool:
 def next_due(step: int, periods: Iterable[int], end: int) -> int:
     """Return the first step after this one at which something is due that is done every so many steps, or the end."""
     return min((step - step % every + every for every in periods if every > 0), default=end)
+
+
+@dataclass(frozen=True)
+class Periods:
+    """Steps between two evaluations, sample grids and checkpoints of a training; 0 is at its end only."""
+
+    evaluate: int
+    sample: int
+    checkpoint: int
+
+    @classmethod
+    def of(cls, train: Train, total_steps: int, steps_per_epoch: int) -> Periods:
+        """Return the written periods in steps."""
+        written = (train.evaluate_every, train.sample_every, train.checkpoint_every)
+        return cls(*(in_steps(one, total_steps, steps_per_epoch, train.epochs is not None) for one in written))
 
 
 @dataclass

@@ -83,7 +83,7 @@ def check(data: dict[str, Any], tmp_path: Path, stops: tuple[int, ...]) -> None:
     parts, parts_record = run_training(data, tmp_path / "parts", stops)
     assert_same(whole, parts)
     assert whole_record == parts_record
-    assert [step for step, _, _ in whole_record] == list(range(1, data["train"]["steps"] + 1))
+    assert [step for step, _, _ in whole_record] == list(range(1, (data["train"]["steps"] or 12) + 1))
 
 
 MODES: list[Any] = [
@@ -145,6 +145,16 @@ def test_another_gpu_is_another_condition(monkeypatch: pytest.MonkeyPatch) -> No
 def test_resume_on_a_gpu_is_bit_exact(base: dict[str, Any], tmp_path: Path) -> None:
     data = settings(base, {"mode": "amp", "dtype": "float16", "growth_interval": 3}, device="cuda", plan_memory=False)
     check(data, tmp_path, (6,))
+
+
+def test_periods_in_epochs_are_those_of_the_training_data_and_a_resume_keeps_them(tmp_path: Path) -> None:
+    """An epoch is four steps, and by default each is evaluated."""
+    data = settings(CLASSIFIER, "fp32", steps=None, epochs=3, checkpoint_every="2 epochs")
+    check(data, tmp_path, (6,))
+    whole, parted = (open_run(tmp_path / name / "run") for name in ("whole", "parts"))
+    assert [step for step, _ in evaluations_of(whole)] == [4, 8, 12]
+    assert evaluations_of(whole) == evaluations_of(parted)
+    assert whole.checkpoint_path(8).is_dir()
 
 
 def test_the_best_evaluation_has_a_checkpoint_and_no_other_figure_is_written_to_one(tmp_path: Path) -> None:
