@@ -41,6 +41,7 @@ from mpt.version import VERSION
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "train": ("train", arguments.TrainArguments),
     "infer": ("infer", arguments.InferArguments),
+    "evaluate": ("evaluate", arguments.EvaluateArguments),
     "compare": ("compare", arguments.CompareArguments),
     "plan": ("plan", arguments.PlanArguments),
     "doctor": ("doctor", arguments.DoctorArguments),

@@ -208,6 +208,22 @@ def build(settings: Settings, split: str, seed: int) -> ImageFolder:
     return ImageFolder(paths, None if settings.flat else labels, classes, settings, split, seed, left_out)
 
 
+def evaluation_set(settings: Settings, folder: Path, classes: tuple[str, ...], seed: int) -> ImageFolder:
+    """Return all images of a folder as a test set: those of `CLASS/` in it, or in its test folder if it has one.
+
+    A class that a run has not learnt is a DataError; one of the run's that has no images is none.
+    """
+    folder = next((folder / name for name in TEST_FOLDERS if (folder / name).is_dir()), folder)
+    if classes and (unknown := sorted(set(find_classes(folder)) - set(classes))):
+        raise DataError(
+            f"{folder / unknown[0]}: the run knows no class {unknown[0]!r}; it learnt {', '.join(classes[:20])}"
+        )
+    paths, labels, left_out = list_images(folder, classes)
+    if not paths:
+        raise DataError(f"{folder}: no images in it (looked for {', '.join(EXTENSIONS)})")
+    return ImageFolder(paths, labels if classes else None, classes, settings, "test", seed, left_out)
+
+
 def assume(settings: Settings) -> DataSpec | None:
     """Return the layout of unlabelled images that are not on this machine, so that a plan needs no data."""
     if settings.image_size is None or not settings.flat:

@@ -173,6 +173,36 @@ class InferArguments:
 
 
 @dataclass(frozen=True)
+class EvaluateArguments:
+    """Measure a run or an export on a whole test set.
+
+    All metrics that there are for its task, on the run's own test set or on --data, with a page.
+    """
+
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", show_default="the newest run", autocompletion=complete_run)
+    ] = None
+    """A run, a checkpoint, or an export of mpt convert (.onnx, .safetensors, .pt)."""
+    data: Annotated[str | None, typer.Option(metavar="FOLDER")] = None
+    """Other data: a folder with a folder of images for each class, or laid out as the run's own data."""
+    half: bool = False
+    """Measure the weights in half too, and say how far its figures are from float32's."""
+    dtype: str | None = None
+    """With --half: float16 or bfloat16."""
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None
+    """Samples at once."""
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FOLDER")] = None
+    """The folder to write into; by default evaluations/ in the run, or beside an export."""
+    best: Best = False
+    newest: Newest = False
+    step: StepOfCheckpoint = None
+    device: Device = None
+    json: Json = False
+    runs: Runs = "runs"
+    allow: Allow = ()
+
+
+@dataclass(frozen=True)
 class CompareArguments:
     """Train in several modes or settings, and judge.
 

@@ -36,7 +36,8 @@ SPELT = {
 """Other programs' options -> the setting they mean."""
 COMMANDS = {
     **dict.fromkeys(("fit", "finetune", "resume"), "mpt train"),
-    **dict.fromkeys(("predict", "val", "test", "eval", "evaluate", "generate", "sample"), "mpt infer"),
+    **dict.fromkeys(("predict", "generate", "sample"), "mpt infer"),
+    **dict.fromkeys(("val", "validation", "test", "eval"), "mpt evaluate"),
     "export": "mpt convert",
     "check": "mpt validate",
     "benchmark": "mpt compare",

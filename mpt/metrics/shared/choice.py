@@ -30,6 +30,24 @@ def metrics_of(settings: Any) -> dict[str, Measure]:
     return {name: known[name].member("measure") for name in names}
 
 
+def measure_possible(evidence: Sequence[Evidence]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the figures of every metric that there is, and why the others have none.
+
+    A metric is left out if the evaluation does not keep what it measures, and if its package is not installed.
+    """
+    kept = {name for one in evidence for name in one}
+    figures: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for name, part in INSTALLED.functions("metrics").items():
+        try:
+            measure = part.member("measure")
+            if kept >= set(inspect.signature(measure).parameters):
+                figures |= measure_all({name: measure}, evidence)
+        except (ConfigError, ImportError, RuntimeError, ValueError) as error:
+            refused[name] = str(error).partition("\n")[0]
+    return figures, refused
+
+
 def measure_all(metrics: Mapping[str, Measure], evidence: Sequence[Evidence]) -> dict[str, float]:
     """Return the figures. Raises ConfigError for a metric of what the task's evaluation does not keep."""
     kept = list(dict.fromkeys(name for one in evidence for name in one))

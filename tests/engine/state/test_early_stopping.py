@@ -77,6 +77,6 @@ def test_settings_that_cannot_stop_anything_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"has no 'acuracy'; did you mean accuracy\?"):
         Rule(EarlyStopping(metric="acuracy", mode="max"), task).observe(Waiting(), {"accuracy": 0.5}, 1)
     with pytest.raises(ConfigError, match=r"found train\.evaluate_every 0"):
-        load_config({"model": "small_cnn", "train": {"early_stopping": {}}})
+        load_config({"model": "small_cnn", "train": {"early_stopping": {}, "evaluate_every": 0}})
     with pytest.raises(ConfigError, match=r"unknown key 'pat'.* allowed: metric, patience"):
         load_config({"model": "small_cnn", "train": {"early_stopping": {"pat": 3}}})

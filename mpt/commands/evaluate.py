@@ -1,0 +1,160 @@
+"""`mpt evaluate`: every metric of a run or an export on a whole test set, its own or another, as a page and as JSON."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mpt.commands.cli.arguments import EvaluateArguments
+from mpt.data.loading.absent import AbsentDataset
+from mpt.engine.building.build import build_datasets
+from mpt.engine.state.details import write_details
+from mpt.errors import ConfigError, DataError, InputOutputError
+from mpt.inference.evaluating import measure_in_half, measure_trained
+from mpt.inference.exported import is_export, read_about
+from mpt.inference.opening import open_with_inputs
+from mpt.inference.other_data import open_folder
+from mpt.inference.slices import choose_devices
+from mpt.inference.trained import Trained
+from mpt.report.evaluated_page import Evaluated, figure_rows, write_page
+from mpt.run.checkpoints.choice import read_wish
+from mpt.seams import Dataset
+
+
+def run(arguments: EvaluateArguments) -> None:
+    """Evaluate, print the figures and write `evaluation.json` and `evaluation.html`.
+
+    Raises DataError for data that does not suit the run, CheckpointError for a run that cannot be read.
+    """
+    exported = is_export(arguments.run)
+    if arguments.dtype is not None and not arguments.half:
+        raise ConfigError("--dtype: it says which half; add --half")
+    trained, _ = open_with_inputs(
+        arguments.run,
+        as_trained=not arguments.half,
+        device=choose_devices(arguments.device, 1)[0],
+        runs=Path(arguments.runs),
+        allow=arguments.allow,
+        which=read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step),
+    )
+    data = choose_data(trained, arguments)
+    folder = make_folder(arguments, trained, exported)
+    size = arguments.batch_size or trained.config.train.batch_size
+    begun = time.perf_counter()
+    measured = (
+        measure_in_half(trained, data, size, arguments.dtype)
+        if arguments.half
+        else [measure_trained(trained, data, size)]
+    )
+    found = Evaluated(
+        name=str(arguments.run or trained.directory.path),
+        step=trained.loaded.step,
+        data=arguments.data or f"the test set of {trained.config.dataset.name}",
+        samples=len(data),
+        device=trained.run.device.type,
+        seconds=time.perf_counter() - begun,
+        metric=trained.run.task.metric,
+        measured=measured,
+        saved=None if arguments.data else saved_figure(trained, arguments, exported),
+    )
+    write_files(found, folder, data)
+    if arguments.json:
+        print(json.dumps(as_json(found), indent=1, allow_nan=False))
+    else:
+        show(found, folder)
+
+
+def choose_data(trained: Trained, arguments: EvaluateArguments) -> Dataset:
+    """Return the data to measure on: the folder that was named, else the run's own test set."""
+    if arguments.data is not None:
+        return open_folder(trained.config, trained.train_data.spec, Path(arguments.data).expanduser())
+    if not isinstance(trained.test_data, AbsentDataset):
+        return trained.test_data
+    try:
+        return build_datasets(trained.config)[1]
+    except DataError as error:
+        raise DataError(f"the run's own test set is not here ({error}); name another folder with --data") from error
+
+
+def make_folder(arguments: EvaluateArguments, trained: Trained, exported: bool) -> Path:
+    """Make the folder that is written into, a new one unless it was named. Raises InputOutputError."""
+    if arguments.output is not None:
+        folder = Path(arguments.output)
+        if (folder / "evaluation.json").exists():
+            raise InputOutputError(f"--output: {folder} has an evaluation.json already; name another folder")
+    else:
+        root = trained.loaded.path.parent if exported else Path(trained.directory.path)
+        stem = trained.loaded.path.stem if exported else f"step-{trained.loaded.step:08d}"
+        numbered = (root / "evaluations" / f"{stem}-{number}" for number in itertools.count(2))
+        names = itertools.chain([root / "evaluations" / stem], numbered)
+        folder = next(name for name in names if not name.exists())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputOutputError(f"{folder}: cannot be made: {error.strerror}") from error
+    return folder
+
+
+def saved_figure(trained: Trained, arguments: EvaluateArguments, exported: bool) -> float | None:
+    """Return the metric that training measured at this step, from the checkpoint or the exported file."""
+    if not exported:
+        value = trained.loaded.manifest.get("metric")
+        return float(value) if isinstance(value, int | float) else None
+    text = read_about(Path(str(arguments.run))).get("mpt_metric", "")
+    try:
+        return float(text.rpartition(" ")[2])
+    except ValueError:
+        return None
+
+
+def write_files(found: Evaluated, folder: Path, data: Dataset) -> None:
+    """Write the record, with what the task found further, and the page."""
+    details = {**found.measured[-1].details, **as_json(found)}
+    write_details(folder / "evaluation.json", details, found.step, data)
+    write_page(folder, found)
+
+
+def as_json(found: Evaluated) -> dict[str, Any]:
+    """Return the figures as plain data; what is not finite becomes null."""
+
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    figures = {one.precision: {name: finite(value) for name, value in one.figures.items()} for one in found.measured}
+    return {
+        "evaluated": found.name,
+        "step": found.step,
+        "data": found.data,
+        "tested": found.samples,
+        "device": found.device,
+        "seconds": found.seconds,
+        "metric": found.metric,
+        "figures": figures,
+        "saved_figure": finite(found.saved),
+    }
+
+
+def show(found: Evaluated, folder: Path) -> None:
+    """Print the table, what training measured, and where the page is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+    console.print(
+        f"{found.name}, step {found.step}, on {found.data} ({found.samples} samples, {found.device})", markup=False
+    )
+    table = Table()
+    table.add_column("")
+    for heading in found.headings:
+        table.add_column(heading, justify="right")
+    for name, *cells in figure_rows(found):
+        table.add_row(name, *cells, style="bold" if name == found.metric else None)
+    console.print(table)
+    for sentence in found.sentences():
+        console.print(sentence, markup=False)
+    console.print(f"page {folder / 'evaluation.html'}", markup=False)

@@ -1,0 +1,53 @@
+"""A finished run or an export measured on a whole test set, in one precision or in two.
+
+The figures are the task's own, those of its settings and every further metric that can be computed of the same outputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpt.config.precision_names import FLOAT32
+from mpt.engine.state.evaluation import apart_from_training, casts_kept, conclude, gather_evidence, test_batches
+from mpt.inference.half import choose_half, rebuild, rebuild_half
+from mpt.inference.trained import Trained
+from mpt.metrics.shared.choice import measure_possible
+from mpt.seams import Dataset, Run
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figures of a run in one precision."""
+
+    precision: str
+    figures: Mapping[str, float]
+    refused: Mapping[str, str]
+    """Metric -> why it could not be computed."""
+    details: Mapping[str, Any]
+    """What the task found further (`Task.details`)."""
+
+
+def measure(run: Run, data: Dataset, batch_size: int, precision: str) -> Measured:
+    """Return the figures on all samples of a data set."""
+    size = min(batch_size, len(data))
+    with apart_from_training(run), casts_kept(run):
+        evidence = [found for _, found in gather_evidence(run, test_batches(run, data, size, None), size)]
+        figures = conclude(run, evidence)
+    more, refused = measure_possible(evidence)
+    return Measured(precision, {**figures, **more}, refused, dict(run.task.details or {}))
+
+
+def measure_trained(trained: Trained, data: Dataset, batch_size: int) -> Measured:
+    """Measure a run as it was trained, or an export as it is, in float32."""
+    return measure(trained.run, data, batch_size, trained.config.precision.mode)
+
+
+def measure_in_half(trained: Trained, data: Dataset, batch_size: int, dtype: str | None) -> list[Measured]:
+    """Measure a run in float32 and with its weights in half."""
+    choice = choose_half(dtype, trained.run.device)
+    full = dataclasses.replace(trained, run=rebuild(trained, FLOAT32))
+    half = rebuild_half(trained, choice.dtype)
+    return [measure(full.run, data, batch_size, "float32"), measure(half, data, batch_size, choice.dtype)]

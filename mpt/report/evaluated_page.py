@@ -1,0 +1,88 @@
+"""The page of `mpt evaluate`: the figures first, then what the task found, then how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from mpt.report.classification import read_classification
+from mpt.report.evaluation_section import read_section
+from mpt.report.page import environment
+from mpt.report.units import show_figure, show_seconds
+from mpt.run.process.files import write_atomically
+
+
+class Figures(Protocol):
+    """The figures in one precision (`mpt.inference.evaluating.Measured`)."""
+
+    @property
+    def precision(self) -> str: ...
+    @property
+    def figures(self) -> Mapping[str, float]: ...
+    @property
+    def refused(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation and what it was made of."""
+
+    name: str
+    step: int
+    data: str
+    samples: int
+    device: str
+    seconds: float
+    metric: str
+    measured: Sequence[Figures]
+    saved: float | None
+    """What training measured at this step on the run's own test set."""
+
+    @property
+    def headings(self) -> list[str]:
+        """The table's headings: the precisions, and the difference of two."""
+        return [*(one.precision for one in self.measured), *(["difference"] if len(self.measured) > 1 else [])]
+
+    def sentences(self) -> list[str]:
+        """Return what is to be said of the figures, a sentence each."""
+        said = []
+        if self.saved is not None and self.metric in self.measured[0].figures:
+            now = self.measured[0].figures[self.metric]
+            same = "the same" if now == self.saved else f"now {show_figure(now)}, {now - self.saved:+.3g}"
+            said.append(f"Training measured {self.metric} {show_figure(self.saved)} at this step: {same}.")
+        said += [f"{name} was not measured: {why}" for name, why in self.measured[0].refused.items()]
+        return said
+
+
+def figure_rows(found: Evaluated) -> list[list[str]]:
+    """Return the table's rows: a metric's name, its figure in each precision, and the difference of two."""
+    rows = []
+    for name in ordered(found):
+        values = [one.figures[name] for one in found.measured]
+        cells = [show_figure(value) for value in values]
+        rows.append([name, *cells, *([f"{values[1] - values[0]:+.3g}"] if len(values) > 1 else [])])
+    return rows
+
+
+def ordered(found: Evaluated) -> list[str]:
+    """Return the names of the figures, that of the task's own metric first."""
+    names = list(found.measured[0].figures)
+    return [name for name in names if name == found.metric] + [name for name in names if name != found.metric]
+
+
+def write_page(folder: Path, found: Evaluated) -> None:
+    """Write `evaluation.html` next to the `evaluation.json` in a folder. Raises InputOutputError."""
+    page = (
+        environment()
+        .get_template("evaluated.html.j2")
+        .render(
+            found=found,
+            rows=figure_rows(found),
+            seconds=show_seconds(found.seconds),
+            classification=read_classification(folder),
+            evaluation=read_section(folder),
+        )
+    )
+    write_atomically(folder / "evaluation.html", page)

@@ -1,0 +1,103 @@
+"""`mpt evaluate`: all metrics of a run or an export, on its own test set or on a folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from mpt.commands.cli.arguments import ConvertArguments, EvaluateArguments
+from mpt.commands.convert import run as convert
+from mpt.commands.evaluate import run
+from mpt.data.digits import read_digits
+from mpt.engine.state.evaluation import evaluate
+from mpt.errors import ConfigError, DataError, InputOutputError
+from mpt.inference.trained import open_trained
+from tests.commands.conftest import save_better
+
+
+def measure(what: Path, output: Path, **options: Any) -> dict[str, Any]:
+    run(EvaluateArguments(run=str(what), output=str(output), device="cpu", **options))
+    assert (output / "evaluation.html").stat().st_size > 1000
+    found: dict[str, Any] = json.loads((output / "evaluation.json").read_text())
+    return found
+
+
+@pytest.fixture
+def digits_by_class(tmp_path: Path) -> Path:
+    """Twenty test digits as pictures; of the ten classes those below 4 have no folder."""
+    images, labels = read_digits("test")
+    folder = tmp_path / "other"
+    chosen = [index for index, label in enumerate(labels.tolist()) if label > 3][:20]
+    for index in chosen:
+        place = folder / str(int(labels[index]))
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = (torch.as_tensor(images[index]).squeeze() * 255).round().byte().numpy()
+        Image.fromarray(pixels).save(place / f"{index:03}.png")
+    return folder
+
+
+def test_the_figures_are_those_of_training_on_the_whole_test_set(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = open_trained(str(classifier), tmp_path, "cpu")
+    expected = evaluate(trained.run, trained.test_data, 32)
+    save_better(classifier, {1: expected["accuracy"]})
+    trained = open_trained(str(classifier), tmp_path, "cpu")
+    expected = evaluate(trained.run, trained.test_data, 32)
+    found = measure(classifier, tmp_path / "out")
+    assert found["tested"] == 360
+    figures = found["figures"]["fp32"]
+    assert {name: figures[name] for name in expected} == expected
+    assert "top_five" in figures, "a metric that the settings do not name"
+    assert len(found["per_class"]) == 10
+    assert "Training measured accuracy" in capsys.readouterr().out
+
+
+def test_a_folder_is_judged_by_the_classes_that_the_run_learnt(
+    classifier: Path, digits_by_class: Path, tmp_path: Path
+) -> None:
+    found = measure(classifier, tmp_path / "out", data=str(digits_by_class))
+    counts = {row["name"]: row["samples"] for row in found["per_class"]}
+    assert found["tested"] == 20
+    assert [counts[name] for name in "0123"] == [0, 0, 0, 0]
+    assert sum(counts.values()) == 20
+    (digits_by_class / "cat").mkdir()
+    with pytest.raises(DataError, match="the run knows no class 'cat'; it learnt 0, 1, 2"):
+        measure(classifier, tmp_path / "two", data=str(digits_by_class))
+
+
+def test_an_export_is_measured_on_its_own_test_set_and_on_a_folder(
+    classifier: Path, digits_by_class: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "net.safetensors"
+    convert(ConvertArguments(run=str(classifier), to="safetensors", output=str(file)))
+    own, of_run = measure(file, tmp_path / "a"), measure(classifier, tmp_path / "b")
+    assert own["figures"] == of_run["figures"]
+    other = measure(file, tmp_path / "c", data=str(digits_by_class))
+    assert other["tested"] == 20
+
+
+def test_half_is_measured_next_to_float32(classifier: Path, tmp_path: Path) -> None:
+    found = measure(classifier, tmp_path / "out", half=True, dtype="bfloat16")
+    assert list(found["figures"]) == ["float32", "bfloat16"]
+    with pytest.raises(ConfigError, match="add --half"):
+        measure(classifier, tmp_path / "two", dtype="bfloat16")
+
+
+def test_nothing_is_written_over_and_a_data_set_without_folders_says_so(
+    generator: Path, classifier: Path, tmp_path: Path
+) -> None:
+    measure(classifier, tmp_path / "out")
+    with pytest.raises(InputOutputError, match=r"evaluation\.json already"):
+        measure(classifier, tmp_path / "out")
+    with pytest.raises(DataError, match="no folder"):
+        measure(generator, tmp_path / "two", data=str(tmp_path / "nowhere"))
+
+
+def test_by_default_each_evaluation_has_a_folder_of_its_own_in_the_run(classifier: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        run(EvaluateArguments(run="classifier", runs=str(tmp_path), device="cpu", json=True))
+    assert sorted(path.name for path in (classifier / "evaluations").iterdir()) == ["step-00000001", "step-00000001-2"]
