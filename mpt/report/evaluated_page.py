@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from mpt.report.classification import read_classification
 from mpt.report.evaluation_section import read_section
@@ -23,6 +23,8 @@ class Figures(Protocol):
     def figures(self) -> Mapping[str, float]: ...
     @property
     def refused(self) -> Mapping[str, str]: ...
+    @property
+    def details(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
