@@ -2,7 +2,7 @@
 
 Memory that is reserved but too fragmented to use is the difference between `reserved` and `allocated`; growing segments
 shrink it where sizes vary from step to step (micro-batches, lazy regularisation). Results are unchanged. On other
-devices there is nothing to set. The same as PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, without restarting.
+devices there is nothing to set. The same as PYTORCH_ALLOC_CONF=expandable_segments:True, without restarting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mpt.seams import MemoryTrick, Run
 RELIEVES = "fragmentation"
 SHARDED = True
 PROPOSALS = (True,)
-ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 class Settings(Options):

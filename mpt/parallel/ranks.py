@@ -220,8 +220,7 @@ class Ranks(World):
         names = sorted({name for of_rank in self.collect(sorted(values)) for name in of_rank})
         if not names:
             return {}
-        device = next((value.device for value in values.values()), torch.device("cpu"))
-        device = torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else device
+        device = self.meeting_device(next((value.device for value in values.values()), torch.device("cpu")))
         zero = torch.zeros((), device=device)
         own = [values[name].float().reshape(()).to(device) if name in values else zero for name in names]
         sums = torch.stack(own)
@@ -229,11 +228,16 @@ class Ranks(World):
             dist.all_reduce(sums)
         return dict(zip(names, sums, strict=True))
 
+    def meeting_device(self, otherwise: torch.device) -> torch.device:
+        """Return where tensors must be to be sent: NCCL knows this rank's card alone, gloo takes them as they are."""
+        return torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else otherwise
+
     @torch.no_grad()
     def average(self, tensors: Sequence[Tensor]) -> None:
-        """Put the mean over the ranks into tensors."""
+        """Put the mean over the ranks into tensors, which may be on different devices."""
         if tensors:
-            flat = torch.cat([tensor.detach().float().reshape(-1) for tensor in tensors])
+            device = self.meeting_device(tensors[0].device)
+            flat = torch.cat([tensor.detach().to(device).float().reshape(-1) for tensor in tensors])
             with self.waiting():
                 self._send(flat).wait()
             put_back(flat / self.size, tensors)
@@ -243,7 +247,7 @@ class Ranks(World):
         """Put the first rank's values into tensors."""
         with self.waiting():
             for tensor in tensors:
-                value = tensor.detach().contiguous()
+                value = tensor.detach().to(self.meeting_device(tensor.device)).contiguous()
                 dist.broadcast(value, 0)
                 if value.data_ptr() != tensor.data_ptr():
                     tensor.copy_(value)

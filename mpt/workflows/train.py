@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mpt.config.patch_origin import find_other_cards
 from mpt.config.schema import Config
 from mpt.engine.building.torch_settings import prepare_torch
-from mpt.errors import MemoryBudgetError, MptError
+from mpt.errors import ConfigError, MemoryBudgetError, MptError
 from mpt.run.boards.console import Console, Style
 from mpt.run.process.collector import collect_as_usual
 from mpt.run.records.ending import has_report_of, has_summary_of
@@ -184,7 +184,10 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
         message = str(error)
     except RuntimeError as error:
         if not is_out_of_memory(error):
-            raise
+            explained = explain_device(error, training)
+            if explained is None:
+                raise
+            raise explained from error
         where = f"at step {training.progress.step}, outside the update: while loading, evaluating or saving"
         message = describe_out_of_memory(where, out_of_memory_reason(error))
     if not world.is_first:
@@ -193,6 +196,20 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
     from mpt.workflows.out_of_memory_report import add_report
 
     raise MemoryBudgetError(add_report(message, training, retry))
+
+
+def explain_device(error: RuntimeError, training: Training) -> MptError | None:
+    """Return what a failure of CUDA other than memory means, None for one that has no words here."""
+    from mpt.engine.step.faults import NO_ENGINE
+    from mpt.workflows.blocking_rerun import ASSERT, explain_assert
+
+    if NO_ENGINE in str(error):
+        return ConfigError(
+            f"cuDNN has no kernel for a convolution at step {training.progress.step} ({str(error).strip()}), and the "
+            "card has memory left, so that smaller batches would not help: its dtype or layout is the reason. Leave "
+            "out memory.channels_last, or try another precision, such as fp32"
+        )
+    return explain_assert(training) if ASSERT in str(error) else None
 
 
 def record_lost(training: Training, text: str) -> None:

@@ -22,5 +22,5 @@ def test_the_installed_tricks_are_found_by_what_they_relieve_the_cheapest_first(
 
 def test_the_allocators_variables_come_from_the_chosen_tricks() -> None:
     chosen = load_config({**CONFIG, "memory": {"expandable_segments": True}}).memory.plugins
-    assert environment(chosen) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert environment(chosen) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert environment(load_config(CONFIG).memory.plugins) == {}

@@ -17,8 +17,8 @@ NO_MEMORY = (
     "CUDA error: out of memory",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-    "GET was unable to find an engine to execute this computation",
 )
+NO_ENGINE = "GET was unable to find an engine to execute this computation"
 
 
 def weights(run: Path, step: int) -> dict[str, bytes]:
@@ -80,6 +80,66 @@ def test_a_refusal_of_memory_by_driver_or_library_is_adapted_to(tmp_path: Path, 
     said = train(tmp_path, CLASSIFIER, "memory.on_oom=adapt")
     assert said.code == 0, said
     assert "micro-batch 32 -> 16" in said.text
+
+
+@pytest.mark.parametrize(("left_gib", "adapts"), [(0.5, True), (8, False)])
+def test_cudnn_without_an_engine_is_out_of_memory_only_on_a_card_that_is_nearly_full(
+    tmp_path: Path, left_gib: float, adapts: bool
+) -> None:
+    (card,) = installed().memory.cards
+    card.others_bytes = card.capacity_bytes - int(left_gib * 2**30)
+    installed().fail_once("aten::convolution_backward", NO_ENGINE, calls_before=5, out_of_memory=False)
+    said = train(tmp_path, CLASSIFIER, "memory.on_oom=adapt")
+    assert ("micro-batch 32 -> 16" in said.text) is adapts, said
+    assert (said.code == 0) is adapts, said
+    if not adapts:
+        assert "Traceback" not in said.text
+        assert "cuDNN has no kernel" in said.text
+
+
+ASSERTING_DATA = """
+import torch
+from mpt.config.options import DatasetOptions
+from mpt.seams import Dataset, DataSpec, FieldSpec
+
+class Settings(DatasetOptions):
+    pass
+
+class Numbers(Dataset):
+    spec = DataSpec({"image": FieldSpec((1, 8, 8), torch.float32, "image"), "label": FieldSpec((), torch.int64)}, 64,
+                    tuple("abcd"))
+    def __len__(self):
+        return 64
+    def fetch(self, indices, epoch):
+        label = torch.tensor([7 if i >= 40 and epoch else i % 4 for i in indices])
+        return {"image": torch.rand(len(indices), 1, 8, 8), "label": label}
+
+def build(settings, split, seed):
+    return Numbers()
+"""
+
+
+def test_a_device_side_assert_names_the_sample(tmp_path: Path) -> None:
+    """Labels are looked at in the first epoch; these become wrong in the second."""
+    (tmp_path / "parts" / "data").mkdir(parents=True)
+    (tmp_path / "parts" / "data" / "numbers.py").write_text(ASSERTING_DATA)
+    installed().fail_once(
+        "aten::nll_loss_forward", "CUDA error: device-side assert triggered", calls_before=2, out_of_memory=False
+    )
+    said = train(tmp_path, CLASSIFIER.replace("dataset: digits", "dataset: numbers"), "--parts", "parts")
+    assert said.code == 3, said
+    assert "Traceback" not in said.text
+    assert "device-side assert at step 2" in said.text
+    assert re.search(r"It is sample (4|5|6)\d: Target 7 is out of bounds", said.text), said
+
+
+def test_an_update_that_ran_out_of_memory_returns_pinned_blocks_too(tmp_path: Path) -> None:
+    emptied: list[bool] = []
+    torch._C._host_emptyCache = lambda: emptied.append(True)
+    installed().fail_once("aten::convolution_backward", calls_before=5)
+    said = train(tmp_path, CLASSIFIER, "memory.on_oom=adapt")
+    assert said.code == 0, said
+    assert emptied == [True]
 
 
 def test_a_refusal_of_memory_that_is_not_adapted_to_is_no_traceback(tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ def _define_driver(found: Device) -> None:
     cuda._is_in_bad_fork = driver["isInBadFork"]
     cuda._exchange_device = cuda._maybe_exchange_device = exchange
     torch._C._has_cuda = True  # type: ignore[attr-defined]
+    torch._C._host_emptyCache = lambda: None
     torch.version.cuda = CUDA_VERSION
     torch.backends.cudnn.version = lambda: 91300  # type: ignore[assignment]
     settings: Any = torch._C._accelerator_setAllocatorSettings

@@ -7,13 +7,17 @@ import os
 from mpt.config.relief import environment
 from mpt.config.schema import Config
 
+OLD_NAMES = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}
+"""Variables that torch also reads by an older name, and only where the newer one is not set."""
+
 
 def prepare_torch(config: Config) -> None:
     """Set what must be set before torch allocates: deterministic kernels, threads, the allocator."""
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     for name, value in environment(config.memory.plugins).items():
-        os.environ.setdefault(name, value)
+        if OLD_NAMES.get(name, name) not in os.environ:  # else the user's own settings would be lost
+            os.environ.setdefault(name, value)
     import torch
 
     if config.train.threads:

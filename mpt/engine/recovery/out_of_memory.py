@@ -169,4 +169,5 @@ def undo_update(run: Run, phase: Phase, random_state: dict[str, Any], notes: dic
     gc.collect()
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
+        torch._C._host_emptyCache()  # pinned blocks, which are otherwise never returned
     restore_random(random_state, run.device)

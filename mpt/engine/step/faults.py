@@ -13,9 +13,13 @@ REFUSALS = (
     "CUDA error: out of memory",  # the driver's, for pinned memory, kernels and handles
     "_STATUS_ALLOC_FAILED",  # cuBLAS, cuDNN and cuSOLVER
     "Storage size calculation overflowed",  # more than can be addressed
-    "was unable to find an engine to execute this computation",  # cuDNN: no kernel's workspace had room
 )
 """What a refusal says that is no torch.OutOfMemoryError."""
+NO_ENGINE = "unable to find an engine to execute this computation"
+"""cuDNN's words if no kernel's workspace had room, and also for a dtype or a layout that it has no kernel for."""
+LEAST_ROOM = 2**30
+ROOM_SHARE = 0.1
+"""Of a card's memory. With more than this and `LEAST_ROOM` left, some kernel of cuDNN's finds room for its workspace."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -29,7 +33,23 @@ def fault_kind(error: BaseException) -> FaultKind:
         return error.kind
     if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in REFUSALS):
         return "out_of_memory"
+    if NO_ENGINE in str(error) and is_memory_short():
+        return "out_of_memory"
     return "unsuited" if isinstance(error, ConfigError | RecomputationError) else "error"
+
+
+def is_memory_short() -> bool:
+    """Return whether the current card has too little room for a library's workspace; False without one.
+
+    Call while the failed update still holds its tensors.
+    """
+    if not torch.cuda.is_initialized():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    share = torch.cuda.get_per_process_memory_fraction(torch.cuda.current_device())
+    room = min(free + cached, share * total - torch.cuda.memory_allocated())
+    return room < max(LEAST_ROOM, ROOM_SHARE * total)
 
 
 def out_of_memory_reason(error: BaseException) -> str:

@@ -188,7 +188,7 @@ class CachingAllocator:
 
 
 class ExpandableAllocator(CachingAllocator):
-    """The variant under `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: memory is mapped page by page."""
+    """The variant under `PYTORCH_ALLOC_CONF=expandable_segments:True`: memory is mapped page by page."""
 
     SPACE = 2**30 * LARGE_SEGMENT  # a multiple of both page sizes
 
