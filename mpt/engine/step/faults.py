@@ -19,7 +19,7 @@ NO_ENGINE = "unable to find an engine to execute this computation"
 """cuDNN's words if no kernel's workspace had room, and also for a dtype or a layout that it has no kernel for."""
 LEAST_ROOM = 2**30
 ROOM_SHARE = 0.1
-"""Of a card's memory. With more than this and `LEAST_ROOM` left, some kernel of cuDNN's finds room for its workspace."""
+"""Of a card's memory. With more than this and `LEAST_ROOM` left, a kernel of cuDNN's finds room for its workspace."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
