@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
+from mpt.memory.travelling.host_blocks import block_bytes
 from mpt.optim.shared.averaging import AveragingOptimizer
 from mpt.seams import MemoryTrick, Run
 
@@ -67,9 +68,12 @@ class HostOptimizer(Optimizer):
             for parameter, twin in zip(outer["params"], inner["params"]):
                 if parameter.grad is not None:
                     if parameter._version != self.versions[parameter]:  # clipped or loaded since: the device is right
-                        twin.copy_(parameter)
-                    twin.grad = parameter.grad.to("cpu", copy=True)
+                        twin.copy_(parameter, non_blocking=True)
+                    twin.grad = torch.empty_like(parameter.grad, device="cpu", pin_memory=_pins(parameter))
+                    twin.grad.copy_(parameter.grad, non_blocking=True)
                     moved.append((parameter, twin))
+        for device in {parameter.device for parameter, _ in moved if _pins(parameter)}:
+            torch.cuda.current_stream(device).synchronize()  # once, for the copies of all of them
         self.inner.step()
         for outer, inner in zip(self.param_groups, self.inner.param_groups):  # what an optimizer counts in its groups
             outer.update({key: value for key, value in inner.items() if key != "params"})
@@ -107,6 +111,8 @@ class CpuOptimizer(MemoryTrick):
         """Put host optimizers in place, in the run and in its phases."""
         refuse_own_steps(run, "memory.cpu_optimizer")
         hosts = {optimizer: HostOptimizer(optimizer) for optimizer in run.optimizers.values()}
+        twins = [twin for host in hosts.values() for twin in host.twins.values()]
+        self.host_bytes = sum(2 * block_bytes(twin.nbytes) for twin in twins)  # and a gradient for each
         replace_optimizers(run, hosts)
 
 

@@ -28,6 +28,7 @@ from torch import nn
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.recomputing.blocks import Unit, find_chains
+from mpt.memory.travelling.host_blocks import block_bytes
 from mpt.memory.travelling.streaming import Streamed, make_streamed, refuse_recomputed_parts, settle
 from mpt.memory.travelling.weight_traffic import Stream, Traffic
 from mpt.seams import NOTHING, MemoryTrick, Phase, Run
@@ -123,7 +124,11 @@ class StreamWeights(MemoryTrick):
                 "memory.stream_weights: single layers of a Sequential travel here, and memory.lora gives those no "
                 "adapter; leave one of the two out"
             )
-        moved = sum(weight.nbytes for block in self.chosen for weight in block.travelling())
+        weights = [weight for block in self.chosen for weight in block.travelling()]
+        moved = sum(weight.nbytes for weight in weights)
+        self.host_bytes = sum(  # what pinning adds to the weights, and to the gradients of those that are trained
+            (1 + weight.requires_grad) * (block_bytes(weight.nbytes) - weight.nbytes) for weight in weights
+        )
         run.messages.append(
             f"memory.stream_weights: {moved / 2**20:,.1f} MiB of weights of {len(self.chosen)} blocks wait on the host"
         )

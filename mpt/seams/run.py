@@ -31,6 +31,8 @@ class MemoryTrick:
     name: str
     exact: bool = True
     """Are gradients bit-equal to the run without it?"""
+    host_bytes: int = 0
+    """Host memory that it holds beyond the weights, gradients and optimizer states that are there, for plans."""
     replaces_optimizers: bool = False
     """Such tricks are attached first: what others hang on an optimizer would be lost with it."""
 

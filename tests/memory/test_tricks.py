@@ -24,6 +24,7 @@ from mpt.errors import ConfigError
 from mpt.memory import compile as compile_networks
 from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations
 from mpt.memory.cpu_optimizer import HostOptimizer
+from mpt.memory.travelling.host_blocks import HostBlocks
 from mpt.optim.shared.schedules import set_learning_rates
 from mpt.run.checkpoints.state import pack, unpack
 from mpt.seams import Run
@@ -166,6 +167,34 @@ def test_small_tensors_stay_and_shared_ones_are_copied_once() -> None:
     (z.sum() + small.sum()).backward()
     assert x.grad is not None
     assert torch.allclose(x.grad[4:], (y.detach() ** 2)[4:])
+
+
+def test_a_forward_holds_two_tensors_whose_copies_may_be_under_way_and_a_backward_none() -> None:
+    trick = offload_activations.build(offload_activations.Settings(min_mebibytes=0.001))
+    x = torch.rand(600, requires_grad=True)
+    with trick.forward():
+        y = x
+        for _ in range(5):
+            y = y.exp()
+    assert [tensor.nbytes for tensor, _ in trick.leaving] == [2400, 2400]
+    assert trick.host_bytes == 5 * 4096  # blocks are powers of two
+    y.sum().backward()
+    assert not trick.leaving
+    with trick.forward():
+        x.exp().exp()
+    assert trick.host_bytes == 5 * 4096  # from those that were given back
+
+
+def test_pinned_blocks_are_powers_of_two_and_stay() -> None:
+    blocks = HostBlocks()
+    for size in (0, 1, 1025, 2048):
+        blocks.take(size)
+    assert blocks.bytes == 0 + 1 + 2 * 2048
+    blocks.give_back(1025)
+    blocks.take(2000)
+    assert blocks.bytes == 1 + 2 * 2048
+    blocks.take(5000)
+    assert blocks.bytes == 1 + 2 * 2048 + 8192
 
 
 def test_on_a_cpu_offloading_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

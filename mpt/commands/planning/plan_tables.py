@@ -19,6 +19,7 @@ from mpt.planner.recipes.recipe import EXPLANATIONS, Recipe, describe_cost, desc
 from mpt.planner.recipes.scaling import Scaling
 from mpt.planner.recipes.search import Search
 from mpt.report.units import show_seconds
+from mpt.run.process.host_memory import available_bytes
 
 SHOWN = 6
 REASONS = 3
@@ -92,6 +93,8 @@ def print_plan(
         table.add_row("largest batch", *describe_largest(plan))
     band = plan.step_seconds * plan.time_band
     table.add_row("step", show_seconds(plan.step_seconds), f"give or take {show_seconds(band)}{moved(calibration)}")
+    if plan.host_bytes:
+        table.add_row("host memory", describe_bytes(plan.host_bytes), describe_host(plan))
     if ranks:
         add_rank_rows(table, ranks)
     console.print(table)
@@ -100,6 +103,15 @@ def print_plan(
         console.print(held_tables(plan))
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
+
+
+def describe_host(plan: Plan) -> str:
+    """Return whose host memory it is, and whether this machine has as much."""
+    said = f"{'a rank: ' if plan.ranks else ''}what waits there, pinned blocks rounded up to powers of two"
+    left = available_bytes()
+    if left is None or plan.host_bytes < left:
+        return said
+    return f"{said}; this machine has {describe_bytes(left)} left"
 
 
 def moved(calibration: Calibration) -> str:
@@ -138,8 +150,6 @@ def add_rank_rows(table: Table, ranks: PlannedRanks) -> None:
         last = f"the last has {ranks.last_samples} and needs {describe_bytes(ranks.last_total)}"
         samples += f"; {last}"
     table.add_row("rank", f"1 of {ranks.nproc}", samples)
-    if ranks.host_bytes:
-        table.add_row("host memory", describe_bytes(ranks.host_bytes), "a rank: weights, gradients, optimizer state")
 
 
 def scaling_cells(scaling: Scaling) -> Sequence[tuple[str, ...]]:

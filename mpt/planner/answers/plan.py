@@ -201,6 +201,9 @@ class Plan:
     planning_seconds: float = 0.0
     ranks: MaybePlannedRanks = None
     """With several processes."""
+    host_bytes: Bytes = 0
+    """Host memory for what waits there: weights, gradients, optimizer states, activations; pinned blocks are rounded
+    up to powers of two."""
     as_torch: MaybeAsTorch = None
     """Empty without --torch."""
     at_budgets: dict[str, WithinBudget] = field(default_factory=dict)

@@ -153,6 +153,7 @@ def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wi
         largest_surely=surely,
         largest_is_bound=is_bound,
         step_seconds=step_seconds,
+        host_bytes=fake.host_bytes,
         time_band=BAND,
         notes=notes,
         inexact=fake.inexact,

@@ -57,7 +57,7 @@ class FakeRun:
     """The steps and then `moments`."""
     moments: list[Moment] = field(default_factory=list)
     host_bytes: int = 0
-    """What of weights, gradients and optimizer states is in host memory after the steps."""
+    """Weights, gradients and optimizer states in host memory after the steps, and what memory tricks hold there."""
 
 
 def trace_config(
@@ -123,13 +123,14 @@ def trace_config(
 
 
 def host_bytes(run: Run) -> int:
-    """Return the bytes of a run's weights, gradients and optimizer states that are on the CPU."""
+    """Return the bytes of a run's weights, gradients and optimizer states on the CPU, and of its tricks' there."""
     weights = [weight for module in run.task.modules.values() for weight in module.parameters()]
     held: list[Any] = [*weights, *(weight.grad for weight in weights)]
     for optimizer in run.optimizers.values():
         held += (value for state in optimizer.state.values() for value in state.values())
     parts = {id(part): part for part in map(local, (one for one in held if isinstance(one, Tensor) and one.dim()))}
-    return sum(part.nbytes for part in parts.values() if part.device.type == "cpu")
+    on_host = sum(part.nbytes for part in parts.values() if part.device.type == "cpu")
+    return on_host + sum(trick.host_bytes for trick in run.tricks)
 
 
 @contextmanager

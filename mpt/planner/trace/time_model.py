@@ -72,7 +72,7 @@ class Work:
         if cost.place == "device":
             self.add(cost.flops, cost.moved, cost.half)
         elif cost.place == "link":
-            self.host_bytes += cost.moved // 2
+            self.host_bytes += cost.moved
         elif cost.place == "host":
             self.host_compute_bytes += cost.moved
 
@@ -107,10 +107,12 @@ def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     tensors = [*inputs, *tensors_in(result)]
     if not tensors:
         return NO_COST
-    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    moved = sum(sizes)
     devices = {tensor.device.type for tensor in tensors if tensor.dim()}
     if "cpu" in devices:
-        return Cost("link" if len(devices) > 1 else "host", 0, moved, False)
+        # A copy crosses once, however many of its tensors the operator names: `copy_` returns what it was given.
+        return Cost("link", 0, max(sizes), False) if len(devices) > 1 else Cost("host", 0, moved, False)
     flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
     return Cost("device", flops, moved, any(tensor.dtype in HALF for tensor in inputs))
 

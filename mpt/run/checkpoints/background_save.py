@@ -1,9 +1,10 @@
 """Checkpoints that are written beside the training, which waits for a copy of its state and not for the disk.
 
-The copy lies in one block of host memory that is kept from save to save: mapping fresh memory would cost more than the
-copy. Hashing, writing, syncing and removing old checkpoints happen in a thread, in the order in which they always do,
-so a kill at any moment leaves what it leaves without this. One checkpoint is written at a time: the next save waits for
-the one before. What fails is raised by the next `finish`, in the thread that trains.
+The copy lies in one block of host memory that is kept from save to save: mapping fresh memory would cost more than
+the copy. On a GPU's machine it is pinned, so that the copies of all tensors are queued and waited for once. Hashing,
+writing, syncing and removing old checkpoints happen in a thread, in the order in which they always do, so a kill at
+any moment leaves what it leaves without this. One checkpoint is written at a time: the next save waits for the one
+before. What fails is raised by the next `finish`, in the thread that trains.
 
 The thread lives as long as one checkpoint is being written. Processes are not to be forked meanwhile.
 """
@@ -11,7 +12,9 @@ The thread lives as long as one checkpoint is being written. Processes are not t
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,12 +114,29 @@ class HostCopies:
             if not wanted and (available is None or needed > LARGEST_SHARE * available):
                 return None
             try:
-                self.block = torch.empty(needed, dtype=torch.uint8)
+                self.block = new_block(needed, pinned=any(tensor.is_cuda for tensor in tensors.values()))
             except RuntimeError:  # out of memory
                 return None
-        copies, begin = {}, 0
+        copies, begin, is_pinned = {}, 0, any(tensor.is_cuda for tensor in tensors.values()) and self.block.is_pinned()
         for name, tensor in tensors.items():
             size = tensor.numel() * tensor.element_size()
-            copies[name] = self.block[begin : begin + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            copy = self.block[begin : begin + size].view(tensor.dtype).view(tensor.shape)
+            copies[name] = copy.copy_(tensor, non_blocking=tensor.is_cuda and is_pinned)
             begin += -(-size // ALIGNMENT) * ALIGNMENT
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
         return copies
+
+
+def new_block(size: int, pinned: bool) -> Tensor:
+    """Return a block of host memory. Raises RuntimeError where there is none.
+
+    A pinned one is registered with the driver in place: torch's own pinned memory would be rounded up to a power of
+    two. If the driver refuses, the block is ordinary memory, and copies to it wait one by one.
+    """
+    block = torch.empty(size, dtype=torch.uint8)
+    if pinned and size:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        runtime.cudaHostRegister(block.data_ptr(), size, 0)
+        weakref.finalize(block, runtime.cudaHostUnregister, block.data_ptr())
+    return block
