@@ -178,7 +178,7 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
                 world.ending(error)
                 raise
             finally:
-                training.journal.close()
+                training.journal.close(lambda: stop.requested)
         return
     except MemoryBudgetError as error:
         message = str(error)

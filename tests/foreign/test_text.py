@@ -16,6 +16,7 @@ from mpt.errors import ConfigError
 from mpt.foreign.text import HarmlessStream, csv_cell, from_csv_cell, harmless
 from mpt.run.boards.boards import Boards
 from mpt.run.boards.console import Console
+from mpt.run.boards.feed import Board, Feed
 from mpt.run.records.layout import RunDirectory
 from mpt.run.records.recorder import Recorder
 from mpt.run.records.skipped_files import write_skipped_files
@@ -69,14 +70,14 @@ def test_docstrings_and_names_of_files_do_not_reach_the_terminal_raw(
 
 
 def test_what_a_board_raises_does_not_reach_the_terminal_raw(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    boards = Boards([], RunDirectory(tmp_path), {})
-
-    def fail() -> None:
+    def fail() -> Board:
         raise OSError(f"{RED}{TITLE}")
 
-    boards.attempt("mlflow", fail)
+    boards = Boards([], RunDirectory(tmp_path), {})
+    boards.open["mlflow"] = Feed(fail)
+    boards.close()
     with Console("plain", 1) as console:
         console.warning(*boards.take_problems())
         console.message(RED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,9 @@ class Journal:
         """Return how many events of each kind the run has had."""
         return dict(Counter(str(line.get("kind")) for line in read_lines(self.recorder.run.events_path)))
 
-    def close(self) -> None:
-        """Close the boards; the recorder belongs to whoever opened it."""
-        self.boards.close()
+    def close(self, is_hurried: Callable[[], bool]) -> None:
+        """Close the boards, soon if the process is to end; the recorder belongs to whoever opened it."""
+        self.boards.close(is_hurried)
         self._tell_problems()
 
     def _to_boards(self, values: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Where else a run's lines and pictures go: TensorBoard, Weights & Biases, MLflow. One small seam for all of them.
 
 The run's own files stay the record. A board gets the same numbers under `outer/inner` names and the preview pictures;
-one that fails (a server that is gone, a full quota) is left out from then on, with a warning, and never stops a
-training.
+one that fails or hangs (a server that is gone, a full quota) is left out from then on, with a warning, and never stops
+a training.
 """
 
 from __future__ import annotations
@@ -15,22 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from mpt.errors import ConfigError
+from mpt.run.boards.feed import Board, Feed
 from mpt.run.records.layout import RunDirectory
 
 TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
-
-
-class Board:
-    """One place that numbers go to. The names of numbers have slashes."""
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of a step."""
-
-    def picture(self, step: int, path: Path) -> None:
-        """Take a preview, a PNG file of the run."""
-
-    def close(self) -> None:
-        """Write out what is pending."""
+PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow.tracking"}
 
 
 def check_installed(names: Sequence[str]) -> None:
@@ -49,19 +38,20 @@ def open_board(name: str, run: RunDirectory, settings: Mapping[str, Any]) -> Boa
 
 
 class Boards:
-    """The boards of a run. Call `check_installed` first."""
+    """The boards of a run, each behind its queue. Call `check_installed` first."""
 
     def __init__(self, names: Sequence[str], run: RunDirectory, settings: Mapping[str, Any]) -> None:
         """`settings` is the configuration, nested, for those that show it."""
         self.problems: list[str] = []
         """What failed since the last look."""
-        self.open: dict[str, Board] = {}
+        self.open: dict[str, Feed] = {}
         for name in names:
-            self.attempt(name, partial(self.add, name, run, settings))
-
-    def add(self, name: str, run: RunDirectory, settings: Mapping[str, Any]) -> None:
-        """Open one more board."""
-        self.open[name] = open_board(name, run, settings)
+            try:
+                import_module(PACKAGES[name])  # here: two threads that import at once may meet a module half made
+            except (Exception, SystemExit) as error:
+                self.leave_out(name, str(error) or type(error).__name__)
+            else:
+                self.open[name] = Feed(partial(open_board, name, run, settings))
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Give the numbers of a mapping, nested or not, to all boards; what is no number is left out."""
@@ -70,30 +60,31 @@ class Boards:
             self.all(lambda board: board.write(step, numbers))
 
     def picture(self, step: int, path: Path) -> None:
-        """Give a preview to all boards."""
-        self.all(lambda board: board.picture(step, path))
+        """Give a preview to all boards, if the file is still there when its turn comes."""
+        self.all(lambda board: board.picture(step, path) if path.is_file() else None)
 
-    def close(self) -> None:
-        """Close all boards."""
-        self.all(lambda board: board.close())
+    def close(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Close all boards; `is_hurried` says whether the process is to end soon."""
+        for name, feed in self.open.items():
+            if (problem := feed.close(is_hurried)) is not None:
+                self.leave_out(name, problem)
         self.open = {}
 
     def all(self, work: Callable[[Board], None]) -> None:
-        """Do something with each board."""
-        for name, board in list(self.open.items()):
-            self.attempt(name, partial(work, board))
+        """Let each board do something."""
+        for feed in self.open.values():
+            feed.put(work)
 
-    def attempt(self, name: str, work: Callable[[], None]) -> None:
-        """Do something of a board's; whatever it raises ends that board alone."""
-        try:
-            work()
-        except Exception as error:  # its own errors are of many kinds, a server's among them
-            self.open.pop(name, None)
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self.problems.append(f"{TITLES[name]} gets nothing more of this run: {first}")
+    def leave_out(self, name: str, problem: str) -> None:
+        """Note that a board gets nothing more."""
+        self.problems.append(f"{TITLES[name]} gets nothing more of this run: {problem.splitlines()[0]}")
 
     def take_problems(self) -> list[str]:
         """Return what failed since the last call."""
+        for name, feed in list(self.open.items()):
+            if (problem := feed.look()) is not None:
+                self.leave_out(name, problem)
+                del self.open[name]
         found, self.problems = self.problems, []
         return found
 

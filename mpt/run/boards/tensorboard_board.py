@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 from PIL import Image
 
-from mpt.run.boards.boards import Board
+from mpt.run.boards.feed import Board
 from mpt.run.records.layout import RunDirectory
 
 

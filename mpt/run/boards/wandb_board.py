@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt.foreign.files import read_text
-from mpt.run.boards.boards import Board
+from mpt.run.boards.feed import Board
 from mpt.run.process.files import write_atomically
 from mpt.run.records.layout import RunDirectory
 

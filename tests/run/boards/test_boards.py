@@ -6,6 +6,8 @@ The stand-ins have the signatures of wandb 0.31 and mlflow 3.17, whose offline m
 
 import importlib.util
 import sys
+import threading
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from PIL import Image
 
 from mpt.errors import ConfigError
+from mpt.run.boards import feed
 from mpt.run.boards.boards import Boards, check_installed
 from mpt.run.records.layout import RunDirectory, create_run
 
@@ -127,7 +130,7 @@ def test_mlflow_gets_settings_once_and_numbers_by_step(run: RunDirectory, monkey
         ("abc", "step-00000002.png", "samples"),
         ("abc", "ended"),
     ]
-    fill(run, "mlflow")
+    fill(run, "mlflow").close()
     assert [call for call in CALLS if call[0] == "run"] == CALLS[:1]
 
 
@@ -135,10 +138,61 @@ def test_a_board_that_fails_is_left_out_and_the_others_go_on(run: RunDirectory, 
     module: Any = sys.modules["wandb"]
     module.Image = lambda path: 1 / 0
     boards = fill(run, "wandb")
-    assert boards.take_problems() == ["Weights & Biases gets nothing more of this run: division by zero"]
     boards.write(3, ROW)
+    boards.close()
+    assert boards.take_problems() == ["Weights & Biases gets nothing more of this run: division by zero"]
     assert boards.take_problems() == []
     assert wandb[-1][2] == 2
+
+
+def test_a_board_that_ends_the_program_is_left_out(run: RunDirectory, wandb: list[Any]) -> None:
+    module: Any = sys.modules["wandb"]
+    module.Image = lambda path: sys.exit("wandb: quota exceeded")
+    boards = fill(run, "wandb")
+    boards.close()
+    assert boards.take_problems() == ["Weights & Biases gets nothing more of this run: wandb: quota exceeded"]
+
+
+def test_a_board_that_hangs_holds_nobody_up(
+    run: RunDirectory, wandb: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = sys.modules["wandb"]
+    released = threading.Event()
+    module.Image = lambda path: released.wait(60)
+    monkeypatch.setattr(feed, "CALL_SECONDS", 0.2)
+    started = time.monotonic()
+    boards = fill(run, "wandb")
+    assert time.monotonic() - started < 5
+    time.sleep(0.5)
+    (said,) = boards.take_problems()
+    assert said == "Weights & Biases gets nothing more of this run: it has not answered for 0 s"
+    boards.close()
+    assert boards.take_problems() == []
+    released.set()
+
+
+@pytest.mark.parametrize(("hurried", "limit"), [(False, "END_SECONDS"), (True, "HURRIED_SECONDS")])
+def test_the_end_waits_for_a_board_only_so_long(
+    run: RunDirectory, wandb: list[Any], monkeypatch: pytest.MonkeyPatch, hurried: bool, limit: str
+) -> None:
+    module: Any = sys.modules["wandb"]
+    released = threading.Event()
+    module.Image = lambda path: released.wait(60)
+    monkeypatch.setattr(feed, limit, 0.1)
+    boards = fill(run, "wandb")
+    boards.close(lambda: hurried)
+    (said,) = boards.take_problems()
+    assert said.endswith("it did not take the last lines within 0 s")
+    released.set()
+
+
+def test_a_picture_that_is_gone_when_its_turn_comes_is_passed_over(run: RunDirectory, wandb: list[Any]) -> None:
+    boards = Boards(["wandb"], run, SETTINGS)
+    boards.picture(2, run.samples / "step-00000002.png")
+    boards.write(3, ROW)
+    boards.close()
+    assert boards.take_problems() == []
+    assert [call[0] for call in wandb[1:2]] == ["log"]
 
 
 def test_a_board_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +208,9 @@ def test_mlflow_without_a_database_says_what_to_install(run: RunDirectory, monke
         module.__dict__.update(Metric=None, Param=None, MlflowClient=lambda tracking_uri: 1 / 0)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("mpt.run.boards.mlflow_board.find_spec", lambda name: None)
-    (said,) = fill(run, "mlflow").take_problems()
+    boards = fill(run, "mlflow")
+    boards.close()
+    (said,) = boards.take_problems()
     assert "pip install sqlalchemy alembic" in said
 
 
