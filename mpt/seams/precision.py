@@ -25,6 +25,8 @@ class Scaler(Protocol):
     """Whether a step that overflows is skipped and the scale changed."""
     overflows_at_floor: int
     """Overflows in a row at the smallest scale."""
+    has_overflowed: bool
+    """Whether any gradient was not finite in this process, at a scale that skips no step too."""
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> bool: ...  # in place; whether any gradient overflowed
 

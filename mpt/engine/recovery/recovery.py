@@ -48,7 +48,22 @@ def after_non_finite(run: Run, phase: Phase, step: int, in_a_row: int, rollbacks
     if settings.on_non_finite == "stop" or rollbacks >= settings.max_rollbacks:
         after = f" after {rollbacks} rollbacks" if rollbacks else ""
         return Decision("stop", f"the loss of {phase.name} is not finite at step {step}{after}", phase)
+    if (scale := overflowed_static_scale(run)) is not None and not has_remedy(run):
+        why = f"gradients overflowed at precision.loss_scale={scale:.10g}, which is static: no step is skipped for it"
+        return Decision("stop", f"{phase.name} is not finite at step {step}: {why}, and a rollback would repeat it", phase)
     return Decision("roll_back", f"{phase.name} was not finite at step {step}")
+
+
+def overflowed_static_scale(run: Run) -> float | None:
+    """Return a loss scale that never falls and at which gradients overflowed, None if there is none."""
+    scalers = run.precision.scalers.values()
+    return next((scaler.scale for scaler in scalers if not scaler.dynamic and scaler.has_overflowed), None)
+
+
+def has_remedy(run: Run) -> bool:
+    """Return whether the settings change anything after a rollback, which else repeats what went before it."""
+    settings = run.config.precision.settings
+    return settings.auto_keep_fp32 or any(action != "repeat" for action in run.config.train.after_rollback)
 
 
 def at_floor(run: Run, updates: Mapping[str, Update]) -> Decision:
@@ -77,7 +92,7 @@ def stop(run: Run, journal: Journal, phase: Phase, done: Update, why: str) -> No
     journal.event("stopped", f"{why}; first at {culprit}")
     remedies = ["a lower optimizer.lr", "optimizer.clip_grad_norm=1"]
     if any(not scaler.dynamic for scaler in run.precision.scalers.values()):
-        remedies.append("a lower precision.loss_scale")
+        remedies = ["precision.loss_scale=dynamic", "a lower one", *remedies]
     if run.precision.numerics.dtype != torch.float32:
         remedies.append("precision=fp32")
     tried = f"{', '.join(remedies[:-1])} or {remedies[-1]}"

@@ -46,6 +46,8 @@ class LossScaler:
         )
         self.clean_steps = 0
         self.overflows_at_floor = 0
+        self.has_overflowed = False
+        """Whether any gradient was not finite in this process."""
 
     def multiply(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale, in float32: 2^16 itself is beyond float16."""
@@ -70,7 +72,9 @@ class LossScaler:
             inverse = torch.full((), 1.0 / self.scale, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found[device], inverse)
         agree_on_shards(parameters, found)
-        return any(not isinstance(flag, FakeTensor) and bool(flag) for flag in found.values())
+        overflowed = any(not isinstance(flag, FakeTensor) and bool(flag) for flag in found.values())
+        self.has_overflowed |= overflowed
+        return overflowed
 
     def update(self, overflowed: bool) -> None:
         """Halve after an overflow, double after `growth_interval` clean steps, within floor and ceiling."""

@@ -295,6 +295,24 @@ def test_nan_that_stays_stops_after_the_rollbacks_and_names_the_place(
     assert all(torch.isfinite(value).all() for value in state.values())
 
 
+@pytest.mark.parametrize("on_non_finite", ["rollback", "skip"])
+def test_a_static_scale_that_overflows_is_named_at_once_and_nothing_is_repeated(
+    tmp_path: Path, on_non_finite: str
+) -> None:
+    precision = {"mode": "amp", "dtype": "float16", "loss_scale": 2.0**30}
+    said = r"overflowed at precision.loss_scale=1073741824, which is static.* Try precision.loss_scale=dynamic, a lower"
+    with pytest.raises(NonFiniteError, match=said):
+        start(tmp_path, precision=precision, train=settings(on_non_finite=on_non_finite))
+    assert "rollback" not in [event["kind"] for event in events(tmp_path / "run")]
+
+
+def test_a_static_scale_that_overflows_is_rolled_back_where_something_is_changed_then(tmp_path: Path) -> None:
+    precision = {"mode": "amp", "dtype": "float16", "loss_scale": 2.0**30}
+    with pytest.raises(NonFiniteError):
+        start(tmp_path, precision=precision, train=settings(after_rollback=["halve_lr"], max_rollbacks=1))
+    assert "rollback" in [event["kind"] for event in events(tmp_path / "run")]
+
+
 def test_the_first_bad_module_and_operator_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mpt.nn.small_cnn import SmallCnn
 
