@@ -2,6 +2,7 @@
 
 Tensor cores read that order, so half-precision convolutions run without transposing copies, which cost time and
 workspace. Shapes and state-dict keys stay. Other kernels add in another order: results differ in the last bits.
+Dropout draws its mask in the order of memory, so other elements are dropped.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpt.config.options import PrecisionOptions
+from mpt.errors import ConfigError
 from mpt.nn.shared.mixin import Mixin, mix_in
 from mpt.precision.shared.choice import choose_dtype
 from mpt.precision.shared.float32_modules import Float32Module, cast_floating, keep_in_float32, own_methods
@@ -39,6 +40,10 @@ NAMES: dict[str, dict[str, object]] = {
 }
 SHARDED = True
 """Under O2 a shard is its own float32 master and is gathered in half; in the pure modes shards are half."""
+
+
+MIXED = ("same dtype", "should be the same", "scalar type")
+"""Of torch's words for operands of two dtypes."""
 
 
 class Settings(PrecisionOptions):
@@ -64,13 +69,31 @@ class HalfInputs(Mixin, nn.Module):
 def run_in_half(network: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a bound method of a `HalfInputs` from outside of the network."""
     down_args, down_kwargs = cast_floating((args, kwargs), network.half_input_dtype)
-    if not network.half_has_entries:
-        return cast_floating(function(*down_args, **down_kwargs), torch.float32)
-    network.half_is_running = True
+    network.half_is_running = network.half_has_entries
     try:
         return cast_floating(function(*down_args, **down_kwargs), torch.float32)
+    except RuntimeError as error:
+        if (reason := mixed_dtypes(network, error)) is not None:
+            raise ConfigError(reason) from error
+        raise
     finally:
         network.half_is_running = False
+
+
+def mixed_dtypes(network: nn.Module, error: RuntimeError) -> str | None:
+    """Return what to change where a weight that was kept in float32 met half outside of its module; None for another
+    failure.
+    """
+    said = str(error).split("\n")[0]
+    kept = [name for name, module in network.named_modules() if name and isinstance(module, Float32Module)]
+    if not kept or not any(words in said for words in MIXED):
+        return None
+    named = ", ".join(kept[:4]) + ", ..." * (len(kept) > 4)
+    return (
+        f"precision.keep_fp32: {named} of {type(network).__name__} stay in float32, and the network computes with such "
+        f"a weight or output in half elsewhere, as a head with an embedding's weight does ({said}). Keep the module "
+        f'that uses it in float32 too ("*" keeps all), or cast there: weight.to(hidden.dtype)'
+    )
 
 
 def cast_inputs(network: Any, dtype: torch.dtype) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mpt.errors import ConfigError
 from tests.engine import parts
 
 MODES = ["O2", "O3", "bf16-pure", "bf16-sr"]
@@ -70,3 +71,31 @@ def test_a_method_that_the_network_calls_itself_is_left_alone_also_when_recomput
     net(torch.rand(2, 4)).sum().backward()
     assert net.inside == [torch.bfloat16, torch.bfloat16]
     assert net.down.weight.grad is not None
+
+
+class Tied(nn.Module):
+    """A head that takes the embedding's weight without owning it."""
+
+    def __init__(self, casts: bool = False) -> None:
+        super().__init__()
+        self.levels, self.body, self.casts = nn.Embedding(9, 4), nn.Linear(4, 4), casts
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(self.levels(index))
+        weight = self.levels.weight.to(hidden.dtype) if self.casts else self.levels.weight
+        return nn.functional.linear(hidden, weight)
+
+
+def tied(mode: str, kept: str, casts: bool = False) -> torch.Tensor:
+    net = Tied(casts)
+    precision = parts.mode({"mode": mode, "dtype": "bfloat16", "keep_fp32": [kept]})
+    precision.prepare(type("Task", (), {"modules": {"net": net}, "trainable": {"net": net}}))
+    return net(torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_float32_weight_that_half_meets_elsewhere_is_named_with_the_way_out(mode: str) -> None:
+    with pytest.raises(ConfigError, match=r"precision.keep_fp32: levels of Tied stay in float32.* same dtype"):
+        tied(mode, "net.levels")
+    assert tied(mode, "*").dtype == torch.float32
+    assert tied(mode, "net.levels", casts=True).dtype == torch.float32

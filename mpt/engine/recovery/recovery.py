@@ -50,7 +50,9 @@ def after_non_finite(run: Run, phase: Phase, step: int, in_a_row: int, rollbacks
         return Decision("stop", f"the loss of {phase.name} is not finite at step {step}{after}", phase)
     if (scale := overflowed_static_scale(run)) is not None and not has_remedy(run):
         why = f"gradients overflowed at precision.loss_scale={scale:.10g}, which is static: no step is skipped for it"
-        return Decision("stop", f"{phase.name} is not finite at step {step}: {why}, and a rollback would repeat it", phase)
+        return Decision(
+            "stop", f"{phase.name} is not finite at step {step}: {why}, and a rollback would repeat it", phase
+        )
     return Decision("roll_back", f"{phase.name} was not finite at step {step}")
 
 

@@ -105,6 +105,15 @@ def keep_in_float32(module: nn.Module, device_type: str, casts_back: bool, half:
     module.float32_outer_dtype = half  # type: ignore[assignment]
 
 
+def answer_in_float32(modules: Sequence[nn.Module]) -> None:
+    """Let what runs inside of such modules return float32 where no input is floating, as an embedding does."""
+    for module in modules:
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict):  # these have no forward to be inside of
+            for inner in module.modules():
+                if inner is not module and isinstance(inner, Float32Module):
+                    inner.float32_outer_dtype = None
+
+
 def release(module: nn.Module) -> None:
     """Undo `keep_in_float32` of a module that it changed last."""
     mixin, original = type(module).__bases__

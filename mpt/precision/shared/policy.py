@@ -18,6 +18,7 @@ from mpt.config.options import PrecisionOptions
 from mpt.errors import ConfigError
 from mpt.precision.shared.float32_modules import (
     Float32Module,
+    answer_in_float32,
     full_precision,
     in_float32,
     keep_in_float32,
@@ -49,8 +50,10 @@ class Policy(Precision):
     def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
         """Set what products may use, and keep in float32 the modules that the settings name."""
         self.numerics = replace(self.numerics, notes=tuple(set_products(self.settings, self.numerics.dtype)))
-        for module in matching_modules(task.modules, self.settings.keep_fp32):
+        kept = matching_modules(task.modules, self.settings.keep_fp32)
+        for module in kept:
             keep_in_float32(module, self.device.type, self.casts_back, self.numerics.dtype)
+        answer_in_float32(kept)
 
     @property
     def scales_losses(self) -> bool:
