@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +18,12 @@ from mpt.commands.cli.arguments import DiffArguments
 from mpt.config.differences import ABSENT, Difference, find_differences
 from mpt.config.layers import write_override
 from mpt.config.schema import Config
-from mpt.errors import ConfigError, GateError, NonFiniteError
+from mpt.errors import CheckpointError, ConfigError, GateError, NonFiniteError
 from mpt.report.read_run import read_run
-from mpt.workflows.sides import Side, read_side, resolve_mode, vary
+from mpt.run.records.kept_parts import lost_parts, own_parts
+from mpt.run.records.layout import find_run
+from mpt.run.records.used_parts import changed_parts
+from mpt.workflows.sides import Side, is_config, read_side, resolve_mode, vary
 
 if TYPE_CHECKING:
     from mpt.doctor.parting import Comparison
@@ -94,7 +99,7 @@ def read_sides(arguments: DiffArguments) -> tuple[Side, Side]:
             "configurations or runs, or one and --variant KEY=VALUE"
         )
     runs = Path(arguments.runs)
-    first = read_side(words[0], overrides, runs, arguments.allow)
+    first = read_with_own_parts(words[0], overrides, runs, arguments.allow)
 
     def again(more: Sequence[str]) -> Config:
         return read_side(words[0], [*overrides, *more], runs, arguments.allow).config
@@ -104,7 +109,22 @@ def read_sides(arguments: DiffArguments) -> tuple[Side, Side]:
         return first, Side(f"{words[0]} with {arguments.variant}", varied)
     if resolve_mode(words[1]) is not None and not Path(words[1]).exists():
         return first, Side(words[1], vary(first.config, f"precision={words[1]}", arguments.allow, again))
-    return first, read_side(words[1], overrides, runs, arguments.allow)
+    second = read_with_own_parts(words[1], overrides, runs, arguments.allow)
+    homes = [side.config.task.plugin.package for side in (first, second)]
+    if homes[0].name != homes[1].name:
+        said = " and ".join(f"{side.label} trains task {side.config.task.name}" for side in (first, second))
+        raise ConfigError(f"mpt diff: {said}, which have nothing in common; name two trainings of one task")
+    return first, second
+
+
+def read_with_own_parts(word: str, overrides: Sequence[str], runs: Path, allow: Sequence[str]) -> Side:
+    """Return the side that a word names, a run's with the parts that it used, if it kept them."""
+    directory = None
+    if not is_config(word):
+        with suppress(CheckpointError):  # said below
+            directory, _ = find_run(word, runs)
+    with own_parts(directory):
+        return read_side(word, overrides, runs, allow)
 
 
 def compare_files(first: Side, second: Side) -> RunDifference | None:
@@ -136,7 +156,10 @@ def replay(
     trainings, states = [], []
     for side in (first, second):
         config = as_on_a_gpu(side.config, arguments.dtype) if arguments.dtype else side.config
-        training = Training(config, choose_device(config.train.device), build_datasets(config)[0])
+        code = partial(own_parts, side.run)
+        with code():
+            training = Training(config, choose_device(config.train.device), build_datasets(config)[0])
+        training.code = code
         if side.checkpoint is not None:
             states.append(checkpoint.load(side.checkpoint))
         elif files is not None and files.common is not None:
@@ -149,7 +172,24 @@ def replay(
         start = states[0].step
         for training, state in zip(trainings, states, strict=True):
             training.restore(state.state)
-    return Lockstep(trainings[0], trainings[1], differences).compare(start, arguments.steps)
+    found = Lockstep(trainings[0], trainings[1], differences).compare(start, arguments.steps)
+    found.notes += [note for letter, side in (("A", first), ("B", second)) for note in notes_on_parts(letter, side)]
+    return found
+
+
+def notes_on_parts(letter: str, side: Side) -> list[str]:
+    """Say with which code a run was trained again, if its parts were edited since."""
+    changed = changed_parts(side.run.parts_path) if side.run is not None else []
+    if side.run is None or not changed:
+        return []
+    lost = lost_parts(side.run)
+    own = [file for file in changed if file not in lost]
+    notes = [f"{letter}: trained again with its own {', '.join(own)}, as the run kept it"] if own else []
+    if lost:
+        notes.append(
+            f"{letter}: made with another {', '.join(lost)}, which is not kept: trained with the one that is here"
+        )
+    return notes
 
 
 def verdict_of(files: RunDifference | None, replayed: Comparison | None) -> str:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch import Tensor
-
 from mpt.doctor.instrument import Result, error_of, input_error
+from mpt.engine.recovery.module_places import LOSS
 
 Key = tuple[str, str, bool, int]
 """What two steps' results are matched by: `Result.key`."""
@@ -70,13 +69,16 @@ def compared(true: Sequence[Result], seen: Sequence[Result]) -> Iterator[tuple[R
     for one in seen:
         right = by_key.get(one.key)
         if right is not None and right.count:
-            yield one, right, error_without_scale(one.sample, right.sample)
+            yield one, right, result_error(one, right)
 
 
-def error_without_scale(value: Tensor, true: Tensor) -> float:
-    """Return the error of a sample that may be multiplied by a loss scale, which is a power of two."""
-    direct = error_of(value, true)
-    norm, right = float(value.norm()), float(true.norm())
-    if direct <= JUMP or not norm or not right or not math.isfinite(norm + right):
-        return direct
-    return min(direct, error_of(value / 2.0 ** round(math.log2(norm / right)), true))
+def result_error(value: Result, true: Result, *, is_scaled: bool = True) -> float:
+    """Return the error of an operator's result. If one of the steps has a loss scale, a power of two, that a backward
+    operator or the loss is multiplied by is none.
+    """
+    error = error_of(value.sample, true.sample)
+    norm, right = float(value.sample.norm()), float(true.sample.norm())
+    may_be_scaled = is_scaled and (true.is_backward or true.module == LOSS)
+    if not may_be_scaled or error <= JUMP or not norm or not right or not math.isfinite(norm + right):
+        return error
+    return min(error, error_of(value.sample / 2.0 ** round(math.log2(norm / right)), true.sample))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mpt.doctor.culprits import BEYOND_ROUNDING, error_without_scale
+from mpt.doctor.culprits import BEYOND_ROUNDING, result_error
 from mpt.doctor.instrument import Result, input_error
+from mpt.doctor.pairing import counterparts
 
 FLOOR_UNITS = 64
 """A relative error of so many units of the coarser dtype is rounding in any case: sums of many terms reach it."""
+
+NOISE = 0.5
+"""A value that rounding moves by this share of itself says nothing: its true value is zero, or nearly."""
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -45,6 +49,26 @@ class Move:
         return self.apart / self.moved if self.moved else (math.inf if self.apart else 0.0)
 
 
+def moves_apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor], begun: Mapping[str, Tensor]) -> dict[str, Move]:
+    """Return how far each weight was moved from its start, and how far apart two trainings moved it."""
+    found = {}
+    for name, value in one.items():
+        if not value.is_floating_point():
+            continue
+        moved = (value - begun[name]).float()
+        apart = (other[name].float() - value.float()).abs()
+        last_places = 4 * torch.finfo(value.dtype).eps * value.float().abs()
+        apart = torch.where(apart <= last_places, 0.0, apart)
+        there = (moved != 0) | (apart != 0)
+        shares = apart[there] / moved[there].abs()
+        found[name] = Move(
+            typical=float(shares.median()) if shares.numel() else 0.0,
+            apart=float(apart.norm()),
+            moved=float(moved.norm()),
+        )
+    return found
+
+
 def total(moves: Mapping[str, Move]) -> float:
     """Return the distance of all weights together, as a share of how far they moved."""
     moved = math.sqrt(sum(move.moved**2 for move in moves.values()))
@@ -68,32 +92,36 @@ def split_of(one: Sequence[Result], other: Sequence[Result]) -> str | None:
     return None
 
 
+Pair = tuple[Result | None, Result | None]
+"""An operator of each training; None on a side that lacks it."""
+
+
 def first_operator(
-    one: Sequence[Result], other: Sequence[Result], third: Sequence[Result], unit: float, *, exact: bool
-) -> tuple[Result | None, Result | None] | None:
-    """Return the first operator whose results differ, at all or beyond rounding; None on a side that lacks it."""
-    there = {result.key: result for result in other}
-    moved = {result.key: result for result in third}
-    known = {result.key for result in one}
+    one: Sequence[Result],
+    other: Sequence[Result],
+    third: Sequence[Result],
+    unit: float,
+    *,
+    exact: bool,
+    is_scaled: bool = True,
+) -> Pair | None:
+    """Return the first operator whose results differ, at all or beyond rounding.
+
+    `is_scaled`: whether the two have different loss scales.
+    """
+    matches = counterparts(one, other)
+    if exact:
+        return first_other_bits(one, other, matches)
     worst: tuple[float, Result, Result] | None = None
-    for result in one:
-        match = there.get(result.key)
+    for result, match, near in zip(one, matches, counterparts(one, third), strict=True):
         if match is None:
-            if exact:
-                return result, stand_in(result, other)
-            continue
-        if exact:
-            if not result.has_bits_of(match):
-                more = first_without(other, match, known)
-                return (None, more) if more is not None else (result, match)
             continue
         if result.shape != match.shape:
             return result, match
-        error = error_without_scale(match.sample, result.sample)
+        error = result_error(match, result, is_scaled=is_scaled)
         if math.isnan(error):
             continue
-        near = moved.get(result.key)
-        rounding = error_without_scale(near.sample, result.sample) if near is not None else 0.0
+        rounding = result_error(near, result) if near is not None else 0.0
         limit = max(FLOOR_UNITS * unit, BEYOND_ROUNDING * (0.0 if math.isnan(rounding) else rounding))
         if error > limit:
             if input_error(match.inputs, result.inputs) < error / 4:
@@ -105,16 +133,29 @@ def first_operator(
     return None
 
 
-def first_without(
-    results: Sequence[Result], end: Result, known: Collection[tuple[str, str, bool, int]]
-) -> Result | None:
-    """Return the first of the results before `end` that has no counterpart."""
-    for result in results:
-        if result is end:
-            return None
-        if result.key not in known:
-            return result
-    return None
+def first_other_bits(one: Sequence[Result], other: Sequence[Result], matches: Sequence[Result | None]) -> Pair | None:
+    """Return the first operator whose results are not the same to the bit, or one that only one side has.
+
+    One without a counterpart is to blame only if what comes after it gets other inputs.
+    """
+    paired = {id(match) for match in matches}
+    places = {id(result): place for place, result in enumerate(other)}
+    alone: Pair | None = None
+    reached = 0
+    for result, match in zip(one, matches, strict=True):
+        if match is None:
+            alone = alone or (result, stand_in(result, [each for each in other if id(each) not in paired]))
+            continue
+        place = places[id(match)]
+        added = next((each for each in other[reached:place] if id(each) not in paired), None)
+        reached = max(reached, place + 1)
+        if added is not None and alone is None:
+            alone = (None, added)
+        if result.has_bits_of(match):
+            continue
+        has_same_inputs = result.inputs_fingerprint == match.inputs_fingerprint
+        return (result, match) if alone is None or has_same_inputs else alone
+    return alone
 
 
 def stand_in(result: Result, other: Sequence[Result]) -> Result | None:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpt.config.load import change_precision
+from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
 from mpt.data.loading.loader import to_device
 from mpt.doctor.measured_step import HALVINGS, Step, half_as_on_a_gpu, moved_weights, repeat_backward
@@ -40,6 +43,8 @@ class Training:
 
     def __init__(self, config: Config, device: torch.device, data: Dataset) -> None:
         self.config, self.data = config, data
+        self.code: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Makes the parts that it was built of those that are imported, for a block."""
         prepare_torch(config)
         self.loader = supply_batches(config, data)
         self.total_steps = count_steps(config, self.loader)
@@ -47,6 +52,11 @@ class Training:
         self.random = capture_random(device)
         self.settled: dict[str, float] = {}
         """Phase -> the loss scale that its first steps were repeated at."""
+
+    def float32_twin(self) -> Training:
+        """Return the same training in float32, at its beginning."""
+        with self.code():
+            return Training(change_precision(self.config, FLOAT32), self.run.device, self.data)
 
     @property
     def unit(self) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mpt.config.schema import Config
-from mpt.doctor.culprits import BEYOND_ROUNDING, error_without_scale, find_culprits
+from mpt.doctor.culprits import BEYOND_ROUNDING, find_culprits, result_error
 from mpt.doctor.instrument import Result, error_of
 from mpt.doctor.measured_step import Step, rounded_step, take_step
 from mpt.doctor.refusals import Refusal
@@ -278,4 +278,4 @@ def operator_errors(true: Sequence[Result], seen: Sequence[Result]) -> Iterator[
     for one in true:
         other = by_key.get(one.key)
         if other is not None and other.shape == one.shape:
-            yield one, error_without_scale(other.sample, one.sample)
+            yield one, result_error(other, one)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from mpt.config.differences import Difference
-from mpt.doctor.culprits import BEYOND_ROUNDING, error_without_scale
-from mpt.doctor.difference import FLOOR_UNITS, first_operator, same, split_of
+from mpt.doctor.culprits import BEYOND_ROUNDING, result_error
+from mpt.doctor.difference import FLOOR_UNITS, NOISE, first_operator, same, split_of
 from mpt.doctor.instrument import Result, error_of
 from mpt.doctor.lockstep import Training
 from mpt.doctor.measured_step import Step
+from mpt.doctor.numerics import SMALLEST_SHARE
 from mpt.doctor.parting import Parting
 from mpt.seams import Batch
 
@@ -51,7 +53,9 @@ class Reasons:
             return f"other random numbers: seed {self.first.config.seed} against {self.second.config.seed}"
         return f"other initial weights: {self.settings('model', 'task', 'seed') or 'drawn otherwise'}"
 
-    def operator_parting(self, step: int, phase: str, one: Result | None, other: Result | None) -> Parting:
+    def operator_parting(
+        self, step: int, phase: str, one: Result | None, other: Result | None, *, is_scaled: bool = True
+    ) -> Parting:
         """Describe an operator whose result differs."""
         if one is None or other is None or one.operator != other.operator:
             there = one or other
@@ -61,7 +65,7 @@ class Reasons:
             reason = "another operator runs here: another kernel, graph or mode"
             reason += f" ({differing_settings})" if differing_settings else ""
             return Parting(step, phase, "operator", there.describe(), said[0], said[1], reason)
-        error = error_without_scale(other.sample, one.sample)
+        error = result_error(other, one, is_scaled=is_scaled)
         sides = [f"{str(side.dtype).removeprefix('torch.')}" for side in (one, other)]
         if one.dtype == other.dtype:
             sides = ["", ""]
@@ -127,15 +131,20 @@ class Reasons:
         splits = split_of(one.results, other.results)
         if splits is None:
             third = looks[2].results if len(looks) > 2 else []
-            found = first_operator(one.results, other.results, third, self.unit, exact=exact)
+            is_scaled = (one.scale or 1.0) != (other.scale or 1.0)
+            found = first_operator(one.results, other.results, third, self.unit, exact=exact, is_scaled=is_scaled)
             if found is not None:
-                return self.operator_parting(step, phase, *found)
+                return self.operator_parting(step, phase, *found, is_scaled=is_scaled)
+        whole = math.sqrt(sum(float(value.norm()) ** 2 for value in one.gradients.values()))
         for name, value in one.gradients.items():
             there = other.gradients.get(name)
             if there is None:
                 continue
             error = error_of(there, value)
             rounding = error_of(looks[2].gradients.get(name, value), value) if len(looks) > 2 else 0.0
+            is_noise = rounding > NOISE or float(value.norm()) <= SMALLEST_SHARE * whole
+            if not exact and is_noise and float((there - value).norm()) <= FLOOR_UNITS * self.unit * whole:
+                continue
             allowed = 0.0 if exact else max(FLOOR_UNITS * self.unit, BEYOND_ROUNDING * rounding)
             if error > allowed or (exact and not same(value, there)):
                 reason = splits or "order of a sum, or arithmetic that no operator shows"

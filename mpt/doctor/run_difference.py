@@ -19,6 +19,7 @@ from mpt.run.checkpoints.checkpoint import LoadedCheckpoint
 from mpt.run.checkpoints.retention import list_steps
 from mpt.run.checkpoints.state import pack
 from mpt.run.records.layout import RunDirectory
+from mpt.run.records.used_parts import read_used_parts
 
 ENVIRONMENT = ("mpt", "torch", "python", "cuda", "cudnn", "processor", "devices", "threads", "commit")
 
@@ -62,6 +63,7 @@ def compare_runs(one: RunRecord, other: RunRecord) -> RunDifference:
             found.environment.append(f"{name}: {values[0]} against {values[1]}")
     if one.test_set and other.test_set and one.test_set != other.test_set:
         found.environment.append("a test set with other samples")
+    found.environment += different_parts(RunDirectory(one.path), RunDirectory(other.path))
     rows = {int(number(line.get("step"))): line for line in other.train}
     for line in one.train:
         step = int(number(line.get("step")))
@@ -85,6 +87,16 @@ def compare_runs(one: RunRecord, other: RunRecord) -> RunDifference:
             break
     compare_checkpoints(RunDirectory(one.path), RunDirectory(other.path), found)
     return found
+
+
+def different_parts(one: RunDirectory, other: RunDirectory) -> list[str]:
+    """Return the files of parts from outside that both runs used and that were not the same."""
+    files = [
+        {f"{package['name']}/{file}": digest for package in read_used_parts(side.parts_path)
+         for file, digest in package["files"].items()}
+        for side in (one, other)
+    ]  # fmt: skip
+    return [f"another {name}" for name, digest in files[0].items() if files[1].get(name, digest) != digest]
 
 
 def first_difference(one: Any, other: Any) -> dict[str, Any] | None:

@@ -16,21 +16,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mpt.config.differences import Difference
-from mpt.config.load import change_precision
-from mpt.config.precision_names import FLOAT32
 from mpt.doctor.culprits import BEYOND_ROUNDING
-from mpt.doctor.difference import FLOOR_UNITS, Move, differing, same, total
+from mpt.doctor.difference import FLOOR_UNITS, NOISE, differing, moves_apart, same, total
 from mpt.doctor.instrument import error_of
 from mpt.doctor.lockstep import Training
 from mpt.doctor.measured_step import Step
+from mpt.doctor.numerics import SMALLEST_SHARE
 from mpt.doctor.parting import Comparison, Parting, exceeds
 from mpt.doctor.reasons import Reasons
 from mpt.doctor.refusals import Refusal
-from mpt.errors import CheckpointError
+from mpt.errors import CheckpointError, ConfigError
 from mpt.seams import Batch, Phase
 
 
@@ -68,6 +66,12 @@ class Lockstep:
     def compare_start(self, start: int) -> Parting | None:
         """Compare networks and weights before the first step."""
         one, other = self.first.weights(), self.second.weights()
+        if not one.keys() & other.keys():
+            raise ConfigError(
+                f"mpt diff: the trainings have no network in common (task {self.first.config.task.name} with model "
+                f"{self.first.config.model.name}, and {self.second.config.task.name} with "
+                f"{self.second.config.model.name}); name two of one task"
+            )
         for name in [*one, *(name for name in other if name not in one)]:
             shapes = [tuple(side[name].shape) if name in side else None for side in (one, other)]
             if shapes[0] != shapes[1]:
@@ -148,7 +152,7 @@ class Lockstep:
     def set_out(self, state: dict[str, Any], step: int, found: Comparison) -> Training | None:
         """Build the training that shows what rounding does, in the state of the first."""
         try:
-            third = Training(change_precision(self.first.config, FLOAT32), self.first.run.device, self.first.data)
+            third = self.first.float32_twin()
             third.restore(state)
         except CheckpointError as error:
             found.notes.append(f"rounding is judged by the dtype alone, as a float32 twin cannot set out here: {error}")
@@ -176,40 +180,26 @@ class Lockstep:
         """Return the weights that are further apart than rounding explains, each with its error and rounding's.
 
         All together are judged by their norm, and each by the median of its elements: where Adam divides by a gradient
-        that is all but zero, rounding turns a few elements round, in one training and not in another.
+        that is all but zero, rounding turns a few elements round, in one training and not in another. A weight whose
+        move is noise already, as that of a bias in front of BatchNorm, is held against the moves of all.
         """
         floor = FLOOR_UNITS * self.unit
         weights = self.first.weights()
-        moves = self.moves_apart(weights, self.second.weights())
-        near = self.moves_apart(weights, self.third.weights()) if self.third is not None else {}
-        found = {
-            name: (move.typical, near[name].typical if name in near else 0.0)
-            for name, move in moves.items()
-            if not move.typical <= max(floor, BEYOND_ROUNDING * (near[name].typical if name in near else 0.0))
-        }
+        moves = moves_apart(weights, self.second.weights(), self.begun)
+        near = moves_apart(weights, self.third.weights(), self.begun) if self.third is not None else {}
+        moved = math.sqrt(sum(move.moved**2 for move in moves.values()))
+        found = {}
+        for name, move in moves.items():
+            from_rounding = near[name].typical if name in near else 0.0
+            is_noise = not from_rounding <= NOISE or move.moved <= SMALLEST_SHARE * moved
+            if is_noise and move.apart <= floor * moved:
+                continue
+            if not move.typical <= max(floor, BEYOND_ROUNDING * from_rounding):
+                found[name] = (move.typical, from_rounding)
         rounding = total(near)
         if not found and not total(moves) <= max(floor, BEYOND_ROUNDING * rounding):
             worst = max(moves, key=lambda name: moves[name].apart)
             found[worst] = (moves[worst].share, near[worst].share if worst in near else 0.0)
-        return found
-
-    def moves_apart(self, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Move]:
-        """Return how far each weight was moved from its start, and how far apart two trainings moved it."""
-        found = {}
-        for name, value in one.items():
-            if not value.is_floating_point():
-                continue
-            moved = (value - self.begun[name]).float()
-            apart = (other[name].float() - value.float()).abs()
-            last_places = 4 * torch.finfo(value.dtype).eps * value.float().abs()
-            apart = torch.where(apart <= last_places, 0.0, apart)
-            there = (moved != 0) | (apart != 0)
-            shares = apart[there] / moved[there].abs()
-            found[name] = Move(
-                typical=float(shares.median()) if shares.numel() else 0.0,
-                apart=float(apart.norm()),
-                moved=float(moved.norm()),
-            )
         return found
 
     def place(self, step: int, batches: Sequence[Batch], *, exact: bool) -> Parting | None:
@@ -251,8 +241,12 @@ class Lockstep:
         if not names:
             return None
         name = names[0]
-        move = self.moves_apart({name: one[name]}, other).get(name)
-        near = self.moves_apart({name: one[name]}, self.third.weights()).get(name) if self.third is not None else None
+        move = moves_apart({name: one[name]}, other, self.begun).get(name)
+        near = (
+            moves_apart({name: one[name]}, self.third.weights(), self.begun).get(name)
+            if self.third is not None
+            else None
+        )
         settings = self.reasons.settings("optimizer", "train", "precision", "memory", "task")
         reason = f"the update: {settings}" if settings else "the update, or a buffer's"
         error, rounding = move.share if move is not None else None, near.share if near is not None else None
@@ -261,12 +255,12 @@ class Lockstep:
     def row(self, step: int, told: Sequence[Told]) -> dict[str, Any]:
         """Return a step's figures."""
         weights = self.first.weights()
-        third = total(self.moves_apart(weights, self.third.weights())) if self.third is not None else None
+        third = total(moves_apart(weights, self.third.weights(), self.begun)) if self.third is not None else None
         return {
             "step": step,
             "losses": [told[0].losses, told[1].losses],
             "skipped": [sorted(told[0].skipped), sorted(told[1].skipped)],
-            "weights_apart": total(self.moves_apart(weights, self.second.weights())),
+            "weights_apart": total(moves_apart(weights, self.second.weights(), self.begun)),
             "rounding": third,
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,122 @@ def test_a_model_that_raises_in_half_alone_parts_there(
     assert parting["where"].startswith("halves.py:")
     assert parting["first"] == "a result"
     assert parting["second"].startswith("raises RuntimeError: value cannot be converted")
+
+
+OWN_NET = """
+from torch import nn
+from mpt.config.options import Options
+from ..losses.factor import FACTOR
+
+TASK = "classify"
+
+class Settings(Options):
+    image_size: int = 16
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(256, 16), nn.Tanh())
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, image):
+        return self.head(FACTOR * self.body(image))
+
+def build(settings, data):
+    return {"net": Net(len(data.classes))}
+"""
+
+
+def test_runs_with_an_own_part_that_was_edited_are_each_trained_again_with_their_own(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPT_PARTS", str(tmp_path / "own"))
+    for folder in ("nn", "losses"):
+        (tmp_path / "own" / folder).mkdir(parents=True)
+    (tmp_path / "own/nn/own_net.py").write_text(OWN_NET)
+    config = tmp_path / "own.yaml"
+    config.write_text(yaml.safe_dump({**BASE, "model": "own_net"}))
+    for name, factor in (("a", "1.0"), ("b", "2.0"), ("c", "2.0")):
+        (tmp_path / "own/losses/factor.py").write_text(f"FACTOR = {factor}\n")
+        for module in [module for module in sys.modules if module.startswith("mpt.parts.own")]:
+            del sys.modules[module]
+        train.run(TrainArguments(config, name=name, quiet=True, overrides=("train.steps=2",)))
+    told = ask("a", "b", code=8)
+    assert told["files"]["environment"] == ["another own/losses/factor.py"]
+    assert told["replay"]["notes"] == ["A: trained again with its own own/losses/factor.py, as the run kept it"]
+    assert told["replay"]["beyond"]["where"].startswith("net: mul in float32 (own_net.py:")
+    assert told["replay"]["beyond"]["reason"].startswith("another setting of it: (1.0) against (2.0)")
+    assert ask("b", "c")["verdict"] == "same"
+    shutil.rmtree(tmp_path / "runs/a/parts")
+    told = ask("a", "b", code=8)
+    assert told["replay"]["notes"] == [
+        "A: made with another own/losses/factor.py, which is not kept: trained with the one that is here"
+    ]
+
+
+def test_trainings_of_two_systems_are_refused_in_a_line(base: Path) -> None:
+    with pytest.raises(ConfigError, match=r"@saehd_demo trains task \w+, which have nothing in common"):
+        diff.run(DiffArguments((str(base), "@saehd_demo")))
+    with pytest.raises(ConfigError, match="have no network in common"):
+        diff.run(DiffArguments((str(base), "@lsgan"), steps=1))
+
+
+MORE_CALLS = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes, added, factor):
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 16), nn.Linear(16, classes)
+        self.added, self.factor = added, factor
+
+    def forward(self, image):
+        value = image.flatten(1) * 2.0
+        if self.added:
+            value = value * 1.0
+        hidden = (self.first(value) * 0.5).tanh() * 3.0
+        return self.second(hidden * self.factor)
+
+def few(num_classes): return Net(num_classes, False, 0.25)
+def more(num_classes): return Net(num_classes, True, 0.25)
+def other(num_classes): return Net(num_classes, True, 0.75)
+"""
+
+
+def test_an_added_call_does_not_shift_those_behind_it(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "added_nets.py").write_text(MORE_CALLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = {}
+    for chosen in ("few", "more", "other"):
+        paths[chosen] = str(tmp_path / f"{chosen}.yaml")
+        model = {"name": f"added_nets:{chosen}", "image_size": 16, "channels": 1}
+        Path(paths[chosen]).write_text(yaml.safe_dump({**BASE, "model": model}))
+    assert ask(paths["few"], paths["more"], allow=("added_nets",))["verdict"] == "same"
+    beyond = ask(paths["few"], paths["other"], allow=("added_nets",), code=8)["replay"]["beyond"]
+    assert beyond["where"] == "net: mul in float32 (added_nets.py:15)"
+    assert beyond["reason"].startswith("another setting of it: (0.25) against (0.75)")
+
+
+BIASED = """
+from torch import nn
+def biased(num_classes):
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, num_classes))
+"""
+
+
+@pytest.mark.parametrize("variant", ["memory.channels_last=true", "precision=bf16", "precision=amp"])
+def test_a_bias_in_front_of_batch_norm_is_no_finding(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    (tmp_path / "biased_nets.py").write_text(BIASED)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "biased.yaml"
+    model = {"name": "biased_nets:biased", "image_size": 16, "channels": 1}
+    path.write_text(yaml.safe_dump({**BASE, "model": model, "optimizer": {"name": "sgd", "lr": 0.01}}))
+    dtype = "float16" if variant == "precision=amp" else None
+    told = ask(str(path), variant=variant, allow=("biased_nets",), steps=4, dtype=dtype)
+    assert told["replay"]["beyond"] is None, told["replay"]["beyond"]
+    assert told["verdict"] in ("same", "rounding")

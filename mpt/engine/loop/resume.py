@@ -29,6 +29,7 @@ from mpt.run.checkpoints.retention import set_aside_after
 from mpt.run.process.files import write_atomically
 from mpt.run.records.data_layout import read_training_list, write_layout
 from mpt.run.records.environment import describe_environment
+from mpt.run.records.kept_parts import keep_parts
 from mpt.run.records.layout import RunDirectory, create_run, find_run, list_runs, open_run
 from mpt.run.records.settings_history import replace_settings, settings_at
 from mpt.run.records.skipped_files import write_skipped_files
@@ -110,6 +111,7 @@ def begin(training: Training) -> None:
     write_atomically(training.directory.config_path, training.run.config.to_yaml())
     write_layout(training.directory.data_path, training.run.data, hash_of_list(training.loader.dataset))
     write_used_parts(training.directory.parts_path)
+    keep_parts(training.directory)
     write_environment(training.directory, resumes=False)
     for message in training.run.messages:
         training.journal.event("weights", message)
@@ -174,6 +176,7 @@ def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) ->
     replace_settings(directory, step, config.to_yaml())
     write_layout(directory.data_path, training.run.data, training_list)
     write_used_parts(directory.parts_path)
+    keep_parts(directory)
     write_environment(directory, resumes=True)
     journal.event("resume", f"resumed at step {step} from {loaded.path.name}", notes=list(loaded.notes))
     console.message(f"resumed {directory.path} at step {step} of {training.total_steps}")
