@@ -74,6 +74,13 @@ def upward_imports(package: str, source: str, packages: list[str]) -> list[str]:
     ]
 
 
+SHARED_BY_KINDS = re.compile(
+    r"torch\.cuda\.(Stream|Event|stream|current_stream|synchronize|empty_cache|mem_get_info|memory_\w+|max_memory_\w+"
+    r"|reset_peak\w+|\w+_rng_state|set_device|\w+_per_process_memory_fraction|get_device_name)\("
+)
+"""What torch has for every kind of accelerator under one name."""
+
+
 def package_files() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
@@ -302,3 +309,20 @@ def test_the_step_that_the_page_shows_is_put_together_of_what_there_is() -> None
 def test_classes_of_objects_are_changed_in_one_place() -> None:
     found = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if ".__class__ = " in path.read_text("utf-8")]
     assert found == [Path("nn/shared/mixin.py")]
+
+
+def test_cuda_is_named_only_for_what_other_accelerators_do_not_have() -> None:
+    """`mpt.accelerator` asks for the rest, so that no kind of device is left out where it is forgotten."""
+    allowed = {
+        "precision/shared/choice.py": "a refusal of a compute capability, with the card's name",
+        "inference/half.py": "the same",
+        "parallel/start.py": "processes train together on CUDA devices alone",
+        "systems/dain/inference/memory.py": "a calibration, which CUDA's cards have",
+        "engine/step/faults.py": "cuDNN's refusals",
+    }
+    found = {
+        str(path.relative_to(PACKAGE)): hits
+        for path in package_files()
+        if (hits := SHARED_BY_KINDS.findall(path.read_text("utf-8")))
+    }
+    assert not found.keys() - allowed.keys(), found

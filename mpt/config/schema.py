@@ -24,6 +24,8 @@ from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError
 
 RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
+NUMBERED_DEVICES = ("cuda", "xpu", "hpu", "mtia", "npu")
+"""Kinds of accelerators of which a machine may have several; whether torch has one is found out when a run starts."""
 NAMED_SECTIONS = {"model": "nn", "task": "tasks", "dataset": "data", "optimizer": "optim"}
 """Sections that choose a plugin by `name`, and its subpackage."""
 
@@ -158,7 +160,8 @@ class Train(Options):
     plan_memory: bool | None = None
     """Plan the peak memory in a process beside the training, for the report; null does so on a CUDA device only."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps. auto takes the first GPU there is."""
+    """auto, cpu, cuda, cuda:1, xpu (Intel), mps (Apple), or another kind of accelerator that torch has: hpu, mtia, npu.
+    auto takes the first one there is, but for Apple's."""
 
     @model_validator(mode="after")
     def evaluates_to_stop(self) -> Self:
@@ -174,8 +177,8 @@ class Train(Options):
     @classmethod
     def name_a_device(cls, device: str) -> str:
         """Refuse what is not the name of a device. Whether this machine has it is seen when the run starts."""
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", device):
-            raise ValueError("a device is auto, cpu, cuda, cuda:NUMBER or mps")
+        if not re.fullmatch(rf"auto|cpu|mps|({'|'.join(NUMBERED_DEVICES)})(:[0-9]{{1,3}})?", device):
+            raise ValueError("a device is auto, cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps")
         return device
 
 

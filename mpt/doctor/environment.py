@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from mpt import accelerator
 from mpt.config.sizes import describe_bytes
 from mpt.doctor.driver import driver_version, examine_visibility
 from mpt.doctor.findings import Section
 from mpt.doctor.shadows import find_shadows
 from mpt.engine.state.spill_watch import WINDOWS_SETTING, WSL_SETTING
-from mpt.precision.shared.choice import cpu_has_fast_bfloat16
+from mpt.precision.shared.choice import AMPERE, cpu_has_fast_bfloat16
 from mpt.run.process import operating_system
 from mpt.run.process.files import free_bytes
 from mpt.run.records.environment import package_version, processor_name
@@ -38,8 +39,9 @@ def examine_environment(batch_size: int, runs: Path) -> Section:
         section.add("warning", "command", text, advice)
     _examine_processor(section)
     examine_visibility(section)
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        _examine_card(section, torch.device("cuda", index), batch_size)
+    kind = accelerator.available()
+    for index in range(torch.accelerator.device_count() if kind else 0):
+        _examine_card(section, torch.device(str(kind), index), batch_size)
     free = free_bytes(runs)
     if free is not None:
         advice = "free some space: a checkpoint that does not fit ends the run" if free < LITTLE_DISK else ""
@@ -67,18 +69,10 @@ def _examine_processor(section: Section) -> None:
 
 
 def _examine_card(section: Section, device: torch.device, batch_size: int) -> None:
-    properties = torch.cuda.get_device_properties(device)
-    name = f"{device}: {properties.name}"
-    capability = (properties.major, properties.minor)
-    section.add(
-        "ok", name, f"compute capability {capability[0]}.{capability[1]}, {describe_bytes(properties.total_memory)}"
-    )
-    free, total = torch.cuda.mem_get_info(device)
-    others = total - free - torch.cuda.memory_reserved(device)
-    if others > BUSY_SHARE * total:
-        advice = "close other programs, or plan with --desktop"
-        section.add("note", name, f"{describe_bytes(others)} are taken by other programs or the desktop", advice)
-    examine_overflow(section, name)
+    name = f"{device}: {accelerator.name_of(device)}"
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if accelerator.has_allocator(device):
+        _examine_memory(section, device, name, capability)
     error = try_dtype(device, torch.float32, batch_size)
     if error:
         advice = "the wheel and the driver or card do not fit; docs/gpu.md has a table"
@@ -88,15 +82,26 @@ def _examine_card(section: Section, device: torch.device, batch_size: int) -> No
         word = str(dtype).removeprefix("torch.")
         error = try_dtype(device, dtype, batch_size)
         if error:
-            other = "bf16" if dtype == torch.float16 and capability >= (8, 0) else "fp32"
+            other = "bf16" if dtype == torch.float16 and (capability or AMPERE) >= AMPERE else "fp32"
             section.add("fault", name, f"{word} is broken: {error}", f"use precision={other}, or cudnn disabled")
-        elif dtype == torch.bfloat16 and capability < (8, 0):
+        elif dtype == torch.bfloat16 and capability is not None and capability < AMPERE:
             section.add("note", name, "bfloat16 is emulated: it saves memory, not time", "use amp in float16")
         else:
             section.add("ok", name, f"{word} convolutions and products are right")
     allowed = torch.backends.cuda.matmul.allow_tf32
-    if capability >= (8, 0):
+    if capability is not None and capability >= AMPERE:
         section.add("ok", name, f"TF32 is {'on' if allowed else 'off'}; precision=tf32 switches it on")
+
+
+def _examine_memory(section: Section, device: torch.device, name: str, capability: tuple[int, int] | None) -> None:
+    total = accelerator.total_bytes(device)
+    kind = f"compute capability {capability[0]}.{capability[1]}, " if capability else ""
+    section.add("ok", name, f"{kind}{describe_bytes(total)}")
+    others = accelerator.outside_bytes(device)
+    if others > BUSY_SHARE * total:
+        advice = "close other programs, or plan with --desktop"
+        section.add("note", name, f"{describe_bytes(others)} are taken by other programs or the desktop", advice)
+    examine_overflow(section, name)
 
 
 def examine_overflow(section: Section, name: str) -> None:

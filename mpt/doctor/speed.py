@@ -11,12 +11,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
+from mpt.accelerator import synchronize
 from mpt.data.loading.loader import Loader, to_device
 from mpt.doctor.findings import Section
 from mpt.engine.step.built_parts import check_graph
 from mpt.engine.step.micro_batches import add_up, split, weigh
 from mpt.engine.step.step import drop_gradients, only, update
-from mpt.inference.measurement import synchronize
 from mpt.report.units import show_seconds
 from mpt.seams import Batch, Run
 from mpt.seams.phase_losses import draw_batch, losses_of

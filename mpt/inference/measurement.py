@@ -1,7 +1,7 @@
 """What inference costs and how far two precisions lie apart: latency, memory, size, distance.
 
 Latency is the median and the 95th percentile over calls after a warm-up, each call synchronised on its own. Memory is
-the allocator's peak on CUDA, without what other runs hold, and the peak of live tensor bytes on a CPU. Both are taken
+the allocator's peak on a GPU, without what other runs hold, and the peak of live tensor bytes on a CPU. Both are taken
 of one batch.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mpt import accelerator
 from mpt.run.checkpoints.tensor_file import build_header
 from mpt.run.process.memory_meter import measure_step
 from mpt.seams import Inference, Run
@@ -52,34 +53,28 @@ def measure_latency(call: Callable[[], object], device: torch.device) -> Latency
     """Time a call: warm-up first, then as many calls as the budget allows."""
     for _ in range(WARM_UP_CALLS):
         call()
-    synchronize(device)
+    accelerator.synchronize(device)
     seconds: list[float] = []
     started = time.perf_counter()
     while len(seconds) < MOST_CALLS and (len(seconds) < FEWEST_CALLS or time.perf_counter() - started < BUDGET_SECONDS):
         before = time.perf_counter()
         call()
-        synchronize(device)
+        accelerator.synchronize(device)
         seconds.append(time.perf_counter() - before)
     ordered = sorted(seconds)
     return Latency(statistics.median(seconds), ordered[math.ceil(0.95 * len(ordered)) - 1], len(seconds))
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for a GPU; a CPU has always finished."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def measure_peak(call: Callable[[], object], run: Run) -> int:
     """Return the peak bytes of one call, this run's weights included and those of other runs not."""
     held = [tensor for module in run.task.modules.values() for tensor in (*module.parameters(), *module.buffers())]
-    if run.device.type == "cuda":
+    if accelerator.has_allocator(run.device):
         own = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}.values())
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(run.device)
-        before = torch.cuda.memory_allocated(run.device)
+        accelerator.empty_cache(run.device)
+        accelerator.reset_peaks(run.device)
+        before = accelerator.allocated_bytes(run.device)
         call()
-        return own + int(torch.cuda.max_memory_allocated(run.device)) - before
+        return own + accelerator.peaks(run.device)[0] - before
     return measure_step(call, lambda: {"parameters": held}, run.device).peak_bytes
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mpt.accelerator import copies_beside
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.travelling.host_blocks import block_bytes
@@ -52,7 +53,7 @@ class HostOptimizer(Optimizer):
 
     def _twin(self, parameter: Tensor) -> Tensor:
         with torch.no_grad():
-            twin = torch.empty_like(parameter, device="cpu", pin_memory=_pins(parameter))
+            twin = torch.empty_like(parameter, device="cpu", pin_memory=copies_beside(parameter.device))
             twin.copy_(parameter)
         self.versions[parameter] = parameter._version
         self.twins[parameter] = nn.Parameter(twin)
@@ -69,11 +70,13 @@ class HostOptimizer(Optimizer):
                 if parameter.grad is not None:
                     if parameter._version != self.versions[parameter]:  # clipped or loaded since: the device is right
                         twin.copy_(parameter, non_blocking=True)
-                    twin.grad = torch.empty_like(parameter.grad, device="cpu", pin_memory=_pins(parameter))
+                    twin.grad = torch.empty_like(
+                        parameter.grad, device="cpu", pin_memory=copies_beside(parameter.device)
+                    )
                     twin.grad.copy_(parameter.grad, non_blocking=True)
                     moved.append((parameter, twin))
-        for device in {parameter.device for parameter, _ in moved if _pins(parameter)}:
-            torch.cuda.current_stream(device).synchronize()  # once, for the copies of all of them
+        for device in {parameter.device for parameter, _ in moved if copies_beside(parameter.device)}:
+            torch.accelerator.current_stream(device).synchronize()  # once, for the copies of all of them
         self.inner.step()
         for outer, inner in zip(self.param_groups, self.inner.param_groups):  # what an optimizer counts in its groups
             outer.update({key: value for key, value in inner.items() if key != "params"})
@@ -96,10 +99,6 @@ class HostOptimizer(Optimizer):
         self.state = self.inner.state
         for outer, inner in zip(self.param_groups, self.inner.param_groups):
             outer.update({key: value for key, value in inner.items() if key != "params"})
-
-
-def _pins(parameter: Tensor) -> bool:
-    return parameter.device.type == "cuda" and torch._guards.detect_fake_mode() is None
 
 
 class CpuOptimizer(MemoryTrick):

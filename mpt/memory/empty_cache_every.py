@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
+from mpt import accelerator
 from mpt.config.options import Options
 from mpt.seams import MemoryTrick, Phase, Run
 
@@ -40,7 +41,7 @@ class EmptyCacheEvery(MemoryTrick):
 
     def attach(self, run: Run) -> None:
         """Say where there is nothing to empty."""
-        self.has_cache = run.device.type == "cuda"
+        self.has_cache = accelerator.has_allocator(run.device)
         if not self.has_cache:
             run.notes.append(f"memory.empty_cache_every: {run.device} has no cache to empty; nothing is done")
 
@@ -50,7 +51,7 @@ class EmptyCacheEvery(MemoryTrick):
         yield
         self.count += 1
         if self.has_cache and self.count % self.updates == 0:
-            torch.cuda.empty_cache()
+            torch.accelerator.empty_cache()
 
 
 def build(settings: Settings) -> EmptyCacheEvery:

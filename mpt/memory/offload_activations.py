@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from mpt.accelerator import copies_beside
 from mpt.config.options import Options
 from mpt.memory.travelling.host_blocks import HostBlocks
 from mpt.seams import MemoryTrick, Phase, Precision, Task
@@ -70,8 +71,8 @@ class Offloaded:
         if stream is None:
             self.host.copy_(tensor)
             return
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
+        stream.wait_stream(torch.accelerator.current_stream(self.device))
+        with stream:
             self.host.copy_(tensor, non_blocking=True)
             self.left = stream.record_event()
 
@@ -84,8 +85,8 @@ class Offloaded:
                 self.incoming = (self.host.to(self.device), None)
             return
         arriving = torch.empty_like(self.host, device=self.device)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))  # which may still use that memory
-        with torch.cuda.stream(self.stream):
+        self.stream.wait_stream(torch.accelerator.current_stream(self.device))  # which may still use that memory
+        with self.stream:
             arriving.copy_(self.host, non_blocking=True)
             self.incoming = (arriving, self.stream.record_event())
 
@@ -101,7 +102,7 @@ class Offloaded:
             result, arrived = self.incoming
             self.incoming = None
         if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_event(arrived)
+            torch.accelerator.current_stream(self.device).wait_event(arrived)
         self.fetched = weakref.ref(result)
         return result
 
@@ -111,7 +112,7 @@ class Offloaded:
         self.blocks.give_back(self.host.nbytes)
         # A backward that failed leaves what is on its way: nothing may use its memory before the copy is done.
         if self.incoming is not None and self.incoming[1] is not None:
-            torch.cuda.current_stream(self.device).wait_event(self.incoming[1])
+            torch.accelerator.current_stream(self.device).wait_event(self.incoming[1])
 
 
 class OffloadActivations(MemoryTrick):
@@ -189,7 +190,7 @@ class OffloadActivations(MemoryTrick):
         while len(self.leaving) > kept:
             tensor, left = self.leaving.popleft()
             if left is not None:
-                torch.cuda.current_stream(tensor.device).wait_event(left)
+                torch.accelerator.current_stream(tensor.device).wait_event(left)
 
     def abandon(self, phase: Phase) -> None:
         """Release what a forward that failed had under way."""
@@ -213,11 +214,11 @@ class OffloadActivations(MemoryTrick):
         return result
 
     def stream(self, device: torch.device) -> Any:
-        """Return the side stream of a CUDA device; fakes and other devices copy in line."""
-        if device.type != "cuda" or not torch.cuda.is_available() or torch._guards.detect_fake_mode() is not None:
+        """Return the side stream of a device that has streams; fakes and other devices copy in line."""
+        if not copies_beside(device):
             return None
         if device not in self.streams:
-            self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.streams[device] = torch.Stream(device)
         return self.streams[device]
 
 

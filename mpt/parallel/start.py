@@ -68,8 +68,11 @@ def joined(config: Config) -> Iterator[World]:
 def choose_backend(config: Config, place: Place) -> str:
     """Return "cuda" or "cpu". Raises ConfigError for a device that cannot be shared out."""
     wanted = config.train.device
-    if wanted == "mps" or wanted.startswith("cuda:"):
-        raise ConfigError(f"device: found {wanted!r} for {place.size} processes; use auto, cuda or cpu")
+    if wanted not in ("auto", "cuda", "cpu"):
+        raise ConfigError(
+            f"device: found {wanted!r} for {place.size} processes, which train together on CUDA devices or on CPUs; "
+            "use auto, cuda or cpu"
+        )
     if wanted == "cpu" or not torch.cuda.is_available():
         return "cpu"
     if place.local_rank < torch.cuda.device_count():

@@ -318,12 +318,7 @@ def note_times(groups: Sequence[Group]) -> list[str]:
 def machine(record: RunRecord) -> str:
     """Return what identifies the device a run was trained on, as far as its environment says."""
     devices = record.environment.get("devices")
-    if (
-        record.memory.get("kind") == "cuda"
-        and isinstance(devices, list)
-        and devices
-        and isinstance(devices[0], Mapping)
-    ):
+    if record.is_on_gpu and isinstance(devices, list) and devices and isinstance(devices[0], Mapping):
         return str(devices[0].get("name", ""))
     return str(record.environment.get("processor", ""))
 

@@ -36,11 +36,15 @@ from mpt.run.process.files import write_atomically
 
 MOST_RANKS = 8
 MOST_EVENTS = 200
-KINDS_OF_MEMORY = {
-    "cuda": "the allocator's peak on the GPU",
-    "live tensors": "the peak of live tensor bytes over a tracked step",
-    "tracked": "the peak of live tensor bytes over a tracked step",
-}
+
+
+def memory_kind(record: RunRecord) -> str:
+    """Return how a run's memory was measured; "" where it was not."""
+    if not record.memory.get("kind"):
+        return ""
+    return (
+        "the allocator's peak on the GPU" if record.is_on_gpu else "the peak of live tensor bytes over a tracked step"
+    )
 
 
 def write_report(run_path: Path) -> None:
@@ -132,7 +136,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "test_samples": number(record.summary.get("test_samples")),
         "memory": memory_parts(record.memory),
         "peak_bytes": peak,
-        "memory_kind": KINDS_OF_MEMORY.get(str(record.memory.get("kind")), ""),
+        "memory_kind": memory_kind(record),
         "reserved_bytes": number(record.memory.get("reserved_bytes")),
         "planned": record.planned,
         "planned_parts": {name: number(size) for name, size in section(record.plan, "by_category").items()},

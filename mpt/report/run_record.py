@@ -26,6 +26,10 @@ class Planned:
         return self.planned / self.measured - 1 if self.measured else math.nan
 
 
+MEASURED_ON_CPU = ("live tensors", "tracked")
+"""Kinds of memory figures that no allocator of a GPU has given."""
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """What a run left behind. Mappings are as in the files; the properties fill gaps where they can."""
@@ -145,17 +149,22 @@ class RunRecord:
         return str(self.evaluations[-1].get("test_set") or "") if self.evaluations else ""
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether memory was measured by a GPU's allocator, whose `kind` is the device's."""
+        return self.memory.get("kind") not in (None, *MEASURED_ON_CPU)
+
+    @property
     def step_seconds(self) -> float:
         """Median seconds per step."""
         # A GPU's steps end after the call returns; only the logged windows end with a synchronisation.
-        if self.memory.get("kind") == "cuda" and len(self.train) > 2:
+        if self.is_on_gpu and len(self.train) > 2:
             return finite_median([number(line.get("step_seconds")) for line in self.train[1:]])
         return self.figure("median_step_seconds", "step_seconds")
 
     @property
     def samples_per_second(self) -> float:
         """Throughput of training."""
-        if self.memory.get("kind") == "cuda" and len(self.train) > 2:
+        if self.is_on_gpu and len(self.train) > 2:
             return finite_median([number(line.get("samples_per_second")) for line in self.train[1:]])
         return self.figure("samples_per_second", "samples_per_second")
 

@@ -102,7 +102,7 @@ def first_failing(asked: Mapping[str, Any]) -> dict[str, Any] | None:
             for phase in run.phases:
                 back_propagate(run, phase, draw_batch(run, phase, batch))
                 drop_gradients(run, phase)
-            torch.cuda.synchronize(device)
+            torch.accelerator.synchronize(device)
         except (IndexError, RuntimeError, ValueError) as error:
             return {"sample": index, "error": describe(error)}
     return None

@@ -2,7 +2,7 @@
 
 On Windows and in its Linux the driver moves what does not fit into system memory: training goes on, many times slower,
 without an error. PyTorch's allocator has a limit of its own, a share of the card
-(`torch.cuda.set_per_process_memory_fraction`), beyond which it raises out of memory, as a driver on Linux does. It
+(`set_per_process_memory_fraction`), beyond which it raises out of memory, as a driver on Linux does. It
 counts the allocator's segments and neither the context nor libraries (https://github.com/pytorch/pytorch/issues/58466),
 so these are taken off: what the card's calibration says of them, or what the card shows.
 """
@@ -22,33 +22,35 @@ if TYPE_CHECKING:
 
 
 def set_ceiling(wanted: str | None, device: torch.device) -> str:
-    """Limit this process's allocator on a CUDA device; return a line about it, "" where nothing is limited.
+    """Limit this process's allocator on a card; return a line about it, "" where nothing is limited.
 
     Before the first allocation: what is free then is this process's own to take. Raises ConfigError for a ceiling that
     the context alone exceeds.
     """
-    if device.type != "cuda" or wanted is None or (wanted == "auto" and not operating_system.moves_overflow()):
-        return ""
-    import torch
+    from mpt import accelerator
 
-    free, total = torch.cuda.mem_get_info(device)
+    is_limited = accelerator.has_allocator(device)
+    if not is_limited or wanted is None or (wanted == "auto" and not operating_system.moves_overflow()):
+        return ""
+    _, total = accelerator.free_and_total(device)
     context = context_bytes(device)
     if wanted == "auto":
         # Libraries are loaded with the first step: of the context, which is open, it is not known how much there is.
-        share = total - max(total - free - torch.cuda.memory_reserved(device), context)
+        share = total - max(accelerator.outside_bytes(device), context)
         why = "this system moves what does not fit into system memory instead of refusing it"
     else:
         share = min(parse_budget(wanted, "memory.ceiling"), total) - context
-        why = f"memory.ceiling={wanted}, with a context of {describe_bytes(context)}"
+        why = f"memory.ceiling={wanted}" + (f", with a context of {describe_bytes(context)}" if context else "")
     if share <= 0:
         raise ConfigError(f"memory.ceiling: {wanted} leaves nothing beside a context of {describe_bytes(context)}")
-    index = torch.cuda.current_device() if device.index is None else device.index  # it wants a number
-    torch.cuda.set_per_process_memory_fraction(min(1.0, share / total), index)
+    accelerator.limit_share(device, min(1.0, share / total))
     return f"tensors may take {describe_bytes(share)} of the {describe_bytes(total)} on {device}: {why}"
 
 
 def context_bytes(device: torch.device) -> int:
-    """Return the bytes of a card's context and libraries, from its calibration."""
+    """Return the bytes of a card's context and libraries, from its calibration; of a card that has none, 0."""
+    if device.type != "cuda":
+        return 0
     import torch
 
     properties = torch.cuda.get_device_properties(device)

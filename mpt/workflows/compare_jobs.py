@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mpt.config.schema import Config
@@ -72,6 +73,8 @@ def choose_jobs(configs: Sequence[Config], seeds: int, wanted: int | None = None
     if named or len(devices) > 1:
         return Jobs(wanted or 1, "as --jobs says" if wanted else f"train.device is {', '.join(sorted(devices))}")
     cards = visible_cards()
+    if not cards and is_built_for_intel():
+        return Jobs(wanted or 1, "as --jobs says" if wanted else "runs would share an Intel GPU")
     if not cards:
         return on_cores(configs, wanted)
     if wanted is not None:
@@ -128,6 +131,14 @@ def visible_cards() -> tuple[str, ...]:
         return ()
     names = [word.strip() for word in given.split(",")] if given else list(map(str, range(count)))
     return tuple(names[:count])
+
+
+def is_built_for_intel() -> bool:
+    """Return whether the installed torch is a build for Intel's GPUs, which `auto` then takes, without importing it."""
+    try:
+        return version("torch").endswith("+xpu")
+    except PackageNotFoundError:
+        return False
 
 
 def devices(pattern: str) -> Sequence[Path]:

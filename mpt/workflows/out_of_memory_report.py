@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from mpt import accelerator
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.config.yaml_text import read_file, write_text
@@ -95,19 +96,18 @@ def refused_size(text: str) -> str:
 
 def find_budget(device: torch.device, message: str, earlier_peak: int = 0) -> Budget:
     """Return what a process may have on a device: on a GPU all that others leave, elsewhere what was refused."""
-    if device.type != "cuda":
+    if device.type != "cuda":  # the planner's table has no other cards
         found = REFUSED_SIZE.search(message)
         return Budget(
             f"{refused_size(found[1])} were refused" if found else "unknown on this device", find_gpu(DEFAULT)
         )
     properties = torch.cuda.get_device_properties(device)
     gpu = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
-    free, total = torch.cuda.mem_get_info(device)
+    free, total = accelerator.free_and_total(device)
     context = load_calibration(gpu.name).context_bytes
-    own = torch.cuda.memory_reserved(device) + context
-    index = torch.cuda.current_device() if device.index is None else device.index  # this one getter wants a number
-    limit = min(free + own, total, int(torch.cuda.get_per_process_memory_fraction(index) * total) + context)
-    peak = describe_bytes(max(earlier_peak, torch.cuda.max_memory_allocated(device)))
+    own = accelerator.reserved_bytes(device) + context
+    limit = min(free + own, total, int(accelerator.share_limit(device) * total) + context)
+    peak = describe_bytes(max(earlier_peak, accelerator.peaks(device)[0]))
     text = f"{describe_bytes(limit)} for this process, of {describe_bytes(total)} on {properties.name}"
     return Budget(f"{text}; measured peak {peak}", gpu, limit)
 

@@ -50,8 +50,7 @@ def train(
     processes all train, and the first one writes and speaks.
     """
     prepare_torch(config)
-    import torch
-
+    from mpt import accelerator
     from mpt.engine.building.start_notes import untested_classes
     from mpt.engine.loop.alike import check_alike
     from mpt.engine.loop.assembly import build_explained, open_training, supply
@@ -97,8 +96,7 @@ def train(
                     world.ask(lambda: renew_report(training))
             else:
                 world.ask(lambda: begin(training))
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
+            accelerator.reset_peaks(device)
             if not world.is_first:
                 go(training, retry, stop_after)
                 return Path(directory.path)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from mpt.accelerator import has_allocator, synchronize
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.schema import Config
@@ -30,7 +31,6 @@ from mpt.engine.loop.assembly import supply_batches
 from mpt.engine.step.faults import is_out_of_memory
 from mpt.engine.step.step import update
 from mpt.errors import MptError, NonFiniteError
-from mpt.inference.measurement import synchronize
 from mpt.seams import Batch, DataSpec, Run
 
 ROUNDS, OUTSIDE = 21, 4
@@ -170,7 +170,7 @@ def candidates(config: Config, run: Run) -> Iterator[list[dict[str, Any]]]:
     defaults = run.phases[0].optimizer.defaults
     is_fused = bool(defaults.get("fused"))
     together = defaults.get("foreach")
-    is_foreach = run.device.type == "cuda" if together is None else bool(together)
+    is_foreach = has_allocator(run.device) if together is None else bool(together)
     kernels: list[dict[str, Any]] = []
     if "fused" in optimizer and optimizer["fused"] is None and not optimizer["foreach"]:
         kernels.append({"optimizer.fused": not is_fused})

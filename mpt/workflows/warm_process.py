@@ -221,7 +221,7 @@ def import_everything() -> bool:
     gc.disable()
     import torch
 
-    if torch.version.cuda or torch.version.hip or torch.backends.mps.is_built():
+    if torch.version.cuda or torch.version.hip or torch.accelerator.current_accelerator() is not None:
         return False
     import mpt.engine.building.without_compiler
     import mpt.engine.loop.assembly

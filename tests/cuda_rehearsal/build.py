@@ -23,7 +23,8 @@ from tests.cuda_rehearsal.cards import VARIABLE
 
 HERE = Path(__file__).parent
 SOURCES = ("device.cpp", "kernels.cpp", "module.cpp")
-NAME = "pretend_cuda"
+NAMES = {"cuda": "pretend_cuda", "xpu": "pretend_xpu"}
+"""Kind of device -> the extension's name."""
 
 
 class CannotBuild(RuntimeError):
@@ -54,10 +55,10 @@ def compiler() -> str:
     return found
 
 
-def load() -> ModuleType:
+def load(kind: str = "cuda") -> ModuleType:
     """Build what is not built yet and import it; torch must be imported before."""
-    library = build()
-    found = importlib.util.spec_from_file_location(NAME, library)
+    library = build(kind)
+    found = importlib.util.spec_from_file_location(NAMES[kind], library)
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
@@ -65,22 +66,24 @@ def load() -> ModuleType:
     return module
 
 
-def build() -> Path:
-    """Return the extension's file, built if there is none; two processes do not build it twice."""
+def build(kind: str) -> Path:
+    """Return the extension's file for a kind of device, built if there is none; two processes do not build it twice."""
     import torch
 
     cxx = compiler()
     texts = [(HERE / name).read_bytes() for name in ("device.h", *SOURCES)]
-    key = hashlib.sha256(b"\0".join([*texts, torch.__version__.encode(), sys.version.encode(), cxx.encode()]))
+    key = hashlib.sha256(
+        b"\0".join([kind.encode(), *texts, torch.__version__.encode(), sys.version.encode(), cxx.encode()])
+    )
     folder = cache_folder() / key.hexdigest()[:16]
-    library = folder / f"{NAME}.so"
+    library = folder / f"{NAMES[kind]}.so"
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
-            compile_into(library, cxx)
+            compile_into(library, cxx, kind)
     return library
 
 
@@ -90,12 +93,13 @@ def cache_folder() -> Path:
     return Path(named) if named else Path(tempfile.gettempdir()) / f"mpt-cuda-rehearsal-{os.getuid()}"
 
 
-def compile_into(library: Path, cxx: str) -> None:
+def compile_into(library: Path, cxx: str, kind: str) -> None:
     """Compile each source on its own, at once, and link them."""
     import torch
     from torch.utils import cpp_extension
 
-    flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-w", f"-DTORCH_EXTENSION_NAME={NAME}"]
+    flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-w", f"-DTORCH_EXTENSION_NAME={NAMES[kind]}"]
+    flags += ["-DREHEARSE_XPU"] if kind == "xpu" else []
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     flags += [f"-I{path}" for path in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"])]
     objects = [library.with_name(f"{Path(name).stem}.o") for name in SOURCES]

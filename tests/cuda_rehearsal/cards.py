@@ -18,13 +18,15 @@ FULL_NAMES = {
     "rtx4090": "NVIDIA GeForce RTX 4090",
     "h100": "NVIDIA H100 80GB HBM3",
 }
+INTEL = {"arc_a770": ("Intel(R) Arc(TM) A770 Graphics", 16)}
+"""Intel's cards, which `torch.xpu` computes on: full name and GiB. The planner's table has none of them."""
 BROKEN_HALF = ("gtx1650", "gtx1660")
 """Chips TU116 and TU117: cuDNN's float16 convolutions give NaN on them."""
 
 
 @dataclass(frozen=True)
 class Properties:
-    """What `torch.cuda.get_device_properties` answers."""
+    """What `torch.cuda.get_device_properties` answers, and `torch.xpu`'s."""
 
     name: str
     major: int
@@ -43,6 +45,8 @@ class Properties:
     pci_device_id: int = 0
     pci_domain_id: int = 0
     L2_cache_size: int = 3 * 2**20
+    has_fp64: bool = True  # what `torch.xpu` answers beside these
+    has_fp16: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,19 @@ class Machine:
     cards: tuple[str, ...] = ("rtx3060",)
     memory_bytes: int | None = None
 
+    @property
+    def kind(self) -> str:
+        """What torch calls the cards: cuda or xpu. A machine has one kind."""
+        return "xpu" if set(self.cards) & set(INTEL) else "cuda"
+
     def properties(self) -> list[Properties]:
         """Return each card's properties."""
         found = []
         for card in self.cards:
+            if self.kind == "xpu":
+                name, gib = INTEL[card]
+                found.append(Properties(name, 0, 0, self.memory_bytes or gib * 2**30, has_fp64=False))
+                continue
             gpu = find_gpu(card)
             total = self.memory_bytes or int(gpu.memory_gib * 2**30)
             name = FULL_NAMES.get(gpu.name, f"NVIDIA {gpu.name.upper()}")

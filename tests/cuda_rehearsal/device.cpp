@@ -6,7 +6,9 @@
 #include "device.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/XPUHooksInterface.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <unistd.h>
@@ -74,9 +76,9 @@ void account(int device, uintptr_t key, size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, refusal.empty(), refusal);
 }
 
-struct DeviceMemory final : c10::Allocator {
+struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
-    const c10::Device device(c10::kCUDA, current);
+    const c10::Device device(kKind, current);
     if (bytes == 0) {
       return {nullptr, device};
     }
@@ -91,6 +93,35 @@ struct DeviceMemory final : c10::Allocator {
   }
   void copy_data(void* target, const void* source, size_t bytes) const override {
     default_copy_data(target, source, bytes);
+  }
+  // What `torch.accelerator` asks; `torch.cuda` asks Python (torch_cuda.py).
+  bool initialized() override {
+    return host != nullptr && device_count > 0;
+  }
+  void emptyCache(c10::MempoolId_t) override {
+    host->on_empty_cache();
+  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {
+    count("record_stream");
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    const auto found = host->on_statistics(device);
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    stats.allocated_bytes[0].current = stats.active_bytes[0].current = found[0];
+    stats.allocated_bytes[0].peak = stats.active_bytes[0].peak = found[1];
+    stats.reserved_bytes[0].current = found[2];
+    stats.reserved_bytes[0].peak = found[3];
+    stats.allocation[0].allocated = found[6];
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex device) override {
+    host->on_reset_peaks(device);
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) {  // torch 2.11 may not have it to override
+    touch(device);
+    const auto found = host->on_statistics(device);
+    return {found[4], found[5]};
   }
 };
 
@@ -119,12 +150,12 @@ struct PinnedMemory final : c10::Allocator {
 DeviceMemory device_memory;
 PinnedMemory pinned_memory;
 const bool registered = [] {
-  c10::SetAllocator(c10::kCUDA, &device_memory);
+  c10::SetAllocator(kKind, &device_memory);
   return true;
 }();
 
 c10::Stream stream_of(int device, int64_t id) {
-  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), id);
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kKind, static_cast<c10::DeviceIndex>(device)), id);
 }
 
 using Clock = std::chrono::steady_clock;
@@ -135,7 +166,7 @@ struct Event {
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override {
-    return c10::kCUDA;
+    return kKind;
   }
   c10::Device exchangeDevice(c10::Device device) const override {
     const c10::Device before = getDevice();
@@ -143,7 +174,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   c10::Device getDevice() const override {
-    return {c10::kCUDA, static_cast<c10::DeviceIndex>(current)};
+    return {kKind, static_cast<c10::DeviceIndex>(current)};
   }
   void setDevice(c10::Device device) const override {
     uncheckedSetDevice(device);
@@ -217,7 +248,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
-C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+C10_REGISTER_GUARD_IMPL(REHEARSED, Guard)
 
 // Seed and offset, 16 bytes, as CUDA's generators have it.
 struct DeviceGenerator final : c10::GeneratorImpl {
@@ -226,8 +257,8 @@ struct DeviceGenerator final : c10::GeneratorImpl {
 
   explicit DeviceGenerator(int device)
       : GeneratorImpl(
-            c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)),
-            c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+            c10::Device(kKind, static_cast<c10::DeviceIndex>(device)),
+            c10::DispatchKeySet(kKey)) {}
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
     offset_ = 0;
@@ -273,20 +304,49 @@ int index_or_current(c10::DeviceIndex index) {
 
 }  // namespace
 
-struct CUDAHooks final : at::CUDAHooksInterface {
-  explicit CUDAHooks(at::CUDAHooksArgs) {}
+#ifdef REHEARSE_XPU
+using HooksInterface = at::XPUHooksInterface;
+const auto& kept_hooks() {
+  return at::detail::getXPUHooks();
+}
+#else
+using HooksInterface = at::CUDAHooksInterface;
+const auto& kept_hooks() {
+  return at::detail::getCUDAHooks();
+}
+#endif
+
+struct Hooks final : HooksInterface {
+#ifdef REHEARSE_XPU
+  bool hasXPU() const override {
+    return device_count > 0;
+  }
+  int32_t getGlobalIdxFromDevice(const c10::Device& device) const override {
+    return device.index();
+  }
+  c10::DeviceIndex getNumGPUs() const override {
+    return static_cast<c10::DeviceIndex>(device_count);
+  }
+#else
+  bool hasCUDA() const override {
+    return device_count > 0;
+  }
+  bool hasCUDART() const override {
+    return true;
+  }
+  c10::Allocator* getCUDADeviceAllocator() const override {
+    return &device_memory;
+  }
+  int getNumGPUs() const override {
+    return device_count;
+  }
+#endif
   void init() const override {}
   bool isBuilt() const override {
     return true;
   }
   bool isAvailable() const override {
     return device_count > 0;
-  }
-  bool hasCUDA() const override {
-    return device_count > 0;
-  }
-  bool hasCUDART() const override {
-    return true;
   }
   bool hasPrimaryContext(c10::DeviceIndex index) const override {
     return has_context(index);
@@ -318,7 +378,7 @@ struct CUDAHooks final : at::CUDAHooksInterface {
     return at::make_generator<DeviceGenerator>(index_or_current(index));
   }
   at::Device getDeviceFromPtr(void*) const override {
-    return {c10::kCUDA, static_cast<c10::DeviceIndex>(current)};
+    return {kKind, static_cast<c10::DeviceIndex>(current)};
   }
   bool isPinnedPtr(const void* address) const override {
     return is_pinned(address);
@@ -326,17 +386,11 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   c10::Allocator* getPinnedMemoryAllocator() const override {
     return &pinned_memory;
   }
-  c10::Allocator* getCUDADeviceAllocator() const override {
-    return &device_memory;
-  }
-  int getNumGPUs() const override {
-    return device_count;
-  }
   void deviceSynchronize(c10::DeviceIndex) const override {
     synchronised("synchronize()");
   }
   std::string showConfig() const override {
-    return "pretend CUDA";
+    return "pretend " REHEARSED_NAME;
   }
 };
 
@@ -370,7 +424,7 @@ void synchronised(const std::string& what) {
 
 c10::Storage adopt(const c10::Storage& made_on_cpu, int device) {
   const size_t bytes = made_on_cpu.nbytes();
-  const c10::Device place(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
+  const c10::Device place(kKind, static_cast<c10::DeviceIndex>(device));
   if (made_on_cpu.data() == nullptr) {
     return c10::Storage(
         c10::make_intrusive<c10::StorageImpl>(
@@ -449,11 +503,11 @@ void reset_counts() {
 }
 
 void take_hooks() {
-  // Whatever asked first made torch keep the hooks of a build without CUDA. They have no members: ours take their place.
-  const auto& kept = at::detail::getCUDAHooks();
-  if (typeid(kept) == typeid(at::CUDAHooksInterface)) {
-    static_assert(sizeof(CUDAHooks) == sizeof(at::CUDAHooksInterface));
-    new (const_cast<at::CUDAHooksInterface*>(&kept)) CUDAHooks(at::CUDAHooksArgs{});
+  // Whatever asked first made torch keep the hooks of a build without the device. They have no members: ours take their place.
+  const auto& kept = kept_hooks();
+  if (typeid(kept) == typeid(HooksInterface)) {
+    static_assert(sizeof(Hooks) == sizeof(HooksInterface));
+    new (const_cast<HooksInterface*>(&kept)) Hooks();
   }
 }
 

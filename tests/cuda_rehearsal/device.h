@@ -6,11 +6,30 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 
+#include <array>
 #include <string>
+
+// The device's kind: CUDA, or Intel's XPU where this is compiled with -DREHEARSE_XPU.
+#ifdef REHEARSE_XPU
+#define REHEARSED XPU
+#define REHEARSED_NAME "xpu"
+#else
+#define REHEARSED CUDA
+#define REHEARSED_NAME "cuda"
+#endif
 
 namespace rehearsal {
 
 constexpr int kMostDevices = 16;
+constexpr auto kKind = c10::DeviceType::REHEARSED;
+constexpr auto kKey = c10::DispatchKey::REHEARSED;
+
+inline bool is_here(const c10::Device& device) {
+  return device.type() == kKind;
+}
+inline bool is_here(const at::Tensor& tensor) {
+  return is_here(tensor.device());
+}
 
 // What Python decides and learns: the caching allocator's model and the record of synchronisations.
 struct Host {
@@ -22,6 +41,10 @@ struct Host {
   virtual std::string on_workspace(int device, int64_t stream) = 0;
   // The host waits for the device here.
   virtual void on_sync(const std::string& what) = 0;
+  // Bytes: allocated, its peak, reserved, its peak, free on the device, of the device; the number of allocations.
+  virtual std::array<int64_t, 7> on_statistics(int device) = 0;
+  virtual void on_reset_peaks(int device) = 0;
+  virtual void on_empty_cache() = 0;
 };
 
 // What an operator says when it fails, after so many calls that do not.

@@ -198,6 +198,22 @@ class Memory:
             card.workspaces += 1
             return card.malloc(-card.workspaces, size, stream)  # other keys are positive
 
+    def statistics_of(self, device: int) -> list[int]:
+        """Return what the extension answers `torch.accelerator` (`Host::on_statistics` in device.h)."""
+        card = self.cards[device]
+        free = max(0, card.total_bytes - CONTEXT_BYTES - card.others_bytes - card.reserved)
+        held = [card.allocated, card.peak_allocated, card.reserved, card.peak_reserved]
+        return [*held, free, card.total_bytes, card.mallocs]
+
+    def reset_peaks_of(self, device: int) -> None:
+        """Begin to look for a card's peaks anew."""
+        self.cards[device].reset_peaks()
+
+    def empty_caches(self) -> None:
+        """Give all cards' unused segments back."""
+        for card in self.cards:
+            card.empty_cache()
+
     def clear_workspaces(self) -> None:
         """Give all cuBLAS workspaces back to the allocator."""
         with self._alone():

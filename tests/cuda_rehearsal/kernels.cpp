@@ -86,7 +86,7 @@ struct Call {
   }
 
   at::Tensor on_cpu(const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cuda()) {
+    if (!tensor.defined() || !is_here(tensor)) {
       return tensor;
     }
     TORCH_INTERNAL_ASSERT(
@@ -130,7 +130,7 @@ struct Call {
     if (found != originals.end()) {
       return found->second;
     }
-    c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+    c10::DispatchKeySet keys(kKey);
     if (tensor._is_zerotensor()) {  // zeros that autograd has not written anywhere
       keys = keys.add(c10::DispatchKey::ZeroTensor);
     }
@@ -174,7 +174,7 @@ struct Call {
   [[noreturn]] void refuse(const std::string& other) const {
     TORCH_CHECK(
         false,
-        "Expected all tensors to be on the same device, but found at least two devices, cuda:",
+        "Expected all tensors to be on the same device, but found at least two devices, " REHEARSED_NAME ":",
         device < 0 ? current_device() : device,
         " and ",
         other,
@@ -188,7 +188,7 @@ struct Call {
     if (!tensor.defined()) {
       return;
     }
-    if (tensor.is_cuda()) {
+    if (is_here(tensor)) {
       device = device < 0 ? tensor.get_device() : device;
       if (device != tensor.get_device()) {
         refuse(tensor.device().str());
@@ -264,6 +264,15 @@ void refuse_dtypes(const std::string& name, const Stack& stack, size_t first) {
   for (const auto& tensor : tensors_of(stack[first])) {
     TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() != rule->second.first, rule->second.second);
   }
+}
+
+// Intel's Arc cards of the first generation compute nothing in float64.
+void refuse_float64(const at::Tensor& tensor) {
+#ifdef REHEARSE_XPU
+  TORCH_CHECK(
+      !tensor.defined() || !is_here(tensor) || tensor.scalar_type() != at::kDouble,
+      "Required aspect fp64 is not supported on the device");
+#endif
 }
 
 // Operators that move bits and compute none.
@@ -372,7 +381,7 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
   bool wants_device = false;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& value = (*stack)[first + i];
-    if (value.isDevice() && value.toDevice().is_cuda()) {
+    if (value.isDevice() && is_here(value.toDevice())) {
       wants_device = true;
       const int index = value.toDevice().index();
       call.device = index < 0 ? current_device() : index;
@@ -386,17 +395,18 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
       }
     } else {
       for (const auto& tensor : tensors_of(value)) {
+        refuse_float64(tensor);
         call.meet(tensor, value.isTensor() && !is_written(arguments[i]));
       }
     }
-    if (value.isStorage() && value.toStorage().device().is_cuda() && call.device < 0) {
+    if (value.isStorage() && is_here(value.toStorage().device()) && call.device < 0) {
       call.device = value.toStorage().device().index();
     }
   }
   if (call.device < 0) {
     call.device = current_device();
   }
-  const c10::DeviceGuard guard(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(call.device)));
+  const c10::DeviceGuard guard(c10::Device(kKind, static_cast<c10::DeviceIndex>(call.device)));
   touch(call.device);
   refuse_dtypes(name, *stack, first);
   fail_if_told(name);
@@ -433,16 +443,16 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
         list.push_back(alias);
       }
       value = list;
-    } else if (value.isStorage() && value.toStorage().device().is_cuda()) {
+    } else if (value.isStorage() && is_here(value.toStorage().device())) {
       value = call.alias_of(value.toStorage());
-    } else if (value.isDevice() && value.toDevice().is_cuda()) {
+    } else if (value.isDevice() && is_here(value.toDevice())) {
       value = c10::Device(c10::kCPU);
     } else if (arguments[i].type()->str().find("Generator") != std::string::npos) {
       takes_generator = true;
       if (value.isGenerator()) {
         TORCH_CHECK(
-            value.toGenerator().device().is_cuda(),
-            "Expected a 'cuda' device type for generator but found '",
+            is_here(value.toGenerator().device()),
+            "Expected a '" REHEARSED_NAME "' device type for generator but found '",
             value.toGenerator().device().type(),
             "'");
         numbers = value.toGenerator();
@@ -499,13 +509,13 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
 }
 
 at::DispatchKey key_of_device() {
-  return c10::DispatchKey::CUDA;
+  return kKey;
 }
 
 struct AtDevice {
   c10::DeviceGuard guard;
   explicit AtDevice(std::optional<at::Device> device)
-      : guard(c10::Device(c10::kCUDA, device && device->has_index() ? device->index() : current_device())) {}
+      : guard(c10::Device(kKind, device && device->has_index() ? device->index() : current_device())) {}
 };
 
 at::Tensor empty_memory_format(
@@ -520,7 +530,7 @@ at::Tensor empty_memory_format(
   touch(current_device());
   return at::detail::empty_generic(
       size,
-      c10::GetAllocator(c10::kCUDA),
+      c10::GetAllocator(kKind),
       c10::DispatchKeySet(key_of_device()),
       c10::dtype_or_default(dtype),
       format);
@@ -539,16 +549,16 @@ at::Tensor empty_strided(
   return at::detail::empty_strided_generic(
       size,
       stride,
-      c10::GetAllocator(c10::kCUDA),
+      c10::GetAllocator(kKind),
       c10::DispatchKeySet(key_of_device()),
       c10::dtype_or_default(dtype));
 }
 
 void note_copy(const at::Tensor& target, const at::Tensor& source, bool non_blocking) {
-  if (target.is_cuda() == source.is_cuda()) {
+  if (is_here(target) == is_here(source)) {
     return;
   }
-  const bool to_host = source.is_cuda();
+  const bool to_host = is_here(source);
   const auto& on_host = to_host ? target : source;
   count(to_host ? "copy to the host" : "copy to the device");
   // To pageable memory the driver waits for the bytes whatever was asked for.
@@ -563,13 +573,15 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
   Call call(op);
-  call.device = self.is_cuda() ? self.get_device() : source.get_device();
+  call.device = is_here(self) ? self.get_device() : source.get_device();
   touch(call.device);
   auto target = call.on_cpu(self);
   const auto origin = call.on_cpu(source);
   static const auto typed = op.typed<at::Tensor&(at::Tensor&, const at::Tensor&, bool)>();
   typed.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), target, origin, false);
-  if (self.is_cuda() && source.is_cuda() && self.scalar_type() != source.scalar_type()) {
+  if (is_here(self) && is_here(source) && self.scalar_type() != source.scalar_type()) {
+    refuse_float64(self);
+    refuse_float64(source);
     give_nan_its_bits(target);
   }
   return self;
@@ -614,11 +626,11 @@ const std::vector<std::string> kWhole = {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, CUDA, library) {
+TORCH_LIBRARY_IMPL(_, REHEARSED, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+TORCH_LIBRARY_IMPL(aten, REHEARSED, library) {
   library.impl("empty.memory_format", empty_memory_format);
   library.impl("empty_strided", empty_strided);
   library.impl("copy_", copy_);
@@ -633,7 +645,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     }
     const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     const auto found = c10::Dispatcher::singleton().findSchema(name);
-    if (!found || kOwn.count(full) || found->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
+    if (!found || kOwn.count(full) || found->hasKernelForDispatchKey(kKey)) {
       continue;
     }
     if (found->hasKernelForDispatchKey(c10::DispatchKey::CPU) || whole.count(full.substr(6))) {

@@ -57,6 +57,18 @@ struct PythonHost final : Host {
     const py::error_scope kept;
     waits(what);
   }
+  std::array<int64_t, 7> on_statistics(int device) override {
+    const py::gil_scoped_acquire held;
+    return memory.attr("statistics_of")(device).cast<std::array<int64_t, 7>>();
+  }
+  void on_reset_peaks(int device) override {
+    const py::gil_scoped_acquire held;
+    memory.attr("reset_peaks_of")(device);
+  }
+  void on_empty_cache() override {
+    const py::gil_scoped_acquire held;
+    memory.attr("empty_caches")();
+  }
 };
 
 void open(int devices, py::object memory, py::object waits) {
@@ -68,7 +80,7 @@ void open(int devices, py::object memory, py::object waits) {
   device_count = devices;
   take_hooks();
   // As torch does: a forked process asks for CUDA anew, and is told that it cannot have it.
-  pthread_atfork(nullptr, nullptr, [] { torch::utils::set_requires_device_init(at::kCUDA, true); });
+  pthread_atfork(nullptr, nullptr, [] { torch::utils::set_requires_device_init(kKind, true); });
 }
 
 void refuse_dtype(const std::string& name, const py::object& dtype, const std::string& words) {

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mpt.planner.facts.calibration import CONTEXT_BYTES
-from tests.cuda_rehearsal import build
+from tests.cuda_rehearsal import build, torch_xpu
 from tests.cuda_rehearsal.cards import BROKEN_HALF, Machine, Properties
 from tests.cuda_rehearsal.device_memory import Memory, wants_expandable
 from tests.cuda_rehearsal.waits import Record
@@ -51,11 +51,15 @@ device: Device | None = None
 
 
 def install(machine: Machine) -> Device:
-    """Make this process's torch one with the machine's CUDA cards. Raises CannotBuild."""
+    """Make this process's torch one with the machine's cards. Raises CannotBuild."""
     global device
     if device is not None:
         return device
     properties = _visible(machine.properties())
+    if machine.kind == "xpu":
+        extension, memory, waits = torch_xpu.install(properties)
+        device = Device(machine, extension, memory, waits, properties)
+        return device
     extension = build.load()
     memory = Memory([(card.total_memory, (card.major, card.minor)) for card in properties])
     device = Device(machine, extension, memory, Record(), properties)

@@ -11,10 +11,11 @@ def test_on_a_gpu_the_peak_of_a_run_leaves_out_what_other_runs_hold(monkeypatch:
     run = parts.classifier()
     run.device = torch.device("cuda")
     held = {"now": 5000, "peak": 5000}
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held["now"])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: held["peak"])
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: held["now"])
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: held["peak"])
+    monkeypatch.setattr(torch.accelerator, "max_memory_reserved", lambda device: 0)
     net = run.task.modules["net"]
     own = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
     assert measure_peak(lambda: held.update(peak=5700), run) == own + 700

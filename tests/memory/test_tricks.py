@@ -466,7 +466,7 @@ def test_the_allocator_settings_say_that_a_cpu_has_none() -> None:
 
 def test_the_cache_is_emptied_every_so_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     emptied: list[int] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: emptied.append(1))
     trick = empty_cache_every.build(empty_cache_every.Settings(updates=3))
     run = parts.classifier("bf16-sr", optimizer={"name": "lion"})  # which lets its optimizer step in pieces
     run.tricks = [trick]

@@ -50,6 +50,13 @@ def test_there_are_as_many_as_cores_are_free(
     assert jobs.times_alone == (expected > 1)
 
 
+def test_runs_do_not_share_an_intel_gpu(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(compare_jobs, "version", lambda package: "2.13.0+xpu")
+    assert choose_jobs([config(device="auto")], 3).describe(2) == "one run at a time (runs would share an Intel GPU)"
+    assert choose_jobs([config(device="auto")], 3, 2).count == 2
+    assert choose_jobs([config(device="cpu")], 3).count == 8
+
+
 def test_what_is_asked_for_is_what_is_done(machine: pytest.MonkeyPatch) -> None:
     assert choose_jobs([config(threads=8)], 3, 5).count == 5
     assert choose_jobs([config()], 3, 1).count == 1

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from mpt import accelerator
 from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.state.evaluation import evaluate
@@ -32,7 +33,6 @@ from mpt.inference.measurement import (
     measure_latency,
     measure_peak,
     stored_bytes,
-    synchronize,
 )
 from mpt.inference.results import on_host
 from mpt.inference.trained import Trained
@@ -110,9 +110,8 @@ def measure(
 def release(device: torch.device) -> None:
     """Let go of what the first precision held. On a CPU no GPU is touched: it may be full, or another's."""
     gc.collect()
-    synchronize(device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    accelerator.synchronize(device)
+    accelerator.empty_cache(device)
 
 
 def rows_of(statement: Statement) -> list[tuple[str, str, str, str]]:

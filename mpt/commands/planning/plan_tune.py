@@ -89,11 +89,10 @@ def patch_text(tuning: Tuning, chosen: Trial, config: Config, command: str) -> s
 
 def device_name(tuning: Tuning) -> str:
     """Return the name of the device that was measured."""
-    import torch
-
+    from mpt import accelerator
     from mpt.run.records.environment import processor_name
 
-    return torch.cuda.get_device_name(tuning.device) if tuning.device.type == "cuda" else processor_name()
+    return processor_name() if tuning.device.type == "cpu" else accelerator.name_of(tuning.device)
 
 
 def as_data(tuning: Tuning, written: list[str]) -> dict[str, Any]:

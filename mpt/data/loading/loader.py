@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from mpt import accelerator
 from mpt.data.loading.balance import balanced_order
 from mpt.data.loading.checks import fetch
 from mpt.data.loading.workers import WorkerPool
@@ -60,7 +61,7 @@ class Loader:
             raise DataError(
                 "dataset.sampling=balanced: this data set has no classes that are known without reading its samples"
             )
-        self.pin_memory = pin_memory and torch.cuda.is_available()
+        self.pin_memory = pin_memory and accelerator.available() is not None
         full, rest = divmod(len(dataset), batch_size)
         self.steps_per_epoch = full + (not drop_last and rest > 0)
         self.latest: tuple[int, list[int]] = (-1, [])
@@ -155,7 +156,7 @@ def to_device(batch: Batch, device: torch.device | str, spec: DataSpec) -> Batch
 
 def prefetch(batches: Iterable[Batch], device: torch.device, spec: DataSpec) -> Iterator[Batch]:
     """Yield batches on a device, as a task sees them."""
-    if device.type == "cuda":
+    if accelerator.has_allocator(device):
         return copied_ahead(batches, device, spec)
     if device.type == "cpu":  # they are there already
         return map(spec.as_floats, batches)
@@ -164,10 +165,10 @@ def prefetch(batches: Iterable[Batch], device: torch.device, spec: DataSpec) -> 
 
 def copied_ahead(batches: Iterable[Batch], device: torch.device, spec: DataSpec) -> Iterator[Batch]:
     """Yield batches on a GPU. Each is copied and converted on a stream of its own while the one before it is used."""
-    copying: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    ahead: tuple[Batch, torch.cuda.Event] | None = None
+    copying = torch.Stream(device)
+    ahead: tuple[Batch, torch.Event] | None = None
     for batch in batches:
-        with torch.cuda.stream(copying):
+        with copying:
             following = (to_device(batch, device, spec), copying.record_event())
         if ahead is not None:
             yield arrived(*ahead)
@@ -176,9 +177,9 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device, spec: DataSpec)
         yield arrived(*ahead)
 
 
-def arrived(batch: Batch, copied: torch.cuda.Event) -> Batch:
+def arrived(batch: Batch, copied: torch.Event) -> Batch:
     """Make the current stream wait for a copy, and keep the allocator from reusing the batch's memory too early."""
-    current = torch.cuda.current_stream(next(iter(batch.values())).device)
+    current = torch.accelerator.current_stream(next(iter(batch.values())).device)
     current.wait_event(copied)
     for tensor in batch.values():
         tensor.record_stream(current)

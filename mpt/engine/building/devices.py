@@ -5,35 +5,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpt import accelerator
 from mpt.errors import ConfigError
 from mpt.nn.shared.devices import waiting_places
 from mpt.seams import Task
 
 
 def choose_device(wanted: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:1`; ConfigError when it is not there.
+    """Return the device for `auto`, `cpu`, `cuda`, `xpu` or `cuda:1`; ConfigError when it is not there.
 
-    A GPU that is named by number becomes the current one: what torch does without a device in hand (pinned memory,
-    emptying the cache) would open a context on GPU 0 otherwise.
+    A card that is named by number becomes the current one.
     """
+    kind = accelerator.available()
     if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cpu" if kind is None or kind in accelerator.CHOSEN_BY_NAME else kind)
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
         raise ConfigError(f"device: {wanted!r} is no device; use auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda") and not (device.type == "mps" and torch.backends.mps.is_available()):
-        raise ConfigError(f"device: {wanted!r} is no device that this machine has for mpt; use auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "device: cuda is asked for, but torch sees no CUDA device; use --device cpu, or see `mpt doctor`"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device: found {wanted!r}; torch sees {torch.cuda.device_count()} CUDA device(s), from cuda:0"
-        )
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
+    if device.type == "cpu":
+        return device
+    if device.type != kind:
+        found = "CUDA device" if device.type == "cuda" else f"{device.type} device"
+        instead = f"torch's accelerator here is {kind}" if kind else "use --device cpu, or see `mpt doctor`"
+        raise ConfigError(f"device: {device.type} is asked for, but torch sees no {found}; {instead}")
+    if (device.index or 0) >= (count := torch.accelerator.device_count()):
+        shown = "CUDA" if kind == "cuda" else kind
+        raise ConfigError(f"device: found {wanted!r}; torch sees {count} {shown} device(s), from {kind}:0")
+    accelerator.select(device)
     return device
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mpt import accelerator
 from mpt.config.schema import Config
 from mpt.data.loading.loader import Loader
 from mpt.engine.building.build import build_datasets, build_run
@@ -62,7 +63,7 @@ def supply_batches(
         config.train.batch_size if batch_size is None else batch_size,
         config.seed,
         workers=workers,
-        pin_memory=device is not None and device.type == "cuda",
+        pin_memory=device is not None and accelerator.has_allocator(device),
         place=place,
         sampling=config.dataset.settings.sampling,
     )

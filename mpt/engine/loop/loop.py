@@ -15,7 +15,7 @@ from mpt.engine.loop.rollback import check_floor, recover, return_from_collapse,
 from mpt.engine.loop.summary import write_summary
 from mpt.engine.loop.training import Training
 from mpt.engine.recovery import recovery
-from mpt.engine.state.memory import TRACKED_STEP, CudaPeaks, known_tensors
+from mpt.engine.state.memory import TRACKED_STEP, AllocatorPeaks, known_tensors
 from mpt.engine.state.moving_averages import follow_step
 from mpt.engine.state.progress import due
 from mpt.engine.step.step import Update
@@ -135,7 +135,7 @@ def begin(training: Training) -> None:
         return
     if "rollback" in (training.train.on_non_finite, training.train.on_collapse):
         save_or_roll_back(training)
-        training.peaks = CudaPeaks()  # what this save reserved is the steps' to use
+        training.peaks = AllocatorPeaks()  # what this save reserved is the steps' to use
     if training.periods.sample:
         training.write_preview()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mpt import accelerator
 from mpt.engine.state.journal import Journal
 from mpt.errors import InputOutputError, MptError
 from mpt.run.checkpoints import checkpoint
@@ -140,7 +141,7 @@ def conditions(run: Run) -> dict[str, Any]:
         "precision": run.config.precision.mode,
         "dtype": str(run.precision.numerics.dtype).removeprefix("torch."),
         "device": run.device.type,
-        **({"gpu": torch.cuda.get_device_name(run.device)} if run.device.type == "cuda" else {}),
+        **({"gpu": accelerator.name_of(run.device)} if run.device.type not in ("cpu", "mps") else {}),
         "batch_size": run.config.train.batch_size,
         "seed": run.config.seed,
         "processes": run.world.size,

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mpt import accelerator
 from mpt.data.loading.fingerprint import Fingerprint, combine
 from mpt.data.loading.loader import Loader, prefetch
 from mpt.engine.loop.rank_times import RankTimes
@@ -27,7 +28,7 @@ from mpt.engine.state.details import write_details
 from mpt.engine.state.early_stopping import Rule
 from mpt.engine.state.evaluation import evaluate, write_preview
 from mpt.engine.state.journal import Journal
-from mpt.engine.state.memory import CudaPeaks
+from mpt.engine.state.memory import AllocatorPeaks
 from mpt.engine.state.progress import Periods, Progress, due, next_due
 from mpt.engine.state.spill_watch import SpillWatch
 from mpt.engine.state.state import capture, restore
@@ -73,7 +74,7 @@ class Training:
         self.ladder = MemoryLadder(run, self.journal)
         self.watches = {phase.name: ScaleWatch(phase.name) for phase in run.phases}
         self.standstill = Standstill(run, self.train.log_every)
-        self.peaks = CudaPeaks()
+        self.peaks = AllocatorPeaks()
         self.test_set: str | None = None
         """A hash of the test set's samples; None before the first evaluation in this process."""
         self.evaluated_step: int | None = None
@@ -193,11 +194,11 @@ class Training:
             self.journal.say(plan)
 
     def measured_memory(self) -> dict[str, Any]:
-        """Return the peak so far as a row for the log: the allocator's on CUDA, elsewhere what was tracked."""
-        if self.run.device.type != "cuda":
+        """Return the peak so far as a row for the log: the allocator's on a GPU, elsewhere what was tracked."""
+        if not accelerator.has_allocator(self.run.device):
             return dict(self.progress.memory)
         self.peaks.count_steps(self.run.device)
-        return self.peaks.to_record()
+        return self.peaks.to_record(self.run.device)
 
     def advise(self, figures: dict[str, float], *, is_evaluation: bool = False) -> None:
         """Show what the task has to say about these losses or metrics, and note whether they show a collapse."""

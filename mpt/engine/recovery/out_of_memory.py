@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import torch
 from torch.optim import Optimizer
 
+from mpt import accelerator
 from mpt.config.relief import splitter
 from mpt.engine.recovery import ladder
 from mpt.engine.state.journal import Journal
@@ -167,7 +167,6 @@ def undo_update(run: Run, phase: Phase, random_state: dict[str, Any], notes: dic
     for trick in run.tricks:
         trick.abandon(phase)
     gc.collect()
-    if run.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch._C._host_emptyCache()  # pinned blocks, which are otherwise never returned
+    accelerator.empty_cache(run.device)
+    accelerator.empty_host_cache(run.device)
     restore_random(random_state, run.device)

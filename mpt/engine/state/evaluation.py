@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from mpt import accelerator
 from mpt.data.loading.fingerprint import Fingerprint
 from mpt.data.loading.loader import Loader, to_device
 from mpt.data.pictures.images import write_grid
@@ -38,14 +39,16 @@ def apart_from_training(run: Run) -> Iterator[None]:
     """
     roots = [*run.task.modules.values(), *run.task.trainable.values()]
     modes = {module: module.training for root in roots for module in root.modules()}
-    devices = [run.device.index or 0] if run.device.type == "cuda" else []
+    random_state = accelerator.random_state(run.device)
     try:
         for root in roots:
             root.eval()
-        with averaged(run), averages_in_place(run), torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with averaged(run), averages_in_place(run), torch.no_grad(), torch.random.fork_rng(devices=[]):
             seed_for(run, run.config.seed)
             yield
     finally:
+        if random_state is not None:
+            accelerator.set_random_state(run.device, random_state)
         for module, training in modes.items():
             module.training = training
 

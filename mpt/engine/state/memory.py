@@ -1,4 +1,4 @@
-"""Peak memory of a step: the allocator's own figures on CUDA, tracked live tensor bytes on a CPU.
+"""Peak memory of a step: the allocator's own figures on a GPU, tracked live tensor bytes on a CPU.
 
 A CPU has no allocator statistics worth quoting, and resident set size says nothing of a step; so an early step, the
 second, when the optimizer has its state, is performed under a tracker, and later ones with phases that it did not have.
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpt import accelerator
 from mpt.seams import Run
 
 TRACKED_STEP = 1
@@ -37,8 +38,8 @@ def _optimizer_tensors(run: Run) -> Iterator[Tensor]:
 
 
 @dataclass
-class CudaPeaks:
-    """The CUDA allocator's peaks in bytes: of the whole run, and of its training steps alone.
+class AllocatorPeaks:
+    """The peaks of a GPU's allocator in bytes: of the whole run, and of its training steps alone.
 
     Evaluation, samples and saving have peaks of their own, which a plan of the step does not know. What they reserve
     stays reserved, so the steps' reserve counts only until one of them has raised it.
@@ -55,9 +56,9 @@ class CudaPeaks:
 
     def count_steps(self, device: torch.device) -> None:
         """Take over the peaks of the steps since the last work beside them."""
-        if device.type == "cuda" and allocations_made(device) != self.allocations:
+        if accelerator.has_allocator(device) and accelerator.allocations_made(device) != self.allocations:
             # Without a step since then, what an evaluation left (a cuBLAS workspace) would be taken for the steps'.
-            allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            allocated, reserved = accelerator.peaks(device)
             self.steps_allocated = max(self.steps_allocated, allocated)
             if not self.is_mixed:
                 self.steps_reserved = max(self.steps_reserved, reserved)
@@ -71,19 +72,20 @@ class CudaPeaks:
         try:
             yield
         finally:
-            if device.type == "cuda":
-                # What the block's matrix products took for cuBLAS would stay, beside steps that may need none.
-                torch._C._cuda_clearCublasWorkspaces()
-                allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            if accelerator.has_allocator(device):
+                if device.type == "cuda":
+                    # What the block's matrix products took for cuBLAS would stay, beside steps that may need none.
+                    torch._C._cuda_clearCublasWorkspaces()
+                allocated, reserved = accelerator.peaks(device)
                 self.is_mixed = self.is_mixed or reserved > before
                 self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
-                torch.cuda.reset_peak_memory_stats(device)
-                self.allocations = allocations_made(device)
+                accelerator.reset_peaks(device)
+                self.allocations = accelerator.allocations_made(device)
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self, device: torch.device) -> dict[str, Any]:
         """Return the peaks as a row for the log."""
         return {
-            "kind": "cuda",
+            "kind": device.type,
             "peak_bytes": self.allocated,
             "reserved_bytes": self.reserved,
             "steps_peak_bytes": self.steps_allocated,
@@ -91,29 +93,21 @@ class CudaPeaks:
         }
 
 
-def allocations_made(device: torch.device) -> int:
-    """Return how many allocations this process has made on a CUDA device."""
-    return int(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0))
-
-
 def snapshot_of(device: torch.device) -> bytes:
-    """Return torch's snapshot of a CUDA device's segments and blocks, as torch's viewer reads it; empty elsewhere.
+    """Return torch's snapshot of a GPU's segments and blocks, as torch's viewer reads it; empty where there is none.
 
     For the moment at which memory has run out: what fails then, of the snapshot too, is no reason to lose the reason.
     """
-    if device.type != "cuda":
+    if not accelerator.has_allocator(device):
         return b""
     try:
-        return pickle.dumps(torch.cuda.memory._snapshot(device))
+        return pickle.dumps(torch.get_device_module(device).memory._snapshot(device))
     except (RuntimeError, MemoryError, AttributeError):
         return b""
 
 
 def outside_bytes(device: torch.device) -> dict[str, Any]:
-    """Return what a CUDA device holds outside this process's allocator: its context, and other processes."""
-    if device.type != "cuda":
+    """Return what a GPU holds outside this process's allocator: its context, and other processes."""
+    if not accelerator.has_allocator(device):
         return {}
-    free, total = torch.cuda.mem_get_info(device)
-    properties = torch.cuda.get_device_properties(device)
-    outside = max(0, total - free - torch.cuda.memory_reserved(device))
-    return {"outside_bytes": outside, "device": properties.name}
+    return {"outside_bytes": accelerator.outside_bytes(device), "device": accelerator.name_of(device)}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mpt import accelerator
 from mpt.config.sizes import describe_bytes
 from mpt.run.process import operating_system
 
@@ -34,12 +35,11 @@ class SpillWatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.is_quiet = device.type != "cuda" or not operating_system.moves_overflow()
+        self.is_quiet = not accelerator.has_allocator(device) or not operating_system.moves_overflow()
         self.windows: list[float] = []
         self.outside = 0
         if not self.is_quiet:
-            free, total = torch.cuda.mem_get_info(device)
-            self.outside = max(0, total - free - torch.cuda.memory_reserved(device))
+            self.outside = accelerator.outside_bytes(device)
 
     def look(self, step_seconds: float) -> tuple[str, dict[str, Any]] | None:
         """Return a warning and its figures when a spill is seen; `step_seconds` is the mean of the last window."""
@@ -47,8 +47,8 @@ class SpillWatch:
             return None
         usual = statistics.median(self.windows[1:]) if len(self.windows) > USUAL_WINDOWS else None
         self.windows.append(step_seconds)
-        free, total = torch.cuda.mem_get_info(self.device)
-        beyond = torch.cuda.memory_reserved(self.device) + self.outside - total
+        free, total = accelerator.free_and_total(self.device)
+        beyond = accelerator.reserved_bytes(self.device) + self.outside - total
         slower = step_seconds / usual if usual else 0.0
         if beyond > 0:
             found = f"{describe_bytes(beyond)} more are in use than the card has"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mpt import accelerator
 from mpt.engine.state.averages import modules_to_save
 from mpt.engine.state.module_state import load_module_state, module_state
 from mpt.errors import CheckpointError
@@ -149,8 +150,9 @@ def capture_random(device: torch.device) -> dict[str, Any]:
         "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss],
         "python": [version, torch.tensor(internal), gauss_next],
     }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+    own = accelerator.random_state(device)
+    if own is not None:
+        state[device.type] = own
     return state
 
 
@@ -161,8 +163,8 @@ def restore_random(state: Mapping[str, Any], device: torch.device) -> None:
     numpy.random.set_state((name, keys.numpy().astype("uint32"), position, has_gauss, gauss))
     version, internal, gauss_next = state["python"]
     random.setstate((version, tuple(internal.tolist()), gauss_next))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(_bytes(state["cuda"]), device)
+    if device.type != "cpu" and device.type in state:
+        accelerator.set_random_state(device, _bytes(state[device.type]))
 
 
 def _bytes(state: Tensor) -> Tensor:

@@ -25,17 +25,18 @@ def is_finite(loss: Tensor) -> bool:
 
 
 class LossWatch:
-    """Finds out on CUDA whether all losses of an update are finite before its optimizer steps, without stopping it.
+    """Finds out on a GPU whether all losses of an update are finite before its optimizer steps, without stopping it.
 
     The sum of the losses so far is copied to the host as soon as each forward is done, beside its backward. What is
     waited for before the optimizer's step is thus the last forward alone: meanwhile the GPU has the last backward to
     do, and never stands still. A step that must not be is still not taken, so that there is nothing to undo.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.total: Tensor | None = None
         self.host: Tensor | None = None
-        self.copied: torch.cuda.Event | None = None
+        self.copied: torch.Event | None = None
 
     def look(self, loss: Tensor) -> None:
         """Take a loss into account; call between its forward and its backward."""
@@ -45,7 +46,7 @@ class LossWatch:
         self.total = value if self.total is None else self.total + value
         self.host = torch.empty((), pin_memory=True)
         self.host.copy_(self.total.reshape(()), non_blocking=True)
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.copied = torch.Event(self.device)
         self.copied.record()
 
     def saw_finite(self) -> bool:

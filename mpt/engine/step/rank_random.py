@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from mpt import accelerator
 from mpt.data.pictures.seeds import mix
 
 LARGEST = 2**62
@@ -30,10 +31,8 @@ class RankRandom:
         self.own = self._states()
 
     def _states(self) -> list[torch.Tensor]:
-        states = [torch.get_rng_state()]
-        if self.device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self.device))
-        return states
+        on_device = accelerator.random_state(self.device)
+        return [torch.get_rng_state(), *([] if on_device is None else [on_device])]
 
     @unset_fake_temporarily()
     def were_used(self) -> bool:
@@ -43,9 +42,9 @@ class RankRandom:
     def go_on(self, used: bool) -> None:
         """Return to the common stream, moved on by one number where any rank has used numbers of its own."""
         torch.set_rng_state(self.common[0])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(self.common[1], self.device)
+        for state in self.common[1:]:
+            accelerator.set_random_state(self.device, state)
         if used:
             torch.randint(LARGEST, ())
-            if self.device.type == "cuda":
+            if self.common[1:]:
                 torch.rand((), device=self.device)

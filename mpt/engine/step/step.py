@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from mpt.accelerator import has_allocator
 from mpt.engine.step.built_parts import check_graph, check_losses
 from mpt.engine.step.faults import fault_kind
 from mpt.engine.step.loss_watch import LossWatch, all_finite
@@ -49,7 +50,7 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
     """Perform one phase's update on a batch, on ranks as `rank_inputs.inputs_of` gives it."""
     drop_gradients(run, phase)
     remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
-    watch = LossWatch() if run.device.type == "cuda" and phase.name not in run.scaled_phases else None
+    watch = LossWatch(run.device) if has_allocator(run.device) and phase.name not in run.scaled_phases else None
     samples, figures = 0, Figures()
     if run.world.size > 1:
         batch, samples, losses, is_finite = back_propagate_on_ranks(run, phase, batch, watch, figures)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from mpt.accelerator import copies_beside
+
 Layout = tuple[torch.Size, tuple[int, ...], int]
 """Size, stride and offset in a storage."""
 
@@ -51,7 +53,7 @@ class Copies:
     def wait(self) -> None:
         """Let the computing stream wait until the copies are there."""
         if self.arrived is not None:
-            torch.cuda.current_stream(self.traffic.device).wait_event(self.arrived)
+            torch.accelerator.current_stream(self.traffic.device).wait_event(self.arrived)
             self.arrived = None
 
     def cast(self, cast: Cast) -> Tensor:
@@ -96,11 +98,11 @@ class Traffic:
 
     @property
     def side(self) -> Any:
-        """The stream of the copies on a CUDA device; None for others and for fake tensors, where they are in line."""
-        if self.device.type != "cuda" or not torch.cuda.is_available() or detect_fake_mode() is not None:
+        """The stream of the copies on a device that has streams; None for others and fakes, which copy in line."""
+        if not copies_beside(self.device):
             return None
         if self._side is None:
-            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._side = torch.Stream(self.device)
         return self._side
 
     def send(self, parameters: list[nn.Parameter]) -> tuple[dict[nn.Parameter, Tensor], Any]:
@@ -109,8 +111,8 @@ class Traffic:
         if side is None:
             return {p: p.detach().to(self.device, copy=True) for p in parameters}, None
         copies = {p: torch.empty_like(p, device=self.device, requires_grad=False) for p in parameters}
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
+        side.wait_stream(torch.accelerator.current_stream(self.device))
+        with side:
             for parameter, copy in copies.items():
                 if not parameter.is_pinned():  # built, loaded or cast since
                     parameter.data = parameter.data.pin_memory()
@@ -128,8 +130,8 @@ class Traffic:
             arrived, event = gradient.to("cpu", copy=True), None
         else:
             arrived = torch.empty_like(gradient, device="cpu", pin_memory=True)
-            side.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(side):
+            side.wait_stream(torch.accelerator.current_stream(self.device))
+            with side:
                 arrived.copy_(gradient, non_blocking=True)
             event = side.record_event()
         self.leaving.append((block, gradient, event))
@@ -143,7 +145,7 @@ class Traffic:
         """Release gradients of other blocks on the device, once their copies are made."""
         for other, _, event in self.leaving:
             if other is not block and event is not None:
-                torch.cuda.current_stream(self.device).wait_event(event)
+                torch.accelerator.current_stream(self.device).wait_event(event)
         self.leaving = [one for one in self.leaving if one[0] is block]
 
     def deliver(self) -> None:

@@ -1,10 +1,10 @@
-"""Figures are computed in float64 where the device has it, and on the CPU where it has not (Apple's)."""
+"""Figures are computed in float64 where the device has it, and on the CPU if not (Apple's, many of Intel's)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-WITHOUT_FLOAT64 = ("mps",)
+WITHOUT_FLOAT64 = ("mps", "xpu")
 
 
 def in_float64(tensor: Tensor) -> Tensor:

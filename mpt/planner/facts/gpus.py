@@ -280,7 +280,10 @@ def find_gpu(name: str) -> Gpu:
         if candidate in by_name:
             return by_name[candidate]
     if re.match(r"arc|[ab](380|5[078]0|7[57]0)$", wanted):
-        raise ConfigError(f"--gpu: {name!r} is an Intel card; mpt trains on what torch calls cuda (NVIDIA's and AMD's)")
+        raise ConfigError(
+            f"--gpu: {name!r} is an Intel card; training runs on it, but plans are of what torch calls cuda (NVIDIA's "
+            "and AMD's): use --vram with its size"
+        )
     close = difflib.get_close_matches(wanted, by_name, 6, 0.5)
     close.sort(key=lambda match: sorted(match) != sorted(wanted))  # two digits that changed places come first
     nearest = dict.fromkeys(by_name[match].name for match in close)

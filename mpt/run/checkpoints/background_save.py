@@ -124,7 +124,7 @@ class HostCopies:
             copies[name] = copy.copy_(tensor, non_blocking=tensor.is_cuda and is_pinned)
             begin += -(-size // ALIGNMENT) * ALIGNMENT
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()
+            torch.accelerator.current_stream(device).synchronize()
         return copies
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpt import accelerator
 from mpt.run.process.storage_trace import LiveStorages, tensors_in
 
 Known = Mapping[str, Iterable[Tensor]]
@@ -75,10 +76,9 @@ class MemoryMeter:
         self.stack = ExitStack()
 
     def __enter__(self) -> Self:
-        on_cuda = self.device.type == "cuda"
-        if on_cuda:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if accelerator.has_allocator(self.device):
+            accelerator.synchronize(self.device)
+            accelerator.reset_peaks(self.device)
         self.recognise(is_start=True)
         self.stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.log.save, unpack_saved))
         self.stack.enter_context(DispatchWatch(self.log))
@@ -90,8 +90,8 @@ class MemoryMeter:
         self.stack.close()
         self.recognise(is_start=False)
         self.log.stop()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if accelerator.has_allocator(self.device):
+            accelerator.synchronize(self.device)
             self.split = self.split_allocator_peak()
         else:
             self.split = MemorySplit(kind="live tensors", **self.log.replay())
@@ -114,12 +114,12 @@ class MemoryMeter:
                     self.stack.callback(handle.remove)
 
     def split_allocator_peak(self) -> MemorySplit:
-        """Return the CUDA allocator's peak; the parts are the log's, and what it did not see is the rest."""
+        """Return the device allocator's peak; the parts are the log's, and what it did not see is the rest."""
         parts = self.log.replay()
-        peak = torch.cuda.max_memory_allocated(self.device)
+        peak, reserved = accelerator.peaks(self.device)
         parts["rest"] = max(0, peak - sum(parts[name] for name in (*CATEGORIES, "activations")))
         parts["peak_bytes"] = peak
-        return MemorySplit("CUDA allocator", **parts, reserved_bytes=torch.cuda.max_memory_reserved(self.device))
+        return MemorySplit("CUDA allocator", **parts, reserved_bytes=reserved)
 
 
 class Saved:

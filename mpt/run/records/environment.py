@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from mpt import accelerator
 from mpt.run.process.launch import SIDE_BY_SIDE
 from mpt.version import VERSION
 
@@ -66,12 +67,12 @@ def package_version(name: str) -> str | None:
 
 
 def describe_devices() -> list[dict[str, Any]]:
-    """Return name, capability and memory of each CUDA device."""
-    found = []
-    for index in range(torch.cuda.device_count()) if torch.cuda.is_available() else ():
-        properties = torch.cuda.get_device_properties(index)
-        capability = f"{properties.major}.{properties.minor}"
-        found.append({"name": properties.name, "capability": capability, "memory_bytes": properties.total_memory})
+    """Return name and memory of each card, and a CUDA card's compute capability."""
+    kind, found = accelerator.available(), []
+    for index in range(torch.accelerator.device_count()) if kind not in (None, "mps") else ():
+        properties = torch.get_device_module(kind).get_device_properties(index)
+        capability = {"capability": f"{properties.major}.{properties.minor}"} if kind == "cuda" else {}
+        found.append({"name": properties.name, **capability, "memory_bytes": properties.total_memory})
     return found
 
 

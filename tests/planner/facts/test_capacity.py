@@ -51,7 +51,7 @@ def test_a_wrong_name_gets_each_near_one_once_and_an_intel_card_the_reason() -> 
     with pytest.raises(ConfigError, match="nearest: mi250, mi210, "):
         find_gpu("mi50")
     for card in "Intel Arc A770", "b580":
-        with pytest.raises(ConfigError, match="is an Intel card; mpt trains on what torch calls cuda"):
+        with pytest.raises(ConfigError, match="is an Intel card; training runs on it, but plans are of what"):
             find_gpu(card)
 
 

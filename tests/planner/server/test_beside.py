@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mpt.config.load import load_config
-from mpt.engine.state.memory import CudaPeaks
+from mpt.engine.state.memory import AllocatorPeaks
 from mpt.planner.facts.calibration import Calibration, save_calibration
 from mpt.planner.server.beside import PlanBeside, launch, plan_beside, request
 from mpt.planner.step.check import live_peak, trace_real
@@ -156,19 +156,19 @@ def test_a_resumed_run_forgets_the_plan_before(tmp_path: Path) -> None:
 
 def test_evaluation_and_saving_are_kept_out_of_the_steps_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     peak = {"allocated": 0, "reserved": 0, "count": 0}
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"allocation.all.allocated": peak["count"]})
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak["allocated"])
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: peak["reserved"])
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update(allocated=10))
+    monkeypatch.setattr(torch.accelerator, "memory_stats", lambda device: {"allocation.all.allocated": peak["count"]})
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: peak["allocated"])
+    monkeypatch.setattr(torch.accelerator, "max_memory_reserved", lambda device: peak["reserved"])
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda device: peak.update(allocated=10))
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
-    peaks = CudaPeaks()
+    peaks = AllocatorPeaks()
     peak.update(allocated=100, reserved=200, count=1)
     with peaks.beside_steps(CUDA):
         peak.update(allocated=300, reserved=400, count=2)
     peaks.count_steps(CUDA)  # no step since: what the evaluation left is not the steps'
     peak.update(allocated=120, count=3)
     peaks.count_steps(CUDA)
-    assert peaks.to_record() == {
+    assert peaks.to_record(CUDA) == {
         "kind": "cuda",
         "peak_bytes": 300,
         "reserved_bytes": 400,

@@ -238,7 +238,7 @@ def draw_within_memory(batch: Tensor, draw: Draw) -> list[Drawn]:
         swap = np.ascontiguousarray(swap[..., ::-1])
         return [Drawn(*rows) for rows in zip(swap, *masks)]
     # Past the except block: a traceback would go on holding what filled the memory.
-    torch.cuda.empty_cache()
+    torch.accelerator.empty_cache()
     middle = len(batch) // 2
     return draw_within_memory(batch[:middle], draw) + draw_within_memory(batch[middle:], draw)
 

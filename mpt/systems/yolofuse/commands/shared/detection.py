@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from mpt.accelerator import synchronize
 from mpt.data.loading.loader import to_device
 from mpt.data.pictures.decoding import EXTENSIONS
 from mpt.data.video.video import is_video, read_frames
 from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError, DataError
 from mpt.inference.inputs import Given, Sample, match_files
-from mpt.inference.measurement import synchronize
 from mpt.inference.trained import Trained
 from mpt.run.process.files import failures_explained
 from mpt.seams import Run
