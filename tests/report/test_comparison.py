@@ -168,12 +168,13 @@ def test_memory_measured_in_two_ways_has_no_ratio(make_run):
     assert any("different ways" in note for note in comparison.notes)
 
 
-def test_on_a_gpu_the_steps_are_compared_and_not_the_evaluation(make_run):
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_on_a_gpu_the_steps_are_compared_and_not_the_evaluation(make_run, kind):
     records = []
     for mode, steps_peak in (("fp32", 40), ("amp", 10)):
         path = make_run(mode, mode=mode)
         summary = json.loads((path / "summary.json").read_text())
-        summary["peak_memory"] = {"kind": "cuda", "peak_bytes": 100, "steps_peak_bytes": steps_peak}
+        summary["peak_memory"] = {"kind": kind, "peak_bytes": 100, "steps_peak_bytes": steps_peak}
         (path / "summary.json").write_text(json.dumps(summary))
         records.append(read_run(path))
     rows = compare_groups(group_runs(records), MARGIN).rows
