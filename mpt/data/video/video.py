@@ -61,16 +61,24 @@ class VideoInfo:
 
 @dataclass(frozen=True)
 class Frame:
-    """One decoded frame: `image` is uint8 RGB (3, h, w), `seconds` its time from the first frame."""
+    """One decoded frame: `image` is RGB (3, h, w), uint8 or with `deep` int32 up to 65535."""
 
     image: Tensor
-    seconds: float
+    time: Fraction
+    """Seconds from the first frame."""
+    duration: Fraction
+    """Seconds for which the file shows it; 0 where it does not say."""
+
+    @property
+    def seconds(self) -> float:
+        """The time as a number."""
+        return float(self.time)
 
 
 def describe_video(path: str | Path) -> VideoInfo:
     """Return what the header says and the size of the first frame. Raises DataError for what is no readable video."""
     with opened(Path(path)) as container:
-        stream = _video_stream(container, path)
+        stream = video_stream(container, path)
         first = next(_decoded(container, stream, Path(path)), None)
         if first is None:
             raise DataError(f"{path}: the video has no frame that can be decoded")
@@ -85,24 +93,28 @@ def read_frames(path: str | Path, first: int = 0, stop: int | None = None) -> It
         yield frame.image
 
 
-def read_timed_frames(path: str | Path, first: int = 0, stop: int | None = None) -> Iterator[Frame]:
+def read_timed_frames(path: str | Path, first: int = 0, stop: int | None = None, deep: bool = False) -> Iterator[Frame]:
     """Yield frames with their times. Those before `first` are decoded and dropped: seeking is not exact in all
-    formats.
+    formats. With `deep` pixels have 16 bits.
 
     Raises DataError where a frame cannot be decoded, and at the end of a file that holds much less than it says.
     """
     path = Path(path)
     with opened(path) as container:
-        stream = _video_stream(container, path)
-        count = 0
-        for frame in _decoded(container, stream, path):
+        stream = video_stream(container, path)
+        count, end = 0, Fraction(0)
+        for frame in _decoded(container, stream, path, deep):
             if stop is not None and count >= stop:
                 return
+            end = frame.time + frame.duration
             if count >= first:
                 yield frame
             count += 1
         promised = _count(container, stream, stream.average_rate)
-        if promised and count < COMPLETE_SHARE * promised:
+        # Frames that come at uneven times are fewer than the rate promises, and reach the end all the same.
+        length = Fraction(container.duration, 1_000_000) if container.duration else None
+        is_short = length is None or end < COMPLETE_SHARE * length
+        if promised and count < COMPLETE_SHARE * promised and is_short:
             raise DataError(f"{path}: the file is cut off: {count} of about {promised} frames could be read")
 
 
@@ -120,7 +132,8 @@ def opened(path: Path) -> Iterator[Any]:
         yield container
 
 
-def _video_stream(container: Any, path: str | Path) -> Any:
+def video_stream(container: Any, path: str | Path) -> Any:
+    """Return the first video stream. Raises DataError where there is none."""
     if not container.streams.video:
         raise DataError(f"{path}: the file has no video stream")
     stream = container.streams.video[0]
@@ -128,7 +141,7 @@ def _video_stream(container: Any, path: str | Path) -> Any:
     return stream
 
 
-def _decoded(container: Any, stream: Any, path: Path) -> Iterator[Frame]:
+def _decoded(container: Any, stream: Any, path: Path, deep: bool = False) -> Iterator[Frame]:
     av = import_av()
     rate = stream.average_rate or stream.guessed_rate or Fraction(25)
     number, start = 0, None
@@ -142,21 +155,23 @@ def _decoded(container: Any, stream: Any, path: Path) -> Iterator[Frame]:
             return
         if frame.is_corrupt:
             raise DataError(f"{path}: frame {number} is damaged")
-        seconds = number / float(rate) if frame.time is None else float(frame.time)
-        start = seconds if start is None else start
-        yield Frame(_upright(frame), seconds - start)
+        time = number / Fraction(rate) if frame.pts is None else frame.pts * Fraction(frame.time_base)
+        start = time if start is None else start
+        duration = (frame.duration or 0) * Fraction(frame.time_base or 0)
+        yield Frame(_upright(frame, deep), time - start, duration)
         number += 1
 
 
-def _upright(frame: Any) -> Tensor:
+def _upright(frame: Any, deep: bool = False) -> Tensor:
     """Return a frame's pixels, turned by quarter turns as its display matrix says."""
+    kind = "rgb48le" if deep else "rgb24"
     matrix = frame.colorspace
     if int(matrix) in (UNSPECIFIED, 0) and frame.format.name.startswith("yuv"):
         matrix = BT709 if frame.height >= HD_LINES else BT601
-        array = frame.to_ndarray(format="rgb24", src_colorspace=matrix)
+        array = frame.to_ndarray(format=kind, src_colorspace=matrix)
     else:
-        array = frame.to_ndarray(format="rgb24")
-    image = torch.from_numpy(array).permute(2, 0, 1)
+        array = frame.to_ndarray(format=kind)
+    image = torch.from_numpy(array.astype("int32") if deep else array).permute(2, 0, 1)
     quarter_turns = round(getattr(frame, "rotation", 0) / 90) % 4  # counter-clockwise, as rot90 turns
     return torch.rot90(image, quarter_turns, (1, 2)).contiguous()
 

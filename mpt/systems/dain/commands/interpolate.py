@@ -20,19 +20,19 @@ from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained
 from mpt.precision.shared.choice import DTYPES
 from mpt.seams import Run
-from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate
+from mpt.systems.dain.inference.delivery import choose_film, choose_pace
+from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate, kind_of
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
 from mpt.systems.dain.inference.output import Output, open_output
 from mpt.systems.dain.inference.published import adjust, open_network
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, seam_error, tiled
-from mpt.systems.dain.inference.timeline import most_between
+from mpt.systems.dain.inference.timeline import Pace
 from mpt.systems.dain.metrics.shared.image_quality import peak_signal_to_noise
 from mpt.systems.dain.nn.operators.interpolation import Interpolator
 
 INFER_OPTIONS = ("factor", "rate", "allow_gaps")
 SIGINT = 2
-HIGHEST_FACTOR = 64
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,16 @@ class Command:
     """A video, a folder of numbered frames, or two or more pictures."""
     output: Annotated[Path, typer.Option(metavar="PATH", show_default=False)]
     """The video (.mp4, .mkv, ...) or folder to write."""
-    factor: int = 2
-    """How many times as many frames."""
+    factor: int | None = None
+    """How many times as many frames; by default 2, with --slow N as many as it is slow."""
     rate: float | None = None
     """The frame rate to reach, instead of a factor."""
     input_rate: float | None = None
     """Frames per second of the input; by default a video's own, 25 for pictures."""
+    slow: float = 1.0
+    """Slow motion: how many times as long the output lasts."""
+    sound: str | None = None
+    """Of what is slowed down: stretch (longer, with its pitch kept; the default) or drop."""
     half: bool = False
     """Make frames in half precision, and say how far the first is from float32."""
     dtype: str | None = None
@@ -94,20 +98,19 @@ def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> d
 
 def run(command: Command) -> None:
     """Read, make and write. Raises MptError for whatever cannot be."""
-    if not 2 <= command.factor <= HIGHEST_FACTOR:
-        raise ConfigError(f"--factor: found {command.factor}; allowed is 2 to {HIGHEST_FACTOR}")
     if command.batch_size < 1:
         raise ConfigError(f"--batch: found {command.batch_size}; allowed is 1 or more")
     source = open_source(command.inputs, command.input_rate, command.allow_gaps)
-    target = target_rate(command, source)
+    pace = choose_pace(source, command.factor, command.rate, command.slow)
     trained = open_network(command.run, command.runs, command.device)
     run, dtype = choose_run(trained, command)
     net = network_of(run)
     adjust(net, command.scale, command.pad_to, command.ensemble)
-    grid, overlap = choose_grid(command, net, source, target, dtype)
+    grid, overlap = choose_grid(command, net, source, pace, dtype)
     signature: dict[str, object] = {
         "input": source.signature(),
-        "rate": str(target),
+        "pace": str(pace),
+        "sound": command.sound,
         "run": str(Path(trained.directory.path).resolve()),
         "step": trained.loaded.state.get("step"),
         "dtype": str(dtype),
@@ -117,16 +120,16 @@ def run(command: Command) -> None:
     }
     if command.output.resolve() in {place.resolve() for path in command.inputs for place in (path, path.parent)}:
         raise ConfigError(f"--output: {command.output} holds the input; write elsewhere")
-    sound = source.video if source.has_audio else None
-    output = open_output(command.output, target, sound, signature, command.overwrite)
+    film = choose_film(source, pace, command.output, command.sound)
+    output = open_output(command.output, film, signature, command.overwrite)
     maker = Maker(net, run.device, grid, overlap)
-    summary = guarded(source, target, maker, output, command, run, trained)
-    say(command, source, target, maker, summary)
+    summary = guarded(source, pace, maker, output, command, run, trained)
+    say(command, source, film.rate, maker, summary)
 
 
 def guarded(
     source: FrameStream,
-    target: Fraction,
+    pace: Pace,
     maker: Maker,
     output: Output,
     command: Command,
@@ -138,7 +141,7 @@ def guarded(
         tell_first_pair(command, source, maker, run, trained)
         with inferring(run):
             summary = interpolate(
-                source, target, maker, output, batch=command.batch_size, cut_threshold=command.scene_cut
+                source, pace, maker, output, batch=command.batch_size, cut_threshold=command.scene_cut
             )
         output.finish()
     except DataError:
@@ -151,18 +154,6 @@ def guarded(
         output.pause()
         raise
     return summary
-
-
-def target_rate(command: Command, source: FrameStream) -> Fraction:
-    """Return the output's frame rate. Raises ConfigError where it would be lower than the input's."""
-    if command.rate is None:
-        return source.rate * command.factor
-    target = Fraction(command.rate).limit_denominator(100_000)
-    if target < source.rate:
-        raise ConfigError(f"--rate: {command.rate:g} is below the input's {float(source.rate):g} frames per second")
-    if target > source.rate * HIGHEST_FACTOR:
-        raise ConfigError(f"--rate: {command.rate:g} exceeds {HIGHEST_FACTOR} times the input's")
-    return target
 
 
 def choose_run(trained: Trained, command: Command) -> tuple[Run, torch.dtype | None]:
@@ -188,7 +179,7 @@ def network_of(run: Run) -> Interpolator:
 
 
 def choose_grid(
-    command: Command, net: Interpolator, source: FrameStream, target: Fraction, dtype: torch.dtype | None
+    command: Command, net: Interpolator, source: FrameStream, pace: Pace, dtype: torch.dtype | None
 ) -> tuple[TileGrid, int]:
     """Return the tiles and their overlap: as asked, or the fewest that fit --vram, or none."""
     overlap = 2 * net.margin
@@ -203,7 +194,7 @@ def choose_grid(
         return grid_of_tiles(height, width, (command.tile, command.tile), overlap), overlap
     if command.vram is None:
         return grid_of_tiles(height, width, (height, width), overlap), overlap
-    memory = pass_memory(net, dtype, most_between(source.rate, target))
+    memory = pass_memory(net, dtype, pace.most_between(source.longest))
     budget = parse_budget(command.vram)
     room = room_of(budget, next(net.parameters()).device, height * width * command.batch_size)
     grid = choose_tiles(net, height, width, memory, room // command.batch_size)
@@ -224,7 +215,7 @@ def tell_first_pair(command: Command, source: FrameStream, maker: Maker, run: Ru
     pair = [next(frames, None), next(frames, None)]
     if pair[0] is None or pair[1] is None:
         return
-    first, last = (image[None].float() / 255 for image in pair if image is not None)
+    first, last = (one.image[None].float() / kind_of(one.image)[1] for one in pair if one is not None)
     if command.half:
         tell_half(command, maker, first, last, (run, rebuild(trained, FLOAT32)))
     if command.check_seams and maker.grid.count > 1:
@@ -258,10 +249,11 @@ def say(command: Command, source: FrameStream, target: Fraction, maker: Maker, s
     """Say what was made."""
     pace = f", {summary.made / summary.seconds:.2f} made per second" if summary.made else ""
     cuts = f", {summary.cuts} scene cut{'s' if summary.cuts != 1 else ''} not blended" if summary.cuts else ""
+    uneven = "" if source.is_even else " on average, at their own times"
     again = f", {summary.resumed} there already" if summary.resumed else ""
     print(
         f"{summary.read} frames of {source.width} x {source.height} at {float(source.rate):g} -> "
-        f"{summary.written + summary.resumed} at {float(target):g} frames per second{cuts}{again}{pace}"
+        f"{summary.written + summary.resumed} at {float(target):g} frames per second{uneven}{cuts}{again}{pace}"
     )
     if maker.seams.count:
         print(f"where tiles overlap they differ by {maker.seams.grey_levels:.2f} grey levels on average")

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from mpt.systems.dain.data.shared.scene_cuts import is_cut, thumbnail
 from mpt.systems.dain.inference.halving import by_halving
-from mpt.systems.dain.inference.output import Output
+from mpt.systems.dain.inference.output import Output, Place
 from mpt.systems.dain.inference.source import FrameStream
 from mpt.systems.dain.inference.tiles import TileDifference, TileGrid, tiled
-from mpt.systems.dain.inference.timeline import plan_times
+from mpt.systems.dain.inference.timeline import Pace, Shown
 from mpt.systems.dain.nn.operators.interpolation import Interpolator
 
 REPORT_SECONDS = 10.0
@@ -29,9 +29,8 @@ REPORT_SECONDS = 10.0
 class Job:
     """The output frames of one input frame: taken over, or made between it and the next."""
 
-    index: int
-    first: int
-    times: tuple[Fraction, ...]
+    place: Place
+    shown: tuple[Shown, ...]
     current: Tensor
     following: Tensor | None
     blends: bool
@@ -40,12 +39,12 @@ class Job:
     @property
     def wanted(self) -> tuple[Fraction, ...]:
         """The times at which the network makes a frame."""
-        return tuple(time for time in self.times if time) if self.blends else ()
+        return tuple(one.moment for one in self.shown if one.moment) if self.blends else ()
 
     def images(self) -> list[Tensor]:
         """Return the output frames in order, uint8."""
         found = []
-        for moment in self.times:
+        for moment in (one.moment for one in self.shown):
             if moment in self.made:
                 found.append(self.made[moment])
             else:
@@ -79,14 +78,15 @@ class Maker:
     def make(self, jobs: list[Job]) -> None:
         """Make the frames of several jobs that want equally many."""
         pairs = [(job.current, job.following) for job in jobs]
-        first = torch.stack([current for current, _ in pairs]).float() / 255  # on the host, where tiles are cut
-        last = torch.stack([following for _, following in pairs if following is not None]).float() / 255
+        kind, most = kind_of(pairs[0][0])
+        first = torch.stack([current for current, _ in pairs]).float() / most  # on the host, where tiles are cut
+        last = torch.stack([following for _, following in pairs if following is not None]).float() / most
         if self.net.any_time:
             frames = self.frames_between(first, last, [[float(moment) for moment in job.wanted] for job in jobs])
         else:
             trios = zip(first, last, jobs, strict=True)
             frames = torch.stack([self.frames_by_halving(one, other, job.wanted) for one, other, job in trios])
-        frames = frames.clamp(0, 1).mul(255).round().to(torch.uint8).cpu()
+        frames = frames.clamp(0, 1).mul(most).round().to(kind).cpu()
         for job, images in zip(jobs, frames, strict=True):
             job.made = dict(zip(job.wanted, images, strict=True))
 
@@ -104,32 +104,39 @@ class Maker:
         return torch.cat(by_halving(middle, first[None], last[None], moments))
 
 
-def plan_jobs(
-    source: FrameStream, target: Fraction, cut_threshold: float, output: Output, summary: Summary
-) -> Iterator[Job]:
+def kind_of(image: Tensor) -> tuple[torch.dtype, int]:
+    """Return an image's dtype and what stands for white in it."""
+    return (torch.uint8, 255) if image.dtype == torch.uint8 else (torch.int32, 65535)
+
+
+def plan_jobs(source: FrameStream, pace: Pace, cut_threshold: float, output: Output, summary: Summary) -> Iterator[Job]:
     """Yield what is still to be written, in order."""
     written = 0
     frames = source.frames()
-    current = next(frames, None)
-    index = 0
-    while current is not None:
+    frame = next(frames, None)
+    index, step = 0, 1 / source.rate
+    while frame is not None:
         following = next(frames, None)
         summary.read += 1
-        times = plan_times(source.rate, target, index).times
-        if times and output.has(index, len(times), written):
-            summary.resumed += len(times)
-        elif times:
-            cut = following is not None and is_cut(thumbnail(current), thumbnail(following), cut_threshold)
+        if following is not None:
+            step = following.time - frame.time
+        end = frame.time + ((frame.duration or step) if following is None else step)
+        shown = pace.between(frame.time, end)
+        place = Place(index, written, tuple(one.seconds for one in shown))
+        if shown and output.has(place):
+            summary.resumed += len(shown)
+        elif shown:
+            cut = following is not None and is_cut(thumbnail(frame.image), thumbnail(following.image), cut_threshold)
             summary.cuts += int(cut)
             blends = following is not None and not cut
-            yield Job(index, written, times, current, following if following is not None else None, blends)
-        written += len(times)
-        index, current = index + 1, following
+            yield Job(place, shown, frame.image, following.image if following is not None else None, blends)
+        written += len(shown)
+        index, frame = index + 1, following
 
 
 def interpolate(
     source: FrameStream,
-    target: Fraction,
+    pace: Pace,
     maker: Maker,
     output: Output,
     *,
@@ -149,7 +156,7 @@ def interpolate(
             maker.make([job for job in asking if len(job.wanted) == count])
         for job in waiting:
             images = job.images()
-            output.write(job.index, images, job.first)
+            output.write(job.place, images)
             summary.made += len(job.made)
             summary.written += len(images)
         waiting.clear()
@@ -157,7 +164,7 @@ def interpolate(
             told = time.perf_counter()
             print(f"{summary.written} frames written, {summary.made} made", file=sys.stderr)
 
-    for job in plan_jobs(source, target, cut_threshold, output, summary):
+    for job in plan_jobs(source, pace, cut_threshold, output, summary):
         waiting.append(job)
         if len(waiting) >= batch:
             flush()

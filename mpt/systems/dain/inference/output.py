@@ -1,4 +1,4 @@
-"""Where made frames go: a folder of PNG files, or a video in segments that are joined at the end.
+"""Where made frames go: a folder of PNG files (of 16 bits for deep frames), or a video in segments, joined at the end.
 
 Both can be gone on with after an interruption: a file or segment that has its name is complete. The segments of a video
 lie beside it in `NAME.parts`, with a note of what they were made from and how; other settings are refused.
@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from PIL import Image
 from torch import Tensor
 
+from mpt.data.video.properties import Colour
 from mpt.data.video.video import is_video
-from mpt.data.video.video_writer import VideoWriter, join_videos
+from mpt.data.video.video_writer import SDR, VideoWriter, join_videos
 from mpt.errors import ConfigError, InputOutputError
 from mpt.foreign.files import read_json
 from mpt.run.process.files import temporary_name, write_atomically
+from mpt.systems.dain.data.shared.deep_pictures import write_deep_picture
 
 SEGMENT = 48
 """Input frames of one segment: what an interruption can cost."""
@@ -28,12 +32,33 @@ JOINED = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".ts", ".flv")
 """Formats of videos that can be written: they hold H.264, and their segments can be joined."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the output frames of one input frame go: its number, that of the first of them, and their times."""
+
+    index: int
+    first: int
+    seconds: tuple[Fraction, ...]
+
+
+@dataclass(frozen=True)
+class Film:
+    """How a video is written: rate, whether frames have times of their own, colours, and the tracks that go along."""
+
+    rate: Fraction
+    timed: bool = False
+    colour: Colour = SDR
+    tracks_from: Path | None = None
+    slow: Fraction = Fraction(1)
+    sound: bool = True
+
+
 class Output(Protocol):
     """What takes the output frames of one input frame after the other."""
 
-    def has(self, index: int, count: int, first: int) -> bool: ...  # all output frames of this input frame?
+    def has(self, place: Place) -> bool: ...  # all output frames of this input frame?
 
-    def write(self, index: int, images: list[Tensor], first: int) -> None: ...
+    def write(self, place: Place, images: list[Tensor]) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -60,16 +85,16 @@ class FrameFolder:
         """Return the name of an output frame."""
         return self.path / f"frame-{number:06d}.png"
 
-    def has(self, index: int, count: int, first: int) -> bool:
-        """Are all output frames from `first` on there?"""
-        return all(self.file(first + number).is_file() for number in range(count))
+    def has(self, place: Place) -> bool:
+        """Are all output frames there?"""
+        return all(self.file(place.first + number).is_file() for number in range(len(place.seconds)))
 
-    def write(self, index: int, images: list[Tensor], first: int) -> None:
+    def write(self, place: Place, images: list[Tensor]) -> None:
         """Write frames, each under a temporary name first."""
-        for number, image in enumerate(images, start=first):
+        for number, image in enumerate(images, start=place.first):
             temporary = self.path / f"{temporary_name()}.png"
             try:
-                Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(temporary)
+                save_picture(image, temporary)
                 temporary.replace(self.file(number))
             except OSError as error:
                 raise InputOutputError(f"{self.file(number)}: cannot be written: {error.strerror or error}") from error
@@ -106,12 +131,13 @@ class SegmentedVideo:
     def __init__(
         self,
         path: Path,
-        rate: Fraction,
-        audio_from: Path | None,
+        film: Film,
         signature: dict[str, object],
         overwrite: bool = False,
     ) -> None:
-        self.path, self.rate, self.audio_from = path, rate, audio_from
+        self.path, self.film = path, film
+        self.begins: dict[int, Fraction] = {}
+        """When each segment begins, in seconds."""
         self.parts = path.with_name(f"{path.name}.parts")
         self.writer: VideoWriter | None = None
         self.open_segment = -1
@@ -131,20 +157,28 @@ class SegmentedVideo:
         """Return the name of a segment."""
         return self.parts / f"{segment:06d}{self.path.suffix}"
 
-    def has(self, index: int, count: int, first: int) -> bool:
+    def has(self, place: Place) -> bool:
         """Is this input frame's segment complete?"""
-        segment = index // SEGMENT
+        segment = self.segment_of(place)
         return segment != self.open_segment and self.file(segment).is_file()
 
-    def write(self, index: int, images: list[Tensor], first: int) -> None:
+    def segment_of(self, place: Place) -> int:
+        """Return the segment of an input frame, and keep in mind when it begins."""
+        segment = place.index // SEGMENT
+        self.begins.setdefault(segment, place.seconds[0])
+        return segment
+
+    def write(self, place: Place, images: list[Tensor]) -> None:
         """Append to the segment of this input frame."""
-        segment = index // SEGMENT
+        segment = self.segment_of(place)
         if segment != self.open_segment:
             self.close_segment()
-            self.writer, self.open_segment = VideoWriter(self.file(segment), self.rate), segment
+            film = self.film
+            self.writer = VideoWriter(self.file(segment), film.rate, colour=film.colour, timed=film.timed)
+            self.open_segment = segment
         assert self.writer is not None
-        for image in images:
-            self.writer.write(image)
+        for image, seconds in zip(images, place.seconds, strict=True):
+            self.writer.write(image, seconds - self.begins[segment])
 
     def close_segment(self) -> None:
         """Complete the segment that is being written."""
@@ -155,7 +189,10 @@ class SegmentedVideo:
     def finish(self) -> None:
         """Join the segments with the sound, and remove them."""
         self.close_segment()
-        join_videos(sorted(self.parts.glob(f"[0-9]*{self.path.suffix}")), self.path, self.audio_from)
+        parts = sorted(self.parts.glob(f"[0-9]*{self.path.suffix}"))
+        begins = [self.begins[int(part.stem)] for part in parts] if self.film.timed else None
+        film = self.film
+        join_videos(parts, self.path, film.tracks_from, begins, film.slow, film.sound)
         shutil.rmtree(self.parts)
 
     def pause(self) -> bool:
@@ -172,6 +209,14 @@ class SegmentedVideo:
         """Remove everything."""
         self.pause()
         shutil.rmtree(self.parts, ignore_errors=True)
+
+
+def save_picture(image_chw: Tensor, path: Path) -> None:
+    """Write a frame as PNG: of 8 bits, or of 16 if it is int32."""
+    if image_chw.dtype == torch.uint8:
+        Image.fromarray(image_chw.permute(1, 2, 0).cpu().numpy()).save(path)
+    else:
+        write_deep_picture(image_chw, path)
 
 
 def goes_on(note: Path, signature: dict[str, object], place: Path, overwrite: bool) -> bool:
@@ -192,16 +237,14 @@ def goes_on(note: Path, signature: dict[str, object], place: Path, overwrite: bo
     return same
 
 
-def open_output(
-    path: Path, rate: Fraction, audio_from: Path | None, signature: dict[str, object], overwrite: bool = False
-) -> Output:
+def open_output(path: Path, film: Film, signature: dict[str, object], overwrite: bool = False) -> Output:
     """Return the output for a video's name or for a folder's. Raises ConfigError for what is there or cannot be."""
     if is_video(path):
         if path.suffix.lower() not in JOINED:
             raise ConfigError(f"--output: {path.suffix} files are not written; allowed are {', '.join(JOINED)}")
         if path.exists() and not overwrite:
             raise ConfigError(f"--output: {path} is there already; write elsewhere, or add --overwrite")
-        return SegmentedVideo(path, rate, audio_from, signature, overwrite)
+        return SegmentedVideo(path, film, signature, overwrite)
     if path.suffix:
         raise ConfigError(f"--output: {path} is neither a video's name (.mp4, .mkv, ...) nor a folder's")
     return FrameFolder(path, signature, overwrite)

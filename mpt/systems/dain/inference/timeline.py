@@ -1,8 +1,9 @@
 """Which frames to make: the times of an output between the frames of an input.
 
-The output lasts as long as the input, so that sound stays with it: n frames at rate r become n R / r frames at rate R,
-of which those after the last input frame repeat it. Times are fractions, so a frame that is in the input is never
-made anew by rounding.
+The output lasts as long as the input, or `slow` times as long, so that sound stays with it: the last frame is shown as
+long as it was. Between two input frames lie either `factor` output frames, evenly, whatever the time between the two;
+or those that an even rate puts there. Times are fractions, so a frame that is in the input is never made anew by
+rounding.
 """
 
 from __future__ import annotations
@@ -11,28 +12,39 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+HIGHEST_FACTOR = 64
+
 
 @dataclass(frozen=True)
-class Pair:
-    """The output frames from input frame `index` up to, but without, the next: their times from 0 up to 1."""
+class Shown:
+    """One output frame: where it lies between two input frames (0 up to 1), and when it is shown, in seconds."""
 
-    index: int
-    times: tuple[Fraction, ...]
-
-
-def most_between(rate: Fraction, target: Fraction) -> int:
-    """Return how many frames lie between two of the input at most, without those that are in it."""
-    ratio = target / rate
-    return math.ceil(ratio) - (ratio.denominator == 1)
+    moment: Fraction
+    seconds: Fraction
 
 
-def plan_times(rate: Fraction, target: Fraction, index: int) -> Pair:
-    """Return the output frames that begin between input frames `index` and `index + 1`."""
-    step = rate / target
-    first = -(-index // step)  # the first output frame not before this input frame
-    times = []
-    number = first
-    while number * step < index + 1:
-        times.append(number * step - index)
-        number += 1
-    return Pair(index, tuple(times))
+@dataclass(frozen=True)
+class Pace:
+    """How many output frames there are: `factor` for each input frame, or `rate` per second."""
+
+    factor: int = 2
+    rate: Fraction | None = None
+    slow: Fraction = Fraction(1)
+    """How many times as long the output lasts."""
+
+    def between(self, start: Fraction, end: Fraction) -> tuple[Shown, ...]:
+        """Return the output frames from an input frame's time up to, but without, the next one's, in seconds."""
+        start, end = start * self.slow, end * self.slow
+        if self.rate is None:
+            moments = [Fraction(number, self.factor) for number in range(self.factor)]
+            return tuple(Shown(moment, start + moment * (end - start)) for moment in moments)
+        first, beyond = math.ceil(start * self.rate), math.ceil(end * self.rate)
+        times = [number / self.rate for number in range(first, beyond)]
+        return tuple(Shown((time - start) / (end - start), time) for time in times)
+
+    def most_between(self, longest: Fraction) -> int:
+        """Return how many frames are made between two of the input at most, which are `longest` seconds apart."""
+        if self.rate is None:
+            return self.factor - 1
+        ratio = self.rate * longest * self.slow
+        return math.ceil(ratio) - (ratio.denominator == 1)

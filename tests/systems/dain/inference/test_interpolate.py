@@ -14,10 +14,10 @@ from mpt.planner.facts.calibration import load_calibration
 from mpt.systems.dain.inference import tiles
 from mpt.systems.dain.inference.interpolate import Job, Maker, Summary, interpolate
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
-from mpt.systems.dain.inference.output import SEGMENT, Output, open_output
+from mpt.systems.dain.inference.output import SEGMENT, Film, Output, Place, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileDifference, grid_of_tiles, seam_error, spans_of, tiled, whole
-from mpt.systems.dain.inference.timeline import most_between, plan_times
+from mpt.systems.dain.inference.timeline import Pace, Shown
 from mpt.systems.dain.nn.flow_warp import FlowWarp
 
 
@@ -42,7 +42,7 @@ def pictures(folder: Path, count: int, size: tuple[int, int] = (40, 24)) -> Path
 
 def run_through(source: FrameStream, target: Fraction, net: FlowWarp, output: Output) -> Summary:
     with torch.no_grad():
-        return interpolate(source, target, maker_of(net, source), output, cut_threshold=0, tell=False)
+        return interpolate(source, Pace(rate=target), maker_of(net, source), output, cut_threshold=0, tell=False)
 
 
 def levels(folder: Path) -> list[float]:
@@ -52,20 +52,27 @@ def levels(folder: Path) -> list[float]:
 
 def test_the_output_lasts_as_long_as_the_input_and_keeps_its_frames():
     for rate, target in ((25, 50), (25, 200), (24, 60), (Fraction(30000, 1001), 60)):
-        pairs = [plan_times(Fraction(rate), Fraction(target), index) for index in range(48)]
-        count = sum(len(pair.times) for pair in pairs)
-        assert abs(count / Fraction(target) - 48 / Fraction(rate)) < 1 / Fraction(target)
-        assert all(0 <= time < 1 for pair in pairs for time in pair.times)
-        most = max(sum(time > 0 for time in pair.times) for pair in pairs)
-        assert most <= most_between(Fraction(rate), Fraction(target)) < target / rate + 1
-    assert [plan_times(Fraction(25), Fraction(50), index).times for index in range(2)] == [(0, Fraction(1, 2))] * 2
+        pace, step = Pace(rate=Fraction(target)), 1 / Fraction(rate)
+        pairs = [pace.between(index * step, (index + 1) * step) for index in range(48)]
+        assert abs(sum(map(len, pairs)) / Fraction(target) - 48 * step) < 1 / Fraction(target)
+        assert all(0 <= one.moment < 1 for shown in pairs for one in shown)
+        most = max(sum(one.moment > 0 for one in shown) for shown in pairs)
+        assert most <= pace.most_between(step) < Fraction(target) * step + 1
+
+
+def test_uneven_times_are_divided_each_by_themselves_and_slow_motion_lasts_longer():
+    pace = Pace(factor=2, slow=Fraction(3))
+    assert [one.seconds for one in pace.between(Fraction(1, 10), Fraction(1, 2))] == [Fraction(3, 10), Fraction(9, 10)]
+    even = Pace(rate=Fraction(10)).between(Fraction(1, 10), Fraction(1, 2))
+    assert [float(one.moment) for one in even] == [0, 0.25, 0.5, 0.75]
+    assert Pace(rate=Fraction(10)).between(Fraction(11, 100), Fraction(19, 100)) == ()
 
 
 def test_a_folder_becomes_twice_and_four_times_as_many_frames(tmp_path, net):
     source = open_source([pictures(tmp_path / "in", 4)])
     for factor in (2, 4):
         out = tmp_path / f"x{factor}"
-        output = open_output(out, source.rate * factor, None, {})
+        output = open_output(out, Film(source.rate * factor), {})
         summary = run_through(source, source.rate * factor, net, output)
         output.finish()
         assert (summary.read, summary.made, summary.written) == (4, 3 * (factor - 1), 4 * factor)
@@ -83,9 +90,9 @@ def test_frames_of_two_scenes_are_not_blended(tmp_path, net):
     for number, frame in enumerate(frames):
         Image.fromarray(frame.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
     source = open_source([tmp_path])
-    output = open_output(tmp_path / "out", source.rate * 4, None, {})
+    output = open_output(tmp_path / "out", Film(source.rate * 4), {})
     with torch.no_grad():
-        summary = interpolate(source, source.rate * 4, maker_of(net, source), output, tell=False)
+        summary = interpolate(source, Pace(4), maker_of(net, source), output, tell=False)
     assert (summary.cuts, summary.made) == (1, 6)
     made = sorted((tmp_path / "out").glob("frame-*.png"))[5:8]
     shown = [torch.from_numpy(numpy.array(Image.open(file))).permute(2, 0, 1) for file in made]
@@ -98,26 +105,26 @@ class Interrupting:
     def __init__(self, output: Output, after: int) -> None:
         self.output, self.left = output, after
 
-    def has(self, index: int, count: int, first: int) -> bool:
-        return self.output.has(index, count, first)
+    def has(self, place: Place) -> bool:
+        return self.output.has(place)
 
-    def write(self, index: int, images: list[Tensor], first: int) -> None:
+    def write(self, place: Place, images: list[Tensor]) -> None:
         if self.left == 0:
             raise KeyboardInterrupt
         self.left -= 1
-        self.output.write(index, images, first)
+        self.output.write(place, images)
 
 
 def test_an_interrupted_folder_goes_on_where_it_stopped(tmp_path, net):
     source = open_source([pictures(tmp_path / "in", 6)])
     target, out = source.rate * 2, tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        run_through(source, target, net, Interrupting(open_output(out, target, None, {"a": 1}), 3))  # type: ignore[arg-type]
+        run_through(source, target, net, Interrupting(open_output(out, Film(target), {"a": 1}), 3))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="other settings"):
-        open_output(out, target, None, {"a": 2})
-    assert not open_output(tmp_path / "none", target, None, {}).pause()
+        open_output(out, Film(target), {"a": 2})
+    assert not open_output(tmp_path / "none", Film(target), {}).pause()
     assert not (tmp_path / "none").exists()
-    output = open_output(out, target, None, {"a": 1})
+    output = open_output(out, Film(target), {"a": 1})
     summary = run_through(source, target, net, output)
     assert (summary.resumed, summary.written) == (6, 6)
     assert levels(out) == [0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 50]
@@ -134,12 +141,12 @@ def test_a_video_keeps_its_sound_and_an_interrupted_one_goes_on(tmp_path, net):
             writer.write(torch.full((3, 32, 48), 4 * number, dtype=torch.uint8))
     source = open_source([tmp_path / "in.mp4"])
     target, out = source.rate * 2, tmp_path / "out.mp4"
-    output = open_output(out, target, None, {})
+    output = open_output(out, Film(target), {})
     with pytest.raises(KeyboardInterrupt):
         run_through(source, target, net, Interrupting(output, SEGMENT + 2))  # type: ignore[arg-type]
     assert output.pause()
     assert not out.exists()
-    output = open_output(out, target, None, {})
+    output = open_output(out, Film(target), {})
     summary = run_through(source, target, net, output)
     output.finish()
     assert (summary.resumed, summary.written) == (2 * SEGMENT, 8)
@@ -157,7 +164,7 @@ def test_nothing_is_left_where_a_later_frame_is_damaged(tmp_path, net, name):
     folder = pictures(tmp_path / "in", 5)
     source = open_source([folder])
     (folder / "shot010.png").write_bytes(b"not a picture any more")
-    output = open_output(tmp_path / name, source.rate * 2, None, {})
+    output = open_output(tmp_path / name, Film(source.rate * 2), {})
     with pytest.raises(DataError, match=r"shot010\.png: .* Replace the file$"):
         run_through(source, source.rate * 2, net, output)
     output.discard()
@@ -221,7 +228,12 @@ def test_the_device_holds_a_tile_and_no_whole_frame(net, monkeypatch):
         return torch.ones(1, 1, *first.shape[1:])
 
     monkeypatch.setattr(tiles, "whole", remembering)
-    job = Job(0, 0, (Fraction(1, 2),), *torch.zeros(2, 3, 90, 150, dtype=torch.uint8), blends=True)
+    job = Job(
+        Place(0, 0, (Fraction(0),)),
+        (Shown(Fraction(1, 2), Fraction(0)),),
+        *torch.zeros(2, 3, 90, 150, dtype=torch.uint8),
+        blends=True,
+    )
     Maker(net, torch.device("meta"), grid_of_tiles(90, 150, (80, 80), 64), 64).make([job])
     assert given == [("meta", (80, 80))] * 2 * 12
     assert int(job.made[Fraction(1, 2)].min()) == 255

@@ -18,8 +18,9 @@ GREY = (0.299, 0.587, 0.114)
 
 
 def thumbnail(image_chw: Tensor) -> Tensor:
-    """Return a frame, uint8 or floats in [0, 1], as (1, 32, 32) grey floats."""
-    image = image_chw.float() / 255 if image_chw.dtype == torch.uint8 else image_chw.float()
+    """Return a frame, uint8, int32 up to 65535, or floats in [0, 1], as (1, 32, 32) grey floats."""
+    most = {torch.uint8: 255, torch.int32: 65535}.get(image_chw.dtype, 1)
+    image = image_chw.float() / most
     grey = (image * image.new_tensor(GREY)[:, None, None]).sum(0, keepdim=True)
     return F.interpolate(grey[None], size=(THUMBNAIL, THUMBNAIL), mode="area")[0]
 
