@@ -34,6 +34,7 @@ SILENT: tuple[str, ...] = (
     "train.log_every",
     "train.checkpoint_every",
     "train.sample_every",
+    "train.keep_samples",
     "train.evaluate_every",
 )
 SILENT += ("train.early_stopping", "train.keep_last", "train.asynchronous_save", "train.tensorboard", "train.boards")

@@ -119,6 +119,9 @@ class Train(Options):
     sample_every: Period = AUTO
     """Steps between sample grids, the first before training, or epochs: `1 epoch`. auto is as often as evaluations are
     by default; 0 writes one at the end only."""
+    keep_samples: int | None = Field(100, gt=0)
+    """How many sample grids stay on disk and go to boards, spread evenly over the training, and the newest; null keeps
+    all."""
     freeze: list[str] = Field(default_factory=list)
     """Globs over dotted parameter names (`net.layer1.*`) that stay as they were loaded: no gradient, no state."""
     frozen_norm: Literal["eval", "train"] = "eval"

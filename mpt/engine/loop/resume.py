@@ -48,6 +48,7 @@ WITHOUT_EFFECT = (
     "train.early_stopping.mode",
     "train.asynchronous_save",
     "train.sample_every",
+    "train.keep_samples",
     "train.on_non_finite",
     "train.max_rollbacks",
     "train.tensorboard",

@@ -14,7 +14,7 @@ import torch
 
 from mpt import accelerator
 from mpt.engine.state.journal import Journal
-from mpt.errors import InputOutputError, MptError
+from mpt.errors import MptError
 from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.background_save import BackgroundSave
 from mpt.run.checkpoints.background_shards import finish_beside, start_beside
@@ -119,11 +119,7 @@ class CheckpointSaver:
 
         Raises InputOutputError where a link stands for the run's folder, before anything is written behind it.
         """
-        if self.directory.path.is_symlink():
-            raise InputOutputError(
-                f"{self.directory.path}: a symbolic link has taken the place of the run's folder while it was trained; "
-                "nothing is written behind it. Put the folder back and go on with --resume."
-            )
+        self.directory.refuse_link()
         removed = self.journal.recorder.reopen_removed()
         newest = self.newest
         if newest is not None and not self.directory.checkpoint_path(newest).is_dir():

@@ -43,6 +43,7 @@ from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.state_checks import first_non_finite_on_ranks
 from mpt.run.records.layout import RunDirectory
 from mpt.run.records.recorder import Recorder, last_test_set
+from mpt.run.records.samples import thin
 from mpt.run.records.skipped_files import write_skipped_files
 from mpt.seams import Batch, Dataset, DataSpec, Game, Plateau, Run, loss_scales
 from mpt.seams.task_kinds import rate_factor
@@ -266,7 +267,10 @@ class Training:
         with self.peaks.beside_steps(self.run.device):
             picture = write_preview(self.run, self.test_data, self.directory, self.progress.step)
         if picture is not None:
-            self.journal.picture(picture)
+            keep, step = self.train.keep_samples, self.progress.step
+            stays = keep is None or thin(self.directory, step, self.periods.sample, keep)
+            if stays or self.is_over:
+                self.journal.picture(picture)
 
     def save(self) -> str | None:
         """Write a checkpoint, or begin to where that happens beside the training (`saver.finish` waits for it).

@@ -188,6 +188,7 @@ def write_preview(run: Run, data: Dataset, directory: RunDirectory, step: int) -
     tiles = preview(run, to_device(data.fetch(list(range(count)), 0), run.device, run.data))
     if tiles is None or not run.world.is_first:
         return None
+    directory.refuse_link()
     path = directory.samples / f"step-{step:08d}.png"
     # The folder was there at the start; a link planted in its place since then is not followed.
     columns = run.task.preview_columns if isinstance(run.task, Legend) else None

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from mpt.errors import CheckpointError, ConfigError
+from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.run.process.files import failures_explained
 from mpt.run.process.operating_system import IS_POSIX, is_reserved
 from mpt.run.records.lock import hold_lock
@@ -118,6 +118,14 @@ class RunDirectory:
     def snapshot_path(self) -> Path:
         """Torch's own snapshot of the card's memory when it had run out (`torch.cuda.memory._snapshot`)."""
         return self.path / "memory_snapshot.pickle"
+
+    def refuse_link(self) -> None:
+        """Raise InputOutputError if a link has taken the place of the folder: nothing is to be written behind it."""
+        if self.path.is_symlink():
+            raise InputOutputError(
+                f"{self.path}: a symbolic link has taken the place of the run's folder while it was trained; "
+                "nothing is written behind it. Put the folder back and go on with --resume."
+            )
 
     def report_path(self, suffix: str) -> Path:
         """Return the report's path for `md`, `html` or `json`."""

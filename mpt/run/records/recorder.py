@@ -52,6 +52,7 @@ class Recorder:
         """Append an evaluation to metrics.jsonl, under `metrics`, and a row to results.csv; return the line."""
         line = self.write_metrics(step, {"metrics": dict(metrics), **(values or {})}, kind="evaluate")
         self.evaluations.append((step, dict(metrics)))
+        self.run.refuse_link()  # the file is written by its path, unlike the lines above
         write_results(self.run, self.evaluations)
         return line
 

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from mpt.engine.loop import saving
+from mpt.engine.state import evaluation
 from mpt.errors import InputOutputError
 from mpt.run.checkpoints.checkpoint import EncodedState
 from mpt.run.records.layout import create_run
@@ -46,3 +48,23 @@ def test_nothing_is_written_behind_a_link_that_takes_the_run_s_place(tmp_path: P
         with pytest.raises(InputOutputError, match="a symbolic link has taken the place of the run's folder"):
             saver.tell_removed_files()
     assert [path.name for path in victim.rglob("*")] == ["checkpoints"]
+
+
+def test_neither_samples_nor_results_are_written_behind_such_a_link_between_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, victim = create_run(tmp_path, "run"), tmp_path / "victim"
+    with Recorder(directory) as recorder:
+        directory.path.rename(tmp_path / "away")
+        (victim / "samples").mkdir(parents=True)
+        directory.path.symlink_to(victim)
+        with pytest.raises(InputOutputError, match="a symbolic link has taken the place of the run's folder"):
+            recorder.write_evaluation(4, {"accuracy": 0.5})
+    monkeypatch.setattr(evaluation, "preview", lambda run, batch: torch.zeros(1, 1, 8, 8))
+    monkeypatch.setattr(evaluation, "to_device", lambda batch, device, spec: batch)
+    config: Any = SimpleNamespace(train=SimpleNamespace(batch_size=1))
+    run: Any = SimpleNamespace(config=config, device=None, data=None, task=None, world=SimpleNamespace(is_first=True))
+    data: Any = type("Data", (), {"fetch": lambda self, numbers, seed: {}, "__len__": lambda self: 1})()
+    with pytest.raises(InputOutputError, match="a symbolic link has taken the place of the run's folder"):
+        evaluation.write_preview(run, data, directory, 4)
+    assert [path.name for path in victim.rglob("*")] == ["samples"]
