@@ -21,7 +21,7 @@ from mpt.inference.exported import description
 from mpt.inference.half import networks, rebuild, rebuild_half, watch_calls
 from mpt.inference.inputs import Inputs, infer_one, needs_inputs, read_inputs
 from mpt.inference.measurement import stored_bytes
-from mpt.inference.proof import Expected, expect, prove
+from mpt.inference.proof import Calls, Expected, expect, prove, prove_session
 from mpt.inference.trained import Trained, open_trained
 from mpt.precision.shared.choice import DTYPES
 from mpt.report.units import show_bytes
@@ -55,10 +55,11 @@ def run(arguments: ConvertArguments) -> None:
         if unfolded.task.inputs:  # an encoder is called for inputs alone
             infer_one(trained, drawn_inputs(unfolded))
     dtype = arguments.dtype or "float16"
-    expected = expect(called, dtype if arguments.half else "float32")
-    full = trained.run = rebuild(trained, FLOAT32)
-    if arguments.inside and whole_of(full.task, nn.Identity()) is None:
+    if arguments.inside and whole_of(unfolded.task, nn.Identity()) is None:
         raise ConfigError(f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out.")
+    calls = with_whole(unfolded.task, called) if arguments.inside else called
+    expected = expect(calls, dtype if arguments.half else "float32")
+    full = trained.run = rebuild(trained, FLOAT32)
     chosen = rebuild_half(trained, dtype) if arguments.half else full
     modules = {name: module for name, module in networks(chosen.task.modules) if name in called}
     with failures_explained(path.parent):
@@ -75,8 +76,8 @@ def run(arguments: ConvertArguments) -> None:
                 module, terms, own = whole_network, (terms[0], ("probabilities",)), {**own, "mpt_inside": "true"}
             kind = DTYPES[dtype] if arguments.half else torch.float32
             over = " over the file that was there" * file.exists()
-            own_network = {} if arguments.inside else {name: expected[name]}  # with probabilities there are no logits
-            said = write_onnx(file, module, called[name][1], kind, terms, own, proof(file, own_network, arguments))
+            check = proof(file, {name: expected[name]}, arguments)
+            said = write_onnx(file, module, called[name][1], kind, terms, own, check)
             print(f"wrote {file}{over}: {show_bytes(file.stat().st_size)}; {said}")
         return
     over = " over the file that was there" * path.exists()
@@ -89,7 +90,10 @@ def run(arguments: ConvertArguments) -> None:
 
 def proof(file: Path, expected: Mapping[str, Expected], arguments: ConvertArguments) -> Callable[[Path], str]:
     """Return the check of a written file before it gets its name."""
-    return lambda partial: prove(partial, str(file), expected, arguments.allow) if expected else ""
+    if arguments.inside:  # one network, which cannot be read back without what is around it
+        (whole,) = expected.values()
+        return lambda partial: prove_session(partial, str(file), whole)
+    return lambda partial: prove(partial, str(file), expected, arguments.allow)
 
 
 def drawn_inputs(run: Run) -> Inputs:
@@ -129,6 +133,12 @@ def output_path(arguments: ConvertArguments, wanted: str, trained: Trained) -> P
 def whole_of(task: Task, network: nn.Module) -> nn.Module | None:
     """Return an exported network with what goes around it inside; None if the task has nothing to put around it."""
     return task.whole(network) if isinstance(task, Exports) else None
+
+
+def with_whole(task: Task, called: Calls) -> Calls:
+    """Return the calls of networks as calls of what goes around each."""
+    wholes = {name: whole_of(task, network) for name, (network, _, _) in called.items()}
+    return {name: (whole, called[name][1], None) for name, whole in wholes.items() if whole is not None}
 
 
 def export_terms(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -7,6 +7,7 @@ dtype does to their outputs.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,17 +61,49 @@ def prove(file: Path, name: str, expected: Mapping[str, Expected], allow: tuple[
     `name` is the file's in messages. Raises CheckpointError where the distance is more than rounding.
     """
     found = dict(networks(open_exported(file, "cpu", (), allow).run.task.modules))
-    farthest = 0.0
-    for network, one in expected.items():
-        apart = distance(outputs_of(found[network], one.inputs), one.outputs)
-        if not apart <= one.allowed:
-            raise CheckpointError(
-                f"{name}: its network {network} does not compute what the run's does: outputs differ by {apart:.2g} of "
-                f"their size, and rounding accounts for {one.allowed:.2g}; it was not kept. This is a mistake of mpt's "
-                "or of a part's own: please report it with the run's config.yaml"
-            )
-        farthest = max(farthest, apart)
-    return f"computes what the run does (outputs differ by {farthest:.2g} of their size)"
+    apart = {
+        network: refuse_beyond(one, outputs_of(found[network], one.inputs), f"{name}: its network {network}")
+        for network, one in expected.items()
+    }
+    return computes_alike(max(apart.values(), default=0.0))
+
+
+def prove_session(file: Path, name: str, expected: Expected) -> str:
+    """Do the same for an ONNX file that holds more than the network, by ONNX Runtime alone."""
+    session = importlib.import_module("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    values = [value for value in expected.inputs if isinstance(value, Tensor)]
+    feeds = {slot.name: value.numpy() for slot, value in zip(session.get_inputs(), values, strict=True)}
+    made = [torch.from_numpy(value) for value in session.run(None, feeds)]
+    outputs = [value.double() for value in made if value.is_floating_point()]
+    return computes_alike(refuse_beyond(expected, outputs, f"{name}: its network"))
+
+
+def prove_folding(unfolded: Calls, modules: Mapping[str, nn.Module]) -> None:
+    """Compare networks into whose weights adapters were folded with those that were trained.
+
+    Raises CheckpointError where the distance is more than rounding.
+    """
+    found = dict(networks(modules))
+    for network, one in expect(unfolded, "float32").items():
+        outputs = outputs_of(found[network], one.inputs)
+        refuse_beyond(one, outputs, f"the network {network} with its adapters folded", "nothing was inferred")
+
+
+def refuse_beyond(expected: Expected, outputs: list[Tensor], name: str, end: str = "it was not kept") -> float:
+    """Return how far outputs are from the run's. Raises CheckpointError where that is more than rounding."""
+    apart = distance(outputs, expected.outputs)
+    if not apart <= expected.allowed:
+        raise CheckpointError(
+            f"{name} does not compute what the run's does: outputs differ by {apart:.2g} of their size, and rounding "
+            f"accounts for {expected.allowed:.2g}; {end}. This is a mistake of mpt's or of a part's own: "
+            "please report it with the run's config.yaml"
+        )
+    return apart
+
+
+def computes_alike(apart: float) -> str:
+    """Return a sentence about a distance that is rounding."""
+    return f"computes what the run does (outputs differ by {apart:.2g} of their size)"
 
 
 @torch.no_grad()

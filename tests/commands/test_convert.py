@@ -14,10 +14,8 @@ from mpt.commands.cli.arguments import ConvertArguments
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.inference import export
 from mpt.memory import lora
-from mpt.run.checkpoints import checkpoint
-from mpt.run.records.layout import open_run
 from mpt.run.weights.weights_file import load_weights_file
-from tests.commands.conftest import GENERATOR, save_better, save_run
+from tests.commands.conftest import GENERATOR, move_adapters, save_better, save_run
 
 
 def go(run, tmp_path, **changes):
@@ -211,12 +209,15 @@ def test_an_export_computes_what_the_run_does_or_is_not_kept(
     assert not list(tmp_path.glob("*wrong*"))
 
 
-def move_adapters(run):
-    """Give the adapters of a run, which begin at zero, values as after a training."""
-    directory = open_run(run)
-    loaded = checkpoint.load(directory)
-    for state in loaded.state["modules"].values():
-        for name, tensor in state.items():
-            if name.endswith("lora_b"):
-                tensor.normal_(generator=torch.Generator().manual_seed(0))
-    checkpoint.save(directory, 2, loaded.state, keep_last=9)
+def test_an_export_with_probabilities_inside_is_proved_too(make_classifier, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxscript", reason="the exporter needs it")
+    pytest.importorskip("onnxruntime", reason="it runs the file")
+    run = make_classifier("memory.lora={rank: 2, full: []}")
+    move_adapters(run)
+    go(run, tmp_path, to="onnx", half=True, inside=True)
+    assert "computes what the run does (outputs differ by " in capsys.readouterr().out
+    fold = lora.Adapted.fold
+    monkeypatch.setattr(lora.Adapted, "fold", lambda layer: (fold(layer), fold(layer)))
+    with pytest.raises(CheckpointError, match=r"does not compute what the run's does.*it was not kept"):
+        go(run, tmp_path, to="onnx", half=True, inside=True, output=str(tmp_path / "wrong.onnx"))
+    assert not list(tmp_path.glob("*wrong*"))

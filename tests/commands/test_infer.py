@@ -17,6 +17,8 @@ from mpt.commands.inference import infer_half, infer_outputs
 from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
 from mpt.inference import slices
 from mpt.inference.inputs import SAMPLES
+from mpt.memory import lora
+from tests.commands.conftest import move_adapters
 
 
 @pytest.fixture
@@ -102,6 +104,17 @@ def test_half_states_size_latency_memory_distance_agreement_and_metric(classifie
     said = " ".join(capsys.readouterr().out.split())
     assert "size on disk" in said
     assert "decisions agree" in said
+
+
+def test_half_refuses_adapters_that_are_folded_wrongly(make_classifier, tmp_path, monkeypatch):
+    """Both sides of its table have them folded."""
+    run = make_classifier("memory.lora={rank: 2, full: []}")
+    move_adapters(run)
+    go(run, tmp_path, half=True)
+    fold = lora.Adapted.fold
+    monkeypatch.setattr(lora.Adapted, "fold", lambda layer: (fold(layer), fold(layer)))
+    with pytest.raises(CheckpointError, match="with its adapters folded does not compute what the run's does"):
+        go(run, tmp_path, half=True)
 
 
 def test_half_on_a_cpu_says_what_it_does_instead_of_float16(classifier, tmp_path, capsys):

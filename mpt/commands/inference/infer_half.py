@@ -25,7 +25,7 @@ from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.state.evaluation import evaluate
 from mpt.inference.half import awkward_dimensions, choose_half, rebuild, rebuild_half, watch_calls
-from mpt.inference.inputs import Decoded, Sample, infer_one, needs_inputs, read_inputs
+from mpt.inference.inputs import Decoded, Inputs, Sample, infer_one, needs_inputs, read_inputs
 from mpt.inference.measurement import (
     Distance,
     Latency,
@@ -34,11 +34,12 @@ from mpt.inference.measurement import (
     measure_peak,
     stored_bytes,
 )
+from mpt.inference.proof import prove_folding
 from mpt.inference.results import on_host
 from mpt.inference.trained import Trained
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds
 from mpt.run.process.files import write_atomically
-from mpt.seams import Inference
+from mpt.seams import Inference, MemoryTrick, Run
 
 NAMED_LAYERS = 5
 
@@ -73,9 +74,10 @@ def infer_half(
     """Infer in float32 and in half, state the difference, write it, and return what half made."""
     choice = choose_half(dtype, trained.run.device)
     decoded = Decoded()
-    full, full_results, _ = measure(
-        dataclasses.replace(trained, run=rebuild(trained, FLOAT32)), "float32", samples, batch_size, count, decoded
-    )
+    folded = dataclasses.replace(trained, run=rebuild(trained, FLOAT32))
+    check_folding(trained, folded.run, next(iter(read_inputs(trained, samples, batch_size, count, decoded))))
+    full, full_results, _ = measure(folded, "float32", samples, batch_size, count, decoded)
+    del folded
     release(trained.run.device)
     half_run = rebuild_half(trained, choice.dtype)
     half_trained = dataclasses.replace(trained, run=half_run)
@@ -87,6 +89,16 @@ def infer_half(
     write_atomically(output / "half.md", "\n".join([*table_lines(statement), "", *sentences(statement)]) + "\n")
     write_atomically(output / "half.json", json.dumps(as_json(statement), indent=1, allow_nan=False) + "\n")
     return results
+
+
+def check_folding(trained: Trained, folded: Run, inputs: Inputs) -> None:
+    """Raise CheckpointError where adapters folded into a run's weights do not compute what they did beside them."""
+    if all(type(trick).fold is MemoryTrick.fold for trick in folded.tricks):
+        return
+    unfolded = dataclasses.replace(trained, run=rebuild(trained, FLOAT32, folds=False))
+    with watch_calls(unfolded.run.task.modules) as called:
+        infer_one(unfolded, inputs)
+    prove_folding(called, folded.task.modules)
 
 
 def measure(
