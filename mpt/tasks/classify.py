@@ -93,7 +93,7 @@ class Classify(Exports):
         weights = self.class_weights
         if weights is None:
             return (Loss("loss", value),)
-        return (Loss("loss", value, "sum", of_mixture(batch, lambda label: weights[label].sum())),)
+        return (Loss("loss", value, "sum", of_mixture(batch, lambda label: total_weight(weights, label))),)
 
     def standardize(self, image_bchw: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation, per channel."""
@@ -129,7 +129,7 @@ class Classify(Exports):
             )
         logits, labels = logits[is_known], labels[is_known]
         # In a proxy, which a snapshot of the task does not copy.
-        self.details = MappingProxyType(describe(logits, labels, self.classes))
+        self.details = MappingProxyType(describe(logits, labels, self.classes, is_known.nonzero().flatten().tolist()))
         return {
             "accuracy": float((logits.argmax(1) == labels).sum()) / len(labels),
             "cross_entropy": float(functional.cross_entropy(logits, labels)),
@@ -161,7 +161,8 @@ class Classify(Exports):
         ]
         if "label" in batch:
             for row, label in zip(rows, batch["label"].tolist(), strict=True):
-                row["truth"] = self.classes[label]
+                if label != IGNORED:
+                    row["truth"] = self.classes[label]
         return Inference(rows=rows, outputs=logits, scores=scores)
 
 
@@ -172,6 +173,11 @@ def of_mixture(batch: Batch, measure: Callable[[Tensor], Tensor]) -> Tensor:
         return own
     share = batch[SHARE][0]  # one for the whole batch
     return share * own + (1 - share) * measure(batch[OTHER])
+
+
+def total_weight(weights: Tensor, label: Tensor) -> Tensor:
+    """Return what the samples of a batch weigh together; those that are left out weigh nothing."""
+    return (weights[label.clamp_min(0)] * (label != IGNORED)).sum()
 
 
 def class_weights(settings: Settings, data: DataSpec) -> list[float] | None:

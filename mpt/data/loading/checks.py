@@ -1,7 +1,8 @@
 """Samples looked at in their first epoch: values that are not finite, labels that no class has.
 
 They are named here; later they are a loss of NaN, or an index error within a kernel. Augmentation draws anew in every
-epoch, but what a file holds is the same.
+epoch, but what a file holds is the same. Where classes come equally often, an epoch does not have all samples, and all
+epochs are looked at.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ IGNORED = -100
 """The label of samples that cross-entropy and evaluations leave out, as in torch."""
 
 
-def fetch(dataset: Dataset, indices: Sequence[int], epoch: int) -> Batch:
-    """Return samples of a data set. Raises DataError for one that cannot be trained on, in the first epoch."""
+def fetch(dataset: Dataset, indices: Sequence[int], epoch: int, looks: bool) -> Batch:
+    """Return samples of a data set. Raises DataError for one that cannot be trained on, if it `looks` at them."""
     batch = dataset.fetch(indices, epoch)
-    if epoch == 0:
+    if looks:
         look_at(dataset, indices, batch)
     return batch
 

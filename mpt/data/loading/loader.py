@@ -95,6 +95,10 @@ class Loader:
             batch = batch[start:stop]
         return batch, epoch if self.labels is None else step
 
+    def looks_at(self, step: int) -> bool:
+        """Return whether a step may have samples that no epoch had before."""
+        return step < self.steps_per_epoch or self.labels is not None
+
     def batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield the batch of step `start_step`, then of each step after it, without end. On the CPU, pinned if
         asked.
@@ -126,14 +130,14 @@ class Loader:
         return map(pin, stream) if self.pin_memory else stream
 
     def _in_process(self, steps: Iterator[int]) -> Iterator[Batch]:
-        return (fetch(self.dataset, *self.indices(step)) for step in steps)
+        return (fetch(self.dataset, *self.indices(step), self.looks_at(step)) for step in steps)
 
     def _from_workers(self, steps: Iterator[int]) -> Iterator[Batch]:
         with WorkerPool(self.dataset, self.workers, self.timeout_seconds) as pool:
             asked = 0
             while True:
                 for step in itertools.islice(steps, self.workers * BATCHES_AHEAD_PER_WORKER - asked):
-                    pool.send(*self.indices(step))
+                    pool.send(*self.indices(step), self.looks_at(step))
                     asked += 1
                 if not asked:
                     return

@@ -74,11 +74,11 @@ class WorkerPool:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-    def send(self, indices: list[int], epoch: int) -> None:
-        """Ask for a batch."""
+    def send(self, indices: list[int], epoch: int, looks: bool) -> None:
+        """Ask for a batch, at whose samples the worker is to look or not."""
         worker = self.workers[self.sent % len(self.workers)]
         try:
-            worker.pipe.send((indices, epoch))
+            worker.pipe.send((indices, epoch, looks))
         except OSError as error:
             raise self.dead(worker) from error
         worker.pending.append(indices)
@@ -170,11 +170,11 @@ def serve(dataset: Dataset, pipe: Connection) -> None:
             return
 
 
-def answer_to(dataset: Dataset, indices: list[int], epoch: int) -> tuple[Batch, dict[str, str]] | MptError:
+def answer_to(dataset: Dataset, indices: list[int], epoch: int, looks: bool) -> tuple[Batch, dict[str, str]] | MptError:
     """Return a batch with the bad files newly met, or the error to raise in the parent."""
     known = set(dataset.bad_files)
     try:
-        batch = fetch(dataset, indices, epoch)
+        batch = fetch(dataset, indices, epoch, looks)
     except MptError as error:
         return error
     except Exception as error:  # whatever a data set raises, the parent must hear of it

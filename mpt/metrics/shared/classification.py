@@ -16,13 +16,16 @@ from torch import Tensor
 BINS, WORST, EXAMPLES, PAIRS, LARGEST_MATRIX = 10, 12, 14, 10, 30
 
 
-def describe(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+def describe(
+    logits: Tensor, labels: Tensor, classes: Sequence[str], numbers: Sequence[int] | None = None
+) -> dict[str, Any]:
     """Return the details of logits (n, classes or more) against labels (n,) as plain data.
 
-    `worst` names the wrong samples of highest confidence by their number, `examples` some of all, evenly over the set.
-    The matrix, rows being the truth, is left out above 30 classes, where the pairs that are confused most often tell
-    more.
+    `worst` names the wrong samples of highest confidence by their number in the test set (`numbers`, by default that of
+    their place), `examples` some of all, evenly over the set. The matrix, rows being the truth, is left out above 30
+    classes, where the pairs that are confused most often tell more.
     """
+    numbers = range(len(labels)) if numbers is None else numbers
     count = len(classes)
     probabilities = logits[:, :count].float().softmax(1)
     confidence, found = probabilities.max(1)
@@ -37,7 +40,7 @@ def describe(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str
 
     def sample(index: int) -> dict[str, Any]:
         label, truth = classes[int(found[index])], classes[int(labels[index])]
-        return {"index": index, "label": label, "truth": truth, "probability": float(confidence[index])}
+        return {"index": numbers[index], "label": label, "truth": truth, "probability": float(confidence[index])}
 
     return {
         "classes": list(classes),

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mpt.errors import ConfigError
+from mpt.metrics.shared.accuracy import labelled
 from mpt.vision_ops import import_torchvision
 
 
@@ -27,6 +28,7 @@ def of_torchmetrics(name: str) -> Callable[[Tensor, Tensor], float]:
         ) from error
 
     def measure(scores_nc: Tensor, labels_n: Tensor) -> float:
+        scores_nc, labels_n = labelled(scores_nc, labels_n)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes without samples, which are left out here
             of_classes = found(scores_nc, labels_n, num_classes=scores_nc.shape[1], average="none")

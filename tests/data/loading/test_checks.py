@@ -65,6 +65,30 @@ def test_samples_whose_label_is_ignored_are_left_out_of_an_evaluation() -> None:
         evaluate(run, Small(put("label", slice(0, 16), IGNORED)), 8)
 
 
+def test_samples_whose_label_is_ignored_weigh_nothing_and_count_in_no_figure() -> None:
+    run = parts.classifier(task={"class_weights": {"3": 4.0}, "metrics": ["top_five"]})
+    run.task.modules["net"].eval()  # BatchNorm would see other batches
+    some, fewer = Small(put("label", slice(0, 6), IGNORED)), Small()
+    fewer.spec = DataSpec(parts.DIGITS.fields, 10, parts.DIGITS.classes)
+    fewer.batch = {name: value[6:] for name, value in some.batch.items()}
+    (loss,), (expected,) = (run.task.losses(data.batch) for data in (some, fewer))
+    assert float(loss.value.detach()) == pytest.approx(float(expected.value.detach()))
+    assert float(loss.weight) == float(expected.weight) > 0
+    assert evaluate(run, some, 8) == pytest.approx(evaluate(run, fewer, 8))
+    evaluate(run, some, 8)
+    assert [one["index"] for one in run.task.details["examples"]] == list(range(6, 16))
+    assert "truth" not in run.task.infer(some.batch, 0, 0).rows[0]
+
+
+def test_classes_that_come_equally_often_are_looked_at_in_every_batch() -> None:
+    data = Small(put("label", 15, 99))
+    data.class_labels = lambda: [0] * 15 + [1]  # type: ignore[method-assign]
+    loader = Loader(data, 4, seed=0, sampling="balanced")
+    late = next(step for step in range(1, 9) if 15 in loader.indices(step)[0])
+    with pytest.raises(DataError, match=r"picture 15\.png: its label is 99"):
+        next(loader.batches(start_step=late))
+
+
 class WithItems(Dataset):
     def __init__(self, sample: Callable[[int], Any]) -> None:
         self.spec, self.sample = DataSpec(parts.DIGITS.fields, 16, parts.DIGITS.classes), sample

@@ -161,7 +161,7 @@ def test_a_worker_that_does_not_start_is_named(monkeypatch):
     monkeypatch.setattr(workers, "serve", serve_late)
     monkeypatch.setattr(workers, "STARTING_SECONDS", 0.1)
     with WorkerPool(Numbers(8), 1, 0.1) as pool:
-        pool.send([1, 2], 0)
+        pool.send([1, 2], 0, True)
         with pytest.raises(DataError, match=r"has not started within 0\.1 seconds"):
             pool.receive()
 
@@ -175,7 +175,7 @@ def test_a_worker_that_starts_late_is_waited_for_and_not_ended_by_ctrl_c(monkeyp
     monkeypatch.setattr(workers, "serve", serve_late)
     with WorkerPool(Numbers(8), 1, 0.5) as pool:
         os.kill(pool.workers[0].process.pid, signal.SIGINT)
-        pool.send([1, 2], 0)
+        pool.send([1, 2], 0, True)
         assert pool.receive()["label"].tolist() == [[1, 0], [2, 0]]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
