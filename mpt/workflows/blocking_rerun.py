@@ -97,7 +97,7 @@ def first_failing(asked: Mapping[str, Any]) -> dict[str, Any] | None:
     run = build_run(config, device, data.spec)
     for index, epoch in asked["samples"]:
         try:
-            stored = fetch(data, [index, index], epoch)
+            stored = fetch(data, [index, index], epoch, False)
             batch = run.data.as_floats({name: value.to(device) for name, value in stored.items()})
             for phase in run.phases:
                 back_propagate(run, phase, draw_batch(run, phase, batch))
