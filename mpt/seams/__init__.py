@@ -19,6 +19,7 @@ from mpt.seams.precision import loss_scales as loss_scales
 from mpt.seams.precision import phases_with_dynamic_scale as phases_with_dynamic_scale
 from mpt.seams.run import MemoryTrick as MemoryTrick
 from mpt.seams.run import Run as Run
+from mpt.seams.samples import IGNORED as IGNORED
 from mpt.seams.samples import Batch as Batch
 from mpt.seams.samples import Dataset as Dataset
 from mpt.seams.samples import DataSpec as DataSpec

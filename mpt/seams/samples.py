@@ -26,6 +26,8 @@ of the image, `classes` (M,) int64, and `box_mask` (M,) bool; padding rows are z
 them.
 """
 
+IGNORED = -100
+"""The label of samples that cross-entropy and evaluations leave out, as in torch."""
 FieldKind = Literal["image", "mask", "boxes", "target"]
 
 

@@ -18,12 +18,11 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.config.part_names import LossName, MetricName
-from mpt.data.loading.checks import IGNORED
 from mpt.errors import ConfigError, DataError
 from mpt.losses.shared.choice import CROSS_ENTROPY, find_loss
 from mpt.metrics.shared.classification import describe
 from mpt.nn.shared.devices import compute_device
-from mpt.seams import Batch, DataSpec, Evidence, Exports, Inference, Loss, Phase, Precision, gather
+from mpt.seams import IGNORED, Batch, DataSpec, Evidence, Exports, Inference, Loss, Phase, Precision, gather
 from mpt.tasks.shared.mixing import OTHER, SHARE, mix
 
 MOVED = {"ema": "train.ema.decay"}

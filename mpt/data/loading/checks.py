@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from mpt.errors import DataError
-from mpt.seams import Batch, Dataset
-
-IGNORED = -100
-"""The label of samples that cross-entropy and evaluations leave out, as in torch."""
+from mpt.seams import IGNORED, Batch, Dataset
 
 
 def fetch(dataset: Dataset, indices: Sequence[int], epoch: int, looks: bool) -> Batch:

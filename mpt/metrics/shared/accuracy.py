@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mpt.data.loading.checks import IGNORED
+from mpt.seams import IGNORED
 
 
 def labelled(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mpt.foreign.files import bounded_lines
+from mpt.foreign.files import bounded_lines, read_bytes
 from mpt.foreign.text import csv_cell
 from mpt.run.process.files import failures_explained, open_regular, open_to_append, write_atomically
 from mpt.run.process.operating_system import NO_WAITING, open_file, read_at
@@ -39,6 +39,8 @@ class Recorder:
         self.metrics = LineFile(run.metrics_path)
         self.events = LineFile(run.events_path)
         self.evaluations = evaluations_of(run)
+        if self.evaluations and not is_whole(run.results_path, self.evaluations):
+            write_results(run, self.evaluations)
 
     def write_metrics(self, step: int, values: Mapping[str, Any], kind: str = "train") -> dict[str, Any]:
         """Append one line to metrics.jsonl and return it."""
@@ -237,11 +239,25 @@ def evaluations_of(run: RunDirectory) -> list[tuple[int, dict[str, Any]]]:
 
 
 def write_results(run: RunDirectory, evaluations: list[tuple[int, dict[str, Any]]]) -> None:
-    """Write results.csv: a row per evaluation, a column per metric that any of them has."""
+    """Write results.csv. It is not synced: after a power loss the next writer makes it anew."""
+    write_atomically(run.results_path, results_of(evaluations), durable=False)
+
+
+def is_whole(path: Path, evaluations: list[tuple[int, dict[str, Any]]]) -> bool:
+    """Return whether results.csv holds these evaluations."""
+    expected = results_of(evaluations).encode()
+    try:
+        return path.stat().st_size == len(expected) and read_bytes(path, len(expected)) == expected
+    except OSError:
+        return False
+
+
+def results_of(evaluations: list[tuple[int, dict[str, Any]]]) -> str:
+    """Return results.csv: a row per evaluation, a column per metric that any of them has."""
     columns = list(dict.fromkeys(name for _, metrics in evaluations for name in metrics))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["step", *map(csv_cell, columns)])
     for step, metrics in evaluations:
         writer.writerow([step, *(csv_cell(metrics.get(name, "")) for name in columns)])
-    write_atomically(run.results_path, text.getvalue(), durable=False)
+    return text.getvalue()

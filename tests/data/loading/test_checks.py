@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from mpt.data.loading.checks import IGNORED
 from mpt.data.loading.loader import Loader
 from mpt.engine.state.evaluation import evaluate
 from mpt.errors import DataError
-from mpt.seams import Batch, Dataset, DataSpec
+from mpt.seams import IGNORED, Batch, Dataset, DataSpec
 from mpt.seams.samples import Adopted
 from tests.engine import parts
 

@@ -157,3 +157,18 @@ def test_a_pipe_in_place_of_a_record_is_refused_and_not_waited_on(tmp_path: Path
             LineFile(tmp_path / name)
     finally:
         os.close(reader)
+
+
+@pytest.mark.parametrize("left", [b"", b"step,accuracy\n\0\0\0\0\0\0", None], ids=["empty", "zeros", "missing"])
+def test_results_that_a_power_loss_left_empty_are_made_anew_by_the_next_writer(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    run = create_run(tmp_path, "run")
+    with Recorder(run) as recorder:
+        recorder.write_evaluation(4, {"accuracy": 0.5})
+    whole = run.results_path.read_bytes()
+    run.results_path.unlink()
+    if left is not None:
+        run.results_path.write_bytes(left)
+    with Recorder(run):
+        assert run.results_path.read_bytes() == whole == b"step,accuracy\n4,0.5\n"

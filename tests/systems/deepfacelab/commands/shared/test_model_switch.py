@@ -1,6 +1,7 @@
 """A returned model replaces another at once: whatever is killed or fails, the folder is the old one or the new one."""
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from mpt.run.process import operating_system
 from mpt.systems.deepfacelab.commands.shared import model_switch
 from mpt.systems.deepfacelab.commands.shared.model_folder import Folder, write_file
 from mpt.systems.deepfacelab.commands.shared.model_switch import replacing
+from scripts.fault_battery_power import PowerRecorder, lay_out, read_state, write_states
 
 PARTS = ("encoder", "decoder_src", "decoder_dst")
 EVENTS = ("open", "os.link", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "os.chmod")
@@ -114,6 +116,35 @@ def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_model_whole(tmp_
         assert [path.name for path in place.iterdir()] == ["model"]
     assert seen == {True, False}
     assert number > 40
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_power_loss_at_any_moment_leaves_the_old_or_the_new_model_whole(tmp_path, monkeypatch, can_exchange):
+    if not can_exchange:
+        monkeypatch.setattr(model_switch, "exchange", lambda *_: False)
+    place = tmp_path / "place"
+    before = content(make_old(place))
+    child = os.fork()
+    if child == 0:
+        recorder = PowerRecorder(place)
+        recorder.start()
+        write_new(place / "model")
+        write_states(recorder.states(), tmp_path)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    count = len(json.loads((tmp_path / "states.json").read_text()))
+    seen = []
+    for number in range(count):
+        model = tmp_path / str(number) / "model"
+        lay_out(read_state(tmp_path, number), model.parent)
+        with model_switch.held(model):
+            model_switch.recover(model)
+        seen.append(content(model) == before)
+        if not seen[-1]:
+            assert_is_new(model, before)
+    assert seen[0]
+    assert not seen[-1]  # the return had ended
+    assert count > 40
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
