@@ -2,8 +2,9 @@
 
 The same configuration is trained twice for a few steps, each time in processes of its own: once in one go, and once
 stopped half way and resumed. With `--kill` the second is killed without warning at several moments instead. Then every
-tensor of the last checkpoint, every number around it and every logged loss are compared. Where they differ it is
-trained in one go once more: a training that does not even repeat itself says nothing about its resume.
+tensor of the last checkpoint, every number around it and every logged loss are compared. If they differ it is
+trained in one go once more: a training that does not even repeat itself says nothing about its resume. If it does
+repeat itself, what the resume lost is looked for (`mpt.doctor.resume_cause`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from mpt.workflows.sides import read_side
 from mpt.workflows.training_process import last_words
 
 if TYPE_CHECKING:
+    from mpt.doctor.resume_cause import Cause
     from mpt.doctor.run_difference import RunDifference
 
 KILLS = 3
@@ -59,20 +61,36 @@ def run(arguments: VerifyResumeArguments) -> None:
             again = compare_runs(read_run(folder / "whole"), read_run(folder / "again"))
             repeats = is_same(again, arguments.steps)
     where = describe(found)
+    cause = why(config, arguments) if not same and repeats else None
     if arguments.json:
-        print(json.dumps({"same": same, "repeats": repeats, "stops": stops, "files": found.to_record()}))
+        record = {"same": same, "repeats": repeats, "stops": stops, "files": found.to_record()}
+        print(json.dumps({**record, "cause": cause.to_record() if cause is not None else None}))
     elif same:
         tensors = found.checkpoints[-1]["tensors"]
         print(
             f"resume is exact: {', '.join(stops)}; {tensors} tensors and the losses of all steps are equal to the bit"
         )
     if not same and repeats:
-        raise GateError(f"verify-resume: after {', '.join(stops)} the training is another one: {where}")
+        said = cause.describe() if cause is not None else ""
+        reason = f"; {said}" if said else ""
+        raise GateError(f"verify-resume: after {', '.join(stops)} the training is another one: {where}{reason}")
     if not same:
         raise GateError(
             f"verify-resume: two trainings in one go differ as well ({where}), so this says nothing about resuming: "
             "set train.deterministic=true"
         )
+
+
+def why(config: Config, arguments: VerifyResumeArguments) -> Cause | None:
+    """Look for what a resume loses; None if the search itself fails."""
+    from mpt.doctor.resume_cause import find_cause
+
+    tell(arguments, "looking for what was lost")
+    try:
+        return find_cause(config, max(1, arguments.steps // 2))
+    except Exception as error:  # the comparison stands without it
+        tell(arguments, f"the search for the cause failed: {type(error).__name__}: {error}")
+        return None
 
 
 def prepare(arguments: VerifyResumeArguments) -> Config:

@@ -100,8 +100,12 @@ def walk(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 def is_own(frame: FrameType) -> bool:
     """Return whether a frame is of the user's code: of a part package from outside, or of no installed package."""
-    name = frame.f_code.co_filename
-    if name.startswith("<") or frame.f_globals.get("__name__") == "__main__":
+    return frame.f_globals.get("__name__") != "__main__" and is_own_file(frame.f_code.co_filename)
+
+
+def is_own_file(name: str) -> bool:
+    """Return whether a source file is the user's: of a part package from outside, or of no installed package."""
+    if name.startswith("<"):
         return False
     path = Path(name).resolve()
     if any(path.is_relative_to(package.folder.resolve()) for package in outside_packages()):

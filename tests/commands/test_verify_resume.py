@@ -13,6 +13,8 @@ import yaml
 
 from mpt.commands import verify_resume
 from mpt.commands.cli.arguments import VerifyResumeArguments
+from mpt.config.load import load_config
+from mpt.doctor.resume_cause import find_cause
 from mpt.errors import GateError
 
 COUNTING = """
@@ -72,8 +74,97 @@ def test_an_exact_resume_is_said_to_be(here: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.usefixtures("in_process")
 def test_a_state_that_no_checkpoint_keeps_is_found(here: Path) -> None:
-    with pytest.raises(GateError, match="the training is another one: net/loss at step 3"):
+    with pytest.raises(
+        GateError,
+        match=r"the training is another one: net/loss at step 3.*; because of net\.calls \(2, after a resume 0\), "
+        r"which is in no state; carried over, the next step is the same; the batch was the same",
+    ):
         verify_resume.run(VerifyResumeArguments("counting.yaml", steps=4, allow=("counting_net",)))
+
+
+OWN_SET = """
+import torch
+from mpt.config.options import DatasetOptions
+from mpt.seams import Dataset, DataSpec, FieldSpec
+
+class Settings(DatasetOptions):
+    pass
+
+class Noise(Dataset):
+    def __init__(self):
+        self.numbers = torch.Generator().manual_seed(0)
+        fields = {"image": FieldSpec((1, 16, 16), torch.float32, "image"), "label": FieldSpec((), torch.int64)}
+        self.spec = DataSpec(fields, 64, ("a", "b"))
+
+    def fetch(self, indices, epoch):
+        image = torch.rand(len(indices), 1, 16, 16, generator=self.numbers)
+        return {"image": image, "label": torch.tensor([index % 2 for index in indices])}
+
+def build(settings, split, seed):
+    return Noise()
+"""
+OWN_OPTIMIZER = """
+from pydantic import Field
+from mpt.config.options import OptimizerOptions
+from mpt.optim.shared.own_update import OwnUpdate
+
+class Settings(OptimizerOptions):
+    lr: float = Field(0.1, gt=0)
+
+class Slowing(OwnUpdate):
+    elementwise = True
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+        self.updates = 0
+
+    def update(self):
+        self.updates += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=group["lr"] / self.updates)
+
+def build(settings, parameters):
+    return Slowing(parameters, settings.lr)
+"""
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"dataset": "own_set"},
+            "because of data set.numbers (a Generator, after a resume a Generator), which is in no state; carried "
+            "over, the next step is the same; the batch differed already (image)",
+        ),
+        (
+            {"optimizer": "own_optimizer"},
+            "because of optimizer of net.updates (2, after a resume 0), which is in no state",
+        ),
+    ],
+)
+def test_what_a_data_set_or_an_optimizer_loses_is_named_and_was_tried(
+    here: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], said: str
+) -> None:
+    for folder, text in (("data/own_set.py", OWN_SET), ("optim/own_optimizer.py", OWN_OPTIMIZER)):
+        (here / "own" / folder).parent.mkdir(parents=True)
+        (here / "own" / folder).write_text(text)
+    monkeypatch.setenv("MPT_PARTS", str(here / "own"))
+    config = yaml.safe_load((here / "honest.yaml").read_text())
+    (here / "changed.yaml").write_text(yaml.safe_dump({**config, **changes}))
+    with pytest.raises(GateError) as caught:
+        verify_resume.run(VerifyResumeArguments("changed.yaml", steps=4))
+    assert said in str(caught.value)
+
+
+def test_a_value_of_a_module_that_training_changes_is_named(here: Path) -> None:
+    counted = COUNTING.replace("self.calls += 1", "global CALLS; CALLS += 1").replace("self.calls)", "CALLS)")
+    (here / "global_net.py").write_text("CALLS = 0\n" + counted)
+    model = {"name": "global_net:counting", "image_size": 16, "channels": 1}
+    settings = {"model": model, "dataset": "digits", "train": {"batch_size": 16, "epochs": 1}}
+    cause = find_cause(load_config(settings, allow=["global_net"]), 2)
+    assert cause.module_values == ["global_net.CALLS (0 at the beginning, then 2)"]
 
 
 @pytest.mark.slow
