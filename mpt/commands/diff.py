@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpt.commands.cli.arguments import DiffArguments
+from mpt.commands.shared.diff_lines import not_finite_in, show
 from mpt.config.differences import ABSENT, Difference, find_differences
 from mpt.config.layers import write_override
 from mpt.config.schema import Config
@@ -48,6 +49,9 @@ def run(arguments: DiffArguments) -> None:
     Raises GateError (exit 8) where they part by more than rounding, NonFiniteError (exit 6) where neither is finite, so
     that nothing can be said.
     """
+    if arguments.nproc is not None:
+        compare_processes(arguments, arguments.nproc)
+        return
     first, second = read_sides(arguments)
     differences = [
         one
@@ -80,6 +84,27 @@ def run(arguments: DiffArguments) -> None:
         )
 
 
+def compare_processes(arguments: DiffArguments, nproc: int) -> None:
+    """Compare one process with several. Raises GateError where they part by more than the order of sums."""
+    from mpt.workflows.rank_comparison import compare_with_ranks
+
+    overrides, words = split_words(arguments)
+    if len(words) != 1 or arguments.variant is not None:
+        raise ConfigError("mpt diff --nproc: name one configuration, which is compared with itself on N processes")
+    side = read_with_own_parts(words[0], overrides, Path(arguments.runs), arguments.allow)
+    found = compare_with_ranks(side.config, nproc, arguments.steps, arguments.allow)
+    if arguments.json:
+        print(json.dumps({"first": side.label, **dataclasses.asdict(found)}))
+    else:
+        print(f"A: {side.label} in one process\nB: the same in {nproc} processes ({side.config.parallel.strategy})")
+        for note in found.notes:
+            print(f"note: {note}")
+        print(f"{found.steps} steps, each from one state")
+        print(f"differs: {found.beyond.describe()}" if found.beyond else "never more than the order of sums explains")
+    if found.beyond is not None:
+        raise GateError(f"diff: {nproc} processes do not train what one does: {found.beyond.where}")
+
+
 def is_default(difference: Difference) -> bool:
     """Return whether a setting is absent on one side and says nothing on the other."""
     values = (difference.before, difference.now)
@@ -88,11 +113,7 @@ def is_default(difference: Difference) -> bool:
 
 def read_sides(arguments: DiffArguments) -> tuple[Side, Side]:
     """Return the two that are compared. Raises ConfigError unless they are two."""
-    overrides = [word for word in arguments.what if "=" in word]
-    words = [word for word in arguments.what if "=" not in word]
-    for key, value in (("train.device", arguments.device), ("seed", arguments.seed)):
-        if value is not None:
-            overrides.append(write_override(key, value))
+    overrides, words = split_words(arguments)
     wanted = 1 if arguments.variant is not None else 2
     if len(words) != wanted:
         raise ConfigError(
@@ -116,6 +137,15 @@ def read_sides(arguments: DiffArguments) -> tuple[Side, Side]:
         said = " and ".join(f"{side.label} trains task {side.config.task.name}" for side in (first, second))
         raise ConfigError(f"mpt diff: {said}, which have nothing in common; name two trainings of one task")
     return first, second
+
+
+def split_words(arguments: DiffArguments) -> tuple[list[str], list[str]]:
+    """Return the settings that are changed, and the names of what is compared."""
+    overrides = [word for word in arguments.what if "=" in word]
+    for key, value in (("train.device", arguments.device), ("seed", arguments.seed)):
+        if value is not None:
+            overrides.append(write_override(key, value))
+    return overrides, [word for word in arguments.what if "=" not in word]
 
 
 def read_with_own_parts(word: str, overrides: Sequence[str], runs: Path, allow: Sequence[str]) -> Side:
@@ -204,86 +234,3 @@ def verdict_of(files: RunDifference | None, replayed: Comparison | None) -> str:
     if files is not None and files.differs:
         return "apart"
     return "same"
-
-
-def not_finite_in(files: RunDifference | None, replayed: Comparison | None) -> dict[str, Any]:
-    """Return step and name of the first loss that is finite in neither, in the replay or in the files; else nothing."""
-    found = [one.not_finite for one in (replayed, files) if one is not None and one.not_finite]
-    return found[0] if found else {}
-
-
-def show(
-    first: Side,
-    second: Side,
-    differences: list[Difference],
-    files: RunDifference | None,
-    replayed: Comparison | None,
-) -> None:
-    """Print what was found."""
-    print(f"A: {first.label}\nB: {second.label}")
-    print(f"settings that differ: {', '.join(map(str, differences)) or 'none that training sees'}")
-    if files is not None:
-        show_files(files)
-    if replayed is None:
-        if files is not None and not files.differs and not files.not_finite:
-            print("the same to the bit, as far as the runs kept it")
-        return
-    print(f"trained side by side: {replayed.steps} steps from step {replayed.start}")
-    for note in replayed.notes:
-        print(f"note: {note}")
-    if replayed.bits is None and not_finite_in(files, replayed):
-        print("no difference was seen up to the first loss that is not finite")
-    elif replayed.bits is None:
-        print("the same to the bit")
-        if files is not None and files.differs:
-            where = "; ".join(files.environment) or "it is not recorded what"
-            print(f"so what the runs differ in was not the configuration but what they ran on: {where}")
-    else:
-        print(f"first difference: {replayed.bits.describe()}")
-    if replayed.beyond is not None:
-        if replayed.beyond is not replayed.bits:
-            print(f"beyond rounding: {replayed.beyond.describe()}")
-        else:
-            print("it is more than rounding")
-    elif replayed.bits is not None:
-        print("never more than rounding explains")
-    show_rows(replayed.rows)
-
-
-def show_files(files: RunDifference) -> None:
-    """Print what two runs' files say."""
-    for line in files.environment:
-        print(f"made with {line}")
-    for name, found in (("logged losses", files.logged), ("evaluations", files.evaluated)):
-        if found:
-            values = f"{found['first']} against {found['second']}"
-            print(f"{name} differ first at step {found['step']}: {found['name']} {values}")
-        else:
-            print(f"{name}: the same wherever both have them")
-    for row in files.checkpoints:
-        said = (
-            "the same to the bit" if not row["differing"] else f"{row['differing']} of {row['tensors']} tensors differ"
-        )
-        largest = row["largest"]
-        if largest is not None:
-            said += f", most {largest['name']} by {largest['apart']:.2%}"
-        print(f"checkpoint {row['step']}: {said}")
-    for note in files.notes:
-        print(f"note: {note}")
-
-
-def show_rows(rows: list[dict[str, Any]]) -> None:
-    """Print a table of the steps."""
-    if not rows:
-        return
-    names = list(rows[0]["losses"][0])
-    width = max(24, *(len(name) + 2 for name in names))
-    print(f"{'step':>6}  {'loss':<{width}}{'A':>14}{'B':>14}{'weights apart':>16}{'rounding':>12}")
-    for row in rows:
-        apart = f"{row['weights_apart']:.1e}"
-        rounding = "-" if row["rounding"] is None else f"{row['rounding']:.1e}"
-        for index, (name, value) in enumerate(row["losses"][0].items()):
-            other = row["losses"][1].get(name)
-            shown = "-" if other is None else f"{other:.6g}"
-            more = f"{apart:>16}{rounding:>12}" if not index else ""
-            print(f"{row['step'] if not index else '':>6}  {name:<{width}}{value:>14.6g}{shown:>14}{more}")

@@ -7,6 +7,7 @@ them and to carry one over.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import random
@@ -123,10 +124,13 @@ def own_values(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def of_object(path: str, thing: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Hidden]]:
     """Yield an object's plain attributes, and those of the objects that it holds."""
-    if id(thing) in seen or not depth or not hasattr(thing, "__dict__"):
+    if id(thing) in seen or not depth:
         return
     seen.add(id(thing))
-    for name, value in list(vars(thing).items()):
+    fields: dict[str, Any] = {}
+    with contextlib.suppress(TypeError):  # an object with slots
+        fields = dict(vars(thing))
+    for name, value in fields.items():
         if is_value(value):
             yield f"{path}.{name}", Hidden(thing, name, value)
         elif not isinstance(value, nn.Module | torch.optim.Optimizer | type) and not callable(value):

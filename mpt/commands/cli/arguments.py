@@ -427,6 +427,8 @@ class DiffArguments:
     """float16 or bfloat16: what a mode that may choose computes in; float16 on a CPU is computed as on a GPU."""
     only_files: bool = False
     """Compare what two runs left, and train nothing."""
+    nproc: Annotated[int | None, typer.Option(min=2)] = None
+    """In place of B: A on so many processes of this machine, each step from the same state."""
     device: Device = None
     json: Json = False
     allow: Allow = ()
