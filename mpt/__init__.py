@@ -1,8 +1,8 @@
 """Mixed-precision training that fits the card you have.
 
 Importing `mpt` is cheap: torch is loaded by what needs it, never here. What the commands do is offered as functions
-(`mpt.api`): `mpt.load`, `mpt.train`, `mpt.plan`, `mpt.compare`, `mpt.infer`, and for a loop of one's own `mpt.build`
-and `mpt.update`.
+(`mpt.api`): `mpt.load`, `mpt.train`, `mpt.plan`, `mpt.compare`, `mpt.infer`, `mpt.doctor`, `mpt.diff`,
+`mpt.verify_resume`, and for a loop of one's own `mpt.build` and `mpt.update`.
 """
 
 from importlib import import_module
@@ -13,20 +13,26 @@ from mpt.version import VERSION
 if TYPE_CHECKING:
     from mpt.api import build as build
     from mpt.api import compare as compare
+    from mpt.api import diff as diff
     from mpt.api import infer as infer
     from mpt.api import load as load
     from mpt.api import plan as plan
     from mpt.api import train as train
     from mpt.api import update as update
+    from mpt.api import verify_resume as verify_resume
 
 __version__ = VERSION
-__all__ = ["__version__", "build", "compare", "infer", "load", "plan", "train", "update"]
+__all__ = ["__version__", "build", "compare", "diff", "infer", "load", "plan", "train", "update", "verify_resume"]
+PACKAGES = ("doctor", "precision")
+"""Looked up by attribute: `mpt.precision.o1.casts`, and `mpt.doctor`, which calls `mpt.examine`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function of the API, or `mpt.precision` (for `mpt.precision.o1.casts`), when it is first asked for."""
+    """Import a function or a package of the API when it is first asked for."""
     if name in __all__:
         return getattr(import_module("mpt.api"), name)
-    if name == "precision":
-        return import_module("mpt.precision")
+    if name == "examine":
+        return import_module("mpt.api").doctor
+    if name in PACKAGES:
+        return import_module(f"mpt.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

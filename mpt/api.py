@@ -22,11 +22,15 @@ from mpt.config.part_packages import use_parts
 from mpt.config.schema import Config
 
 if TYPE_CHECKING:
+    from mpt.doctor.findings import Section
     from mpt.engine.step.step import Update
     from mpt.planner.recipes.planned import Planned
     from mpt.report.comparison import Comparison
     from mpt.report.run_record import RunRecord
     from mpt.seams import Batch, Dataset, Inference, Run
+    from mpt.workflows.partings import Parted
+    from mpt.workflows.resume_check import ResumeCheck
+    from mpt.workflows.sides import Side
 
 PathLike = str | Path
 
@@ -176,25 +180,138 @@ def plan(
 
 
 def compare(
-    config: Config,
+    config: Config | Sequence[PathLike],
     *modes: str,
-    seeds: int = 3,
+    variants: Sequence[str] = (),
+    seeds: int | None = 3,
+    until_decided: bool = False,
+    max_seeds: int = 16,
     margin: str = "1%",
     name: str | None = None,
     runs: PathLike = "runs",
     quiet: bool = True,
     jobs: int | None = None,
 ) -> Comparison:
-    """Train a configuration under several precision modes with the same seeds and data, and judge, as `mpt compare`.
+    """Train with the same seeds and data, and judge, as `mpt compare`.
 
-    `jobs` is how many runs at a time, by default as many as cores or cards are free. The same call goes on with a
-    comparison that was interrupted.
+    What is compared: a configuration under several precision modes, or with settings changed by `variants`
+    (`"optimizer.lr=1e-3"`); or, as a list, two or more configuration files, or finished runs. With `until_decided`
+    seeds are added until every verdict is in, up to `max_seeds`. `jobs` is how many runs at a time, by default as many
+    as cores or cards are free. The same call goes on with a comparison that was interrupted.
     """
     from mpt.workflows import compare as workflow
     from mpt.workflows.compare_sides import read_sides
+    from mpt.workflows.sides import is_config
 
-    sides = read_sides(modes, config, allow=config.granted)
-    return workflow.compare(sides, seeds=seeds, margin=margin, name=name, runs=Path(runs), quiet=quiet, jobs=jobs)[0]
+    if isinstance(config, Config):
+        sides = read_sides(modes, config, variants=variants, allow=config.granted)
+    else:
+        words = [str(one) for one in config]
+        if not any(is_config(word) for word in words):
+            from mpt.report.read_run import read_run
+            from mpt.run.records.layout import find_run
+
+            records = [read_run(find_run(word, Path(runs))[0].path) for word in words]
+            return workflow.compare_finished(records, margin, None)[0]
+        sides = read_sides([*words, *modes], variants=variants)
+    return workflow.compare(
+        sides,
+        seeds=None if until_decided else seeds,
+        until_decided=until_decided,
+        max_seeds=max_seeds,
+        margin=margin,
+        name=name,
+        runs=Path(runs),
+        quiet=quiet,
+        jobs=jobs,
+    )[0]
+
+
+def doctor(
+    subject: Config | PathLike | None = None,
+    *,
+    only: Sequence[str] = (),
+    dtype: str | None = None,
+    batch_size: int | None = None,
+    points: int = 4,
+    runs: PathLike = "runs",
+    allow: Sequence[str] = (),
+) -> list[Section]:
+    """Examine a configuration, a run or a checkpoint, or without one this machine, as `mpt doctor` does.
+
+    `only` chooses among environment, data, numerics and speed. Returns a section for each, with findings (`level` is
+    ok, note, warning or fault) and tables; the table `cure` of the numerics has the patch that was tried. Nothing is
+    written.
+    """
+    from mpt.workflows.examination import BEGINNING, PARTS, Wish, check_parts, choose_points, examine_parts
+
+    wanted = check_parts(only or (PARTS if subject is not None else ("environment",)), has_subject=subject is not None)
+    wish = Wish(subject if isinstance(subject, str) else "CONFIG", dtype, batch_size, Path(runs))
+    if subject is None:
+        return examine_parts(wanted, wish, None, [])
+    side = _side(subject, runs, allow)
+    chosen = [BEGINNING] if side.run is None else choose_points(side.run, side.checkpoint, points)
+    return examine_parts(wanted, wish, side.config, chosen)
+
+
+def diff(
+    first: Config | PathLike,
+    second: Config | PathLike,
+    *,
+    steps: int = 10,
+    dtype: str | None = None,
+    only_files: bool = False,
+    runs: PathLike = "runs",
+    allow: Sequence[str] = (),
+) -> Parted:
+    """Find where two configurations or runs first part, as `mpt diff` does; a precision mode is the first in it.
+
+    The result has a `verdict` (same, rounding, apart or not finite), what the runs' files say (`files`) and what
+    training both side by side showed (`replayed`, with `bits` and `beyond`).
+    """
+    from mpt.workflows.partings import compare_sides
+    from mpt.workflows.sides import Side, resolve_mode, vary
+
+    one = _side(first, runs, allow)
+    if isinstance(second, str) and resolve_mode(second) is not None and not Path(second).exists():
+        config = vary(one.config, f"precision={second}", allow, lambda more: load_config(one.config.to_data(), more))
+        other = Side(second, config)
+    else:
+        other = _side(second, runs, allow)
+    return compare_sides(one, other, steps=steps, dtype=dtype, only_files=only_files)
+
+
+def verify_resume(
+    config: Config | PathLike,
+    *,
+    steps: int = 20,
+    kill: bool = False,
+    runs: PathLike = "runs",
+    allow: Sequence[str] = (),
+) -> ResumeCheck:
+    """Check that a training that is stopped and resumed ends bit for bit as in one go, as `mpt verify-resume` does.
+
+    The result has `same`, `text`, the differences (`files`) and what the resume lost (`cause`).
+    """
+    import tempfile
+
+    from mpt.workflows.resume_check import Check
+    from mpt.workflows.resume_check import verify_resume as verify
+
+    side = _side(config, runs, allow)
+    with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:
+        granted = [*allow, *side.config.granted]
+        return verify(side.config, Path(folder), Check(steps, kill, granted, lambda text: None))
+
+
+def _side(what: Config | PathLike, runs: PathLike, allow: Sequence[str]) -> Side:
+    """Return a configuration, or what a path or name stands for."""
+    from mpt.workflows.partings import read_with_own_parts
+    from mpt.workflows.sides import Side
+
+    if isinstance(what, Config):
+        return Side("the configuration", what)
+    return read_with_own_parts(str(what), [], Path(runs), allow)
 
 
 def infer(

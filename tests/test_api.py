@@ -28,7 +28,7 @@ SMALL = {
 
 def takes_long(block: str) -> bool:
     """Does this block of the page start several processes?"""
-    return "mpt.compare(" in block or "vram=" in block
+    return any(words in block for words in ("mpt.compare(", "vram=", "mpt.verify_resume("))
 
 
 def run_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[str]) -> None:
@@ -105,3 +105,22 @@ def test_a_plan_is_made_for_the_release_of_torch_that_is_asked_for(monkeypatch: 
     with pytest.raises(ConfigError, match="no release that can be planned"):
         mpt.plan(config, torch="0.4")
     assert len(asked) == 1
+
+
+def test_the_doctor_is_called_whether_or_not_its_package_was_imported_before(tmp_path: Path) -> None:
+    import mpt.doctor.findings
+
+    (section,) = mpt.doctor(mpt.load(SMALL), only=["data"])  # type: ignore[operator]
+    assert isinstance(section, mpt.doctor.findings.Section)
+    assert section.worst in ("ok", "note")
+    with pytest.raises(ConfigError, match=r"'heart'.*environment"):
+        mpt.doctor(only=["heart"])  # type: ignore[operator]
+
+
+def test_runs_and_variants_are_compared_as_on_the_command_line(tmp_path: Path) -> None:
+    runs = [mpt.train(mpt.load(SMALL, f"seed={seed}", f"name=seed-{seed}"), runs=tmp_path) for seed in (0, 1)]
+    comparison = mpt.compare([run.path for run in runs], runs=tmp_path)
+    assert [row.group.label for row in comparison.rows] == ["seed-0", "seed-1"]
+    assert mpt.diff(*(run.path for run in runs), only_files=True).verdict == "apart"
+    with pytest.raises(ConfigError, match="was given twice"):
+        mpt.compare(mpt.load(SMALL), variants=["seed=1", "seed=1"], runs=tmp_path)

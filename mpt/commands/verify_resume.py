@@ -1,252 +1,38 @@
 """`mpt verify-resume CONFIG`: does a training that was stopped and resumed end as one that was not, bit for bit?
 
-The same configuration is trained twice for a few steps, each time in processes of its own: once in one go, and once
-stopped half way and resumed. With `--kill` the second is killed without warning at several moments instead. Then every
-tensor of the last checkpoint, every number around it and every logged loss are compared. If they differ it is
-trained in one go once more: a training that does not even repeat itself says nothing about its resume. If it does
-repeat itself, what the resume lost is looked for (`mpt.doctor.resume_cause`).
+The check itself is `mpt.workflows.resume_check`.
 """
 
 from __future__ import annotations
 
 import json
-import random
-import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from mpt.commands.cli.arguments import TrainArguments, VerifyResumeArguments
+from mpt.commands.cli.arguments import VerifyResumeArguments
 from mpt.config.layers import write_override
-from mpt.config.load import load_config
-from mpt.config.part_packages import use_parts
-from mpt.config.schema import Config
-from mpt.errors import GateError, MptError
-from mpt.report.read_run import read_run
-from mpt.run.records.temporary import temporary_folder
-from mpt.workflows.compare_progress import last_step
+from mpt.errors import GateError
+from mpt.workflows.resume_check import Check, verify_resume
 from mpt.workflows.sides import read_side
-from mpt.workflows.training_process import last_words
-
-if TYPE_CHECKING:
-    from mpt.doctor.resume_cause import Cause
-    from mpt.doctor.run_difference import RunDifference
-
-KILLS = 3
-POLL_SECONDS = 0.02
 
 
 def run(arguments: VerifyResumeArguments) -> None:
-    """Train with and without a stop and compare. Raises GateError (exit 8) where they differ."""
-    from mpt.doctor.run_difference import compare_runs
-
-    config = prepare(arguments)
-    with temporary_folder("mpt-verify-resume-") as temporary:
-        folder = Path(arguments.output or temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "config.yaml"
-        file.write_text(config.to_yaml(), "utf-8")
-        tell(arguments, f"training {arguments.steps} steps in one go")
-        train(file, folder, "whole", arguments)
-        stops = stop_and_resume(file, folder, arguments)
-        found = compare_runs(read_run(folder / "whole"), read_run(folder / "resumed"))
-        same = is_same(found, arguments.steps)
-        repeats = True
-        if not same:
-            tell(arguments, "they differ; training in one go once more")
-            train(file, folder, "again", arguments)
-            again = compare_runs(read_run(folder / "whole"), read_run(folder / "again"))
-            repeats = is_same(again, arguments.steps)
-    where = describe(found)
-    cause = why(config, arguments) if not same and repeats else None
-    if arguments.json:
-        record = {"same": same, "repeats": repeats, "stops": stops, "files": found.to_record()}
-        print(json.dumps({**record, "cause": cause.to_record() if cause is not None else None}))
-    elif same:
-        tensors = found.checkpoints[-1]["tensors"]
-        print(
-            f"resume is exact: {', '.join(stops)}; {tensors} tensors and the losses of all steps are equal to the bit"
-        )
-    if not same and repeats:
-        said = cause.describe() if cause is not None else ""
-        reason = f"; {said}" if said else ""
-        raise GateError(f"verify-resume: after {', '.join(stops)} the training is another one: {where}{reason}")
-    if not same:
-        raise GateError(
-            f"verify-resume: two trainings in one go differ as well ({where}), so this says nothing about resuming: "
-            "set train.deterministic=true"
-        )
-
-
-def why(config: Config, arguments: VerifyResumeArguments) -> Cause | None:
-    """Look for what a resume loses; None if the search itself fails."""
-    from mpt.doctor.resume_cause import find_cause
-
-    tell(arguments, "looking for what was lost")
-    try:
-        return find_cause(config, max(1, arguments.steps // 2))
-    except Exception as error:  # the comparison stands without it
-        tell(arguments, f"the search for the cause failed: {type(error).__name__}: {error}")
-        return None
-
-
-def prepare(arguments: VerifyResumeArguments) -> Config:
-    """Return the configuration with what makes it short and its checkpoints frequent."""
+    """Train with and without a stop and compare. Raises GateError (exit 8) if they differ."""
     overrides = list(arguments.overrides)
     if arguments.device is not None:
         overrides.append(write_override("train.device", arguments.device))
     config = read_side(arguments.config, overrides, Path(arguments.runs), arguments.allow).config
-    data = config.to_data()
-    data.pop("name", None)
-    data["train"] = {
-        **data["train"],
-        "steps": arguments.steps,
-        "epochs": None,
-        "log_every": 1,
-        "checkpoint_every": max(1, arguments.steps // 8),
-        "evaluate_every": max(1, arguments.steps // 2),
-        "early_stopping": None,
-        "sample_every": 0,
-        "keep_last": 2,
-        "plan_memory": False,
-        "tensorboard": False,
-        "boards": [],
-    }
-    return load_config(data, allow=config.granted)
 
+    def tell(text: str) -> None:
+        if not arguments.json:
+            print(text, flush=True)
 
-def tell(arguments: VerifyResumeArguments, text: str) -> None:
-    """Say what is being done."""
-    if not arguments.json:
-        print(text, flush=True)
-
-
-def is_same(found: RunDifference, steps: int) -> bool:
-    """Return whether two runs are equal to the bit, down to their last checkpoint."""
-    return not found.differs and found.common is not None and found.common.step == steps
-
-
-def describe(found: RunDifference) -> str:
-    """Say where two runs differ."""
-    said = []
-    if found.logged:
-        said.append(f"{found.logged['name']} at step {found.logged['step']}")
-    row = next((row for row in found.checkpoints if row["differing"]), None)
-    if row is not None:
-        first = row["largest"]["name"] if row["largest"] else "a state beside the weights"
-        said.append(f"{row['differing']} of {row['tensors']} tensors at step {row['step']}, such as {first}")
-    return "; ".join([*said, *found.notes]) or "a number in the state beside the tensors"
-
-
-def stop_and_resume(file: Path, folder: Path, arguments: VerifyResumeArguments) -> list[str]:
-    """Train with stops; return what they were."""
-    steps = arguments.steps
-    if not arguments.kill:
-        tell(arguments, f"training {steps // 2} steps, and the rest after a resume")
-        train(file, folder, "resumed", arguments, stop_after=steps // 2)
-        train(file, folder, "resumed", arguments, resumes=True)
-        return [f"a stop at step {steps // 2}"]
-    moments = random.Random(steps)
-    stops = []
-    for index in range(KILLS):
-        target = steps * (index + 1) // (KILLS + 1)
-        reached = kill_at(file, folder, target, moments.random(), arguments)
-        if reached is None:
-            break
-        stops.append(f"a kill at step {reached}")
-        tell(arguments, f"killed after step {reached}")
-    train(file, folder, "resumed", arguments, resumes=can_resume(folder / "resumed"))
-    if not stops:
-        raise MptError("verify-resume: the training was over before it could be killed; ask for more --steps")
-    return stops
-
-
-def can_resume(path: Path) -> bool:
-    """Return whether a run has a checkpoint to go on from; one that was killed before its first is removed."""
-    if any((path / "checkpoints").glob("step-*")):
-        return True
-    shutil.rmtree(path, ignore_errors=True)
-    return False
-
-
-def command(
-    file: Path, folder: Path, name: str, stop_after: int | None, resumes: bool, allow: Sequence[str]
-) -> list[str]:
-    """Return the command of a training in a process of its own."""
-    given = {"stop_after": stop_after, "resumes": resumes, "allow": list(allow)}
-    return [sys.executable, "-m", __name__, str(file), str(folder), name, json.dumps(given)]
-
-
-def train(
-    file: Path,
-    folder: Path,
-    name: str,
-    arguments: VerifyResumeArguments,
-    *,
-    stop_after: int | None = None,
-    resumes: bool = False,
-) -> None:
-    """Train in a process of its own. Raises MptError with its last words where it fails."""
-    words = command(file, folder, name, stop_after, resumes, arguments.allow)
-    done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        failure = MptError(f"verify-resume: {name} failed: {last_words(done.stderr)}")
-        failure.exit_code = done.returncode if done.returncode > 0 else 1
-        raise failure
-
-
-def kill_at(file: Path, folder: Path, target: int, moment: float, arguments: VerifyResumeArguments) -> int | None:
-    """Train, and kill the process some time after it logged a step; None where it ended by itself before.
-
-    `moment`, 0 to 1, is how long after, as a share of a step's time.
-    """
-    path = folder / "resumed"
-    resumes = can_resume(path)
-    words = command(file, folder, "resumed", None, resumes, arguments.allow)
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        before, since = last_step(path), time.monotonic()
-        seconds = 0.0
-        while process.poll() is None:
-            now = last_step(path)
-            if now != before:
-                seconds, since, before = time.monotonic() - since, time.monotonic(), now
-            if now >= target:
-                time.sleep(moment * min(seconds, 1.0))
-                break
-            time.sleep(POLL_SECONDS)
-        if process.poll() is not None:
-            return None
-        process.kill()
-        process.wait()
-        return before
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def main(words: Sequence[str]) -> None:
-    """Train as the words say: what `command` starts."""
-    from mpt.commands.train import train as train_here
-
-    file, folder, name, text = words
-    given: dict[str, Any] = json.loads(text)
-    use_parts([])
-    resume = str(Path(folder) / name) if given["resumes"] else None
-    arguments = TrainArguments(
-        Path(file), name=name, resume=resume, quiet=True, runs=folder, allow=tuple(given["allow"])
-    )
-    config = load_config(Path(file), [write_override("name", name)], allow=given["allow"])
-    train_here(config, arguments, given["stop_after"])
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except MptError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as temporary:
+        folder = Path(arguments.output or temporary)
+        found = verify_resume(config, folder, Check(arguments.steps, arguments.kill, arguments.allow, tell))
+    if arguments.json:
+        print(json.dumps(found.to_record()))
+    elif found.same:
+        print(found.text)
+    if not found.same:
+        raise GateError(f"verify-resume: {found.text}")

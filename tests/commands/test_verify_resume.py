@@ -16,6 +16,7 @@ from mpt.commands.cli.arguments import VerifyResumeArguments
 from mpt.config.load import load_config
 from mpt.doctor.resume_cause import find_cause
 from mpt.errors import GateError
+from mpt.workflows import resume_check
 
 COUNTING = """
 from torch import nn
@@ -53,14 +54,14 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         file: Path,
         folder: Path,
         name: str,
-        arguments: VerifyResumeArguments,
+        check: resume_check.Check,
         *,
         stop_after: Any = None,
         resumes: Any = False,
     ) -> None:
-        verify_resume.main(verify_resume.command(file, folder, name, stop_after, resumes, arguments.allow)[3:])
+        resume_check.main(resume_check.command(file, folder, name, stop_after, resumes, check.allow)[3:])
 
-    monkeypatch.setattr(verify_resume, "train", train)
+    monkeypatch.setattr(resume_check, "train", train)
 
 
 @pytest.mark.usefixtures("in_process")

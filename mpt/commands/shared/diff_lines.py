@@ -5,17 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpt.config.differences import Difference
+from mpt.workflows.partings import not_finite_in
 from mpt.workflows.sides import Side
 
 if TYPE_CHECKING:
     from mpt.doctor.parting import Comparison
     from mpt.doctor.run_difference import RunDifference
-
-
-def not_finite_in(files: RunDifference | None, replayed: Comparison | None) -> dict[str, Any]:
-    """Return step and name of the first loss that is finite in neither, in the replay or in the files; else nothing."""
-    found = [one.not_finite for one in (replayed, files) if one is not None and one.not_finite]
-    return found[0] if found else {}
 
 
 def show(
