@@ -91,8 +91,8 @@ def make_app() -> typer.Typer:
         else:
             add_command(app, name, *COMMANDS[name])
     groups: dict[PartPackage, typer.Typer] = {}
-    for part in INSTALLED.commands():
-        package = part.package
+
+    def group_of(package: PartPackage) -> typer.Typer:
         if package.name in COMMANDS:
             raise PartError(
                 f"{package.folder}: its commands would be called `mpt {package.name}`, which is a command of "
@@ -103,10 +103,24 @@ def make_app() -> typer.Typer:
             brings = f"parts of {package.origin}" if package.outside else f"system {package.name}"
             app.add_typer(groups[package], name=package.name, help=f"Commands of the {brings}.")
             groups[package].callback()(lambda: None)  # a group stays one, also with a single command
+        return groups[package]
+
+    for part in INSTALLED.commands():
         declared = part.source.declared
         notes = read_notes(part.path, declared.__name__)
-        declare(groups[package], part.name.replace("_", "-"), declared, notes, partial(run_part, part))
+        declare(group_of(part.package), part.name.replace("_", "-"), declared, notes, partial(run_part, part))
+    for package, name, error in INSTALLED.wrong_commands():
+        add_wrong(group_of(package), name, error)
     return app
+
+
+def add_wrong(group: typer.Typer, name: str, error: PartError) -> None:
+    """Add a command whose file cannot be read, which says so when it is called."""
+
+    def run() -> None:
+        raise error
+
+    group.command(name.replace("_", "-"), help="Its file cannot be read.")(run)
 
 
 def add_command(

@@ -26,7 +26,7 @@ from mpt.doctor.cure import Cure, find_cure
 from mpt.doctor.numerics import examine
 from mpt.doctor.subject import Subject, as_on_a_gpu
 from mpt.engine.building.build import build_datasets
-from scripts.planted_faults import PLANTED, RIGHT_ON_CUDA
+from scripts.planted_faults import PLANTED, SOUND
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS: Mapping[str, Any] = {"dataset": "digits", "precision": "amp", "train": {"steps": 1, "batch_size": 32}}
@@ -71,7 +71,7 @@ def healthy() -> Iterator[tuple[str, Config]]:
         model = {"name": f"torchvision:{name}", "image_size": 32}
         data = {"name": "digits", "image_size": 32, "channels": 3}
         yield name, load_config({"model": model, **DIGITS, "dataset": data})
-    for name in RIGHT_ON_CUDA:
+    for name in SOUND:
         yield name.removeprefix("plant_"), planted(name)
     for depth in (1, 12):
         model = {

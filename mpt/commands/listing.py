@@ -68,6 +68,7 @@ def describe_subpackage(subpackage: str, registry: Registry) -> dict[str, str]:
         parts = registry.functions(subpackage)
         return {name: tell(part, read_description(part.path)) for name, part in parts.items()}
     rows: dict[str, str] = {}
+    registry.check(subpackage)
     for name in registry.names(subpackage):
         plugin = registry.find(subpackage, name)
         assert plugin

@@ -156,6 +156,7 @@ class Checker:
             return None
         plugin = self.registry.find(subpackage, name)
         if plugin is None:
+            self.registry.check(subpackage)  # it may be the name of a file that cannot be read
             known = self.registry.names(subpackage)
             text = unknown_model(name, known) if subpackage == "nn" else unknown_name(name, known)
             hint = "" if subpackage == "nn" or "did you mean" in text else parts_hint(subpackage, name)

@@ -135,7 +135,7 @@ class Registry:
         self._check_names(subpackage)
         paths = sorted(self._paths(subpackage), key=lambda one: one[0].stem != name)  # the probable one first
         for path, package in paths:
-            file = self._read(path, package)
+            file = self._read(path, package) if path.stem == name else self._try(path, package)
             if file and name in file.names:
                 return self._plugin(subpackage, name, path, package, file)
         if subpackage == "nn" and ":" in name:
@@ -146,10 +146,18 @@ class Registry:
         return None
 
     def names(self, subpackage: str) -> list[str]:
-        """Return every name of a subpackage, sorted. Models of other packages are not among them."""
+        """Return every name of a subpackage, sorted, but for those in files that cannot be read (see `check`).
+
+        Models of other packages are not among them.
+        """
         assert subpackage in SUBPACKAGES, subpackage
         self._check_names(subpackage)
         return sorted(name for package in self.packages for name in self._names(subpackage, package))
+
+    def check(self, subpackage: str) -> None:
+        """Raise PartError for a file of the subpackage that cannot be read."""
+        for path, package in self._paths(subpackage):
+            self._read(path, package)
 
     def functions(self, kind: str) -> dict[str, Part]:
         """Return the files, by name, that have the function of a kind (see `FUNCTIONS`)."""
@@ -165,14 +173,26 @@ class Registry:
         return dict(sorted(found.items()))
 
     def commands(self) -> list[CommandPart]:
-        """Return the commands that systems and packages from outside bring."""
+        """Return the commands that systems and packages from outside bring, of files that can be read."""
         found = []
-        for package in self.packages[1:]:
-            for path in package.paths("commands"):
-                source = self._read(path, package, COMMAND)
-                if source:
-                    found.append(CommandPart("commands", path.stem, path, package, source))
+        for path, package in self._command_paths():
+            source = self._try(path, package, COMMAND)
+            if source:
+                found.append(CommandPart("commands", path.stem, path, package, source))
         return found
+
+    def wrong_commands(self) -> list[tuple[PartPackage, str, PartError]]:
+        """Return package, name and fault of the files of commands that cannot be read."""
+        found = []
+        for path, package in self._command_paths():
+            try:
+                self._read(path, package, COMMAND)
+            except PartError as error:
+                found.append((package, path.stem, error))
+        return found
+
+    def _command_paths(self) -> list[tuple[Path, PartPackage]]:
+        return [(path, package) for package in self.packages[1:] for path in package.paths("commands")]
 
     def _paths(self, subpackage: str) -> list[tuple[Path, PartPackage]]:
         return [(path, package) for package in self.packages for path in self._named_paths(subpackage, package)]
@@ -183,7 +203,7 @@ class Registry:
         return [path for path in package.paths(subpackage) if path != external]
 
     def _names(self, subpackage: str, package: PartPackage) -> dict[str, Path]:
-        files = [(path, self._read(path, package)) for path in self._named_paths(subpackage, package)]
+        files = [(path, self._try(path, package)) for path in self._named_paths(subpackage, package)]
         return {name: path for path, file in files if file for name in file.names}
 
     def _check_names(self, subpackage: str) -> None:
@@ -199,6 +219,13 @@ class Registry:
                     raise taken(subpackage, name, path, known[name])
                 known[name] = path
         self.unique.add(key)
+
+    def _try(self, path: Path, package: PartPackage, wanted: str = SETTINGS) -> PartSource | None:
+        """Read a file that may not be meant: one from outside that is wrong stops nothing."""
+        try:
+            return self._read(path, package, wanted)
+        except PartError:
+            return None
 
     def _text(self, path: Path, package: PartPackage) -> str:
         try:

@@ -134,11 +134,18 @@ def _describe(section: Section, found: Examination, subject: Subject, *, many: b
         section.add("note", about, f"{names} were computed in float32, as CUDA's autocast does and a CPU's does not")
     section.tables.setdefault("parameters", []).extend(parameter_rows(found, step))
     section.tables.setdefault("operators", []).extend(operator_rows(found, step))
-    for row in ranges_of(found.phase, found.results, found.scale or 1.0):
-        section.tables.setdefault("ranges", []).append({"step": step, **row})
-        if not is_last:  # the table has all of it
-            continue
-        if found.dtype != "float16" or row["module"] == "the loss":
+    rows = ranges_of(found.phase, found.results, found.scale or 1.0)
+    section.tables.setdefault("ranges", []).extend({"step": step, **row} for row in rows)
+    if is_last and found.dtype == "float16":
+        note_ranges(section, about, found)
+
+
+def note_ranges(section: Section, about: str, found: Examination) -> None:
+    """Name the modules that come near float16's ends, as far as the mode computes them in it; the table has all."""
+    half = {one.key for one in found.seen if one.dtype == torch.float16}
+    results = [one for one in found.results if one.key in half or not found.seen]
+    for row in ranges_of(found.phase, results, found.scale or 1.0):
+        if row["module"] == "the loss":
             continue
         if row["forward_headroom_bits"] is not None and row["forward_headroom_bits"] < LITTLE_HEADROOM:
             bits = row["forward_headroom_bits"]

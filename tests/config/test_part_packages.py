@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpt.cli import main
 from mpt.config import part_packages
 from mpt.config.lighter_modes import is_lossy, is_scaled
 from mpt.config.load import load_config
@@ -132,7 +133,29 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(folder: Path, source:
     (folder / "nn" / "bad.py").write_text(source)
     use_parts([folder])
     with pytest.raises(PartError, match=message):
-        INSTALLED.names("nn")
+        INSTALLED.check("nn")
+    with pytest.raises(PartError, match=message):
+        INSTALLED.find("nn", "bad")
+
+
+def test_a_file_that_cannot_be_read_stops_only_what_uses_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for subpackage in ("nn", "memory", "data", "commands"):
+        (folder / subpackage).mkdir(exist_ok=True)
+        kind = "Command" if subpackage == "commands" else "Settings"
+        (folder / subpackage / "bad.py").write_text(f"class {kind}(Options)\n")
+    use_parts([folder])
+    assert load_config({"model": "one_layer", "dataset": "digits", "train": {"steps": 1}}).model.name == "one_layer"
+    with pytest.raises(PartError, match=r"nn/bad\.py:1: expected ':'"):
+        load_config({"model": "no_such", "dataset": "digits", "train": {"steps": 1}})
+    for words, code, said in (
+        (["list", "metrics"], 0, "top_five"),
+        (["my_parts", "bad"], 2, "commands/bad.py:1: expected"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        shown = capsys.readouterr()
+        assert caught.value.code == code, shown
+        assert said in shown.out + shown.err
 
 
 def test_a_part_whose_import_fails_is_named_with_its_line(folder: Path) -> None:

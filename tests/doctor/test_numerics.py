@@ -279,3 +279,11 @@ def test_a_fault_that_another_hides_is_named_too() -> None:
     )
     assert any("wrong independently of that: net.planted.second: " in one for one in said)
     assert len(said) == 2
+
+
+def test_what_the_model_computes_in_float32_is_not_said_to_be_beyond_float16() -> None:
+    section = describe_numerics(subject_of(planted("plant_large_in_float32")))
+    assert section.worst != "fault"
+    beyond = [row["forward_headroom_bits"] for row in section.tables["ranges"] if row["module"] == "net.planted"]
+    assert beyond[0] < 0
+    assert not [one.text for one in section.findings if "float16's largest number" in one.text]
