@@ -8,6 +8,7 @@ from pathlib import Path
 from mpt.commands.cli.arguments import ReportArguments
 from mpt.errors import ConfigError
 from mpt.report.all_runs import write_all_runs
+from mpt.report.figures import write_figures
 from mpt.report.page import write_report
 from mpt.run.records.layout import find_run, newest_run
 
@@ -20,6 +21,8 @@ def run(arguments: ReportArguments) -> None:
     """
     runs = Path(arguments.runs)
     if arguments.all:
+        if arguments.figures:
+            raise ConfigError("--figures is of one run: name it, without --all.")
         if arguments.run:
             raise ConfigError(f"--all is a page over all runs in {runs}: leave out {arguments.run}, or give --runs.")
         print(write_all_runs(runs))
@@ -28,3 +31,6 @@ def run(arguments: ReportArguments) -> None:
     write_report(directory.path)
     for suffix in ("html", "md", "json"):
         print(directory.report_path(suffix))
+    if arguments.figures:
+        for path in write_figures(directory.path, Path(arguments.figures)):
+            print(path)

@@ -11,7 +11,10 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -61,8 +64,46 @@ STYLE: dict[Any, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class Plot:
+    """What was drawn, to be drawn again for another medium."""
+
+    build: Callable[[Axes], None]
+    name: str
+    width: float
+    height: float
+
+
+_kept: ContextVar[list[Plot] | None] = ContextVar("kept plots", default=None)
+PAPER = {key: "black" if value == INK else value for key, value in STYLE.items()}
+
+
+@contextmanager
+def kept_plots() -> Iterator[list[Plot]]:
+    """Yield a list to which every plot that is drawn within the block is added."""
+    plots: list[Plot] = []
+    token = _kept.set(plots)
+    try:
+        yield plots
+    finally:
+        _kept.reset(token)
+
+
+def save_plot(plot: Plot, suffix: str) -> bytes:
+    """Return a plot as a file of its own, `svg` or `pdf`, in black on white; the same bytes for the same plot."""
+    target = io.BytesIO()
+    with matplotlib.rc_context({**PAPER, "svg.hashsalt": plot.name, "pdf.fonttype": 42}):
+        figure = Figure(figsize=(plot.width, plot.height), layout="constrained")
+        plot.build(figure.add_subplot())
+        dates = {"Date": None, "Creator": None} if suffix == "svg" else {"CreationDate": None, "Creator": None}
+        figure.savefig(target, format=suffix, facecolor="white", metadata=dates)
+    return target.getvalue()
+
+
 def draw_svg(build: Callable[[Axes], None], name: str, width: float = 6.4, height: float = 2.7) -> str:
     """Draw one pair of axes and return it as an `<svg>` element for a page."""
+    if (kept := _kept.get()) is not None:
+        kept.append(Plot(build, name, width, height))
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(width, height), layout="constrained")
         build(figure.add_subplot())

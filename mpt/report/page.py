@@ -33,9 +33,14 @@ from mpt.report.read_run import read_run
 from mpt.report.run_record import RunRecord
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
 from mpt.run.process.files import write_atomically
+from mpt.run.records.layout import RunDirectory
+from mpt.run.records.used_parts import read_used_parts
 
 MOST_RANKS = 8
 MOST_EVENTS = 200
+
+HASH_DIGITS = 16
+"""Of a part's SHA-256 that are shown."""
 
 
 def memory_kind(record: RunRecord) -> str:
@@ -145,7 +150,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "skipped_steps": skipped_steps(record),
         "events": [event_row(event) for event in record.events[-MOST_EVENTS:]],
         "event_kinds": Counter(str(event.get("kind", "other")) for event in record.events).most_common(),
-        "environment": environment_rows(record.environment),
+        "environment": [*environment_rows(record.environment), *part_rows(record)],
     }
 
 
@@ -220,6 +225,16 @@ def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows += [(f"resume {index}, command", show_command(resume.get("command")))]
         rows += [(f"resume {index}, changed", ", ".join(map(str, changes)))]
     return [(name, value) for name, value in rows if value not in ("", "None")]
+
+
+def part_rows(record: RunRecord) -> list[tuple[str, str]]:
+    """Return the files of parts from outside that the run used, each with the beginning of its SHA-256."""
+    used = read_used_parts(RunDirectory(record.path).parts_path)
+    return [
+        (f"part {package['name']}/{file}", str(digest or "unreadable")[:HASH_DIGITS])
+        for package in used
+        for file, digest in package["files"].items()
+    ]
 
 
 def show_command(command: Any) -> str:

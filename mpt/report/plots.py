@@ -38,7 +38,11 @@ def draw_run(record: RunRecord) -> dict[str, str]:
         "logged": draw_curves(record, "logged", "logged figure", "Logged figures", smooth=True),
         "learning_rate": draw_curves(record, "lr", "learning rate", "Learning rate", logarithmic=True),
         "loss_scale": draw_scale(record),
+        "gradient_norm": draw_curves(
+            record, "grad_norm", "gradient norm", "Gradient norms", smooth=True, logarithmic=True
+        ),
         "memory": draw_memory(record.memory),
+        "memory_over_time": draw_memory_curve(record),
         "throughput": draw_throughput(record),
     }
     return {name: svg for name, svg in drawn.items() if svg}
@@ -154,6 +158,22 @@ def draw_throughput(record: RunRecord) -> str:
         label_steps(axes, "samples per second")
 
     return draw_svg(build, "Throughput")
+
+
+def draw_memory_curve(record: RunRecord) -> str:
+    """Draw the peak memory up to each logged step, if it was measured more than once."""
+    series = curves(record.train, "memory").get("peak_bytes")
+    if series is None or len({value for value in series[1] if math.isfinite(value)}) < 2:
+        return ""
+
+    def build(axes: Axes) -> None:
+        steps, values = thin(series)
+        axes.plot(steps, values, color=COLOURS[4], marker=point_marker(steps))
+        axes.set_ylim(bottom=0)
+        label_steps(axes, "peak memory")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_bytes(value)))
+
+    return draw_svg(build, "Peak memory by step")
 
 
 def draw_memory(memory: Mapping[str, Any]) -> str:

@@ -466,6 +466,8 @@ class ReportArguments:
     """A run."""
     all: bool = False
     """Write one page over all runs instead: index.html in their folder."""
+    figures: Annotated[str | None, typer.Option(metavar="DIR")] = None
+    """Write the curves into a folder too: CSV, and each plot as SVG and PDF."""
     runs: Runs = "runs"
 
 

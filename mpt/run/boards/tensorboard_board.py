@@ -1,4 +1,4 @@
-"""TensorBoard: scalars and previews in the run's folder `tensorboard`."""
+"""TensorBoard: the configuration, scalars and previews in the run's folder `tensorboard`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import yaml
 from PIL import Image
 
 from mpt.run.boards.feed import Board
@@ -16,10 +17,12 @@ from mpt.run.records.layout import RunDirectory
 class TensorBoard(Board):
     """Writes event files."""
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer: Any = SummaryWriter(log_dir=str(run.path / "tensorboard"))
+        lines = (f"    {line}" for line in yaml.safe_dump(dict(settings), sort_keys=False).splitlines())
+        self.writer.add_text("configuration", "\n".join(lines), 0)  # Markdown: a block of code
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
@@ -35,4 +38,4 @@ class TensorBoard(Board):
 
 def open_board(run: RunDirectory, settings: Mapping[str, Any]) -> Board:
     """Return the board of a run."""
-    return TensorBoard(run)
+    return TensorBoard(run, settings)

@@ -54,6 +54,7 @@ def describe_environment() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "commit": current_commit(Path.cwd()),
+        "uncommitted_files": uncommitted_files(Path.cwd()),
         "command": sys.argv,
     }
 
@@ -100,10 +101,22 @@ def processor_features() -> list[str]:
 
 def current_commit(folder: Path) -> str | None:
     """Return the commit that is checked out in a folder, None if there is none or no git."""
+    answer = ask_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+    return None if answer is None else answer.strip() or None
+
+
+def uncommitted_files(folder: Path) -> int | None:
+    """Return how many tracked files differ from the commit, None without git. A file that was only touched counts."""
+    answer = ask_git(folder, "diff-index", "--name-only", "HEAD")  # by their times: no filter of the repository runs
+    return None if answer is None else len(answer.splitlines())
+
+
+def ask_git(folder: Path, *words: str) -> str | None:
+    """Return what git prints, None if it fails or is not there."""
     # A file system monitor is a program that the repository's own settings name; it is not to be started.
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "rev-parse", "--verify", "--quiet", "HEAD"]
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *words]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
+    return answer.stdout if answer.returncode == 0 else None
