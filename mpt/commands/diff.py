@@ -20,7 +20,6 @@ from mpt.workflows.partings import compare_sides, not_finite_in, read_with_own_p
 from mpt.workflows.sides import Side, read_side, resolve_mode, vary
 
 
-
 def run(arguments: DiffArguments) -> None:
     """Find where two trainings part.
 
