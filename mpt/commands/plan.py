@@ -20,8 +20,8 @@ from mpt.commands.planning.plan_tables import (
     as_data,
     as_torch_statements,
     describe_largest,
+    describe_too_large,
     headline,
-    moments_that_do_not_fit,
     print_plan,
     print_search,
     worth_showing,
@@ -119,9 +119,8 @@ def show(console: Console, planned: Planned, arguments: PlanArguments) -> None:
     console.print(headline(planned.config, planned.gpu, plan, recipes), style="bold", markup=False)
     for statement in (*planned.capacity.statements, *as_torch_statements(plan)):
         console.print(statement, markup=False)
-    for name in moments_that_do_not_fit(plan):
-        beyond = describe_bytes(plan.moments[name].reserved + plan.context_bytes)
-        console.print(f"its {name} does not fit beside that: {beyond}; use a smaller train.batch_size", markup=False)
+    for sentence in describe_too_large(plan, planned.room):
+        console.print(sentence, markup=False)
     if arguments.verbose or not arguments.vram:
         print_plan(console, planned.config, planned.gpu, planned.calibration, plan, arguments.verbose)
     if recipes and (best is None or best.patch):

@@ -4,7 +4,8 @@ A trick's file says it in literals, so that a new file is planned, proposed and 
 anywhere else:
 
 - `RELIEVES`: what it makes smaller, "activations", "weights", "optimizer" (its state, and gradients), "batch" (what
-  goes through the networks at once; its shorthand is a number of samples) or "fragmentation" (of the allocator).
+  goes through the networks at once; its shorthand is a number of samples), "fragmentation" (of the allocator) or
+  "moments" (what the run does beside its steps).
 - `PROPOSALS`: what the planner may propose as its YAML value, the gentlest first.
 - `DIALS`: settings with one number to be found, each a mapping in which that number is a pair: the value that relieves
   most, and the one that relieves least. Whole numbers stay whole; "activations" stands for what the configuration holds
@@ -29,7 +30,7 @@ from typing import Any
 from mpt.config.registry import INSTALLED, Plugin, Registry
 from mpt.errors import PartError
 
-KINDS = ("activations", "weights", "optimizer", "batch", "fragmentation")
+KINDS = ("activations", "weights", "optimizer", "batch", "fragmentation", "moments")
 LAST_RANK = 100
 
 

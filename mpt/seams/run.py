@@ -25,7 +25,7 @@ class MemoryTrick:
 
     It meets the run when the networks are built (`host`), when the task is and before precision and optimizers are
     (`apply`), when everything is built (`attach`), and in every update (`forward`, `backward`, `step`: contexts around
-    those moments).
+    those moments). `beside_steps` is a context around evaluations and samples.
     """
 
     name: str
@@ -64,6 +64,10 @@ class MemoryTrick:
 
     def step(self, phase: Phase) -> AbstractContextManager[Any]:
         """Return the context of a phase's optimizer step, unscaling and clipping included."""
+        return NOTHING
+
+    def beside_steps(self) -> AbstractContextManager[Any]:
+        """Return the context of what the run does between its steps: an evaluation, a preview, samples."""
         return NOTHING
 
 

@@ -42,6 +42,7 @@ EXACT: list[dict[str, Any]] = [
     {"offload_activations": 0.0},
     {"recompute": "sqrt"},
     {"stream_weights": {"min_kibibytes": 0}},
+    {"park_optimizer": True},
     {"cpu_optimizer": True},  # exact on a CPU, where it uses the same kernels
 ]
 EVERY: list[dict[str, Any]] = [

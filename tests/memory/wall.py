@@ -57,6 +57,7 @@ TRICKS: dict[str, dict[str, Any]] = {
     "release_grads_after": {"release_grads_after": True},
     "cpu_optimizer": {"cpu_optimizer": True},
     "low_bit_optimizer": {"low_bit_optimizer": True},
+    "park_optimizer": {"park_optimizer": True},
     "stream_weights": {"stream_weights": {"min_kibibytes": 0}},
     "lora": {"lora": 2},
     "channels_last": {"channels_last": True},

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from mpt.commands.planning.plan_schema import PlanOutput, Refused, describe_recipe, with_verdict
+from mpt.config.layers import write_override
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
-from mpt.planner.answers.plan import InferencePlan, Plan, PlannedRanks
+from mpt.planner.answers.plan import RESUME, InferencePlan, Plan, PlannedRanks
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.verdict import judge
+from mpt.planner.recipes.beside import MadeRoom, moments_that_do_not_fit
 from mpt.planner.recipes.recipe import EXPLANATIONS, Recipe, describe_cost, describe_patch
 from mpt.planner.recipes.scaling import Scaling
 from mpt.planner.recipes.search import Search
@@ -86,6 +88,7 @@ def print_plan(
             grown = f"{describe_bytes(moment.grown)} more reserved than by the steps"
             said = grown if moment.grown else "in what is reserved"
             said += "; values that it reads taken as 0" if moment.reads_values else ""
+            said += f"; and {describe_bytes(moment.host_bytes)} of host memory" if moment.host_bytes else ""
             table.add_row(name, describe_bytes(moment.allocated), said)
     if plan.moments:
         table.add_row("export", describe_bytes(0), "mpt convert builds the networks on the host")
@@ -285,9 +288,22 @@ def describe_counts(found: Search) -> str:
     return "; ".join(parts)
 
 
-def moments_that_do_not_fit(plan: Plan) -> list[str]:
-    """Return what of the run beside its steps does not fit, where the steps do."""
-    return [name for name, moment in plan.moments.items() if plan.fits and moment.fits is False]
+def describe_too_large(plan: Plan, room: MadeRoom | None) -> Iterator[str]:
+    """Yield a sentence for each part of the run beside its steps that does not fit, with what to do."""
+    for name in moments_that_do_not_fit(plan):
+        beyond = describe_bytes(plan.moments[name].reserved + plan.context_bytes)
+        yield f"its {name} does not fit beside that: {beyond}; {way_out(name, plan, room)}"
+
+
+def way_out(name: str, plan: Plan, room: MadeRoom | None) -> str:
+    """Return what to do about one that does not fit."""
+    moment = room.moments[name] if room is not None else None
+    if room is not None and moment is not None and moment.fits:
+        change = " ".join(write_override(f"memory.{key}", value) for key, value in room.patch["memory"].items())
+        return f"{change} makes room: {describe_bytes(moment.reserved + plan.context_bytes)}"
+    if name == RESUME:  # which has no batch
+        return "a mode that holds less, or memory.cpu_optimizer=true"
+    return "use a smaller train.batch_size"
 
 
 def as_data(gpu: Gpu, calibration: Calibration, plan: Plan, found: Search, written: list[str]) -> dict[str, Any]:

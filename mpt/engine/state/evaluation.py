@@ -43,7 +43,9 @@ def apart_from_training(run: Run) -> Iterator[None]:
     try:
         for root in roots:
             root.eval()
-        with averaged(run), averages_in_place(run), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with contextlib.ExitStack() as stack, torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for context in (averaged(run), averages_in_place(run), *(trick.beside_steps() for trick in run.tricks)):
+                stack.enter_context(context)
             seed_for(run, run.config.seed)
             yield
     finally:

@@ -75,6 +75,13 @@ def restore(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
 
     Raises CheckpointError listing what is missing, unexpected or of another shape.
     """
+    changed = restore_tensors(run, state)
+    restore_random(state["random"], run.device)
+    return changed
+
+
+def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
+    """Do what `restore` does but for random numbers, which a plan on fake tensors does not have."""
     training = state.get("training_weights", {})
     modules = {name: {**own, **training.get(name, {})} for name, own in state["modules"].items()}
     restore_modules(run, {"modules": modules})
@@ -89,7 +96,6 @@ def restore(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
             raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
     run.precision.load_state_dict(state["precision"])
     run.scaled_phases = phases_with_dynamic_scale(run.precision)  # a run that fell back to bfloat16 has none
-    restore_random(state["random"], run.device)
     return changed
 
 

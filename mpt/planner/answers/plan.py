@@ -88,9 +88,13 @@ MaybeAsTorch = Annotated[AsTorch | None, Reading, PlainSerializer(or_empty, retu
 """Is {} in JSON where there is none."""
 
 
+RESUME = "resume"
+"""The moment's name in plans."""
+
+
 @dataclass(frozen=True)
 class PlannedMoment:
-    """A part of the run other than its steps: an evaluation, samples, saving."""
+    """A part of the run other than its steps: an evaluation, samples, saving, a resume."""
 
     __pydantic_config__: ClassVar[ConfigDict] = READ
 
@@ -103,6 +107,8 @@ class PlannedMoment:
     """Planned with values of 0, since it looks at them."""
     problem: str = ""
     """Why it could not be planned; then there are no figures."""
+    host_bytes: Bytes = 0
+    """Of a resume: what the checkpoint takes in host memory, where it is read to."""
 
 
 @dataclass(frozen=True)
@@ -303,8 +309,9 @@ def without_absent(data: dict[str, Any]) -> dict[str, Any]:
             data["moments"][name] = {"problem": moment["problem"]}
             continue
         del moment["problem"]
-        if not moment["reads_values"]:
-            del moment["reads_values"]
+        for name in ("reads_values", "host_bytes"):
+            if not moment[name]:
+                del moment[name]
     if data["ranks"] and data["ranks"]["last_samples"] is None:
         del data["ranks"]["last_samples"], data["ranks"]["last_total"]
     return data

@@ -23,6 +23,7 @@ from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.placement import Placement
 from mpt.planner.step.moments import describe_moments
 from mpt.planner.step.rank_trace import share_of, trace_rank
+from mpt.planner.step.resume import describe_resume
 from mpt.planner.step.run_fake import FakeRun, trace_config
 from mpt.planner.trace import batch_fit
 from mpt.planner.trace.overlap import OrderedWork, step_time
@@ -158,7 +159,8 @@ def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wi
         notes=notes,
         inexact=fake.inexact,
         timeline=timeline(fake.trace) if wish.timeline else {},
-        moments=describe_moments(fake.whole, fake.moments, free.reserved, capacity, expandable),
+        moments=describe_moments(fake.whole, fake.moments, free.reserved, capacity, expandable)
+        | describe_resume(fake.resume, free.reserved, capacity, expandable),
         planning_seconds=time.perf_counter() - started,
         ranks=ranks,
         at_budgets={str(one): within(fake, free, one, context_bytes, expandable) for one in wish.budgets},

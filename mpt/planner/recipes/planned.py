@@ -22,6 +22,7 @@ from mpt.planner.facts.capacity import Capacity, find_capacity
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
 from mpt.planner.facts.placement import Placement, check_placement
 from mpt.planner.facts.verdict import fits_surely
+from mpt.planner.recipes.beside import MadeRoom, make_room
 from mpt.planner.recipes.recipe import Recipe
 from mpt.planner.recipes.search import Search, search
 
@@ -37,6 +38,8 @@ class Planned:
     plan: Plan
     """The configuration's own plan."""
     found: Search
+    room: MadeRoom | None = None
+    """What makes room for what does not fit beside the steps."""
 
     @property
     def budget(self) -> int:
@@ -101,13 +104,14 @@ def make_plan(
             plan = next(one.plan for one in found.recipes if not one.patch)
             if snapshot is not None:
                 session.plan([config], budget_bytes=limit, snapshot=str(snapshot.absolute()))[0].get()
+        room = make_room(session, config, plan, limit)
         if placement is not None and config.train.batch_size % placement.nproc:
             of_last = replace(placement, rank=placement.nproc - 1)
             last = session.plan([config], budget_bytes=limit, placement=asdict(of_last))[0].get()
             assert plan.ranks is not None
             assert last.ranks is not None
             plan = replace(plan, ranks=replace(plan.ranks, last_samples=last.ranks.samples, last_total=last.total))
-    return Planned(config, card, calibration, capacity, plan, found)
+    return Planned(config, card, calibration, capacity, plan, found, room)
 
 
 def plan_measured(config: Config, measured: Measurement, source: str) -> tuple[Plan, Calibration]:

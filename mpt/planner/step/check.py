@@ -15,6 +15,7 @@ import bisect
 import gc
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,18 @@ def live_peak(trace: Trace, first: int = 0) -> int:
 
 def profile_peak(config: Config, data: DataSpec, batch_size: int) -> Record:
     """Build and step a configuration on real CPU tensors and return what torch.profiler recorded of the allocator."""
+    return profiled(lambda: perform_steps(build_run(config, CPU, data), Recorder("cpu"), batch_size))
+
+
+def profiled(work: Callable[[], Any]) -> Record:
+    """Return what torch.profiler recorded of the CPU's allocator while some work was done."""
     gc.collect()
     with (
         torch.autograd.set_multithreading_enabled(False),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
         _Operators(),  # type: ignore[no-untyped-call]
     ):
-        run = build_run(config, CPU, data)
-        perform_steps(run, Recorder("cpu"), batch_size)
+        work()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))

@@ -26,6 +26,7 @@ from mpt.seams.phase_losses import arithmetic_of
 from mpt.seams.task_kinds import evaluation_samples
 
 SAVING = "saving"
+STATE = "optimizer state"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def trace_moments(
                 is_done = work()
             except Exception as error:
                 problem, is_done = explain(error), True
+        for optimizer in run.optimizers.values():
+            recorder.mark(tensors_in(list(optimizer.state.values())), STATE)
         if is_done:
             yield Moment(name, start, len(recorder.trace.events), problem, values.reads > 0)
 
@@ -128,11 +131,18 @@ def describe_moments(
 
 
 def after_steps(whole: Trace, steps: int, moment: Moment) -> Trace:
-    """Return the trace of the steps, which end at event `steps`, and one moment, without the moments before it."""
+    """Return the trace of the steps, which end at event `steps`, and one moment, without the moments before it.
+
+    But for the optimizer's state: where they parked it (`memory.park_optimizer`), it is in other memory since.
+    """
     own = whole.events[moment.start : moment.stop]
     between = {entry for entry in whole.events[steps : moment.start] if entry >= 0}
-    kept = [entry for entry in own if (entry if entry >= 0 else ~entry) not in between]
-    return Trace(whole.storages, [*whole.events[:steps], *kept], whole.spans)
+    moved = whole.live_at(steps - 1) ^ whole.live_at(moment.start - 1)
+    state = sorted(one for one in moved if whole.storages[one].category == STATE)
+    left = [one if one in between else ~one for one in state]
+    dropped = between - set(state)
+    kept = [entry for entry in own if (entry if entry >= 0 else ~entry) not in dropped]
+    return Trace(whole.storages, [*whole.events[:steps], *sorted(left), *kept], whole.spans)
 
 
 def peak_from(trace: Trace, start: int) -> int:

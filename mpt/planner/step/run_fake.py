@@ -10,7 +10,7 @@ Must run in a process of its own: the fake device cannot be unregistered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ from mpt.planner.facts.gpus import Gpu
 from mpt.planner.step.compiled import compiling_on_fake
 from mpt.planner.step.moments import Moment, trace_moments
 from mpt.planner.step.ranks import PlannedRank
+from mpt.planner.step.resume import Resume, outline, trace_resume
 from mpt.planner.step.shard_trace import watch_shards
 from mpt.planner.trace.cannot_plan import explained, reason_of
 from mpt.planner.trace.overlap import OrderedWork
@@ -58,6 +59,8 @@ class FakeRun:
     moments: list[Moment] = field(default_factory=list)
     host_bytes: int = 0
     """Weights, gradients and optimizer states in host memory after the steps, and what memory tricks hold there."""
+    resume: Resume | None = None
+    """Of a whole run that trains in one process."""
 
 
 def trace_config(
@@ -112,6 +115,7 @@ def trace_config(
         on_host = host_bytes(run)
         on_step(STEPS)  # what follows is no step's work
         moments = list(trace_moments(run, recorder, batch_size, reason_of)) if whole_run else []
+        saved = outline(run) if whole_run and world is ALONE else None
     whole = recorder.trace
     spans = [span for span in whole.spans if span.start < steps]
     notes = [
@@ -119,7 +123,21 @@ def trace_config(
     ]  # "has no such thing" is about the fake
     inexact = [trick.name for trick in run.tricks if not trick.exact]
     steps_alone = Trace(whole.storages[:born], whole.events[:steps], spans)
-    return FakeRun(steps_alone, work, notes, inexact, whole, moments, on_host)
+    resume = None if saved is None else resumed(config, device, data, gpu, saved)
+    return FakeRun(steps_alone, work, notes, inexact, whole, moments, on_host, resume)
+
+
+def resumed(config: Config, device: torch.device, data: DataSpec, gpu: Gpu, saved: Mapping[str, Any]) -> Resume:
+    """Build the run again, as a process that resumes does, and put a checkpoint into it."""
+    recorder = Recorder(device.type)
+
+    def build() -> Run:
+        run = build_run(config, device, data, fake=True, restores=True)
+        change_run(run)
+        return run
+
+    with on_fake_gpu(recorder, gpu), adam_as_released(), compiling_on_fake(recorder):
+        return trace_resume(build, saved, recorder.trace, reason_of)
 
 
 def host_bytes(run: Run) -> int:

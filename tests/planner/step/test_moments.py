@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mpt.commands.planning.plan_tables import moments_that_do_not_fit
+from mpt.commands.planning.plan_tables import describe_too_large
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_run
 from mpt.planner.client.session import Session
+from mpt.planner.recipes.beside import make_room, moments_that_do_not_fit
 from mpt.planner.step.moments import Moment, trace_moments
 from mpt.planner.trace.trace import Recorder
 from mpt.tasks.classify import Classify
@@ -40,7 +41,11 @@ def test_the_steps_are_planned_as_without_it_and_an_evaluation_holds_less_than_t
     for name in ("allocated", "reserved", "by_category", "by_module", "moment", "step_seconds", "timeline"):
         assert getattr(whole, name) == getattr(steps, name)
     assert steps.moments == {}
-    assert list(whole.moments) == ["evaluation", "saving"]  # a classifier has no preview, and makes no samples
+    assert list(whole.moments) == [
+        "evaluation",
+        "saving",
+        "resume",
+    ]  # a classifier has no preview, and makes no samples
     assert whole.moments["evaluation"].allocated < whole.allocated
 
 
@@ -49,7 +54,7 @@ def test_samples_and_previews_are_named(session: Session) -> None:
         {"model": {"name": "dcgan", "features": 4, "image_size": 16}, "dataset": "digits", "train": {"batch_size": 8}}
     )
     found = session.plan([config], whole_run=True)[0].get().moments
-    assert list(found) == ["evaluation", "samples for the evaluation", "preview", "saving"]
+    assert list(found) == ["evaluation", "samples for the evaluation", "preview", "saving", "resume"]
     assert all(one.allocated > 0 for one in found.values())
     assert not any(one.reads_values for one in found.values())
 
@@ -81,3 +86,32 @@ def test_values_that_are_read_are_zeros_and_shapes_that_depend_on_them_are_not_p
         found = list(trace_moments(run, recorder, 4, lambda error: type(error).__name__))
     assert found[0] == Moment("evaluation", found[0].start, found[0].stop, problem, not problem)
     assert found[1].name == "saving"
+
+
+def test_state_that_is_parked_makes_room_for_an_evaluation(session: Session) -> None:
+    settings = {
+        "model": {"name": "small_cnn", "features": 256, "image_size": 16},
+        "dataset": {"name": "digits", "image_size": 16},
+        "optimizer": "adamw",
+        "train": {"batch_size": 256},
+        "memory": {"micro_batch": 8},
+    }
+    config = load_config(settings)
+    free, parked = (
+        session.plan([load_config({**settings, "memory": memory})], whole_run=True)[0].get()
+        for memory in ({"micro_batch": 8}, {"micro_batch": 8, "park_optimizer": True})
+    )
+    assert (free.allocated, free.reserved) == (parked.allocated, parked.reserved)
+    saved = free.moments["evaluation"].allocated - parked.moments["evaluation"].allocated
+    assert saved == pytest.approx(free.by_category["optimizer state"], rel=0.02)
+    budget = free.context_bytes + (free.moments["evaluation"].allocated + parked.moments["evaluation"].allocated) // 2
+    plan = session.plan([config], whole_run=True, budget_bytes=budget)[0].get()
+    assert plan.fits
+    assert moments_that_do_not_fit(plan) == ["evaluation"]
+    room = make_room(session, config, plan, budget)
+    assert room is not None
+    assert room.patch == {"memory": {"park_optimizer": True}}
+    (said,) = describe_too_large(plan, room)
+    assert "memory.park_optimizer=true makes room" in said
+    (said,) = describe_too_large(plan, None)
+    assert "use a smaller train.batch_size" in said

@@ -1,0 +1,44 @@
+"""A resume is a moment of the plan, and holds what a real one holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from mpt.planner.client.session import Session
+from tests.planner.configs import make
+
+ROOT = Path(__file__).resolve().parents[3]
+RANDOM_STATES = 5056 + 624 * 8 + 625 * 8
+"""Bytes of torch's, numpy's and Python's generators in a checkpoint, which a plan leaves out."""
+
+
+def test_resumes_on_this_cpu_take_what_was_planned_to_the_byte() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.planner.resume_against_real"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    assert len(rows) == 5
+    for row in rows:
+        assert row["tracked"] - row["planned"] == RANDOM_STATES, row
+        assert row["record"] - row["planned"] == RANDOM_STATES, row
+
+
+def test_a_resume_holds_weights_and_adams_averages_and_reads_the_checkpoint_into_host_memory(session: Session) -> None:
+    plan = session.plan([make("small_cnn", batch_size=16)], whole_run=True)[0].get()
+    found = plan.moments["resume"]
+    held = plan.by_category["parameters"] + plan.by_category["optimizer state"]
+    assert found.grown == 0
+    assert held <= found.allocated < plan.allocated
+    assert held * 0.9 < found.host_bytes < held * 1.1
+    assert plan.as_data()["moments"]["resume"]["host_bytes"] == found.host_bytes
+    assert "host_bytes" not in plan.as_data()["moments"]["saving"]
