@@ -300,7 +300,7 @@ def way_out(name: str, plan: Plan, room: MadeRoom | None) -> str:
     moment = room.moments[name] if room is not None else None
     if room is not None and moment is not None and moment.fits:
         change = " ".join(write_override(f"memory.{key}", value) for key, value in room.patch["memory"].items())
-        return f"{change} makes room: {describe_bytes(moment.reserved + plan.context_bytes)}"
+        return f"{change} makes room for it"
     if name == RESUME:  # which has no batch
         return "a mode that holds less, or memory.cpu_optimizer=true"
     return "use a smaller train.batch_size"

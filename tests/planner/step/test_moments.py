@@ -93,6 +93,7 @@ def test_state_that_is_parked_makes_room_for_an_evaluation(session: Session) -> 
         "model": {"name": "small_cnn", "features": 256, "image_size": 16},
         "dataset": {"name": "digits", "image_size": 16},
         "optimizer": "adamw",
+        "precision": "fp32",
         "train": {"batch_size": 256},
         "memory": {"micro_batch": 8},
     }
@@ -112,6 +113,6 @@ def test_state_that_is_parked_makes_room_for_an_evaluation(session: Session) -> 
     assert room is not None
     assert room.patch == {"memory": {"park_optimizer": True}}
     (said,) = describe_too_large(plan, room)
-    assert "memory.park_optimizer=true makes room" in said
+    assert "; memory.park_optimizer=true makes room for it" in said
     (said,) = describe_too_large(plan, None)
     assert "use a smaller train.batch_size" in said
