@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "schema": ("schema", arguments.SchemaArguments),
     "list": ("listing", arguments.ListArguments),
     "init": ("init", arguments.InitArguments),
+    "import": ("import_config", arguments.ImportArguments),
 }
 """Command -> its module in `mpt.commands` and what it may be asked."""
 PLAN_COMMANDS: dict[str, tuple[str, type[Any]]] = {

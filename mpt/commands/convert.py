@@ -6,7 +6,7 @@ The default is float16, whatever this machine computes in: the file is for other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -67,8 +67,10 @@ def run(arguments: ConvertArguments) -> None:
     whole = stored_bytes({name: module for name, module in networks(full.task.modules) if name in called})
     about = description(trained, chosen.task, list(modules), dtype if arguments.half else "float32")
     if wanted == "onnx":
+        files = {name: path if len(modules) == 1 else path.with_name(f"{path.stem}-{name}.onnx") for name in modules}
+        refuse_taken(files.values(), arguments)
         for name, module in modules.items():
-            file = path if len(modules) == 1 else path.with_name(f"{path.stem}-{name}.onnx")
+            file = files[name]
             terms, own = export_terms(chosen.task), {**about, "mpt_networks": name}
             if arguments.inside:
                 whole_network = whole_of(chosen.task, module)
@@ -121,13 +123,23 @@ def output_path(arguments: ConvertArguments, wanted: str, trained: Trained) -> P
     suffix = f".{wanted}"
     if arguments.output is None:
         half = "-half" if arguments.half else ""
-        return trained.directory.path / f"{trained.directory.name}{half}{suffix}"
+        path = trained.directory.path / f"{trained.directory.name}{half}{suffix}"
+        refuse_taken([path], arguments)
+        return path
     path = Path(arguments.output)
     if path.is_dir():
         raise ConfigError(f"--output: {path} is a folder; name a file ending in {suffix}.")
     if path.suffix != suffix:
         raise ConfigError(f"--output: {path} does not end in {suffix}, which --to {wanted} writes.")
+    refuse_taken([path], arguments)
     return path
+
+
+def refuse_taken(files: Iterable[Path], arguments: ConvertArguments) -> None:
+    """Raise ConfigError for a file that is there, unless it may be overwritten."""
+    for file in files:
+        if file.exists() and not arguments.overwrite:
+            raise ConfigError(f"{file} is there already; name another with --output, or add --overwrite")
 
 
 def whole_of(task: Task, network: nn.Module) -> nn.Module | None:

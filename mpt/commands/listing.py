@@ -73,7 +73,8 @@ def describe_subpackage(subpackage: str, registry: Registry) -> dict[str, str]:
         plugin = registry.find(subpackage, name)
         assert plugin
         changed = ", ".join(f"{key} {value}" for key, value in plugin.defaults.items())
-        rows[name] = tell(plugin, f"{plugin.description} Here: {changed}." if changed else plugin.description)
+        of_file = f"{plugin.description} Here: {changed}." if changed else plugin.description
+        rows[name] = tell(plugin, plugin.literals.get("ABOUT", {}).get(name, of_file))
     if subpackage == "nn":
         rows |= OTHER_MODELS
     if subpackage == "precision":

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mpt.config.messages import nearest, unknown_name
-from mpt.config.part_packages import VARIABLE
-from mpt.config.yaml_text import printable
+from mpt.config.part_packages import VARIABLE, outside_packages
+from mpt.config.yaml_text import WEIGHTS, printable
 from mpt.foreign.files import LARGEST_SOURCE_BYTES, read_text
 
 SOURCES = ("torchvision", "timm")
@@ -29,6 +29,11 @@ NEAR = 5
 
 def unknown_model(name: str, known: Sequence[str]) -> str:
     """Return the words for a model that does not exist: what was meant, the nearest names, and what lists all."""
+    if name.endswith(WEIGHTS):
+        return (
+            f"found '{printable(name)}', a file of weights: name its model with model.name (`mpt list models`) and "
+            f"the file with model.weights={printable(name)}; nothing is downloaded"
+        )
     elsewhere = models_elsewhere(name)
     guess = elsewhere or nearest(name, known)
     own = "" if guess else parts_hint("nn", name)
@@ -88,7 +93,12 @@ def parts_hint(subpackage: str, name: str) -> str:
     """
     if not re.fullmatch(r"\w+", name):
         return ""
+    known = (path for package in outside_packages() for path in package.paths(subpackage) if path.stem == name)
+    for path in known:
+        return f"; {path} is there, but has no `class Settings(Options)`, by which it would be a part"
     for path in (Path(subpackage, f"{name}.py"), *sorted(Path().glob(f"*/{subpackage}/{name}.py"))):
+        if path.is_file() and "class Settings" not in read_text(path, LARGEST_SOURCE_BYTES, "replace"):
+            return f"; {path} is there, but has no `class Settings(Options)`, by which it would be a part"
         if path.is_file():
             return f"; {path} is there: add --parts {path.parent.parent}"
     return f". A part of your own is found with --parts DIR (a folder with {subpackage}/{name}.py) or {VARIABLE}"

@@ -7,6 +7,7 @@ here imports torch or a plugin's module.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -82,6 +83,8 @@ def refuse_impossible_paths(config: Config) -> None:
 
 def impossible_path(written: str) -> str | None:
     """Return why no file can have this path, None where one may."""
+    if re.match(r"(https?|s3|gs|hf)://", written):
+        return "which is an address: nothing is downloaded; fetch the file, and write its path"
     try:
         Path(written).expanduser().lstat()
     except RuntimeError:

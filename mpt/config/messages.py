@@ -98,6 +98,10 @@ PRETRAINED = ("pretrained", "checkpoint_path", "pretrained_cfg")
 """Keys by which other programs are told to fetch weights."""
 
 
+PASSES = ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum_steps", "accumulate")
+"""What other programs call the number of passes that a step consists of."""
+
+
 FOREIGN = MappingProxyType(
     {
         **dict.fromkeys(
@@ -132,6 +136,8 @@ def unknown_key(key: str, allowed: Sequence[str], elsewhere: Mapping[str, str]) 
     ours = foreign.rpartition(".")[2]
     guess = ours if ours in allowed else nearest(key, allowed) or elsewhere.get(key) or foreign
     hint = f"; did you mean '{guess}'?" if guess else ""
+    if key in PASSES:
+        hint = "; train.batch_size is the batch that is optimised, all passes together, and memory.micro_batch one pass"
     if guess == key:  # a key of the top level, written into a section
         hint = f"; '{key}' stands at the top level, beside the sections"
     if key in PRETRAINED and "weights" in allowed:

@@ -12,7 +12,7 @@ trick or an optimizer that it works where weights are sharded over processes (`p
 file `EMA = {"decay": 0.9999}` is what `train.ema` is by default; `MOVED = {"ema": "train.ema.decay"}` says where
 settings of an earlier version are now, so that configurations which have them keep working; `DATASET = "name"` is a
 data set that the task can learn from, for `mpt init`, if that is not the default one. `PATHS = ("src", "dst")` names
-further settings that are files or folders.
+further settings that are files or folders. `ABOUT = {"O2": "..."}` says of each of several `NAMES` what it is.
 """
 
 from __future__ import annotations

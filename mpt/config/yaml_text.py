@@ -25,7 +25,7 @@ from typing import NoReturn, Protocol
 
 import yaml
 
-from mpt.config.shipped import MARK, find_shipped
+from mpt.config.shipped import MARK, find_shipped, shipped_configs
 from mpt.errors import ConfigError
 from mpt.foreign.files import open_foreign
 
@@ -144,9 +144,19 @@ def what_stands_at(path: Path) -> str:
     )
 
 
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""How the names of files of weights end."""
+
+
 def suggest_file(path: Path) -> str:
-    """Return a hint at the YAML file beside it whose name is nearest."""
-    if os.path.lexists(path) or not path.parent.is_dir():
+    """Return a hint at mpt's configuration of this name, or at the YAML file next to it with the nearest one."""
+    if os.path.lexists(path):
+        return ""
+    if path.stem in shipped_configs():
+        return f"; did you mean {MARK}{path.stem}, which comes with mpt?"
+    if path.suffix in WEIGHTS:
+        return f": weights are no configuration; a run starts from them with model.weights={printable(str(path), 200)}"
+    if not path.parent.is_dir():
         return ""
     found = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
     nearest = get_close_matches(path.stem, found, n=1)

@@ -26,6 +26,12 @@ NAMES = {
     "cifar10": {"source": "CIFAR10"},
     "cifar100": {"source": "CIFAR100"},
 }
+ABOUT = {
+    "mnist": "MNIST: 70,000 handwritten digits of 28 pixels, from files that are already there.",
+    "fashion_mnist": "Fashion-MNIST: 70,000 pieces of clothing of 28 pixels, from files that are already there.",
+    "cifar10": "CIFAR-10: 60,000 photos of 32 pixels in 10 classes, from files that are already there.",
+    "cifar100": "CIFAR-100: 60,000 photos of 32 pixels in 100 classes, from files that are already there.",
+}
 FOLDERS = {
     "MNIST": "MNIST/raw",
     "FashionMNIST": "FashionMNIST/raw",

@@ -5,9 +5,21 @@ imported, and only code outside of it can say so. Installed as the package `mpt_
 nothing but the standard library.
 """
 
+import atexit
+import contextlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
+
+
+def leave(code: int) -> None:
+    """End the process after an error without unloading what was imported: with torch that takes seconds."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or its reader has left
+            stream.flush()
+    os._exit(code)
 
 
 def main() -> None:
@@ -30,6 +42,10 @@ def main() -> None:
         from mpt.cli import main as run
 
         run()
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code:
+            leave(end.code)
+        raise
     except KeyboardInterrupt:  # while the command line was being imported
         exec("")  # Python forgets one that came while it ran a string, for which it would end by the signal
         print("interrupted", file=sys.stderr)

@@ -18,6 +18,10 @@ from mpt.seams import DataSpec
 
 TASK = "gan"
 NAMES = {"aae": {"judges": "code"}, "bigan": {"judges": "pair"}}
+ABOUT = {
+    "aae": "Adversarial autoencoder: a discriminator of codes (Makhzani et al., 2015).",
+    "bigan": "BiGAN (ALI): a discriminator of pairs of image and code (Donahue et al., 2017).",
+}
 
 
 class Settings(ModelOptions):

@@ -39,6 +39,17 @@ NAMES = {
     "began": {"objective": "balanced", "critic": "autoencoder"},
     "ebgan": {"objective": "energy", "critic": "autoencoder"},
 }
+ABOUT = {
+    "vanilla_gan": "The first GAN: logistic losses (Goodfellow et al., 2014).",
+    "lsgan": "Least-squares GAN, three discriminator steps for each of the generator (Mao et al., 2017).",
+    "wgan": "Wasserstein GAN with clipped weights, five critic steps (Arjovsky et al., 2017).",
+    "wgan_gp": "Wasserstein GAN with a gradient penalty in place of clipping (Gulrajani et al., 2017).",
+    "cgan": "Conditional GAN: generator and discriminator see the label (Mirza and Osindero, 2014).",
+    "acgan": "Auxiliary classifier GAN: the discriminator names the class too (Odena et al., 2017).",
+    "infogan": "InfoGAN: a code without labels that the discriminator reads back (Chen et al., 2016).",
+    "began": "Boundary equilibrium GAN: an autoencoder as discriminator, held in balance (Berthelot et al., 2017).",
+    "ebgan": "Energy-based GAN: an autoencoder's error is the energy (Zhao et al., 2017).",
+}
 
 
 class Settings(ModelOptions):

@@ -17,6 +17,11 @@ from mpt.seams import DataSpec
 
 TASK = "vae"
 NAMES = {"vae": {}, "cvae": {"labels": "condition"}, "dvae": {"noise": 0.25}}
+ABOUT = {
+    "vae": "Variational autoencoder with Bernoulli outputs (Kingma and Welling, 2014).",
+    "cvae": "Conditional variational autoencoder: encoder and decoder see the label.",
+    "dvae": "Denoising variational autoencoder: sees a noisy image and answers for the clean one.",
+}
 
 
 class Settings(ModelOptions):

@@ -16,6 +16,10 @@ from mpt.config.options import OptimizerOptions
 from mpt.optim.shared.groups import Parameters
 
 NAMES = {"adam": {}, "adamw": {"decoupled": True, "weight_decay": 0.01}}
+ABOUT = {
+    "adam": "Adam: steps by running means of the gradient and of its square (Kingma and Ba, 2015).",
+    "adamw": "Adam with weight decay apart from the gradient (Loshchilov and Hutter, 2019).",
+}
 SHARDED = True
 
 

@@ -17,6 +17,10 @@ from mpt.precision.shared.choice import choose_dtype
 from mpt.precision.shared.policy import Policy
 
 NAMES = {"amp": {}, "bf16": {"dtype": "bfloat16"}}
+ABOUT = {
+    "amp": "Automatic mixed precision by torch.autocast: float16 with a loss scale on a GPU, bfloat16 on a CPU.",
+    "bf16": "Automatic mixed precision in bfloat16, which needs no loss scale.",
+}
 SHARDED = True
 PROPOSALS = ("bf16", "amp")
 """Both hold the same bytes; bfloat16 needs no loss scale, which some tricks refuse."""

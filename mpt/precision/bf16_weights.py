@@ -33,6 +33,10 @@ from mpt.precision.shared.weight_pieces import COMPENSATION, Bucket, Piece, Roun
 from mpt.seams import Phase, StepStats, Task
 
 NAMES: dict[str, dict[str, object]] = {"bf16-sr": {"loss_scale": 1.0}, "bf16-kahan": {"loss_scale": 1.0}}
+ABOUT = {
+    "bf16-sr": "Weights in bfloat16 that learn, by rounding at random; 8 bytes per weight with Adam.",
+    "bf16-kahan": "Weights in bfloat16 with a second number for what rounding leaves; 10 bytes per weight with Adam.",
+}
 PROPOSALS = NEEDS_BFLOAT16 = ("bf16-sr",)
 LOSSY = True
 """There are no float32 weights: of the modes with so few bytes per weight, this one also learns at small rates."""

@@ -18,6 +18,11 @@ from mpt.precision.shared.choice import require_ampere
 from mpt.precision.shared.policy import F, Policy
 
 NAMES: dict[str, dict[str, object]] = {"fp32": {}, "tf32": {}, "O0": {}}
+ABOUT = {
+    "fp32": "Float32 throughout, matrix products and convolutions too (IEEE).",
+    "tf32": "Float32 with TensorFloat-32 matrix products, on Ampere and later.",
+    "O0": "Apex's O0: the same as fp32.",
+}
 SHARDED = True
 HOLDS_FLOAT32 = True
 

@@ -34,6 +34,10 @@ from mpt.precision.shared.policy import Policy
 from mpt.seams import Task
 
 NAMES: dict[str, dict[str, object]] = {"fp8": {}, "int8": {}}
+ABOUT = {
+    "fp8": "Products of large Linear layers in float8, all else as under bf16; saves time, not memory.",
+    "int8": "Products of large Linear layers in int8, all else as under bf16; saves time, not memory.",
+}
 
 ALIGNMENT = 16
 FLOPS_PER_BYTE = {(8, 9): 164.0, (9, 0): 295.0, (10, 0): 281.0, (12, 0): 117.0}

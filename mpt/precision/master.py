@@ -38,6 +38,12 @@ NAMES: dict[str, dict[str, object]] = {
     "fp16-pure": {"dtype": "float16", "loss_scale": 1.0},
     "bf16-pure": {"dtype": "bfloat16", "loss_scale": 1.0},
 }
+ABOUT = {
+    "O2": "Apex's O2: float16 weights with float32 masters and float32 BatchNorm.",
+    "O3": "Apex's O3: everything in float16, no masters, no loss scale.",
+    "fp16-pure": "Weights, gradients and optimizer state in float16; small updates are lost.",
+    "bf16-pure": "Weights, gradients and optimizer state in bfloat16; small updates are lost.",
+}
 SHARDED = True
 """Under O2 a shard is its own float32 master and is gathered in half; in the pure modes shards are half."""
 

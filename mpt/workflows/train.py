@@ -243,15 +243,17 @@ def finish(training: Training, reports: bool) -> None:
     from mpt.report.read_run import read_run
     from mpt.report.units import show_bytes
 
+    page = page_to_tell(directory)
     try:
         write_report(Path(directory.path))
     except (MptError, OSError, ValueError) as error:
         console.warning(f"the report could not be written: {error}")
+        page = None
     else:
         for row in read_run(Path(directory.path)).planned:
             planned, measured = show_bytes(row.planned), show_bytes(row.measured)
             console.message(f"memory {row.name}: planned {planned}, measured {measured} ({row.error:+.1%})")
-    console.message(closing_line(progress.last_metrics, progress.seconds, page_to_tell(directory), tested))
+    console.message(closing_line(progress.last_metrics, progress.seconds, page, tested))
 
 
 def page_to_tell(directory: RunDirectory) -> Path | None:

@@ -44,7 +44,10 @@ def test_weights_are_half_but_for_normalisations(classifier, tmp_path, capsys, k
     said = capsys.readouterr().out
     assert "reads back as it was written" in said
     assert "over the file that was there" not in said
-    go(classifier, tmp_path, half=False, output=str(classifier / f"classifier.{kind}"))  # the suffix says which format
+    there = str(classifier / f"classifier.{kind}")
+    with pytest.raises(ConfigError, match="is there already; name another with --output, or add --overwrite"):
+        go(classifier, tmp_path, half=False, output=there)
+    go(classifier, tmp_path, half=False, output=there, overwrite=True)  # the suffix says which format
     assert f"classifier.{kind} over the file that was there: " in capsys.readouterr().out
 
 
@@ -52,7 +55,7 @@ def test_the_best_checkpoint_is_written_unless_another_is_asked_for(classifier, 
     save_better(classifier, {2: 0.9, 3: 0.7})
     found = {}
     for wish in ({}, {"best": True}, {"newest": True}, {"step": 1}):
-        go(classifier, tmp_path, half=False, output=str(tmp_path / "x.safetensors"), **wish)
+        go(classifier, tmp_path, half=False, output=str(tmp_path / "x.safetensors"), overwrite=True, **wish)
         with safetensors.safe_open(tmp_path / "x.safetensors", "pt") as file:
             about = file.metadata()
         found["".join(wish)] = about["mpt_step"], about.get("mpt_metric")

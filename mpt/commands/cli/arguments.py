@@ -491,6 +491,8 @@ class ConvertArguments:
     newest: Newest = False
     step: StepOfCheckpoint = None
     output: Output = None
+    overwrite: bool = False
+    """Write over what is there."""
     runs: Runs = "runs"
     allow: Allow = ()
 
@@ -548,3 +550,21 @@ class InitArguments:
     """model, task, dataset, loss, metric, optimizer, precision, trick or command."""
     into: Annotated[str | None, typer.Option(metavar="DIR")] = None
     """With --part: the folder of parts, by default the one of --parts, else `parts`."""
+
+
+@dataclass(frozen=True)
+class ImportArguments:
+    """Translate another program's configuration or command line.
+
+    Of Hugging Face's TrainingArguments, LightningCLI, Ultralytics, timm, OneTrainer, kohya's scripts and DeepFaceLab.
+    Values come with their units (8 x 4 = 32), and what has no counterpart is listed as comments.
+    """
+
+    source: Annotated[Path | None, typer.Argument(metavar="FILE", show_default=False)] = None
+    """YAML, JSON, TOML, a DeepFaceLab model's data.dat or summary.txt, or a text file with a command line."""
+    command: Annotated[str | None, typer.Option(metavar="'COMMAND LINE'")] = None
+    """A command line in quotes, in place of a file."""
+    model: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    """The model to write, if the file names none that mpt has."""
+    output: Output = None
+    allow: Allow = ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -12,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
+from mpt.commands.cli.foreign_words import explain_unit
 from mpt.config.layers import SECTIONS
 from mpt.config.messages import FOREIGN
 from mpt.config.options import DatasetOptions, OptimizerOptions, Options
@@ -32,8 +34,35 @@ SPELT = {
     "fp16": "precision=amp",
     "amp": "precision=amp",
     "bf16": "precision=bf16",
+    "model_ema": "train.ema=0.9999",
+    "ema": "train.ema=0.9999",
+    "wandb": "train.boards=[wandb]",
+    "report_to": "train.boards=[wandb]",
+    "tensorboard": "train.tensorboard=true",
+    "gradient_checkpointing": "memory.recompute=true",
+    "compile": "memory.compile=true",
+    "torch_compile": "memory.compile=true",
+    "channels_last": "memory.channels_last=true",
+    "amp_dtype": "precision.dtype",
+    "accumulate": "memory.micro_batch",
+    "grad_accum_steps": "memory.micro_batch",
+    "save_period": "train.checkpoint_every",
+    "save_every_n_epochs": "train.checkpoint_every",
+    "check_val_every_n_epoch": "train.evaluate_every",
+    "sample_every_n_epochs": "train.sample_every",
+    "warmup_epochs": "optimizer.warmup_steps",
+    "warmup_ratio": "optimizer.warmup_steps",
 }
 """Other programs' options -> the setting they mean."""
+OPTIONS = {
+    **dict.fromkeys(("output_dir", "out_dir", "save_dir", "project", "default_root_dir"), "--runs DIR"),
+    **dict.fromkeys(("gpu", "gpu_id", "cuda", "accelerator"), "--device cuda:{value}"),
+    **dict.fromkeys(("devices", "num_gpus", "nproc_per_node", "num_processes"), "--nproc {value}"),
+    **dict.fromkeys(("source", "images", "img_path"), "--input {value}"),
+    "format": "--to {value}",
+    **dict.fromkeys(("ckpt", "ckpt_path", "checkpoint", "resume_from_checkpoint"), "--resume {value}"),
+}
+"""Other programs' options -> the option that does it here, if the command has it."""
 COMMANDS = {
     **dict.fromkeys(("fit", "finetune", "resume"), "mpt train"),
     **dict.fromkeys(("predict", "generate", "sample"), "mpt infer"),
@@ -121,13 +150,39 @@ class OverridableCommand(TyperCommand):
         for place, word in enumerate(args[: args.index("--")] if "--" in args else args):
             option, _, value = word.partition("=")
             name = option.removeprefix("--").replace("-", "_")
-            if option in known or not option.startswith("--") or (setting := setting_called(name)) is None:
+            if (
+                option in known
+                or (name in OPTIONS and has_option(self, OPTIONS[name]))
+                or not option.startswith("--")
+                or (setting := setting_called(name)) is None
+            ):
                 continue
             following = args[place + 1] if place + 1 < len(args) else "-"
             value = value or ("VALUE" if following.startswith("-") else following)
             override = setting if "=" in setting else f"{setting}={value}"
+            override = explain_unit(name, value, options_in(args), config_in(args)) or override
             raise ConfigError(f"no such option: {option}. Settings are given as overrides: {override}")
         return super().parse_args(ctx, args)
+
+
+def has_option(command: Any, written: str) -> bool:
+    """Return whether a command has the option that a text begins with."""
+    return any(written.partition(" ")[0] in one.opts for one in command.params)
+
+
+def options_in(words: Sequence[str]) -> dict[str, str]:
+    """Return the options of a command line that have a value, by name."""
+    found = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        option, equals, value = word.partition("=")
+        if option.startswith("--"):
+            found[option[2:].replace("-", "_")] = value if equals else following
+    return found
+
+
+def config_in(words: Sequence[str]) -> str | None:
+    """Return the configuration that a command line names."""
+    return next((word for word in words if word.startswith("@") or word.endswith((".yaml", ".yml"))), None)
 
 
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -148,10 +203,19 @@ def explain_usage(error: Any) -> str | None:
         parts = (f"mpt {part.package.name} {part.name}" for part in INSTALLED.commands() if part.name == word)
         if ours := COMMANDS.get(word) or next(parts, None):
             return f"mpt: no such command '{word}'; `{ours}` does that, `{ours} -h` explains it"
+    if said.startswith("no such option") and (ours := option_called(said, error.ctx.command)):
+        return f"{command}: {said.partition(' (')[0].partition('. ')[0]}; here it is {ours}"
     if said.startswith("missing argument"):
         name = said.split("'")[1]
         return f"{command}: {name} is missing: {WAYS.get(name, f'`{command} -h` explains it')}"
     return f"{command}: {said}{'' if said.endswith('?') else f'; `{command} -h` lists what there is'}"
+
+
+def option_called(said: str, command: Any) -> str | None:
+    """Return the option of a command that does what another program's does, by the words of click's refusal."""
+    found = re.search(r"--([\w-]+)", said)
+    ours = OPTIONS.get(found[1].replace("-", "_")) if found else None
+    return ours.format(value="VALUE") if ours is not None and has_option(command, ours) else None
 
 
 def setting_called(name: str) -> str | None:

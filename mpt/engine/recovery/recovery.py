@@ -98,4 +98,6 @@ def stop(run: Run, journal: Journal, phase: Phase, done: Update, why: str) -> No
     if run.precision.numerics.dtype != torch.float32:
         remedies.append("precision=fp32")
     tried = f"{', '.join(remedies[:-1])} or {remedies[-1]}"
-    raise NonFiniteError(f"{why}. First bad value: {culprit}. Try {tried}")
+    raise NonFiniteError(
+        f"{why}. First bad value: {culprit}. Try {tried}; `mpt doctor RUN` looks for the cause and a cure"
+    )

@@ -26,6 +26,7 @@ RUN_NAME = re.compile(r"[\w-](?:[\w. -]{0,98}[\w.-])?")
 THROWN_AWAY = "mpt-smoke-"
 """What the name of a folder of runs that will not be kept begins with."""
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", "lock")
 """A directory with one of these is a run."""
@@ -275,6 +276,8 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
         inner = list_runs(path)
         if inner:
             raise CheckpointError(f"{path} is no run but holds runs: name one of them, such as {inner[0].path}.")
+        if path.is_dir() and any(file.suffix.lower() in PICTURES for file in path.rglob("*.*")):
+            raise CheckpointError(f"{path} is a folder of pictures, not a run: mpt infer RUN --input {path}")
         if path.is_file():
             use = ", or train from these weights with model.weights=" + str(path) if path.suffix in WEIGHTS else ""
             raise CheckpointError(f"{path} is a file, not a run or checkpoint: name a run{use}.")

@@ -36,6 +36,17 @@ NAMES: dict[str, dict[str, object]] = {
     "torchvision:ssd300_vgg16": {},
     "torchvision:ssdlite320_mobilenet_v3_large": {},
 }
+ABOUT = {
+    "torchvision:fasterrcnn_mobilenet_v3_large_320_fpn": "Faster R-CNN on MobileNetV3, for 320 pixels.",
+    "torchvision:fasterrcnn_mobilenet_v3_large_fpn": "Faster R-CNN on MobileNetV3 with a feature pyramid.",
+    "torchvision:fasterrcnn_resnet50_fpn": "Faster R-CNN on ResNet-50 with a feature pyramid.",
+    "torchvision:fasterrcnn_resnet50_fpn_v2": "Faster R-CNN on ResNet-50, recipe of 2022.",
+    "torchvision:fcos_resnet50_fpn": "FCOS on ResNet-50: boxes without anchors.",
+    "torchvision:retinanet_resnet50_fpn": "RetinaNet on ResNet-50: one stage, focal loss.",
+    "torchvision:retinanet_resnet50_fpn_v2": "RetinaNet on ResNet-50, recipe of 2022.",
+    "torchvision:ssd300_vgg16": "SSD on VGG-16 for pictures of 300 pixels.",
+    "torchvision:ssdlite320_mobilenet_v3_large": "SSDlite on MobileNetV3 for pictures of 320 pixels.",
+}
 LEAST_SCORE = 0.001
 """Score from which the network reports a box; average precision needs the weak ones too."""
 NO_SIZE = "ssd300_vgg16"

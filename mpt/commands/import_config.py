@@ -1,0 +1,54 @@
+"""`mpt import`: another program's configuration or command line as a YAML of ours, each line with its origin."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mpt.commands.cli.arguments import ImportArguments
+from mpt.commands.importing.importers import translate_command, translate_file
+from mpt.config.load import load_config
+from mpt.errors import ConfigError, InputOutputError
+
+MISSING_MODEL = "model.name: missing"
+
+
+def run(arguments: ImportArguments) -> None:
+    """Translate and write. Raises ConfigError for what is not recognised, and for a file that is there already."""
+    if (arguments.source is None) == (arguments.command is None):
+        raise ConfigError("name one file, or give --command 'python train.py --lr 0.1'")
+    if arguments.command is not None:
+        found, program = translate_command(arguments.command)
+        stem = "imported"
+    else:
+        assert arguments.source is not None
+        found, program = translate_file(arguments.source)
+        stem = arguments.source.stem
+    if arguments.model is not None:
+        found.put("model.name", arguments.model, "--model")
+    text = found.to_yaml(program, " ".join(str(arguments.source or arguments.command).split())[:200])
+    path = Path(arguments.output or f"{stem}-mpt.yaml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path}: is there already; name another file with -o") from None
+    except OSError as error:
+        raise InputOutputError(f"{path}: cannot be written: {error.strerror}") from error
+    print(f"wrote {path}: {len(found.settings)} settings of {program}, {len(found.left)} without a counterpart")
+    tell_problems(path, arguments)
+
+
+def tell_problems(path: Path, arguments: ImportArguments) -> None:
+    """Say what is still to be decided before it trains."""
+    try:
+        load_config(path, allow=arguments.allow)
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            missing = MISSING_MODEL in line or "model.name" in line
+            print(
+                "still to do: set model.name (`mpt list models`)" if missing else f"still to do: {line}",
+                file=sys.stderr,
+            )
+    else:
+        print(f"check it with `mpt validate {path}`, train it with `mpt train {path}`")

@@ -1,0 +1,1 @@
+"""Other programs' configurations and command lines, translated: what `mpt import` consists of."""

@@ -1,0 +1,89 @@
+"""args.yaml, and the command line, of timm's training script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpt.commands.importing.translation import Translation, is_true
+
+NAME = "timm's train.py"
+OWN = ("opt", "sched", "drop_path", "model_ema", "warmup_epochs", "checkpoint_hist", "aa", "reprob", "data_dir")
+OPTIMIZERS = {"sgd": "sgd", "adam": "adam", "adamw": "adamw", "rmsprop": "rmsprop", "lion": "lion", "adamax": "adamax"}
+SIMPLE = {
+    "lr": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "clip_grad": "optimizer.clip_grad_norm",
+    "mixup": "task.mixup",
+    "cutmix": "task.cutmix",
+    "seed": "seed",
+    "workers": "dataset.workers",
+    "log_interval": "train.log_every",
+    "checkpoint_hist": "train.keep_last",
+    "img_size": "model.image_size",
+    "initial_checkpoint": "model.weights",
+    "experiment": "name",
+}
+
+
+def recognises(given: Mapping[str, Any], words: str) -> bool:
+    """Return whether a model and two of the script's own settings are there."""
+    return "model" in given and sum(name in given for name in OWN) >= 2
+
+
+def translate(into: Translation) -> None:
+    """Take model, data, batch, optimizer, schedule, precision, averages and mixing."""
+    model = into.take("model")
+    into.put("model.name", f"timm:{model}", f"model: {model}")
+    root = into.take("data_dir", "data", "dir")
+    if root:
+        into.put("dataset.name", "image_folder", "a folder with train/CLASS and val/CLASS")
+        into.put("dataset.root", str(root), f"data_dir: {root}")
+    into.move("epochs", "train.epochs", float, default=300)
+    into.batch(
+        int(into.take("batch_size", "b", default=128)),
+        int(into.take("grad_accum_steps", default=1)),
+        ("batch_size", "grad_accum_steps"),
+    )
+    into.put("train.evaluate_every", "1 epoch", "the script evaluates after each epoch")
+    into.put("train.checkpoint_every", "1 epoch", "the script saves after each epoch")
+    translate_optimizer(into)
+    amp = is_true(into.take("amp"))
+    half = str(into.take("amp_dtype", default="float16"))
+    mode = ("bf16" if half == "bfloat16" else "amp") if amp else "fp32"
+    into.put("precision.mode", mode, f"amp: {str(amp).lower()}" + (f", amp_dtype: {half}" if amp else ""))
+    if is_true(into.take("model_ema")):
+        into.move("model_ema_decay", "train.ema", float, default=0.9998)
+    if is_true(into.take("channels_last")):
+        into.put("memory.channels_last", True, "channels_last: true")
+    if is_true(into.take("grad_checkpointing")):
+        into.put("memory.recompute", True, "grad_checkpointing: true")
+    into.move("smoothing", "task.label_smoothing", float, default=0.1)
+    into.move_all({name: path for name, path in SIMPLE.items() if into.given.get(name) not in (0, 0.0, "", None)})
+    into.leave_all(("pretrained",), "nothing is downloaded: model.weights: FILE")
+    into.leave_all(("aa", "reprob", "color_jitter", "hflip"), "dataset.augment: torchvision's transforms by name")
+    into.leave_all(("output",), "runs go to --runs DIR")
+
+
+def translate_optimizer(into: Translation) -> None:
+    """Take the optimizer and its schedule, whose warm-up is in epochs there."""
+    written = str(into.take("opt", default="sgd"))
+    name = OPTIMIZERS.get(written)
+    into.put("optimizer.name", name or "sgd", f"opt: {written}")
+    if name is None:
+        into.leave("opt", written, "see `mpt list optimizers`")
+    momentum = into.take("momentum", default=0.9)
+    if name == "sgd":
+        into.put("optimizer.momentum", float(momentum), f"momentum: {momentum}")
+    betas = into.take("opt_betas")
+    if betas is not None and name in ("adam", "adamw", "lion"):
+        into.put("optimizer.betas", betas, f"opt_betas: {betas}")
+    schedule = str(into.take("sched", default="cosine"))
+    if schedule in ("cosine", "none"):
+        into.put("optimizer.schedule", "cosine" if schedule == "cosine" else "constant", f"sched: {schedule}")
+    else:
+        into.leave("sched", schedule, "schedules are constant, linear, cosine, one_cycle")
+    if epochs := into.take("warmup_epochs"):
+        into.leave(
+            "warmup_epochs", epochs, f"optimizer.warmup_steps: {epochs} x the steps of an epoch (images / batch)"
+        )

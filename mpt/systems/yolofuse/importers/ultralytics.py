@@ -1,0 +1,93 @@
+"""args.yaml of Ultralytics' detectors, or their command line (`yolo detect train model=yolov8n.pt imgsz=640`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mpt.commands.importing.translation import Translation, epochs, is_true
+
+NAME = "Ultralytics"
+OWN = ("imgsz", "lr0", "lrf", "close_mosaic", "hsv_h", "box", "dfl", "mosaic", "warmup_epochs", "cos_lr")
+SIMPLE = {
+    "imgsz": "model.image_size",
+    "workers": "dataset.workers",
+    "seed": "seed",
+    "box": "task.box_gain",
+    "cls": "task.class_gain",
+    "dfl": "task.distance_gain",
+    "name": "name",
+    "lrf": "optimizer.last_lr",
+}
+NOMINAL = 64
+"""The batch that its optimizer steps on: smaller ones are accumulated up to it."""
+
+
+def recognises(given: Mapping[str, Any], words: str) -> bool:
+    """Return whether the command is called yolo, or two of its own settings are there."""
+    return words.startswith("yolo ") or sum(name in given for name in OWN) >= 2
+
+
+def translate(into: Translation) -> None:
+    """Take model, data, length, batch, optimizer and losses."""
+    written = str(into.take("model", default="yolo11n.pt"))
+    size = re.search(r"yolo(?:v)?\d+([nsmlx])", written)
+    into.put("model.name", "yolofuse", f"model: {written}")
+    into.put("model.fusion", "rgb", "one camera")
+    into.put("model.scale", size[1] if size else "n", f"model: {written}")
+    if written.endswith(".pt"):
+        into.leave("model", written, f"weights are not downloaded: model.weights: {written}, once the file is here")
+    data = into.take("data")
+    into.put("dataset.name", "detection_files", "pictures with boxes")
+    if data:
+        into.put("dataset.root", str(data), f"data: {data}")
+    into.move("epochs", "train.epochs", float, default=100)
+    translate_batch(into)
+    translate_optimizer(into)
+    amp = is_true(into.take("amp", default=True))
+    into.put("precision.mode", "amp" if amp else "fp32", f"amp: {str(amp).lower()}")
+    into.put("train.evaluate_every", "1 epoch", "it validates after each epoch")
+    period = into.take("save_period", default=-1)
+    into.put(
+        "train.checkpoint_every",
+        epochs(period) if period > 0 else "1 epoch",
+        f"save_period: {period} (epochs)" if period > 0 else "it saves after each epoch",
+    )
+    patience = into.take("patience", default=100)
+    if patience:
+        into.put("train.early_stopping.patience", int(patience), f"patience: {patience} epochs, one evaluation in each")
+    into.put("train.ema", {"decay": 0.9999, "ramp_steps": 2000}, "it always evaluates such an average")
+    into.move_all(SIMPLE)
+    into.leave_all(("task", "mode", "project", "save_dir", "exist_ok"), "mpt train, --runs DIR")
+    into.leave_all(("device",), "--device, --nproc N")
+    into.leave_all(("freeze",), "train.freeze: globs over the names of weights")
+    into.leave_all(("warmup_epochs",), "optimizer.warmup: epochs x images / batch, in steps")
+
+
+def translate_batch(into: Translation) -> None:
+    """Take the batch; below 1 it is a share of the card's memory, and -1 asks for six tenths of it."""
+    batch = into.take("batch", default=16)
+    if 0 < batch < 1 or batch == -1:
+        share = 0.6 if batch == -1 else batch
+        into.leave("batch", batch, f"{share:.0%} of the card: `mpt plan CONFIG --gpu auto --largest` finds the batch")
+        batch = 16
+    batch, nominal = int(batch), into.take("nbs", default=NOMINAL)
+    passes = max(1, round(nominal / batch))
+    into.batch(batch, passes, ("batch", f"nbs / batch ({nominal} / {batch})"))
+
+
+def translate_optimizer(into: Translation) -> None:
+    """Take SGD with its warm-up, or an Adam."""
+    written = str(into.take("optimizer", default="auto"))
+    momentum, decay = into.take("momentum", default=0.937), into.take("weight_decay", default=0.0005)
+    if written.casefold() in ("auto", "sgd"):
+        chosen = "; auto takes what suits the number of iterations there" if written == "auto" else ""
+        into.put("optimizer.name", "sgd_warmup", f"optimizer: {written}{chosen}")
+        into.put("optimizer.momentum", float(momentum), f"momentum: {momentum}")
+    else:
+        into.put("optimizer.name", written.casefold(), f"optimizer: {written}")
+        into.given.pop("lrf", None)
+    into.put("optimizer.weight_decay", float(decay), f"weight_decay: {decay}")
+    into.move("lr0", "optimizer.lr", float, default=0.01)
+    into.put("optimizer.schedule", "cosine" if is_true(into.take("cos_lr")) else "linear", "cos_lr")

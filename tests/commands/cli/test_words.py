@@ -1,0 +1,113 @@
+"""Words of other programs, and slips, that are answered with what to type here."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpt.cli import main
+
+WORDS = [
+    ("train classify_digits", "did you mean @classify_digits, which comes with mpt?"),
+    ("train configs/dcgan_amp.yaml", "did you mean @dcgan_amp, which comes with mpt?"),
+    ("train yolov8n.pt", "weights are no configuration; a run starts from them with model.weights=yolov8n.pt"),
+    ("train @classify_digits model=yolov8n.pt", "a file of weights: name its model with model.name"),
+    ("train @classify_digits model.weights=https://x.org/a.pt", "nothing is downloaded; fetch the file"),
+    ("train @classify_digits --model-ema", "train.ema=0.9999"),
+    ("train @classify_digits --wandb", "train.boards=[wandb]"),
+    ("train @classify_digits --output_dir out", "no such option: --output_dir; here it is --runs DIR"),
+    ("train @classify_digits --gpu 0", "here it is --device cuda:"),
+    ("train @classify_digits --devices 2", "here it is --nproc"),
+    ("infer --source pictures", "no such option: --source; here it is --input"),
+    ("convert --format onnx", "no such option: --format; here it is --to"),
+    ("infer pictures", "pictures is a folder of pictures, not a run: mpt infer RUN --input pictures"),
+    (
+        "train @classify_digits --gradient_accumulation_steps 4",
+        "train.batch_size=256 memory.micro_batch=64 (64 x 4 = 256)",
+    ),
+    (
+        "train @classify_digits --per_device_train_batch_size 8 --gradient_accumulation_steps 4",
+        "train.batch_size=8",
+    ),
+    (
+        "train @classify_digits --accumulate_grad_batches 4 --batch_size 8",
+        "train.batch_size=32 memory.micro_batch=8 (8 x 4 = 32)",
+    ),
+    (
+        "train @classify_digits --batch 0.8",
+        "0.8 is a share of the card's memory there (80%); `mpt plan @classify_digits",
+    ),
+    ("train @classify_digits --batch 16", "train.batch_size=16"),
+    ("train @classify_digits --save_period 5", "train.checkpoint_every='5 epochs'"),
+    ("train @classify_digits --check_val_every_n_epoch 1", "train.evaluate_every='1 epoch'"),
+    ("train @classify_digits --val_check_interval 0.25", "train.evaluate_every='0.25 epochs'"),
+    ("train @classify_digits --val_check_interval 500", "train.evaluate_every=500"),
+    ("train @classify_digits --max_epochs 3", "train.epochs=3"),
+    ("train @classify_digits --warmup_epochs 5", "5 epochs x the steps of an epoch"),
+    ("train @classify_digits --warmup_ratio 0.1 --max_steps 2000", "optimizer.warmup_steps=200 (0.1 x 2000 = 200)"),
+    ("train @classify_digits --gradient_checkpointing", "memory.recompute=true"),
+    (
+        "train @classify_digits train.gradient_accumulation_steps=4",
+        "all passes together, and memory.micro_batch one pass",
+    ),
+    ("val", "`mpt evaluate` does that"),
+    ("eval", "`mpt evaluate` does that"),
+    ("test", "`mpt evaluate` does that"),
+    ("train @classify_digits train.evaluate_every=1epohc", "a number of steps (200), of epochs (1 epoch"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WORDS, ids=[words for words, _ in WORDS])
+def test_what_was_meant_is_said_in_one_line(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(words))
+    shown = capsys.readouterr()
+    assert ended.value.code in (2, 4)
+    assert said in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert shown.out == ""
+
+
+def test_a_part_file_without_settings_is_named_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my" / "nn").mkdir(parents=True)
+    (tmp_path / "my" / "nn" / "wide.py").write_text("class Net:\n    pass\n")
+    (tmp_path / "c.yaml").write_text("model: wide\n")
+    with pytest.raises(SystemExit):
+        main(["validate", "c.yaml"])
+    assert "my/nn/wide.py is there, but has no `class Settings(Options)`" in capsys.readouterr().err
+
+
+def test_every_model_is_described_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["list", "models", "--json"])
+    said = list(json.loads(capsys.readouterr().out)["models"].values())
+    assert len(said) == len(set(said)) > 20
+    assert not [text for text in said if " Here: " in text]
+
+
+def test_after_an_error_the_prompt_comes_back_without_unloading_what_was_imported(tmp_path: Path) -> None:
+    """A finalizer stands for torch's; what is registered to run at the end runs."""
+    code = (
+        "import atexit, sys\n"
+        "class Slow:\n"
+        "    def __del__(self): print('unloaded', flush=True)\n"
+        "slow = Slow()\n"
+        "atexit.register(lambda: print('tidied', flush=True))\n"
+        "sys.argv = ['mpt', 'validate', 'nowhere.yaml']\n"
+        "from mpt.entry_point import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (2, "tidied\n")
+    assert done.stderr.startswith("error: nowhere.yaml: no such file")

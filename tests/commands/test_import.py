@@ -1,0 +1,234 @@
+"""`mpt import`: configurations and command lines of other programs, with their units."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mpt.commands.cli.arguments import ImportArguments
+from mpt.commands.import_config import run
+from mpt.config.load import load_config
+from mpt.errors import ConfigError
+
+TRANSFORMERS = """
+{"output_dir": "out", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "max_steps": 2000,
+ "learning_rate": 3e-5, "warmup_ratio": 0.1, "bf16": true, "eval_strategy": "epoch", "save_strategy": "steps",
+ "save_steps": 500, "save_total_limit": 2, "gradient_checkpointing": true, "push_to_hub": false}
+"""
+LIGHTNING = """
+seed_everything: 7
+trainer: {max_epochs: 10, precision: 16-mixed, accumulate_grad_batches: 4, val_check_interval: 0.25, logger: true}
+data: {class_path: my.Data, init_args: {batch_size: 16}}
+optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001, weight_decay: 0.05}}
+"""
+ULTRALYTICS = """
+task: detect
+model: yolov8s.pt
+data: coco128.yaml
+epochs: 50
+patience: 20
+batch: 16
+imgsz: 640
+save_period: 5
+optimizer: SGD
+lr0: 0.01
+lrf: 0.02
+box: 7.5
+mosaic: 1.0
+amp: true
+"""
+TIMM = """
+python train.py --model resnet50 --data-dir /data/imagenet --opt sgd --lr 0.4 --batch-size 128 \\
+  --grad-accum-steps 2 --epochs 100 --sched cosine --warmup-epochs 5 --amp --amp-dtype bfloat16 --model-ema \\
+  --model-ema-decay 0.9999 --mixup 0.2 --aa rand-m9
+"""
+KOHYA = """
+[train]
+pretrained_model_name_or_path = "sd15.safetensors"
+train_batch_size = 2
+gradient_accumulation_steps = 4
+max_train_epochs = 12
+network_dim = 16
+network_alpha = 8
+learning_rate = 1e-4
+optimizer_type = "AdamW8bit"
+mixed_precision = "fp16"
+save_every_n_epochs = 1
+"""
+ONE_TRAINER = """
+{"training_method": "LORA", "epochs": 20, "batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 0.0003,
+ "train_dtype": "BFLOAT_16", "optimizer": {"optimizer": "ADAMW", "weight_decay": 0.01}, "lora_rank": 32,
+ "save_every": 2, "save_every_unit": "EPOCH"}
+"""
+DEEPFACELAB = """
+==================== Model Summary ====================
+==            Model name: my_SAEHD                   ==
+==     Current iteration: 1200                       ==
+==            resolution: 128                        ==
+==             face_type: f                          ==
+==                 archi: liae-ud                    ==
+==               ae_dims: 256                        ==
+==                e_dims: 64                         ==
+==                d_dims: 64                         ==
+==           d_mask_dims: 22                         ==
+==            batch_size: 8                          ==
+==            lr_dropout: y                          ==
+==         autobackup_hour: 1                        ==
+"""
+CASES: list[tuple[str, str, dict[str, Any], list[str]]] = [
+    (
+        "trainer.json",
+        TRANSFORMERS,
+        {
+            "train.batch_size": 32,
+            "memory.micro_batch": 8,
+            "train.steps": 2000,
+            "optimizer.warmup_steps": 200,
+            "optimizer.schedule": "linear",
+            "optimizer.weight_decay": 0.0,
+            "precision.mode": "bf16",
+            "train.evaluate_every": "1 epoch",
+            "train.checkpoint_every": 500,
+            "memory.recompute": True,
+        },
+        ["8 x 4 = 32", "0.1 x 2000 = 200", "#   push_to_hub: false", "#   output_dir: out    (runs go to --runs DIR)"],
+    ),
+    (
+        "lightning.yaml",
+        LIGHTNING,
+        {
+            "train.batch_size": 64,
+            "memory.micro_batch": 16,
+            "train.epochs": 10,
+            "precision.mode": "amp",
+            "train.evaluate_every": "0.25 epochs",
+            "optimizer.name": "adamw",
+            "optimizer.lr": 0.001,
+            "seed": 7,
+        },
+        ["16 x 4 = 64", "#   trainer.logger: true"],
+    ),
+    (
+        "args.yaml",
+        ULTRALYTICS,
+        {
+            "model.name": "yolofuse",
+            "model.scale": "s",
+            "model.image_size": 640,
+            "train.batch_size": 64,
+            "memory.micro_batch": 16,
+            "train.checkpoint_every": "5 epochs",
+            "train.early_stopping": {"patience": 20},
+            "optimizer.name": "sgd_warmup",
+            "optimizer.last_lr": 0.02,
+            "task.box_gain": 7.5,
+        },
+        ["16 x 4 = 64", "#   mosaic: 1.0", "model.weights: yolov8s.pt"],
+    ),
+    (
+        "timm.sh",
+        TIMM,
+        {
+            "model.name": "timm:resnet50",
+            "train.batch_size": 256,
+            "memory.micro_batch": 128,
+            "precision.mode": "bf16",
+            "train.ema": 0.9999,
+            "optimizer.momentum": 0.9,
+            "task.mixup": 0.2,
+            "train.evaluate_every": "1 epoch",
+        },
+        ["128 x 2 = 256", "warmup_epochs: 5    (optimizer.warmup_steps: 5 x the steps of an epoch", "#   aa: rand-m9"],
+    ),
+    (
+        "kohya.toml",
+        KOHYA,
+        {
+            "train.batch_size": 8,
+            "memory.micro_batch": 2,
+            "train.epochs": 12,
+            "memory.lora": {"rank": 16, "alpha": 8},
+            "memory.low_bit_optimizer": True,
+            "train.checkpoint_every": "1 epoch",
+        },
+        ["2 x 4 = 8", "#   pretrained_model_name_or_path: sd15.safetensors"],
+    ),
+    (
+        "onetrainer.json",
+        ONE_TRAINER,
+        {"train.batch_size": 8, "train.epochs": 20, "precision.mode": "bf16", "train.checkpoint_every": "2 epochs"},
+        ["4 x 2 = 8", "#   training_method: LORA"],
+    ),
+    (
+        "my_SAEHD_summary.txt",
+        DEEPFACELAB,
+        {
+            "model.name": "saehd",
+            "model.image_size": 128,
+            "model.archi": "liae-ud",
+            "train.batch_size": 8,
+            "optimizer.lr_dropout": 0.3,
+            "dataset.face_type": "f",
+        },
+        ["#   autobackup_hour: 1"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "settings", "lines"), CASES, ids=[case[0] for case in CASES])
+def test_settings_keep_their_meaning_and_what_has_no_counterpart_is_a_comment(
+    name: str, text: str, settings: dict[str, Any], lines: list[str], tmp_path: Path
+) -> None:
+    source, output = tmp_path / name, tmp_path / "out.yaml"
+    source.write_text(text)
+    model = None if "model.name" in settings else "small_cnn"
+    run(ImportArguments(source, output=str(output), model=model))
+    written = output.read_text()
+    read = yaml.safe_load(written)
+    for path, value in settings.items():
+        section, _, key = path.partition(".")
+        assert (read[section][key] if key else read[section]) == value, path
+    for line in lines:
+        assert line in written
+    load_config(output)
+
+
+def test_a_command_line_is_translated_from_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.yaml"
+    command = "yolo detect train model=yolo11n.pt data=d.yaml batch=0.8 imgsz=320"
+    run(ImportArguments(command=command, output=str(output)))
+    assert (
+        "#   batch: 0.8    (80% of the card: `mpt plan CONFIG --gpu auto --largest` finds the batch)"
+        in output.read_text()
+    )
+    assert "mpt train" in capsys.readouterr().out
+
+
+def test_a_file_without_a_model_is_written_with_a_place_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "t.json", tmp_path / "out.yaml"
+    source.write_text(TRANSFORMERS)
+    run(ImportArguments(source, output=str(output)))
+    assert "set model.name" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"out\.yaml: is there already"):
+        run(ImportArguments(source, output=str(output)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.json", "{", "is not valid JSON"),
+        ("a.toml", "a = ", "is not valid TOML"),
+        ("a.yaml", "- 1", "holds no settings"),
+        ("a.yaml", "alpha: 1", "not recognised; configurations and command lines are read of"),
+        ("a.sh", "echo hello", "no settings"),
+        ("a.json", "[" * 100_000, "is not valid JSON"),
+    ],
+)
+def test_what_cannot_be_translated_is_one_line(name: str, text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=said) as raised:
+        run(ImportArguments(tmp_path / name, output=str(tmp_path / "out.yaml")))
+    assert len(str(raised.value).splitlines()) == 1
