@@ -28,7 +28,8 @@ def translate_file(path: Path) -> tuple[Translation, str]:
     """Return a file's translation and its program's name. Raises ConfigError for one that nobody recognises."""
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file; a command line goes into --command '...'")
-    own = (one.read(path) for one in all_importers() if hasattr(one, "read"))
+    readers = (vars(one).get("read") for one in all_importers())
+    own = (read(path) for read in readers if read is not None)
     given = next((found for found in own if found is not None), None)
     words = path.name
     if given is None:
