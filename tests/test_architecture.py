@@ -274,7 +274,9 @@ def test_importing_the_light_packages_imports_no_torch() -> None:
 
 @pytest.mark.tier("full")
 @pytest.mark.parametrize(
-    "words", [["--help"], ["validate", "configs/dcgan_amp.yaml", "--quick"], ["list", "precision"], ["schema"]], ids=lambda w: w[0]
+    "words",
+    [["--help"], ["validate", "configs/dcgan_amp.yaml", "--quick"], ["list", "precision"], ["schema"]],
+    ids=lambda w: w[0],
 )
 def test_commands_that_only_look_import_no_torch(words: list[str]) -> None:
     code = f"from mpt.cli import main\ntry:\n    main({words!r})\nexcept SystemExit as end:\n    assert not end.code"

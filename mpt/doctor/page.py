@@ -1,12 +1,14 @@
-"""The doctor's page: findings, and modules x (forward, gradient) as a heat map of headroom and underflow."""
+"""The doctor's page: the worst fault with its cure, the other findings, and headroom and underflow by module."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from mpt.doctor.findings import Section
+from mpt.config.yaml_text import write_text
+from mpt.doctor.findings import Finding, Section, worst_of
 from mpt.report.numerics_map import map_numerics
 from mpt.report.page import environment
 from mpt.run.process.files import write_atomically
@@ -31,7 +33,49 @@ def write_page(path: Path, subject: str, sections: Sequence[Section]) -> None:
         if name in tables:  # None is an error that is not finite
             worst = sorted(tables[name], key=lambda row: -math.inf if row[key] is None else -row[key])
             tables[name] = [{**row, key: "not finite" if row[key] is None else row[key]} for row in worst[:MOST_ROWS]]
+    found = [(section.name, one) for section in sections for one in section.findings]
+    faults = [(name, one) for name, one in found if one.level == "fault"]
+    shown = faults[1:] if len(faults) > 1 else []
+    groups = [
+        ("Other faults", shown),
+        ("Warnings", [(name, one) for name, one in found if one.level == "warning"]),
+        ("Notes", [(name, one) for name, one in found if one.level == "note" and one.about != "cure"]),
+    ]
     template = environment().get_template("doctor.html.j2")
-    numerics = map_numerics(ranges, exponents)
-    text = template.render(subject=subject, sections=sections, numerics=numerics, tables=tables)
+    text = template.render(
+        subject=subject,
+        worst=worst_of(sections),
+        headline=headline(found),
+        details=[faults[0][1].advice] if faults and faults[0][1].advice else [],
+        cures=cures_of(sections),
+        groups=[(title, own) for title, own in groups if own],
+        fine=[(name, one) for name, one in found if one.level == "ok"],
+        numerics=map_numerics(ranges, exponents),
+        tables=tables,
+    )
     write_atomically(path, text)
+
+
+def headline(found: Sequence[tuple[str, Finding]]) -> str:
+    """Return the answer in one sentence: the first fault, or that there is none."""
+    fault = next((one for _, one in found if one.level == "fault"), None)
+    if fault is not None:
+        return f"{fault.about}: {fault.text}"
+    warnings = sum(one.level == "warning" for _, one in found)
+    if warnings:
+        return f"No fault, {warnings} warning{'s' if warnings > 1 else ''}"
+    return "Nothing is wrong"
+
+
+def cures_of(sections: Sequence[Section]) -> list[tuple[str, str]]:
+    """Return the cures that were tried: in words, with what the trial showed, and as YAML to copy."""
+    return [
+        (next((one.text for one in section.findings if one.text.startswith(row["cure"])), row["cure"]), yaml_of(row))
+        for section in sections
+        for row in section.tables.get("cure", ())
+    ]
+
+
+def yaml_of(row: Mapping[str, Any]) -> str:
+    """Return a cure's settings as YAML."""
+    return write_text(row["patch"]).rstrip("\n")

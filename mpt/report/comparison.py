@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from mpt.config.differences import flatten
 from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError
-from mpt.report.log_values import curves, finite_median
+from mpt.report.log_values import curves
 from mpt.report.run_record import RunRecord
 from mpt.report.statistics import Margin, Spread, Verdict, judge, judge_until, resolution_of, spread
 
@@ -171,11 +171,8 @@ def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, 
     def typical(
         read: Callable[[RunRecord], float], own: Mapping[int, RunRecord], base: Mapping[int, RunRecord]
     ) -> tuple[float, float]:
-        values = [read(record) for record in own.values()]
-        ratios = [divide(read(own[seed]), read(base[seed])) for seed in own.keys() & base.keys()]
-        return finite_median(values), median_ratio(ratios) if ratios else divide(
-            finite_median(values), finite_median([read(record) for record in base.values()])
-        )
+        shown = positive_median([read(record) for record in own.values()])
+        return shown, divide(shown, positive_median([read(record) for record in base.values()]))
 
     same_measure = group.any_run.memory.get("kind") == baseline.any_run.memory.get("kind")
     peak, peak_ratio = typical(lambda record: record.step_peak_bytes, group.runs, baseline.runs)
@@ -323,13 +320,17 @@ def machine(record: RunRecord) -> str:
     return str(record.environment.get("processor", ""))
 
 
-def median_ratio(ratios: Sequence[float]) -> float:
-    """Return the median of positive ratios; NaN if there is none.
+def positive_median(values: Sequence[float]) -> float:
+    """Return the median of positive figures; NaN if there is none.
 
-    Between the middle two of an even number it is their geometric mean: the ratios of times and of throughputs are
-    then each other's reciprocal, which arithmetic means are not.
+    Between the middle two of an even number it is their geometric mean: a ratio of times and that of the throughputs
+    then say the same.
     """
-    return math.exp(finite_median([math.log(ratio) for ratio in ratios if ratio > 0]))
+    known = sorted(value for value in values if value > 0 and math.isfinite(value))
+    if not known:
+        return math.nan
+    low, high = known[(len(known) - 1) // 2], known[len(known) // 2]
+    return low if low == high else math.sqrt(low * high)
 
 
 def divide(value: float, base: float) -> float:

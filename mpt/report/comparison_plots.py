@@ -90,7 +90,11 @@ def panels(comparison: Comparison) -> list[tuple[str, Painter]]:
             any(math.isfinite(value) for row in comparison.rows for value in row.group.finals.values()),
         ),
         *((f"Loss {name} by step", partial(paint_loss, name=name), True) for name in shared_losses(comparison)),
-        (f"{metric} by step", paint_metric, any(metric in curves(run.evaluations, "metrics") for run in runs)),
+        (
+            f"{metric} by step",
+            paint_metric,
+            any(len(curves(run.evaluations, "metrics").get(metric, ((), ()))[0]) > 1 for run in runs),
+        ),
         ("Peak memory", paint_memory, any(math.isfinite(row.peak_bytes) for row in comparison.rows)),
         ("Seconds per step", paint_seconds, any(math.isfinite(row.step_seconds) for row in comparison.rows)),
         ("Loss scale", paint_scale, any(row.scales for row in comparison.rows)),

@@ -31,6 +31,8 @@ COLOURS = ("#3f86d8", "#e07b26", "#2a9d74", "#c65b9b", "#8b7bd8", "#b3902c", "#d
 RED = "#d5524f"
 LEGEND_LETTERS = 60
 """Letters that a line of a legend has room for."""
+PIXELS_PER_INCH = 85
+"""The most that an inch of a plot takes on a page: letters of all plots then have one size, that of a full column."""
 MOST_POINTS = 1200
 """More points than pixels only make the page heavy."""
 STYLE: dict[Any, Any] = {
@@ -122,7 +124,9 @@ def as_svg(figure: Figure, name: str) -> str:
     text = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text, count=1)
     # Ids of groups repeat from plot to plot; ids that are referred to carry the salt already.
     text = re.sub(r'<g id="[^"]*">', "<g>", text)
-    return text.replace("<svg", f'<svg role="img" aria-label="{escape_attribute(name)}"', 1)
+    width = round(figure.get_figwidth() * PIXELS_PER_INCH)
+    about = f'role="img" aria-label="{escape_attribute(name)}" style="max-width: {width}px"'
+    return text.replace("<svg", f"<svg {about}", 1)
 
 
 def escape_attribute(text: str) -> str:

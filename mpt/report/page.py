@@ -28,7 +28,7 @@ from mpt.report.evaluation_section import read_section, show_section
 from mpt.report.log_values import curves, number, section
 from mpt.report.numerics_map import read_numerics
 from mpt.report.pictures import embed_samples
-from mpt.report.plots import draw_run, memory_parts, skipped_steps
+from mpt.report.plots import constant_rates, draw_run, memory_parts, skipped_steps
 from mpt.report.read_run import read_run
 from mpt.report.run_record import RunRecord
 from mpt.report.units import show_bytes, show_count, show_figure, show_ratio, show_seconds, show_spread
@@ -103,8 +103,16 @@ def environment() -> Environment:
         ratio=show_ratio,
         spread=show_spread,
         cell=escape_cell,
+        cell_of=show_cell,
     )
     return made
+
+
+def show_cell(value: Any) -> str:
+    """Write a value of a table as a person would: 0.02, 3.28e+38; nothing for None."""
+    if value is None:
+        return ""
+    return show_figure(value) if isinstance(value, float) else str(value)
 
 
 def escape_cell(value: Any) -> str:
@@ -124,6 +132,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         (f"{record.metric or 'metric'}, best", show_figure(record.best)),
         *((("stopped early", str(why)),) if (why := record.summary.get("stopped_early")) else ()),
         ("median step", show_seconds(record.step_seconds)),
+        *((f"learning rate, {name}", show_figure(rate)) for name, rate in constant_rates(record).items()),
         ("samples per second", show_figure(record.samples_per_second)),
         ("peak memory", show_bytes(peak)),
         *((f"planned, {row.name}", f"{show_bytes(row.planned)} ({row.error:+.1%})") for row in record.planned),

@@ -36,7 +36,9 @@ def draw_run(record: RunRecord) -> dict[str, str]:
         "metric": draw_metric(record),
         "losses": draw_losses(record),
         "logged": draw_curves(record, "logged", "logged figure", "Logged figures", smooth=True),
-        "learning_rate": draw_curves(record, "lr", "learning rate", "Learning rate", logarithmic=True),
+        "learning_rate": ""
+        if constant_rates(record)
+        else draw_curves(record, "lr", "learning rate", "Learning rate", logarithmic=True),
         "loss_scale": draw_scale(record),
         "gradient_norm": draw_curves(
             record, "grad_norm", "gradient norm", "Gradient norms", smooth=True, logarithmic=True
@@ -48,10 +50,18 @@ def draw_run(record: RunRecord) -> dict[str, str]:
     return {name: svg for name, svg in drawn.items() if svg}
 
 
+def constant_rates(record: RunRecord) -> dict[str, float]:
+    """Return each optimizer's learning rate if none of them ever changes, which is a figure and no plot."""
+    values = {name: set(series[1]) for name, series in curves(record.train, "lr").items()}
+    return (
+        {name: next(iter(own)) for name, own in values.items()} if all(len(own) == 1 for own in values.values()) else {}
+    )
+
+
 def draw_metric(record: RunRecord) -> str:
-    """Draw the evaluation figure that chooses the best checkpoint, its best value marked."""
+    """Draw the evaluation figure that chooses the best checkpoint, its best value marked; one alone is a number."""
     series = curves(record.evaluations, "metrics").get(record.metric)
-    if not series or not has_finite(series[1]):
+    if not series or not has_finite(series[1]) or len(series[1]) < 2:
         return ""
 
     def build(axes: Axes) -> None:

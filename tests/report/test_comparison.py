@@ -85,6 +85,19 @@ def test_with_two_seeds_the_ratios_of_time_and_throughput_say_the_same(make_run)
     ]
     amp = compare_groups(group_runs(records), MARGIN).rows[1]
     assert amp.step_ratio == pytest.approx((1.8 * 0.10 / 0.15) ** 0.5)  # their arithmetic mean would be 1.23
+    assert amp.throughput_ratio == pytest.approx(1 / amp.step_ratio)
+
+
+def test_a_ratio_is_that_of_the_figures_that_are_shown(make_run):
+    seconds = {("fp32", 0): 0.05, ("fp32", 1): 0.06, ("fp32", 2): 0.09}
+    seconds |= {("amp", 0): 0.09, ("amp", 1): 0.05, ("amp", 2): 0.10}
+    records = [
+        read_run(make_run(f"{mode}-{seed}", mode=mode, seed=seed, step_seconds=each))
+        for (mode, seed), each in seconds.items()
+    ]
+    fp32, amp = compare_groups(group_runs(records), MARGIN).rows
+    assert (fp32.step_seconds, amp.step_seconds) == pytest.approx((0.06, 0.09))
+    assert amp.step_ratio == pytest.approx(1.5)  # the median of the seeds' own ratios would be 1.11
 
 
 def test_a_diverged_run_is_outside_and_noted(make_run):

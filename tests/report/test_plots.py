@@ -5,8 +5,8 @@ import math
 import re
 from xml.etree import ElementTree
 
-from mpt.report.drawing import INK, MOST_POINTS, running_mean, thin
-from mpt.report.plots import draw_run, skipped_steps
+from mpt.report.drawing import INK, MOST_POINTS, draw_svg, running_mean, thin
+from mpt.report.plots import constant_rates, draw_run, skipped_steps
 from mpt.report.read_run import read_run
 
 
@@ -52,7 +52,7 @@ def test_axes_have_numbers_to_read_and_none_is_an_offset(make_run):
 def test_a_run_with_one_logged_line_is_drawn_as_points_at_whole_steps(make_run):
     path = make_run()
     (path / "metrics.jsonl").write_text('{"step": 50, "kind": "train", "losses": {"x": 1.5}, "lr": {"x": 1e-5}}\n')
-    for svg in (draw_run(read_run(path))[name] for name in ("losses", "learning_rate")):
+    for svg in (draw_run(read_run(path))[name] for name in ("losses",)):
         assert "<use" in svg.partition("legend")[0]
         steps = re.findall(r"<text[^>]*>((?:4|5)[^<]*)</text>", svg)
         assert "50" in steps
@@ -105,3 +105,26 @@ def test_long_runs_are_thinned_to_means_and_gaps_survive():
 
 def test_running_mean_of_a_constant_is_that_constant():
     assert running_mean([2.0, 2.0, 2.0], 0.9) == [2.0, 2.0, 2.0]
+
+
+def test_a_learning_rate_that_never_changes_is_a_figure_and_one_evaluation_is_a_number(make_run):
+    path = make_run()
+    lines = [
+        {"step": step, "kind": "train", "losses": {"x": 1.0 / step}, "lr": {"net": 1e-3}, "samples_per_second": 3.0}
+        for step in (1, 2, 3)
+    ]
+    lines.append({"step": 3, "kind": "eval", "metrics": {"accuracy": 0.5}})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = read_run(path)
+    assert "learning_rate" not in draw_run(record)
+    assert "metric" not in draw_run(record)
+    assert constant_rates(record) == {"net": 1e-3}
+
+
+def test_letters_have_one_size_in_all_plots(make_run):
+    """A plot is no wider on a page than its inches, so that a narrow one is not blown up to a column's width."""
+    widths = {}
+    for inches in (4.2, 6.4):
+        svg = draw_svg(lambda axes: None, "plot", width=inches)
+        widths[inches] = int(re.search(r'style="max-width: (\d+)px"', svg)[1])
+    assert widths == {4.2: 357, 6.4: 544}
