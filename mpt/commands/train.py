@@ -16,7 +16,9 @@ from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
+from mpt.config.yaml_text import printable
 from mpt.engine.building.torch_settings import prepare_rank, prepare_torch
+from mpt.errors import ConfigError
 from mpt.parallel.place import read_place
 from mpt.run.boards.console import Style
 from mpt.run.records.used_parts import missing_parts_explained
@@ -111,7 +113,19 @@ def read_config(arguments: TrainArguments) -> Config:
         if value is not None:
             overrides.append(write_override(key, value))
     with missing_parts_explained(arguments.config.parent):
-        return load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
+        config = load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
+    refuse_foreign_command(config, arguments)
+    return config
+
+
+def refuse_foreign_command(config: Config, arguments: TrainArguments) -> None:
+    """Raise ConfigError for a command or an address that stands in a file: the file may be another's."""
+    typed = any(override.startswith("train.on_end=") for override in arguments.overrides)
+    if config.train.on_end is not None and not typed and "on_end" not in arguments.allow:
+        raise ConfigError(
+            f"train.on_end: the file asks for {printable(config.train.on_end)!r} at the end; if you trust it, add "
+            "--allow on_end"
+        )
 
 
 def style(arguments: TrainArguments) -> Style:

@@ -160,6 +160,9 @@ class Train(Options):
     boards: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
     """Where log lines and previews go too: TensorBoard, Weights & Biases, MLflow; each needs its package
     (docs/boards.md)."""
+    on_end: str | None = Field(None, min_length=1)
+    """A command to run when the training ends, well or not, or an address (https://...) to post to: it gets the summary
+    as JSON. A file's own is run only with `--allow on_end`."""
     plan_memory: bool | None = None
     """Plan the peak memory in a process beside the training, for the report; null does so on a CUDA device only."""
     device: str = "auto"

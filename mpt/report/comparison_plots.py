@@ -35,6 +35,7 @@ from mpt.report.drawing import (
 )
 from mpt.report.log_values import curves
 from mpt.report.plots import memory_parts
+from mpt.report.run_record import RunRecord
 from mpt.report.units import show_bytes, show_seconds
 
 DARK_INK = "#1d2329"
@@ -90,16 +91,18 @@ def panels(comparison: Comparison) -> list[tuple[str, Painter]]:
             any(math.isfinite(value) for row in comparison.rows for value in row.group.finals.values()),
         ),
         *((f"Loss {name} by step", partial(paint_loss, name=name), True) for name in shared_losses(comparison)),
-        (
-            f"{metric} by step",
-            paint_metric,
-            any(len(curves(run.evaluations, "metrics").get(metric, ((), ()))[0]) > 1 for run in runs),
-        ),
+        (f"{metric} by step", paint_metric, any(has_curve(run, metric) for run in runs)),
         ("Peak memory", paint_memory, any(math.isfinite(row.peak_bytes) for row in comparison.rows)),
         ("Seconds per step", paint_seconds, any(math.isfinite(row.step_seconds) for row in comparison.rows)),
         ("Loss scale", paint_scale, any(row.scales for row in comparison.rows)),
     )
     return [(caption, paint) for caption, paint, has_data in wanted if has_data]
+
+
+def has_curve(run: RunRecord, metric: str) -> bool:
+    """Return whether a run was evaluated more than once: one evaluation is a number."""
+    series = curves(run.evaluations, "metrics").get(metric)
+    return series is not None and len(series[0]) > 1
 
 
 def room_for_labels(comparison: Comparison) -> float:

@@ -101,8 +101,10 @@ def train(
                 go(training, retry, stop_after)
                 return Path(directory.path)
             from mpt.planner.server.beside import plan_beside
+            from mpt.workflows.on_end import end_told
 
-            with plan_beside(config, data.spec, device, directory.plan_path, config.granted) as plan:
+            planning = plan_beside(config, data.spec, device, directory.plan_path, config.granted)
+            with end_told(training), planning as plan:
                 go(training, retry, stop_after)
                 tell_skipped_files(training)
                 if training.is_over:

@@ -27,6 +27,7 @@ SMOKE: dict[str, Any] = {
     "sample_every": 0,
     "checkpoint_every": 0,
     "plan_memory": False,
+    "on_end": None,
     "tensorboard": False,
     "boards": [],
 }

@@ -54,6 +54,7 @@ WITHOUT_EFFECT = (
     "train.tensorboard",
     "train.boards",
     "train.plan_memory",
+    "train.on_end",
     "train.device",  # the device that it chose is compared as a condition
     "memory.on_oom",
     "memory.ceiling",

@@ -17,6 +17,8 @@ from typing import Any, Literal, TextIO, cast
 from mpt.foreign.text import harmless, unguarded
 
 Style = Literal["auto", "plain", "json", "quiet"]
+KEEP_TITLE, GIVE_TITLE_BACK = "\x1b[22;0t", "\x1b[23;0t"
+"""Put the terminal's title aside, and take it back (xterm's window manipulation, which others pass over)."""
 SLOW = 10
 """Samples per second below which the whole ones would not say enough."""
 
@@ -112,6 +114,8 @@ class Console:
         self.total_steps = total_steps
         self.progress: Any = None
         self.bar: Any = None
+        self.percent = -1
+        """What the terminal's title says."""
 
     @property
     def is_lost(self) -> bool:
@@ -134,6 +138,7 @@ class Console:
             )
             self.progress = Progress(*columns, console=RichConsole(file=cast(TextIO, self.stream)), expand=True)
             self.progress.start()
+            self.stream.write(KEEP_TITLE)
             self.bar = self.progress.add_task("", total=self.total_steps)
         return self
 
@@ -141,6 +146,8 @@ class Console:
         if self.progress is not None:
             self.progress.stop()
             self.progress = None
+            self.stream.write(GIVE_TITLE_BACK)
+            self.stream.flush()
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Show one metrics row."""
@@ -158,9 +165,14 @@ class Console:
             self.print_plain(f"step {row['step']}/{self.total_steps}  {describe_row(row)}")
 
     def advance(self, step: int) -> None:
-        """Move the bar without changing its text."""
-        if self.progress is not None:
-            self.progress.update(self.bar, completed=step)
+        """Move the bar without changing its text, and say in the terminal's title how far the run is."""
+        if self.progress is None:
+            return
+        self.progress.update(self.bar, completed=step)
+        percent = 100 * step // max(self.total_steps, 1)
+        if percent != self.percent:
+            self.percent = percent
+            self.stream.write(f"\x1b]0;mpt {percent} %, step {step}/{self.total_steps}\x07")
 
     def message(self, text: str) -> None:
         """Say something once."""
