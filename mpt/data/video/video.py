@@ -102,19 +102,16 @@ def read_timed_frames(path: str | Path, first: int = 0, stop: int | None = None,
     path = Path(path)
     with opened(path) as container:
         stream = video_stream(container, path)
-        count, end = 0, Fraction(0)
+        count = 0
         for frame in _decoded(container, stream, path, deep):
             if stop is not None and count >= stop:
                 return
-            end = frame.time + frame.duration
             if count >= first:
                 yield frame
             count += 1
         promised = _count(container, stream, stream.average_rate)
-        # Frames that come at uneven times are fewer than the rate promises, and reach the end all the same.
-        length = Fraction(container.duration, 1_000_000) if container.duration else None
-        is_short = length is None or end < COMPLETE_SHARE * length
-        if promised and count < COMPLETE_SHARE * promised and is_short:
+        # Frames that come at uneven times are fewer than the rate promises, in a file that is whole.
+        if promised and count < COMPLETE_SHARE * promised and not _is_whole(path):
             raise DataError(f"{path}: the file is cut off: {count} of about {promised} frames could be read")
 
 
@@ -185,6 +182,20 @@ def _count(container: Any, stream: Any, rate: Any) -> int | None:
     if duration and rate:
         return round(duration * float(rate) / 1_000_000)
     return None
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether packets of any stream reach about as far as the header says."""
+    with opened(path) as container:
+        if not container.duration:
+            return False
+        begin = Fraction(container.start_time or 0, 1_000_000)
+        ends = [
+            (packet.pts + (packet.duration or 0)) * Fraction(packet.time_base)
+            for packet in container.demux()
+            if packet.pts is not None
+        ]
+        return max(ends, default=begin) - begin >= COMPLETE_SHARE * Fraction(container.duration, 1_000_000)
 
 
 def _reason(error: Exception) -> str:

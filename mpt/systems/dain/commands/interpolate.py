@@ -20,8 +20,9 @@ from mpt.inference.half import choose_half, rebuild, rebuild_half
 from mpt.inference.trained import Trained
 from mpt.precision.shared.choice import DTYPES
 from mpt.seams import Run
+from mpt.systems.dain.data.shared.duplicates import MOST_HELD
 from mpt.systems.dain.inference.delivery import choose_film, choose_pace
-from mpt.systems.dain.inference.interpolate import Maker, Summary, interpolate, kind_of
+from mpt.systems.dain.inference.interpolate import Detection, Maker, Summary, interpolate, kind_of
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
 from mpt.systems.dain.inference.output import Output, open_output
 from mpt.systems.dain.inference.published import adjust, open_network
@@ -77,8 +78,10 @@ class Command:
     """With RIFE 4.0 or 4.6: the mean of both directions, in twice the time."""
     batch_size: Annotated[int, typer.Option("--batch", "--batch-size")] = 1
     """Pairs of frames that go through the network together."""
-    scene_cut: float = 0.2
+    scene_cut: float = 0.72
     """Below this similarity two frames are of different scenes; 0 blends all."""
+    keep_repeats: bool = False
+    """Take a repeated frame as it is, instead of interpolating over it."""
     overwrite: bool = False
     """Write over a video, or over a folder's frames that were made otherwise."""
     allow_gaps: bool = False
@@ -116,7 +119,7 @@ def run(command: Command) -> None:
         "dtype": str(dtype),
         "tiles": list(grid.size),
         "ways": [command.scale, command.pad_to, command.ensemble],
-        "scene_cut": command.scene_cut,
+        "scene_cut": [command.scene_cut, command.keep_repeats],
     }
     if command.output.resolve() in {place.resolve() for path in command.inputs for place in (path, path.parent)}:
         raise ConfigError(f"--output: {command.output} holds the input; write elsewhere")
@@ -137,11 +140,17 @@ def guarded(
     trained: Trained,
 ) -> Summary:
     """Interpolate; leave nothing behind where the input is no good, else what is complete, with which to go on."""
+    detection = Detection(command.scene_cut, not command.keep_repeats)
     try:
         tell_first_pair(command, source, maker, run, trained)
         with inferring(run):
             summary = interpolate(
-                source, pace, maker, output, batch=command.batch_size, cut_threshold=command.scene_cut
+                source,
+                pace,
+                maker,
+                output,
+                batch=command.batch_size,
+                detection=detection,
             )
         output.finish()
     except DataError:
@@ -194,7 +203,7 @@ def choose_grid(
         return grid_of_tiles(height, width, (command.tile, command.tile), overlap), overlap
     if command.vram is None:
         return grid_of_tiles(height, width, (height, width), overlap), overlap
-    memory = pass_memory(net, dtype, pace.most_between(source.longest))
+    memory = pass_memory(net, dtype, pace.most_between(source.longest * (1 if command.keep_repeats else MOST_HELD + 1)))
     budget = parse_budget(command.vram)
     room = room_of(budget, next(net.parameters()).device, height * width * command.batch_size)
     grid = choose_tiles(net, height, width, memory, room // command.batch_size)
@@ -249,11 +258,13 @@ def say(command: Command, source: FrameStream, target: Fraction, maker: Maker, s
     """Say what was made."""
     pace = f", {summary.made / summary.seconds:.2f} made per second" if summary.made else ""
     cuts = f", {summary.cuts} scene cut{'s' if summary.cuts != 1 else ''} not blended" if summary.cuts else ""
+    repeats = f", {summary.repeats} repeated frames interpolated over" if summary.repeats else ""
     uneven = "" if source.is_even else " on average, at their own times"
     again = f", {summary.resumed} there already" if summary.resumed else ""
     print(
         f"{summary.read} frames of {source.width} x {source.height} at {float(source.rate):g} -> "
-        f"{summary.written + summary.resumed} at {float(target):g} frames per second{uneven}{cuts}{again}{pace}"
+        f"{summary.written + summary.resumed} at {float(target):g} frames per second{uneven}{cuts}{repeats}"
+        f"{again}{pace}"
     )
     if maker.seams.count:
         print(f"where tiles overlap they differ by {maker.seams.grey_levels:.2f} grey levels on average")

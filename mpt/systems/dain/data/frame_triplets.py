@@ -45,7 +45,7 @@ class Settings(DatasetOptions):
     """Swap first and last frame of training samples at random, with probability 0.5."""
     test_limit: int | None = Field(None, ge=1)
     """Test on this many samples, spread over the set."""
-    scene_cut: float = Field(0.2, ge=0, le=1)
+    scene_cut: float = Field(0.72, ge=0, le=1)
     """Of own frames and videos: triplets across a cut are left out; neighbours are of different scenes when the
     similarity of their thumbnails is below this. 0 keeps all."""
     channels: Literal[3] = 3

@@ -14,7 +14,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from mpt.systems.dain.data.shared.scene_cuts import is_cut, thumbnail
+from mpt.data.video.video import Frame
+from mpt.systems.dain.data.shared.duplicates import distinct_frames, is_repeat
+from mpt.systems.dain.data.shared.scene_cuts import THRESHOLD, is_cut, thumbnail
 from mpt.systems.dain.inference.halving import by_halving
 from mpt.systems.dain.inference.output import Output, Place
 from mpt.systems.dain.inference.source import FrameStream
@@ -61,6 +63,8 @@ class Summary:
     made: int = 0
     written: int = 0
     cuts: int = 0
+    repeats: int = 0
+    """Input frames that were interpolated over."""
     resumed: int = 0
     seconds: float = 0.0
 
@@ -109,29 +113,50 @@ def kind_of(image: Tensor) -> tuple[torch.dtype, int]:
     return (torch.uint8, 255) if image.dtype == torch.uint8 else (torch.int32, 65535)
 
 
-def plan_jobs(source: FrameStream, pace: Pace, cut_threshold: float, output: Output, summary: Summary) -> Iterator[Job]:
+@dataclass(frozen=True)
+class Detection:
+    """What is looked for between frames."""
+
+    cut_threshold: float = THRESHOLD
+    """Below this similarity frames are of different scenes; 0 finds none."""
+    repeats: bool = True
+    """Whether repeated frames are interpolated over."""
+
+    def is_cut(self, one: Frame, other: Frame) -> bool:
+        """Are the frames of different scenes?"""
+        return is_cut(thumbnail(one.image), thumbnail(other.image), self.cut_threshold)
+
+    def is_same(self, one: Frame, other: Frame) -> bool:
+        """Do the frames show one picture?"""
+        return self.repeats and is_repeat(one.image, other.image)
+
+
+def plan_jobs(source: FrameStream, pace: Pace, detection: Detection, output: Output, summary: Summary) -> Iterator[Job]:
     """Yield what is still to be written, in order."""
-    written = 0
-    frames = source.frames()
-    frame = next(frames, None)
-    index, step = 0, 1 / source.rate
-    while frame is not None:
+    written = index = 0
+    step = 1 / source.rate
+    frames = distinct_frames(source.frames(), detection.is_same, detection.is_cut)
+    current = next(frames, None)
+    while current is not None:
         following = next(frames, None)
-        summary.read += 1
-        if following is not None:
-            step = following.time - frame.time
-        end = frame.time + ((frame.duration or step) if following is None else step)
-        shown = pace.between(frame.time, end)
+        frame, repeats = current.frame, current.repeats
+        summary.read += 1 + len(repeats)
+        summary.repeats += len(repeats)
+        edges = [frame.time, *(one.time for one in repeats)]
+        edges.append(edges[-1] + (frame.duration or step) if following is None else following.frame.time)
+        step = edges[-1] - edges[-2]
+        shown = pace.over(edges)
         place = Place(index, written, tuple(one.seconds for one in shown))
         if shown and output.has(place):
             summary.resumed += len(shown)
         elif shown:
-            cut = following is not None and is_cut(thumbnail(frame.image), thumbnail(following.image), cut_threshold)
+            cut = following is not None and detection.is_cut(frame, following.frame)
             summary.cuts += int(cut)
-            blends = following is not None and not cut
-            yield Job(place, shown, frame.image, following.image if following is not None else None, blends)
+            blends = following is not None and not cut and not current.still
+            after = None if following is None or current.still else following.frame.image
+            yield Job(place, shown, frame.image, after, blends)
         written += len(shown)
-        index, frame = index + 1, following
+        index, current = index + 1 + len(repeats), following
 
 
 def interpolate(
@@ -141,7 +166,7 @@ def interpolate(
     output: Output,
     *,
     batch: int = 1,
-    cut_threshold: float = 0.2,
+    detection: Detection = Detection(),  # it is frozen
     tell: bool = True,
 ) -> Summary:
     """Make and write all frames; return what was done. The caller finishes or discards the output."""
@@ -164,7 +189,7 @@ def interpolate(
             told = time.perf_counter()
             print(f"{summary.written} frames written, {summary.made} made", file=sys.stderr)
 
-    for job in plan_jobs(source, pace, cut_threshold, output, summary):
+    for job in plan_jobs(source, pace, detection, output, summary):
         waiting.append(job)
         if len(waiting) >= batch:
             flush()

@@ -9,8 +9,10 @@ rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 HIGHEST_FACTOR = 64
 
@@ -41,6 +43,15 @@ class Pace:
         first, beyond = math.ceil(start * self.rate), math.ceil(end * self.rate)
         times = [number / self.rate for number in range(first, beyond)]
         return tuple(Shown((time - start) / (end - start), time) for time in times)
+
+    def over(self, edges: Sequence[Fraction]) -> tuple[Shown, ...]:
+        """Return the output frames over one or more intervals between input frames, with moments over all of them."""
+        whole = (edges[-1] - edges[0]) * self.slow
+        return tuple(
+            Shown((one.seconds - edges[0] * self.slow) / whole, one.seconds)
+            for start, end in pairwise(edges)
+            for one in self.between(start, end)
+        )
 
     def most_between(self, longest: Fraction) -> int:
         """Return how many frames are made between two of the input at most, which are `longest` seconds apart."""

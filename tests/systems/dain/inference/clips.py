@@ -87,3 +87,13 @@ def tones(path: Path) -> list[tuple[float, float]]:
         spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
         found.append((float(spectrum.argmax() * SOUND_RATE / len(middle)), len(wave) / SOUND_RATE))
     return found
+
+
+def draw_texture(seed: int, height: int, width: int) -> np.ndarray:
+    """Return a picture (h, w, 3) in [0, 1] of coarse and fine noise."""
+    numbers = np.random.default_rng(seed)
+    picture = np.zeros((height, width, 3))
+    for cell, strength in ((16, 1.0), (8, 0.6), (4, 0.4)):
+        grid = numbers.standard_normal((height // cell + 1, width // cell + 1, 3))
+        picture += strength * grid.repeat(cell, 0).repeat(cell, 1)[:height, :width]
+    return np.clip(0.5 + picture / 4, 0, 1)

@@ -13,7 +13,7 @@ from mpt.systems.dain.data.shared.deep_pictures import read_deep_picture, write_
 from mpt.systems.dain.inference.delivery import choose_film, choose_pace
 from mpt.systems.dain.inference.source import open_source
 
-from .clips import frame_times, tones, write_clip
+from .clips import draw_texture, frame_times, tones, write_clip
 from .test_command import make_runs, type_in
 
 pytest.importorskip("av")
@@ -159,3 +159,36 @@ def test_what_is_lost_is_said_before_the_start(tmp_path, capsys):
             choose_pace(source, **{"factor": None, "rate": None, "slow": 1.0, **changes})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--sound: found 'loud'"):
         choose_film(source, choose_pace(source, None, None, 1.0), tmp_path / "o.mp4", "loud")
+
+
+def test_a_clip_with_everything_keeps_times_bits_sound_and_scenes(interpolate, tmp_path, capsys):
+    """Uneven times, ten bits, sound, a cut in the light and one in the dark, and a frame that repeats."""
+    import av
+
+    scenes = [draw_texture(seed, 96, 200) for seed in (1, 2, 3)]
+    lights = [1.0, 0.08, 0.08]
+    plan = [(0, 0), (0, 3), (0, 3), (0, 9), (1, 0), (1, 3), (2, 0), (2, 3)]  # scene, pan in pixels
+    milliseconds = [0, 40, 80, 120, 220, 260, 300, 500]
+    shown = [scenes[scene][:, pan : pan + 160] * lights[scene] for scene, pan in plan]
+    frames = np.stack([(image * 65535).astype(np.uint16) for image in shown])
+    clip = write_clip(tmp_path / "in.mkv", frames, milliseconds, deep=True, sounds=(440,))
+    assert interpolate(clip, "--output", tmp_path / "out.mkv") == 0
+    said = capsys.readouterr().out
+    assert "2 scene cuts not blended" in said
+    assert "1 repeated frames interpolated over" in said
+    times = frame_times(tmp_path / "out.mkv")
+    wanted = sorted([*milliseconds, *((one + other) / 2 for one, other in pairwise(milliseconds))])
+    assert times[: len(wanted)] == pytest.approx([time / 1000 for time in wanted], abs=0.0015)
+    with av.open(str(tmp_path / "out.mkv")) as container:
+        assert container.streams.video[0].codec_context.format.name == "yuv420p10le"
+        made = [frame.to_ndarray(format="rgb48le") / 65535 for frame in container.decode(video=0)]
+    # Between 120 and 220 ms: no blend, but the frame before up to the middle and the one after from there on.
+    for place, source in ((7, 4), (11, 6)):  # at 170 and 280 ms
+        assert wanted[place] in (170, 280)
+        blend = (shown[source - 1] + shown[source]) / 2
+        assert np.abs(made[place] - shown[source]).mean() < 0.6 * np.abs(made[place] - blend).mean()
+    repeated = made[4]  # at 80 ms the input shows the frame of 40 ms again; the output is on its way to that of 120 ms
+    assert np.abs(repeated - shown[2]).mean() > 0.01
+    ((hertz, seconds),) = tones(tmp_path / "out.mkv")
+    assert hertz == pytest.approx(440, abs=5)
+    assert seconds == pytest.approx(0.6, abs=0.15)

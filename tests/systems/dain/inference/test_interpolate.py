@@ -12,7 +12,7 @@ from torch import Tensor
 from mpt.errors import ConfigError, DataError, MemoryBudgetError
 from mpt.planner.facts.calibration import load_calibration
 from mpt.systems.dain.inference import tiles
-from mpt.systems.dain.inference.interpolate import Job, Maker, Summary, interpolate
+from mpt.systems.dain.inference.interpolate import Detection, Job, Maker, Summary, interpolate
 from mpt.systems.dain.inference.memory import choose_tiles, pass_memory, room_of
 from mpt.systems.dain.inference.output import SEGMENT, Film, Output, Place, open_output
 from mpt.systems.dain.inference.source import FrameStream, open_source
@@ -42,7 +42,7 @@ def pictures(folder: Path, count: int, size: tuple[int, int] = (40, 24)) -> Path
 
 def run_through(source: FrameStream, target: Fraction, net: FlowWarp, output: Output) -> Summary:
     with torch.no_grad():
-        return interpolate(source, Pace(rate=target), maker_of(net, source), output, cut_threshold=0, tell=False)
+        return interpolate(source, Pace(rate=target), maker_of(net, source), output, detection=Detection(0), tell=False)
 
 
 def levels(folder: Path) -> list[float]:
@@ -92,7 +92,9 @@ def test_frames_of_two_scenes_are_not_blended(tmp_path, net):
     source = open_source([tmp_path])
     output = open_output(tmp_path / "out", Film(source.rate * 4), {})
     with torch.no_grad():
-        summary = interpolate(source, Pace(4), maker_of(net, source), output, tell=False)
+        summary = interpolate(
+            source, Pace(4), maker_of(net, source), output, detection=Detection(repeats=False), tell=False
+        )
     assert (summary.cuts, summary.made) == (1, 6)
     made = sorted((tmp_path / "out").glob("frame-*.png"))[5:8]
     shown = [torch.from_numpy(numpy.array(Image.open(file))).permute(2, 0, 1) for file in made]
