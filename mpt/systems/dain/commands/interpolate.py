@@ -29,7 +29,9 @@ from mpt.systems.dain.inference.published import adjust, open_network
 from mpt.systems.dain.inference.source import FrameStream, open_source
 from mpt.systems.dain.inference.tiles import TileGrid, grid_of_tiles, seam_error, tiled
 from mpt.systems.dain.inference.timeline import Pace
+from mpt.systems.dain.metrics.shared.depth_order import order_kept
 from mpt.systems.dain.metrics.shared.image_quality import peak_signal_to_noise
+from mpt.systems.dain.nn.dain import Dain
 from mpt.systems.dain.nn.operators.interpolation import Interpolator
 
 INFER_OPTIONS = ("factor", "rate", "allow_gaps")
@@ -246,12 +248,22 @@ def tell_half(command: Command, maker: Maker, first: Tensor, last: Tensor, runs:
         except MemoryBudgetError:
             print(f"half is not compared with float32, of which not even a small tile fits {command.vram}")
             return
-    frames = []
+    frames, depths = [], []
     for one in runs:
+        net = network_of(one)
         with inferring(one):
+            if isinstance(net, Dain):
+                depths.append(net.depth_of(padded_tile(first, net, grid).to(one.device)))
             time = first.new_full((1, 1), 0.5, device=one.device)
             frames.append(tiled(network_of(one), first, last, time, grid, maker.overlap)[0].clamp(0, 1))
-    print(f"half against float32 on the first pair: PSNR {float(peak_signal_to_noise(*frames)[0]):.1f} dB")
+    order = f", order of depth kept in {order_kept(depths[1], depths[0]):.2%} of pixel pairs" if depths else ""
+    print(f"half against float32 on the first pair: PSNR {float(peak_signal_to_noise(*frames)[0]):.1f} dB{order}")
+
+
+def padded_tile(frame: Tensor, net: Interpolator, grid: TileGrid) -> Tensor:
+    """Return the first tile of a frame, in a size that the network takes."""
+    rows, columns = grid.size
+    return net.padded(frame[..., :rows, :columns])
 
 
 def say(command: Command, source: FrameStream, target: Fraction, maker: Maker, summary: Summary) -> None:

@@ -137,6 +137,11 @@ class Dain(Interpolator):
             context[batch:],
         )
 
+    def depth_of(self, image_bchw: Tensor) -> Tensor:
+        """Return a frame's log depth (b, 1, h, w)."""
+        depth: Tensor = self.depthNet(image_bchw)
+        return depth
+
     def flow_01_and_10(self, first_bchw: Tensor, last_bchw: Tensor) -> tuple[Tensor, Tensor]:
         """Return the flow network's output for both directions."""
         flows: Tensor = self.flownets(torch.cat((first_bchw, last_bchw), dim=1), both_ways=True)
