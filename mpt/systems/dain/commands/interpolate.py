@@ -205,7 +205,7 @@ def choose_grid(
         return grid_of_tiles(height, width, (command.tile, command.tile), overlap), overlap
     if command.vram is None:
         return grid_of_tiles(height, width, (height, width), overlap), overlap
-    memory = pass_memory(net, dtype, pace.most_between(source.longest * (1 if command.keep_repeats else MOST_HELD + 1)))
+    memory = pass_memory(net, dtype, pace.most_between(source.longest, 1 if command.keep_repeats else MOST_HELD + 1))
     budget = parse_budget(command.vram)
     room = room_of(budget, next(net.parameters()).device, height * width * command.batch_size)
     grid = choose_tiles(net, height, width, memory, room // command.batch_size)

@@ -53,9 +53,9 @@ class Pace:
             for one in self.between(start, end)
         )
 
-    def most_between(self, longest: Fraction) -> int:
-        """Return how many frames are made between two of the input at most, which are `longest` seconds apart."""
+    def most_between(self, longest: Fraction, intervals: int = 1) -> int:
+        """Return how many frames are made at most over some intervals of the input, each at most `longest` seconds."""
         if self.rate is None:
-            return self.factor - 1
-        ratio = self.rate * longest * self.slow
+            return intervals * self.factor - 1
+        ratio = self.rate * longest * self.slow * intervals
         return math.ceil(ratio) - (ratio.denominator == 1)

@@ -66,6 +66,13 @@ def test_uneven_times_are_divided_each_by_themselves_and_slow_motion_lasts_longe
     even = Pace(rate=Fraction(10)).between(Fraction(1, 10), Fraction(1, 2))
     assert [float(one.moment) for one in even] == [0, 0.25, 0.5, 0.75]
     assert Pace(rate=Fraction(10)).between(Fraction(11, 100), Fraction(19, 100)) == ()
+    assert Pace(3).most_between(Fraction(1), intervals=4) == 11  # three repeats are interpolated over
+
+
+def test_over_repeats_moments_are_of_the_whole_interval_and_times_of_each():
+    shown = Pace(2).over([Fraction(0), Fraction(1), Fraction(4)])
+    assert [one.seconds for one in shown] == [0, Fraction(1, 2), 1, Fraction(5, 2)]
+    assert [one.moment for one in shown] == [0, Fraction(1, 8), Fraction(1, 4), Fraction(5, 8)]
 
 
 def test_a_folder_becomes_twice_and_four_times_as_many_frames(tmp_path, net):
