@@ -5,7 +5,7 @@
 
 Prints a table in Markdown. A row counts as cured where the offered modules or stable forms were tried, are inside the
 planted block, and leaving out any one of them was seen to fail. All runs are of one step with a random start, in
-float16 as a GPU would compute it (`mpt.doctor.half_arithmetic`), with torch's CPU lists for autocast.
+float16 as a GPU would compute it (`mpt.doctor.half_arithmetic`), with CUDA's lists for autocast.
 """
 
 from __future__ import annotations
