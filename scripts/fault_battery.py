@@ -53,6 +53,7 @@ if __name__ == "__main__":  # before the imports below, which take seconds
 
 from mpt.run.records.recorder import drop_half_line, read_lines
 from scripts import fault_battery_inputs as inputs
+from scripts import fault_battery_pickles as pickles
 from scripts import fault_battery_power as power
 from scripts import fault_battery_ranks as ranks
 from scripts import fault_battery_runs as runs
@@ -70,6 +71,7 @@ KINDS: dict[str, tuple[str, int, Callable[[runs.Battery], list[Case]]]] = {
     "checkpoints": ("a checkpoint's file flipped, cut, grown or with a hole", inputs.PER_CASE, inputs.checkpoint_cases),
     "planted": ("a link, pipe, folder or full device in a file's place", 1, runs.planted_cases),
     "weights": ("a weights file of others, bytes changed, removed or added", inputs.PER_CASE, inputs.weights_cases),
+    "pickles": ("a generated program of pickle operations in a .pt file", pickles.PER_CASE, pickles.pickle_cases),
     "configs": ("a configuration with one to three mistakes, read", inputs.PER_CASE, inputs.config_cases),
     "smokes": ("such a configuration that was taken, trained for two steps", 1, inputs.smoke_cases),
     "outputs": ("output closed, full or unread", 1, runs.output_cases),

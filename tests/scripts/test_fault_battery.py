@@ -34,7 +34,7 @@ begin_with_library()
 from mpt.config.load import load_config
 from scripts import fault_battery, fault_battery_inputs, fault_battery_runs
 from scripts import fault_battery_runs as runs
-kinds = ["kills", "errors", "signals", "files", "planted", "weights", "configs", "outputs"]
+kinds = ["kills", "errors", "signals", "files", "planted", "weights", "pickles", "configs", "outputs"]
 with fault_battery.prepared() as battery:
     rows = fault_battery.try_kinds(battery, kinds, 0.002, 2)
     from mpt.run.checkpoints import checkpoint

@@ -164,7 +164,8 @@ class TorchMachine(PickleMachine):
 
     def call(self, function: Any, arguments: Any) -> Any:
         """Describe what a call would make."""
-        if isinstance(function, GlobalName) and function.name == SUBCLASS and type(arguments) is tuple:
+        is_of_subclass = isinstance(function, GlobalName) and function.name == SUBCLASS
+        if is_of_subclass and type(arguments) is tuple and len(arguments) >= 3:
             function, _, arguments = arguments[:3]  # a tensor's subclass: how to make the tensor, the class, with what
         if not isinstance(function, GlobalName) or not isinstance(arguments, tuple):
             raise ValueError("its pickle calls what is no name")
