@@ -107,7 +107,7 @@ def push_plain(program: Program) -> None:
         b"\x8d" + struct.pack("<Q", generator.choice([3, 2**40, 2**63])) + b"abc",
         b"\x8b" + struct.pack("<i", generator.choice([2, 2**31 - 1, -1])) + b"ab",
     )
-    program.emit(generator.choice(codes[:7] if generator.random() < 0.98 else codes), "value")
+    program.emit(generator.choice(codes[:7] if generator.random() < 0.997 else codes), "value")
 
 
 def push_container(program: Program) -> None:

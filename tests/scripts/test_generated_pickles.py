@@ -24,7 +24,7 @@ def test_most_programs_are_programs_and_many_share_what_they_remember() -> None:
             continue
         whole += names[-1] == "STOP"
         shared += names.count("BINGET") > 2
-    assert whole > 80
+    assert whole > 60
     assert shared > 20
 
 
@@ -40,7 +40,7 @@ def test_a_reader_that_breaks_a_promise_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Callable[[Path], Any], said: str
 ) -> None:
     monkeypatch.setattr(pickles, "load_weights_file", lambda path: reader(path) or {})
-    ended = call(lambda: pickles.read_programs(tmp_path, 0), tmp_path / "read.log")
+    ended = call(lambda: pickles.read_programs(tmp_path, 0), tmp_path / "read.log", streams=lambda: None)
     assert ended.code == 1
     assert said in ended.text
     assert not Path(pickles.COMMAND.split()[1]).exists()
