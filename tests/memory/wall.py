@@ -3,7 +3,8 @@
 A run must move every trained weight, keep all of them finite, and equal the run without its trick where the trick is
 exact. What cannot be combined must say so in a ConfigError, for one of the reasons in `REFUSALS`.
 
-`python -m tests.memory.wall` builds the whole wall, `--quick` what the default tests build; both print what is wrong.
+`python -m tests.memory.wall` builds the whole wall, `--quick` what the default tests build, `--low-bit` that of fp8 and
+int8; all print what is wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ MODES = (
     *("fp32", "tf32", "O0", "amp", "bf16", "O1", "O2", "O3"),
     *("fp16-pure", "bf16-pure", "bf16-sr", "bf16-kahan", "native"),
 )
-"""Not here: fp8 and int8, which change large Linear layers alone and need an extra package."""
+LOW_BIT = ("fp8", "int8")
+"""They need torchao, and on a CPU fp8's numbers are emulated; int8's are not."""
 TRICKS: dict[str, dict[str, Any]] = {
     "recompute sqrt": {"recompute": "sqrt"},
     "recompute all": {"recompute": "all"},
@@ -131,9 +133,13 @@ def build(brick: Brick) -> Run:
         scaling["dtype"] = "float16"  # on a CPU they would choose bfloat16
     if "optimizer_in_backward" in brick.tricks and scaling.get("init_scale"):
         scaling = {"dtype": "float16", "loss_scale": 16}
+    model = NETWORKS[brick.network]
+    if brick.mode in LOW_BIT:
+        scaling = {"emulate": brick.mode == "fp8", "min_speedup": 0}
+        model = {**model, "features": 8}  # the sides of its matrices become 16
     config = mpt.load(
         {
-            "model": NETWORKS[brick.network],
+            "model": model,
             "dataset": "digits",
             "precision": {"mode": brick.mode, **scaling},
             "optimizer": {
@@ -236,13 +242,20 @@ def whole() -> Iterator[Brick]:
             yield Brick(network_of(mode, index), mode, ("sgd", "adam", "adabelief")[index % 3], (one, other))
 
 
+def low_bit() -> Iterator[Brick]:
+    """Yield fp8 and int8 with every trick and every optimizer, on the network that has matrices."""
+    for mode, optimizer in product(LOW_BIT, OPTIMIZERS):
+        yield Brick("classifier", mode, optimizer)
+        yield from (Brick("classifier", mode, optimizer, (trick,)) for trick in TRICKS if trick != "compile")
+
+
 def main() -> None:
     """Build the wall and print what is wrong with it."""
     warnings.simplefilter("ignore")
     offload_activations.POINTLESS_ON.clear()
     counts: Counter[str] = Counter()
     reasons: dict[str, list[str]] = {}
-    for brick in quick() if "--quick" in sys.argv else whole():
+    for brick in low_bit() if "--low-bit" in sys.argv else quick() if "--quick" in sys.argv else whole():
         found = lay(brick)
         kind = "right" if not found else "refused" if found.startswith("refused") else "wrong"
         counts[kind] += 1
