@@ -44,6 +44,27 @@ def test_a_run_that_did_not_change_is_not_read_again(make_run: Any, tmp_path: Pa
     assert rows["b"].steps == 5000
 
 
+def test_a_checkpoint_that_comes_or_goes_changes_the_run(make_run: Any, tmp_path: Path, counted: list[str]) -> None:
+    run = make_run("a")
+    (run / "checkpoints").mkdir(exist_ok=True)
+    read_rows(tmp_path)
+    counted.clear()
+    (run / "checkpoints" / "step-00000009").mkdir()
+    os.utime(run / "checkpoints", (2e9, 2e9))
+    read_rows(tmp_path)
+    assert counted == ["a"]
+
+
+def test_an_index_of_another_version_is_not_believed(make_run: Any, tmp_path: Path, counted: list[str]) -> None:
+    make_run("a")
+    read_rows(tmp_path)
+    counted.clear()
+    index = json.loads((tmp_path / INDEX).read_text())
+    (tmp_path / INDEX).write_text(json.dumps({**index, "version": "0.0.1"}))
+    read_rows(tmp_path)
+    assert counted == ["a"]
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "[]", "{", '{"version": "0", "runs": {}}', '{"runs": {"a": {"row": {}}}}', "[" * 100_000],

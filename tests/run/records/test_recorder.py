@@ -160,9 +160,7 @@ def test_a_pipe_in_place_of_a_record_is_refused_and_not_waited_on(tmp_path: Path
 
 
 @pytest.mark.parametrize("left", [b"", b"step,accuracy\n\0\0\0\0\0\0", None], ids=["empty", "zeros", "missing"])
-def test_results_that_a_power_loss_left_empty_are_made_anew_by_the_next_writer(
-    tmp_path: Path, left: bytes | None
-) -> None:
+def test_results_that_a_power_loss_left_empty_are_made_anew(tmp_path: Path, left: bytes | None) -> None:
     run = create_run(tmp_path, "run")
     with Recorder(run) as recorder:
         recorder.write_evaluation(4, {"accuracy": 0.5})
