@@ -1,177 +1,42 @@
-"""Bring back each fault that was mended before a first GPU, one at a time, and see whether a rehearsal notices.
+"""Bring back faults that fail on a GPU and not on a CPU, one at a time, and see whether a rehearsal notices.
 
 Usage: python scripts/rehearse_faults.py [--only NAME ...] [--list]
 
 Each fault is one replacement in one file, made in a copy of the repository (`git ls-files`, changes included), in which
-the tests that stand beside it run. A fault that no test notices ends the script with 1. `--list` writes the table of
-docs/rehearsal.md.
+its test runs: once as the repository is, once with the fault. The verdict is one of
+
+- noticed: the test passes without the fault, and fails with it in the words that belong to it;
+- limit: it passes with the fault too, as `limit` says it must;
+- missed: it passes with the fault, and should not;
+- broken run: it fails without the fault, or with it in other words, or does not end, so that nothing is known.
+
+A fault that is missed, or whose run is broken, ends the script with 1. `--list` writes the tables of docs/rehearsal.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FAULTS_FILE = "tests/cuda_rehearsal/test_mended_faults.py"
-CONFIGS_FILE = "tests/cuda_rehearsal/test_shipped_configs.py"
-COMMANDS_FILE = "tests/cuda_rehearsal/test_commands.py"
+sys.path.insert(0, str(ROOT))
+
+from scripts.rehearsed_faults import MENDED, Fault  # noqa: E402
+from scripts.rehearsed_faults_planted import PLANTED  # noqa: E402
+
+FAULTS = (*MENDED, *PLANTED)
 LIMIT_SECONDS = 900
-"""Of one fault's test, which takes ten to thirty seconds of a core that is free."""
-REPORT_FILE = "tests/cuda_rehearsal/test_out_of_memory_report.py"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What went wrong on a GPU, how it comes back, and what notices it."""
-
-    name: str
-    words: str
-    file: str
-    mended: str
-    """Stands in the file once."""
-    broken: str
-    test: str
-
-
-FAULTS = (
-    Fault(
-        "resume",
-        "a checkpoint was read onto the GPU; random states belong on the CPU, so every resume and rollback failed",
-        "mpt/run/checkpoints/checkpoint.py",
-        "    state = unpack(structure, tensors)\n",
-        '    tensors = {name: tensor.to("cuda") for name, tensor in tensors.items()}\n'
-        "    state = unpack(structure, tensors)\n",
-        f"{FAULTS_FILE}::test_a_resume_restores_the_devices_random_state",
-    ),
-    Fault(
-        "bf16-pure",
-        "CUDA has no unscaling kernel for bfloat16 gradients",
-        "mpt/precision/shared/scaler.py",
-        "            if dtype == torch.bfloat16:  # GradScaler's",
-        "            if False:  # GradScaler's",
-        f"{FAULTS_FILE}::test_bfloat16_weights_train_under_a_static_scale",
-    ),
-    Fault(
-        "libraries' refusals",
-        "out of memory as driver, cuBLAS and cuDNN say it was a traceback",
-        "mpt/engine/step/faults.py",
-        "any(words in str(error) for words in REFUSALS)",
-        "any(words in str(error) for words in ())",
-        f"{FAULTS_FILE}::test_a_refusal_of_memory_that_is_not_adapted_to_is_no_traceback",
-    ),
-    Fault(
-        "cuda:9",
-        "a GPU that is not there was a traceback",
-        "mpt/engine/building/devices.py",
-        '    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():',
-        "    if False:",
-        f"{FAULTS_FILE}::test_a_card_that_is_not_there_is_refused_in_words",
-    ),
-    Fault(
-        "cuda:1",
-        "a run on the second GPU opened a context on the first",
-        "mpt/engine/building/devices.py",
-        "        torch.cuda.set_device(device)\n",
-        "        pass\n",
-        f"{FAULTS_FILE}::test_a_run_on_the_second_card_opens_no_context_on_the_first",
-    ),
-    Fault(
-        "--exact",
-        "another kind of GPU did not count among what makes a resume inexact",
-        "mpt/engine/loop/saving.py",
-        '        **({"gpu": torch.cuda.get_device_name(run.device)} if run.device.type == "cuda" else {}),\n',
-        "",
-        f"{FAULTS_FILE}::test_an_exact_resume_takes_no_other_card",
-    ),
-    Fault(
-        "hooks on optimizers",
-        "tricks that replace optimizers came after those that hang hooks on them",
-        "mpt/engine/building/build.py",
-        "key=lambda one: not one.replaces_optimizers",
-        "key=lambda one: one.replaces_optimizers",
-        f"{FAULTS_FILE}::test_gradients_are_released_where_another_trick_replaces_the_optimizers",
-    ),
-    Fault(
-        "half's memory",
-        "`infer --half` counted the float32 run's weights into half's peak",
-        "mpt/inference/measurement.py",
-        "        return own + int(torch.cuda.max_memory_allocated(run.device)) - before\n",
-        "        return int(torch.cuda.max_memory_allocated(run.device))\n",
-        f"{FAULTS_FILE}::test_half_inference_counts_its_own_weights_alone",
-    ),
-    Fault(
-        "half on a CPU",
-        "`infer --half --device cpu` opened a context on the GPU",
-        "mpt/commands/inference/infer_half.py",
-        '    synchronize(device)\n    if device.type == "cuda":\n',
-        '    synchronize(torch.device("cuda"))\n    if True:\n',
-        f"{FAULTS_FILE}::test_half_inference_on_a_cpu_touches_no_gpu",
-    ),
-    Fault(
-        "compared memory",
-        "modes were compared by the evaluation's peak, which is the same in every mode",
-        "mpt/report/run_record.py",
-        '        return number(self.memory.get("steps_peak_bytes"), 0.0) or self.peak_bytes\n',
-        "        return self.peak_bytes\n",
-        f"{FAULTS_FILE}::test_a_comparison_compares_the_steps_memory_and_not_the_evaluations",
-    ),
-    Fault(
-        "first NaN",
-        "the search for the first NaN took memory that was not written yet for one",
-        "mpt/engine/recovery/diagnosis.py",
-        "is_computed = self.finding is None and func._overloadpacket not in WITHOUT_VALUES",
-        "is_computed = self.finding is None",
-        f"{FAULTS_FILE}::test_the_first_nan_is_not_looked_for_in_memory_that_was_not_written",
-    ),
-    Fault(
-        "share of the memory",
-        "the report of a run without memory asked for the process's share by a device without a number",
-        "mpt/workflows/out_of_memory_report.py",
-        "torch.cuda.get_per_process_memory_fraction(index)",
-        "torch.cuda.get_per_process_memory_fraction(device)",
-        f"{REPORT_FILE}::test_the_budget_is_what_others_leave_and_the_process_may_have",
-    ),
-    Fault(
-        "calibration",
-        "a card that is not in the planner's table could not be calibrated",
-        "mpt/planner/facts/calibration.py",
-        "        if self.memory_bytes:\n",
-        "        if False:\n",
-        f"{COMMANDS_FILE}::test_a_card_that_is_not_in_the_table_is_calibrated",
-    ),
-    Fault(
-        "what an evaluation left",
-        "a cuBLAS workspace that an evaluation left was counted among the steps' memory",
-        "mpt/engine/state/memory.py",
-        "                torch._C._cuda_clearCublasWorkspaces()\n",
-        "",
-        f"{CONFIGS_FILE}::test_what_an_evaluation_takes_is_not_the_steps",
-    ),
-    Fault(
-        "augmentation's copies",
-        "StyleGAN2's augmentation made a matrix from a list, for which the host waits in every phase",
-        "mpt/systems/stylegan2/nn/shared/adaptive_augment.py",
-        "    cross = (identity.roll(1, 0) - identity.roll(2, 0)) / math.sqrt(3)\n",
-        "    cross = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]], device=image.device) / math.sqrt(3)\n",
-        f"{CONFIGS_FILE}::test_a_config_trains_as_planned_and_without_waiting[stylegan2_16]",
-    ),
-    Fault(
-        "warping's corners",
-        "DAIN's warping made its corners from a list, for which the host waits",
-        "mpt/systems/dain/nn/operators/warping.py",
-        "    corners = torch.arange(2, device=flow_b2hw.device, dtype=torch.int32)",
-        "    corners = torch.tensor([0, 1], device=flow_b2hw.device, dtype=torch.int32)",
-        f"{CONFIGS_FILE}::test_a_config_trains_as_planned_and_without_waiting[dain_demo]",
-    ),
-)
+"""Of one test, which takes ten to thirty seconds of a core that is free."""
+NO_CODE = "SyntaxError|IndentationError|ImportError|ModuleNotFoundError|NameError"
+"""What a test never says of a fault, but of a replacement that is none."""
 
 
 def main() -> int:
@@ -180,9 +45,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="write the faults and their tests, and run nothing")
     options = parser.parse_args()
     if options.list:
-        print("\n".join(table()))
+        print("\n\n".join("\n".join(table(faults)) for faults in (MENDED, PLANTED)))
         return 0
-    unnoticed = []
+    wrong = []
     with tempfile.TemporaryDirectory(prefix="rehearse-faults-") as folder:
         copy = copy_repository(Path(folder))
         for fault in FAULTS:
@@ -191,15 +56,18 @@ def main() -> int:
             started = time.monotonic()
             verdict = try_fault(fault, copy)
             print(f"{fault.name}: {verdict} ({time.monotonic() - started:.0f} s)", flush=True)
-            if not verdict.startswith("noticed"):
-                unnoticed.append(fault.name)
-    return 1 if unnoticed else 0
+            if not verdict.startswith(("noticed", "limit")):
+                wrong.append(fault.name)
+    return 1 if wrong else 0
 
 
-def table() -> list[str]:
-    """Return the faults as Markdown."""
-    rows = [f"| {fault.name} | {fault.words} | `{fault.test.removeprefix('tests/')}` |" for fault in FAULTS]
-    return ["| Fault | What happened | Noticed by |", "|---|---|---|", *rows]
+def table(faults: tuple[Fault, ...]) -> list[str]:
+    """Return faults as Markdown."""
+    rows = []
+    for fault in faults:
+        by = f"limit: {fault.limit}" if fault.limit else f"`{fault.test.removeprefix('tests/')}`"
+        rows.append(f"| {fault.name} | {fault.words} | {by} |")
+    return ["| Fault | What happens | Noticed by |", "|---|---|---|", *rows]
 
 
 def copy_repository(folder: Path) -> Path:
@@ -213,26 +81,47 @@ def copy_repository(folder: Path) -> Path:
 
 
 def try_fault(fault: Fault, copy: Path) -> str:
-    """Run a fault's test with the fault in the copy; return whether it was noticed."""
+    """Run a fault's test without it and with it in the copy; return the verdict."""
+    passed, said = run_test(fault.test, copy)
+    if not passed:
+        return f"broken run: without the fault {said.strip().splitlines()[-1]}"
     path = copy / fault.file
     text = path.read_text("utf-8")
     assert text.count(fault.mended) == 1, f"{fault.file}: {fault.mended!r} does not stand there once"
     path.write_text(text.replace(fault.mended, fault.broken), "utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", fault.test]
+    try:
+        passed, said = run_test.__wrapped__(fault.test, copy)
+    finally:
+        path.write_text(text, "utf-8")
+    return judge(fault, passed, said)
+
+
+def judge(fault: Fault, passed: bool, said: str) -> str:
+    """Return the verdict on a fault by how its test ended with it."""
+    last = said.strip().splitlines()[-1]
+    if passed:
+        return f"limit: {fault.limit}" if fault.limit else f"missed: {last}"
+    found = re.findall(f".*(?:{fault.says}).*", said)
+    if not found or re.search(NO_CODE, said) or " failed" not in last:
+        return f"broken run: with the fault {last}"
+    if fault.limit:
+        return f"missed no more, but listed as a limit: {found[-1].strip()[:160]}"
+    return f"noticed: {' '.join(found[-1].split())[:160]}"
+
+
+@functools.cache
+def run_test(test: str, copy: Path) -> tuple[bool, str]:
+    """Return whether a test passed in the copy, and what was printed; nothing else counts as passed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", test]
     environment = {**os.environ, "PYTHONPATH": str(copy), "CI": "1"}  # CI: without a compiler they fail, not skip
     try:
         done = subprocess.run(
             command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"NOT noticed: no end within {LIMIT_SECONDS} s"
-    finally:
-        path.write_text(text, "utf-8")
-    last = done.stdout.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-    if done.returncode == 1 and "failed" in last[0]:
-        reasons = [line for line in done.stdout.splitlines() if "Error" in line or line.startswith("E ")]
-        return f"noticed: {' '.join(reasons[-1].split())[:160] if reasons else last[0]}"
-    return f"NOT noticed: {last[0]}"
+        return False, f"no end within {LIMIT_SECONDS} s"
+    said = done.stdout if done.stdout.strip() else f"exit {done.returncode}: {done.stderr}"
+    return done.returncode == 0 and "1 passed" in said.strip().splitlines()[-1], said
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Builds the pretend device's extension with the installed torch's headers, once, and finds it again.
 
-The compiler is called as `torch.utils.cpp_extension` calls it (its include and library folders, its C++ ABI), three
+The compiler is called as `torch.utils.cpp_extension` calls it (its include and library folders, its C++ ABI), all
 files at once, but without ninja, which not every machine has. What was built is kept in a folder named after
 everything that went into it: the sources, torch, Python, the compiler.
 """
@@ -22,7 +22,8 @@ from types import ModuleType
 from tests.cuda_rehearsal.cards import VARIABLE
 
 HERE = Path(__file__).parent
-SOURCES = ("device.cpp", "kernels.cpp", "module.cpp")
+SOURCES = ("device.cpp", "host.cpp", "kernels.cpp", "module.cpp", "order.cpp", "rules.cpp")
+HEADERS = ("device.h", "order.h", "rules.h")
 NAMES = {"cuda": "pretend_cuda", "xpu": "pretend_xpu"}
 """Kind of device -> the extension's name."""
 
@@ -71,7 +72,7 @@ def build(kind: str) -> Path:
     import torch
 
     cxx = compiler()
-    texts = [(HERE / name).read_bytes() for name in ("device.h", *SOURCES)]
+    texts = [(HERE / name).read_bytes() for name in ("build.py", *HEADERS, *SOURCES)]
     key = hashlib.sha256(
         b"\0".join([kind.encode(), *texts, torch.__version__.encode(), sys.version.encode(), cxx.encode()])
     )
@@ -100,6 +101,7 @@ def compile_into(library: Path, cxx: str, kind: str) -> None:
 
     flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-w", f"-DTORCH_EXTENSION_NAME={NAMES[kind]}"]
     flags += ["-DREHEARSE_XPU"] if kind == "xpu" else []
+    flags += ["-DNDEBUG"]  # as torch's wheels: structures of its headers have further members without it
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     flags += [f"-I{path}" for path in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"])]
     objects = [library.with_name(f"{Path(name).stem}.o") for name in SOURCES]

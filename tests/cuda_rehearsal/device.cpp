@@ -1,10 +1,10 @@
 // A CUDA device for a torch that was built without one: its guard, streams, events, memory and random states.
 //
-// Everything runs at once on the CPU, so streams and events order nothing; they are kept so that a program which asks
-// for them, or counts them, gets CUDA's answers. Memory is the host's; what may be allocated is decided in Python by
-// the planner's model of the caching allocator.
+// Everything runs at once on the CPU, so streams and events order nothing; what they would order is kept in order.cpp.
+// Memory is the host's; what may be allocated is decided in Python by the planner's model of the caching allocator.
 #include "device.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/XPUHooksInterface.h>
 #include <ATen/ops/empty.h>
@@ -42,8 +42,14 @@ std::atomic<pid_t> owner{0};
 std::mutex counts_lock;
 std::map<std::string, int64_t> counts;
 
+// Page-locked memory, by its address.
+struct Pinned {
+  size_t bytes;
+  Accesses accesses;
+};
+
 std::mutex pinned_lock;
-std::map<uintptr_t, size_t> pinned;
+std::map<uintptr_t, Pinned> pinned;
 
 constexpr size_t kAlignment = 512;
 
@@ -59,11 +65,13 @@ struct Block {
   uintptr_t key;
   void* own = nullptr;
   c10::Storage adopted;
+  Accesses accesses;
 };
 
 void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
   if (owner == getpid()) {  // a forked process frees its copy of the bytes, not the device's
+    given_back(block->accesses);
     host->on_free(block->device, block->key);
   }
   std::free(block->own);
@@ -76,6 +84,13 @@ void account(int device, uintptr_t key, size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, refusal.empty(), refusal);
 }
 
+void note_recorded(const c10::DataPtr& data, const c10::Stream& stream) {
+  count("record_stream");
+  if (data.get_deleter() == &free_block) {
+    recorded(&static_cast<Block*>(data.get_context())->accesses, stream.device_index(), stream.id());
+  }
+}
+
 struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(kKind, current);
@@ -86,7 +101,9 @@ struct DeviceMemory final : c10::DeviceAllocator {
     account(current, key, bytes);
     void* address = host_memory(bytes);
     std::memset(address, 0xFF, bytes);  // NaN in every float type: what others left, which nobody may read
-    return {address, new Block{current, key, address, {}}, &free_block, device};
+    auto* block = new Block{current, key, address, {}, {}};
+    given_out(block->accesses, current, "whoever had this memory before");
+    return {address, block, &free_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override {
     return nullptr;
@@ -101,8 +118,8 @@ struct DeviceMemory final : c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t) override {
     host->on_empty_cache();
   }
-  void recordStream(const c10::DataPtr&, c10::Stream) override {
-    count("record_stream");
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    note_recorded(data, stream);
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const auto found = host->on_statistics(device);
@@ -135,8 +152,7 @@ struct PinnedMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     touch(current);  // page-locking happens in a context
     void* address = host_memory(std::max<size_t>(bytes, 1));
-    const std::lock_guard<std::mutex> held(pinned_lock);
-    pinned[reinterpret_cast<uintptr_t>(address)] = bytes;
+    register_pinned(reinterpret_cast<uintptr_t>(address), bytes);
     return {address, address, &free_pinned, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override {
@@ -146,6 +162,17 @@ struct PinnedMemory final : c10::Allocator {
     default_copy_data(target, source, bytes);
   }
 };
+
+// The page-locked memory that an address lies in, or nothing; its lock must be held.
+Pinned* pinned_at(const void* address) {
+  const auto place = reinterpret_cast<uintptr_t>(address);
+  auto next = pinned.upper_bound(place);
+  if (next == pinned.begin()) {
+    return nullptr;
+  }
+  --next;
+  return place < next->first + std::max<size_t>(next->second.bytes, 1) ? &next->second : nullptr;
+}
 
 DeviceMemory device_memory;
 PinnedMemory pinned_memory;
@@ -162,6 +189,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Event {
   Clock::time_point recorded;
+  Known known;
 };
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -215,31 +243,42 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) {
       *event = new Event;
     }
-    static_cast<Event*>(*event)->recorded = Clock::now();
+    *static_cast<Event*>(*event) = {Clock::now(), event_on(stream.device_index(), stream.id())};
   }
-  void block(void*, const c10::Stream&) const override {
+  void block(void* event, const c10::Stream& stream) const override {
     count("stream waits for an event");
+    if (event != nullptr) {
+      stream_waits_for(stream.device_index(), stream.id(), static_cast<Event*>(event)->known);
+    }
   }
-  bool queryEvent(void*) const override {
+  bool queryEvent(void* event) const override {
+    if (event != nullptr) {  // it says that all is done
+      host_waits_for(static_cast<Event*>(event)->known);
+    }
     return true;
   }
   c10::DeviceIndex deviceCount() const noexcept override {
     return static_cast<c10::DeviceIndex>(device_count);
   }
-  bool queryStream(const c10::Stream&) const override {
+  bool queryStream(const c10::Stream& stream) const override {
+    host_waits_for_stream(stream.device_index(), stream.id());
     return true;
   }
-  void synchronizeStream(const c10::Stream&) const override {
-    synchronised("a stream's synchronize()");
+  void synchronizeStream(const c10::Stream& stream) const override {
+    host_waits_for_stream(stream.device_index(), stream.id());
+    host->on_note("wait", "a stream's synchronize()");
   }
-  void synchronizeEvent(void*) const override {
-    synchronised("an event's synchronize()");
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) {
+      host_waits_for(static_cast<Event*>(event)->known);
+    }
+    host->on_note("wait", "an event's synchronize()");
   }
-  void synchronizeDevice(const c10::DeviceIndex) const override {
-    synchronised("synchronize()");
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    synchronised_device("synchronize()", device);
   }
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {
-    count("record_stream");
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    note_recorded(data, stream);
   }
   double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
     TORCH_CHECK(first && second, "Both events must be recorded before calculating elapsed time.");
@@ -386,8 +425,8 @@ struct Hooks final : HooksInterface {
   c10::Allocator* getPinnedMemoryAllocator() const override {
     return &pinned_memory;
   }
-  void deviceSynchronize(c10::DeviceIndex) const override {
-    synchronised("synchronize()");
+  void deviceSynchronize(c10::DeviceIndex device) const override {
+    synchronised_device("synchronize()", device);
   }
   std::string showConfig() const override {
     return "pretend " REHEARSED_NAME;
@@ -400,6 +439,10 @@ int current_device() {
 
 void set_current_device(int index) {
   current = index;
+}
+
+bool is_forked() {
+  return owner != 0 && owner != getpid();
 }
 
 void touch(int device) {
@@ -418,11 +461,51 @@ bool has_context(int device) {
   return device >= 0 && device < device_count && contexts[device];
 }
 
-void synchronised(const std::string& what) {
-  host->on_sync(what);
+int64_t current_stream(int device) {
+  return current_streams[device];
 }
 
-c10::Storage adopt(const c10::Storage& made_on_cpu, int device) {
+void synchronised(const std::string& what, int device) {
+  host_waits_for_stream(device, current_streams[device]);
+  host->on_note("wait", what);
+}
+
+void synchronised_device(const std::string& what, int device) {
+  host_waits_for_device(device);
+  host->on_note("wait", what);
+}
+
+Accesses* accesses_of(const c10::Storage& storage) {
+  const auto& data = storage.data_ptr();
+  if (data.get_deleter() == &free_block) {
+    return &static_cast<Block*>(data.get_context())->accesses;
+  }
+  const std::lock_guard<std::mutex> held(pinned_lock);
+  auto* found = pinned_at(data.get());
+  return found == nullptr ? nullptr : &found->accesses;
+}
+
+Range range_of(const at::Tensor& tensor) {
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.storage().data());
+  const auto size = tensor.element_size();
+  return {
+      begin + tensor.storage_offset() * size,
+      begin + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), size, tensor.storage_offset())};
+}
+
+void host_touches(Range range, bool writes, const std::string& op) {
+  Accesses* block = nullptr;
+  {
+    const std::lock_guard<std::mutex> held(pinned_lock);
+    auto* found = pinned_at(reinterpret_cast<void*>(range.begin));
+    block = found == nullptr ? nullptr : &found->accesses;
+  }
+  if (block != nullptr) {
+    host_uses(*block, range, writes, op);
+  }
+}
+
+c10::Storage adopt(const c10::Storage& made_on_cpu, int device, const char* op) {
   const size_t bytes = made_on_cpu.nbytes();
   const c10::Device place(kKind, static_cast<c10::DeviceIndex>(device));
   if (made_on_cpu.data() == nullptr) {
@@ -433,7 +516,9 @@ c10::Storage adopt(const c10::Storage& made_on_cpu, int device) {
   auto* address = made_on_cpu.mutable_data();
   const uintptr_t key = ++blocks_made;
   account(device, key, bytes);
-  c10::DataPtr data(address, new Block{device, key, nullptr, made_on_cpu}, &free_block, place);
+  auto* block = new Block{device, key, nullptr, made_on_cpu, {}};
+  given_out(block->accesses, device, op);
+  c10::DataPtr data(address, block, &free_block, place);
   return c10::Storage(
       c10::make_intrusive<c10::StorageImpl>(
           c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), &device_memory, true));
@@ -454,15 +539,21 @@ void close_handles() {
   ++clearings;
 }
 
+void register_pinned(uintptr_t address, size_t bytes) {
+  static std::once_flag watches;
+  std::call_once(watches, watch_host);
+  const std::lock_guard<std::mutex> held(pinned_lock);
+  pinned[address] = {bytes, {}};
+}
+
+void unregister_pinned(uintptr_t address) {
+  const std::lock_guard<std::mutex> held(pinned_lock);
+  pinned.erase(address);
+}
+
 bool is_pinned(const void* address) {
   const std::lock_guard<std::mutex> held(pinned_lock);
-  const auto place = reinterpret_cast<uintptr_t>(address);
-  auto next = pinned.upper_bound(place);
-  if (next == pinned.begin()) {
-    return false;
-  }
-  --next;
-  return place < next->first + std::max<size_t>(next->second, 1);
+  return pinned_at(address) != nullptr;
 }
 
 uint64_t next_seed(const at::Generator& generator) {

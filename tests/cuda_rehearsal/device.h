@@ -18,6 +18,8 @@
 #define REHEARSED_NAME "cuda"
 #endif
 
+#include "order.h"
+
 namespace rehearsal {
 
 constexpr int kMostDevices = 16;
@@ -39,12 +41,12 @@ struct Host {
   virtual void on_free(int device, uintptr_t key) = 0;
   // A library took its workspace, which stays.
   virtual std::string on_workspace(int device, int64_t stream) = 0;
-  // The host waits for the device here.
-  virtual void on_sync(const std::string& what) = 0;
   // Bytes: allocated, its peak, reserved, its peak, free on the device, of the device; the number of allocations.
   virtual std::array<int64_t, 7> on_statistics(int device) = 0;
   virtual void on_reset_peaks(int device) = 0;
   virtual void on_empty_cache() = 0;
+  // What happens here is of interest: "wait", "race", "float64", ... and in words what it is.
+  virtual void on_note(const std::string& kind, const std::string& what) = 0;
 };
 
 // What an operator says when it fails, after so many calls that do not.
@@ -62,11 +64,17 @@ void take_hooks();
 
 int current_device();
 void set_current_device(int index);
+int64_t current_stream(int device);
 // Raise as CUDA does in a process that was forked after the device was used, and note the context.
 void touch(int device);
+// Is this a fork of the process that uses the device?
+bool is_forked();
 // Devices on which this process has a context.
 bool has_context(int device);
-void synchronised(const std::string& what);
+// The host waits for what this thread's current stream has been given.
+void synchronised(const std::string& what, int device);
+// The host waits for all streams of a device.
+void synchronised_device(const std::string& what, int device);
 
 // Let cuBLAS take a workspace where this thread multiplies matrices on this stream for the first time.
 void open_handle(int device);
@@ -74,10 +82,23 @@ void open_handle(int device);
 void close_handles();
 
 // Put memory that a CPU kernel allocated onto the device: it is accounted for there, and freed there.
-c10::Storage adopt(const c10::Storage& made_on_cpu, int device);
+c10::Storage adopt(const c10::Storage& made_on_cpu, int device, const char* op);
 
 // Is this address in page-locked memory?
 bool is_pinned(const void* address);
+
+// Memory of the host that the driver locks in place, and lets go of.
+void register_pinned(uintptr_t address, size_t bytes);
+void unregister_pinned(uintptr_t address);
+
+// Who uses a block of the device, or page-locked memory; nothing for other memory.
+Accesses* accesses_of(const c10::Storage& storage);
+// The host reads or writes memory, which may be page-locked.
+void host_touches(Range range, bool writes, const std::string& op);
+// Where a tensor's bytes lie.
+Range range_of(const at::Tensor& tensor);
+// Look from now on at every operator of the host (host.cpp).
+void watch_host();
 
 // The numbers that the next random operator draws from: a new seed for each, made of the generator's seed and offset.
 uint64_t next_seed(const at::Generator& generator);

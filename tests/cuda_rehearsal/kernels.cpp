@@ -6,6 +6,7 @@
 // devices in one operator (but for numbers, tensors of dimension 0 on the CPU), host indices where there is no
 // kernel that takes them, a dtype that the CUDA kernel does not know. Operators that make the host wait are noted.
 #include "device.h"
+#include "rules.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -27,20 +28,12 @@
 
 namespace rehearsal {
 
-std::map<std::string, std::pair<at::ScalarType, std::string>> refused_dtypes;
 bool half_convolutions_are_broken = false;
 std::map<std::string, Fault> faults;
 
 namespace {
 
 using torch::jit::Stack;
-
-// Operators whose CUDA kernel or its caller reads a result back before it goes on.
-const std::set<std::string> kWaiting = {
-    "aten::_local_scalar_dense", "aten::nonzero",        "aten::masked_select",  "aten::_unique2",
-    "aten::unique_dim",          "aten::unique_consecutive", "aten::bincount",   "aten::repeat_interleave.Tensor",
-    "aten::equal",               "aten::is_nonzero",     "aten::_unique",        "aten::argwhere",
-    "aten::nonzero.out",         "aten::masked_select.out"};
 
 // Operators that take tensors of the host beside the device's: indices, lengths.
 const std::set<std::string> kMeeting = {
@@ -117,7 +110,7 @@ struct Call {
       return found->second;
     }
     // Two results may share what a kernel has just made.
-    auto moved = adopt(storage, device);
+    auto moved = adopt(storage, device, op.schema().name().c_str());
     shown.emplace(storage.unsafeGetStorageImpl(), moved);
     return moved;
   }
@@ -152,14 +145,14 @@ struct Call {
     auto* original = found->second.unsafeGetTensorImpl();
     const auto twin = shown.find(alias.storage().unsafeGetStorageImpl());
     if (twin == shown.end()) {
-      original->set_storage_keep_dtype(adopt(alias.storage(), device));
+      original->set_storage_keep_dtype(adopt(alias.storage(), device, op.schema().name().c_str()));
     } else {
       const auto& storage = twin->second;
       if (storage.unsafeGetStorageImpl() != original->storage().unsafeGetStorageImpl()) {
         original->set_storage_keep_dtype(storage);
       }
       if (alias.storage().data() != storage.data() && alias.storage().nbytes()) {
-        auto grown = adopt(alias.storage(), device);
+        auto grown = adopt(alias.storage(), device, op.schema().name().c_str());
         auto data = storage.unsafeGetStorageImpl()->set_data_ptr(
             grown.unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr(nullptr, grown.device())));
         storage.unsafeGetStorageImpl()->set_nbytes(alias.storage().nbytes());
@@ -214,56 +207,8 @@ bool is_tensor_list(const c10::IValue& value) {
   return value.isTensorList() || value.isOptionalTensorList();
 }
 
-std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return {value.toTensor()};
-  }
-  if (value.isTensorList()) {
-    return value.toTensorVector();
-  }
-  std::vector<at::Tensor> found;
-  if (value.isOptionalTensorList()) {
-    for (const auto& entry : value.toOptionalTensorVector()) {
-      found.push_back(entry.value_or(at::Tensor()));
-    }
-  }
-  return found;
-}
-
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
-}
-
-void note_waiting(const std::string& name, const Stack& stack, size_t first) {
-  if (kWaiting.count(name)) {
-    synchronised(name);
-    return;
-  }
-  if (!kMeeting.count(name) || name == "aten::_pack_padded_sequence") {
-    return;
-  }
-  const bool puts = name.find("put") != std::string::npos;
-  for (const auto& index : tensors_of(stack[first + 1])) {
-    if (!index.defined()) {
-      continue;
-    }
-    const bool mask = index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
-    if (index.is_cpu()) {
-      synchronised(name + " by an index of the host");
-    } else if (mask && !(puts && stack[first + 2].toTensor().numel() == 1)) {
-      synchronised(name + " by a mask");
-    }
-  }
-}
-
-void refuse_dtypes(const std::string& name, const Stack& stack, size_t first) {
-  const auto rule = refused_dtypes.find(name);
-  if (rule == refused_dtypes.end()) {
-    return;
-  }
-  for (const auto& tensor : tensors_of(stack[first])) {
-    TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() != rule->second.first, rule->second.second);
-  }
 }
 
 // Intel's Arc cards of the first generation compute nothing in float64.
@@ -371,12 +316,52 @@ bool widen_convolution(const std::string& name, Stack& stack, size_t first) {
   return widened;
 }
 
+// Operators that show memory in another way, or change what a tensor shows, touch no bytes.
+bool touches_bytes(const c10::FunctionSchema& schema) {
+  if (schema.name() == "aten::set_" || schema.name() == "aten::resize_" || schema.name() == "aten::is_set_to") {
+    return false;
+  }
+  for (const auto& result : schema.returns()) {
+    if (result.alias_info() && !result.alias_info()->isWrite()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Enter an operator into its stream's work, with the memory that it reads and writes.
+void note_uses(const c10::FunctionSchema& schema, int device, const Stack& stack, size_t first) {
+  if (!touches_bytes(schema)) {
+    return;
+  }
+  Work work(device, schema.name().c_str());
+  const auto& arguments = schema.arguments();
+  for (const bool writes : {false, true}) {
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (is_written(arguments[i]) != writes) {
+        continue;
+      }
+      for (const auto& tensor : tensors_of(stack[first + i])) {
+        if (tensor.defined() && is_here(tensor) && tensor.has_storage()) {
+          auto* block = accesses_of(tensor.storage());
+          writes ? work.writes(block, range_of(tensor)) : work.reads(block, range_of(tensor));
+        }
+      }
+    }
+  }
+}
+
 void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
   const size_t first = stack->size() - arguments.size();
   Call call(op);
   const auto name = call.name();
+  if (name.rfind("aten::_use_", 0) == 0) {  // whether another library's kernel is to be taken
+    stack->resize(first);
+    stack->emplace_back(false);
+    return;
+  }
 
   bool wants_device = false;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -408,12 +393,13 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
   }
   const c10::DeviceGuard guard(c10::Device(kKind, static_cast<c10::DeviceIndex>(call.device)));
   touch(call.device);
-  refuse_dtypes(name, *stack, first);
+  look_at_arguments(name, op, *stack, first);
   fail_if_told(name);
   if (kMatrixProducts.count(schema.name())) {
     open_handle(call.device);
   }
-  note_waiting(name, *stack, first);
+  const auto waits_for = waiting(name, op, *stack, first);
+  note_uses(schema, call.device, *stack, first);
 
   at::Generator numbers = default_generator(call.device);
   bool takes_generator = false;
@@ -474,6 +460,9 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
     if (computes) {
       give_nan_its_bits(entry.second);
     }
+  }
+  if (!waits_for.empty()) {
+    synchronised(waits_for, call.device);
   }
   const size_t results = stack->size() - schema.returns().size();
   const bool broken = half_convolutions_are_broken && name == "aten::convolution";
@@ -554,27 +543,48 @@ at::Tensor empty_strided(
       c10::dtype_or_default(dtype));
 }
 
-void note_copy(const at::Tensor& target, const at::Tensor& source, bool non_blocking) {
-  if (is_here(target) == is_here(source)) {
+// The stream's work that a copy is, and whether the host waits for it.
+void note_copy(const at::Tensor& target, const at::Tensor& source, bool non_blocking, int device) {
+  auto* to = accesses_of(target.storage());
+  auto* from = accesses_of(source.storage());
+  if (is_here(target) && is_here(source)) {
+    const bool between = target.get_device() != source.get_device();
+    if (between) {
+      meet_streams(target.get_device(), source.get_device());
+    }
+    {
+      Work work(source.get_device(), "aten::copy_");
+      work.reads(from, range_of(source));
+      work.writes(to, range_of(target));
+    }
+    if (between) {
+      meet_streams(target.get_device(), source.get_device());
+    }
     return;
   }
   const bool to_host = is_here(source);
   const auto& on_host = to_host ? target : source;
   count(to_host ? "copy to the host" : "copy to the device");
-  // To pageable memory the driver waits for the bytes whatever was asked for.
-  if (!non_blocking || (to_host && !is_pinned(on_host.data_ptr()))) {
-    synchronised(to_host ? "a copy to the host" : "a copy to the device");
+  {
+    Work work(device, "aten::copy_");
+    work.reads(from, range_of(source));
+    work.writes(to, range_of(target));
+  }
+  // From or to pageable memory the driver waits until it has the bytes, whatever was asked for.
+  const bool pageable = !is_pinned(on_host.data_ptr());
+  if (!non_blocking || (to_host && pageable)) {
+    synchronised(to_host ? "a copy to the host" : "a copy to the device", device);
   }
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  if (self.numel()) {
-    note_copy(self, source, non_blocking);
-  }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
   Call call(op);
   call.device = is_here(self) ? self.get_device() : source.get_device();
   touch(call.device);
+  if (self.numel()) {
+    note_copy(self, source, non_blocking, call.device);
+  }
   auto target = call.on_cpu(self);
   const auto origin = call.on_cpu(source);
   static const auto typed = op.typed<at::Tensor&(at::Tensor&, const at::Tensor&, bool)>();
@@ -588,15 +598,20 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
-  synchronised("item()");
+  {
+    Work work(self.get_device(), "item()");
+    work.reads(accesses_of(self.storage()), range_of(self));
+  }
+  synchronised("item()", self.get_device());
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_local_scalar_dense", "");
   Call call(op);
   static const auto typed = op.typed<at::Scalar(const at::Tensor&)>();
   return typed.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), call.on_cpu(self));
 }
 
-void record_stream(at::Tensor&, c10::Stream) {
+void record_stream(at::Tensor& tensor, c10::Stream stream) {
   count("record_stream");
+  recorded(accesses_of(tensor.storage()), stream.device_index(), stream.id());
 }
 
 // The plain formula: what is taken where the card has no fused kernel.

@@ -1,27 +1,34 @@
 // What Python sees of the device: `tests.cuda_rehearsal.torch_cuda` makes torch's own functions of it.
 #include "device.h"
 
+#include <ATen/Context.h>
 #include <c10/core/ScalarType.h>
 #include <pybind11/pybind11.h>
 #include <pthread.h>
 #include <torch/csrc/utils/device_lazy_init.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <map>
+#include <set>
 
 namespace py = pybind11;
 
 namespace rehearsal {
 
 extern std::map<std::string, std::pair<at::ScalarType, std::string>> refused_dtypes;
+extern bool has_tf32;
 extern bool half_convolutions_are_broken;
 extern std::map<std::string, Fault> faults;
 
 namespace {
 
+// Kinds of notes that somebody wants.
+std::set<std::string> listened;
+
 // Calls a Python object; after the interpreter's end memory is freed without telling anybody.
 struct PythonHost final : Host {
-  py::object memory, waits;
+  py::object memory, notes;
 
   static bool is_over() {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -52,10 +59,17 @@ struct PythonHost final : Host {
     const py::error_scope kept;
     return memory.attr("open_workspace")(device, stream).cast<std::string>();
   }
-  void on_sync(const std::string& what) override {
+  void on_note(const std::string& kind, const std::string& what) override {
+    if (is_over() || (kind != "race" && !listened.count(kind))) {
+      return;
+    }
     const py::gil_scoped_acquire held;
     const py::error_scope kept;
-    waits(what);
+    try {
+      notes(kind, what);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("noting what the pretend device does");
+    }
   }
   std::array<int64_t, 7> on_statistics(int device) override {
     const py::gil_scoped_acquire held;
@@ -71,11 +85,11 @@ struct PythonHost final : Host {
   }
 };
 
-void open(int devices, py::object memory, py::object waits) {
+void open(int devices, py::object memory, py::object notes) {
   TORCH_CHECK(devices <= kMostDevices, "at most ", kMostDevices, " devices");
   auto* told = new PythonHost;  // lives as long as the process
   told->memory = std::move(memory);
-  told->waits = std::move(waits);
+  told->notes = std::move(notes);
   host = told;
   device_count = devices;
   take_hooks();
@@ -103,6 +117,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     faults[name] = {calls_before, out_of_memory, words};
   });
   module.def("break_half_convolutions", [](bool broken) { half_convolutions_are_broken = broken; });
+  module.def("listen", [](const std::vector<std::string>& kinds) {
+    listened = std::set<std::string>(kinds.begin(), kinds.end());
+  });
+  module.def("init", [] { at::globalContext().lazyInitDevice(kKind); });
+  module.def("register_pinned", &register_pinned);
+  module.def("unregister_pinned", &unregister_pinned);
+  module.def("multiply_in_tf32", [](bool can) { has_tf32 = can; });
+  module.def("synchronize", [] { synchronised_device("torch.cuda.synchronize()", current_device()); });
+  module.def("host_touches", [](uintptr_t address, size_t bytes, bool writes, const std::string& what) {
+    host_touches({address, address + bytes}, writes, what);
+  });
   module.def("close_handles", &close_handles);
   module.def("default_generator", [](int device) { return default_generator(device); });
 }

@@ -189,6 +189,8 @@ def rehearse(wanted: Rehearsal) -> None:
         warnings.simplefilter("error")
         function = getattr(importlib.import_module(wanted.module), wanted.function)
         function(**wanted.arguments)
+        races = torch_cuda.installed().notes.races
+        assert not races, "work that nothing orders:\n" + "\n".join(dict.fromkeys(map(str, races)))
         outcome = Outcome("passed")
     except BaseException as error:
         kind = "skipped" if type(error).__name__ == "Skipped" else "failed"

@@ -22,6 +22,7 @@ from tests.cuda_rehearsal.test_shipped_configs import (
     Planner,
     attempt,
 )
+from tests.cuda_rehearsal.torch_cuda import installed
 from tests.test_configs import folder_of_images, folder_of_triplets
 
 MIB = 2**20
@@ -129,6 +130,8 @@ def try_settings(config: str, steps: int, *words: str) -> dict[str, Any]:
         return {"refused": said.text.strip().splitlines()[-1]}
     if said.code:
         return {"wrong": str(said)}
+    if races := installed().notes.races:
+        return {"wrong": f"work that nothing orders: {sorted(set(map(str, races)))}"}
     if steps < STEPS:
         return {}
     memory = json.loads((Path("runs") / run / "summary.json").read_text())["peak_memory"]

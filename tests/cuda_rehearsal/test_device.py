@@ -139,7 +139,7 @@ def test_every_wait_of_the_host_is_recorded_with_its_line() -> None:
     values = torch.ones(3, device="cuda")
     pinned = torch.ones(3).pin_memory()
     assert pinned.is_pinned()
-    with installed().waits.listen() as waits:
+    with installed().notes.listen() as waits:
         values.sum().item()
         bool(values[0] > 0)
         values[values > 0]
@@ -152,7 +152,7 @@ def test_every_wait_of_the_host_is_recorded_with_its_line() -> None:
     assert all("test_device.py" in wait.line for wait in waits)
     assert "item()" in str(waits[0])
     assert len({wait.line for wait in waits}) == 8
-    with installed().waits.listen() as waits:
+    with installed().notes.listen() as waits:
         values.mul_(2).add_(values.mean())
         pinned.to("cuda", non_blocking=True)
         values[values > 0] = 1.0

@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, MODES, train
+from tests.cuda_rehearsal.torch_cuda import installed
 
 TRICKS = (
     "optimizer_in_backward: true",
@@ -23,8 +25,12 @@ TRICKS = (
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_trains_resumes_and_infers(mode: str, tmp_path: Path) -> None:
     optimizer = "optimizer.lr=0.01"
-    said = train(tmp_path, CLASSIFIER, f"precision={mode}", "--smoke", "2", optimizer)
+    with installed().notes.listen("float32", "tf32") as products:
+        said = train(tmp_path, CLASSIFIER, f"precision={mode}", "--smoke", "2", optimizer)
     assert said.code == 0, said
+    if mode in ("fp32", "tf32"):
+        expected = "float32" if mode == "fp32" else "tf32"
+        assert {product.kind for product in products} == {expected}
 
 
 @pytest.mark.parametrize(
@@ -39,10 +45,29 @@ def test_an_optimizer_trains_and_resumes(optimizer: str, mode: str, tmp_path: Pa
 @pytest.mark.parametrize("trick", TRICKS)
 @pytest.mark.parametrize("config", [CLASSIFIER, pytest.param(GAN, marks=pytest.mark.slow)], ids=["classifier", "gan"])
 def test_a_trick_trains(trick: str, config: str, tmp_path: Path) -> None:
+    """In the order of its streams too: races fail every test here."""
     said = train(tmp_path, config, f"memory={{{trick}}}", "train.steps=2", "train.batch_size=16", "precision=bf16")
     if "recompute" in trick and said.code == 2:
         pytest.skip(said.text)
     assert said.code == 0, said
+
+
+def test_images_stay_channels_last_behind_the_first_weights_that_are(tmp_path: Path) -> None:
+    """A layer of a single channel has no order: the second of the discriminator transposes once for each forward."""
+    from mpt.nn.dcgan import Discriminator
+
+    forward: Any = Discriminator.forward
+    forwards: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        forwards.append(1)
+        return forward(*args)
+
+    Discriminator.forward = counted  # type: ignore[method-assign]
+    with installed().notes.listen("layout") as found:
+        said = train(tmp_path, GAN, "memory={channels_last: true}", "train.steps=2", "train.log_every=9")
+    assert said.code == 0, said
+    assert len(found) == len(forwards) > 0, {f"{note} in {note.function}" for note in found}
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cuda_rehearsal.notes import Note
 from tests.cuda_rehearsal.programs import ROOT, Said, mpt
 from tests.cuda_rehearsal.torch_cuda import installed
 
@@ -65,10 +66,10 @@ SHIPPED = {*SMALL, *UNSHIPPED_DATA, *LARGE}
 SHRUNK = ("image_size=64", "ae_dims=32", "e_dims=16", "d_dims=16", "d_mask_dims=8")
 DRAWN_FACES = ("dataset=null", "dataset={name: procedural_faces, count: 2, test_count: 2}")
 """In place of faces that are not shipped."""
-MAY_WAIT = ("LossWatch.saw_finite", "LossScaler.unscale", "Standstill.take", "mpt/run/", "yolofuse/metrics/")
-"""Once per update: whether a loss is finite, and whether gradients overflowed, decides what the host does next. And
-saving, evaluating and the last line of the log, which here happen at the end: there is more of it where more optimizers
-have stepped, or more boxes overlap."""
+ONCE_PER_UPDATE = ("LossWatch.saw_finite", "LossScaler.unscale")
+"""What decides whether an update is taken: whether its loss, or its gradients, are finite. For one of the two the host
+may wait, once."""
+STEPS = 5
 QUIET = ("train.log_every=1000", "train.checkpoint_every=0", "train.sample_every=0", "train.evaluate_every=0")
 
 
@@ -132,26 +133,47 @@ def plan_without_cards(wish: dict[str, Any]) -> dict[str, Any]:
     return predict(wish)
 
 
+def notes_of_steps(config: str, batch: int, *words: str) -> list[Note]:
+    """Train for five steps; return what is to be known of all but the first, which makes what is made once.
+
+    What the end of a run does, after the last step, is not among them.
+    """
+    record = installed().notes
+    with record.counting(), record.listen("wait", "float64") as found:
+        train(config, batch, STEPS, "run", *words)
+    assert record.steps == STEPS
+    return [note for note in found if (note.step > 1 if note.in_step else 1 <= note.step < STEPS)]
+
+
 def waits_of_steps(config: str, batch: int, *words: str) -> dict[str, int]:
-    """Train for five steps and for two; return the first's further waits, which are the steps', each with its line."""
-    counts: list[Counter[str]] = []
-    for steps in (5, 2):
-        with installed().waits.listen() as found:
-            train(config, batch, steps, f"run{steps}", *words)
-        counts.append(Counter(f"{wait} in {wait.function}" for wait in found))
-    more = counts[0] - counts[1]
-    return {place: count for place, count in more.items() if not any(part in place for part in MAY_WAIT)}
+    """Return the lines at which steps make the host wait, but for the one question per update, and how often."""
+    return unasked(notes_of_steps(config, batch, *words))
+
+
+def unasked(found: list[Note]) -> dict[str, int]:
+    """Count the lines of waits; of what may be asked once per update, what is asked again."""
+    asked: set[int] = set()
+    again: Counter[str] = Counter()
+    for note in found:
+        if note.kind != "wait":
+            continue
+        if note.function.startswith(ONCE_PER_UPDATE) and note.update and note.update not in asked:
+            asked.add(note.update)
+        else:
+            again[f"{note} in {note.function}"] += 1
+    return dict(again)
 
 
 def check(config: str, batch: int, *words: str, waits: bool = True) -> None:
-    """Train a config: no step makes the host wait, if that is asked, and memory is what is planned."""
+    """Train a config: steps neither make the host wait, if that is asked, nor take float64; memory is as planned."""
     planner = Planner()
+    found = notes_of_steps(config, batch, *words)
+    wide = {f"{note} in {note.function}" for note in found if note.kind == "float64" and note.in_step}
+    assert not wide, f"these lines take float64 in the steps: {wide}"
     if waits:
-        wrong = waits_of_steps(config, batch, *words)
+        wrong = unasked(found)
         assert not wrong, f"these lines make the host wait in the steps: {wrong}"
-    else:
-        train(config, batch, 3, "run3", *words)
-    run = Path("runs/run5" if waits else "runs/run3")
+    run = Path("runs/run")
     memory = json.loads((run / "summary.json").read_text())["peak_memory"]
     allocated, reserved = planner.peaks(run)
     print(f"{config}: planned {allocated}, {reserved}; measured {memory}")
@@ -206,7 +228,7 @@ def test_weights_that_travel_take_what_was_planned(tmp_path: Path) -> None:
 def test_activations_that_travel_take_what_was_planned(tmp_path: Path) -> None:
     """On their way back they lie in the computing stream's memory: a pool of their own came to more than planned."""
     os.chdir(tmp_path)
-    check("dcgan_fp32", 32, "memory={offload_activations: 0.02}", "model.features=32", waits=False)
+    check("dcgan_fp32", 32, "memory={offload_activations: 0.02}", "model.features=32")
 
 
 def test_growing_segments_reserve_what_was_planned(tmp_path: Path) -> None:

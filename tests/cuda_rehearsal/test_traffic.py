@@ -40,7 +40,7 @@ def test_a_step_on_the_host_waits_once_for_all_its_gradients() -> None:
     batches = built.batches()
     mpt.update(built, next(batches), 0)
     batch = next(batches)
-    with installed().waits.listen() as waits:
+    with installed().notes.listen() as waits:
         mpt.update(built, batch, 1)
     assert [wait.function for wait in waits if "cpu_optimizer" in wait.line] == ["HostOptimizer.step"]
     for parameter in built.run.task.modules["net"].parameters():
@@ -48,7 +48,6 @@ def test_a_step_on_the_host_waits_once_for_all_its_gradients() -> None:
 
 
 def test_a_state_is_copied_for_a_save_into_registered_memory_without_waiting_for_each_tensor() -> None:
-    """The pretend driver registers nothing, so that here the copies wait all the same: what is asked for counts."""
     tensors = {str(number): torch.full((number,), float(number), device="cuda") for number in range(1, 9)}
     tensors["host"] = torch.ones(3)
     registered: list[int] = []

@@ -46,7 +46,7 @@ def test_figures_are_read_where_a_line_is_written_alone(tmp_path: Path) -> None:
     Path("config.yaml").write_text(OUTSIDE.format(model="grid_net", dataset="drawn_boxes"))
     found = waits_of_steps("config.yaml", 8, "precision=fp32", "--parts", str(PARTS), "train.log_every=1")
     reads = {place: count for place, count in found.items() if "Progress.take_figures" in place}
-    assert list(reads.values()) == [3 * 2], "three more lines, of two figures"
+    assert list(reads.values()) == [4 * 2], "four lines before the last, of two figures"
 
 
 def test_a_wait_that_is_added_to_a_part_is_named_with_its_line(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Must be called before anything else touches CUDA, once in a process; it cannot b
 
 from __future__ import annotations
 
+import functools
 import os
 import types
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from mpt.planner.facts.calibration import CONTEXT_BYTES
 from tests.cuda_rehearsal import build, torch_xpu
 from tests.cuda_rehearsal.cards import BROKEN_HALF, Machine, Properties
 from tests.cuda_rehearsal.device_memory import Memory, wants_expandable
-from tests.cuda_rehearsal.waits import Record
+from tests.cuda_rehearsal.notes import Record
 
 CUDA_VERSION = "13.0"
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
@@ -34,7 +35,7 @@ class Device:
     machine: Machine
     extension: Any
     memory: Memory
-    waits: Record
+    notes: Record
     properties: list[Properties]
     initialised_in: int | None = None
 
@@ -63,7 +64,9 @@ def install(machine: Machine) -> Device:
     extension = build.load()
     memory = Memory([(card.total_memory, (card.major, card.minor)) for card in properties])
     device = Device(machine, extension, memory, Record(), properties)
-    extension.open(len(properties), memory, device.waits)
+    extension.open(len(properties), memory, device.notes)
+    device.notes.tell = extension.listen
+    extension.multiply_in_tf32(all(card.major >= 8 for card in properties))
     extension.refuse_dtype(
         UNSCALE, torch.bfloat16, "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
     )
@@ -71,6 +74,7 @@ def install(machine: Machine) -> Device:
     _define_driver(device)
     _define_streams()
     _define_storages()
+    _watch_reads_of_the_host(extension)
     return device
 
 
@@ -98,6 +102,7 @@ def _define_driver(found: Device) -> None:
         if not cards:
             raise RuntimeError("No CUDA GPUs are available")
         found.initialised_in = os.getpid()
+        extension.init()
         cuda: Any = torch.cuda
         cuda._get_device_properties = lambda index: found.properties[index]
         cuda.default_generators = tuple(extension.default_generator(index) for index in range(len(cards)))
@@ -116,7 +121,7 @@ def _define_driver(found: Device) -> None:
 
     def synchronize() -> None:
         extension.touch(extension.current_device())
-        found.waits("torch.cuda.synchronize()")
+        extension.synchronize()
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
         stream = torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
@@ -145,6 +150,14 @@ def _define_driver(found: Device) -> None:
     def clear_workspaces() -> None:
         found.memory.clear_workspaces()
         extension.close_handles()
+
+    def register(address: int, size: int, flags: int) -> int:
+        extension.register_pinned(address, size)
+        return 0
+
+    def unregister(address: int) -> int:
+        extension.unregister_pinned(address)
+        return 0
 
     def set_fraction(fraction: float, index: int) -> None:
         card(index).fraction = fraction
@@ -188,8 +201,8 @@ def _define_driver(found: Device) -> None:
         cudaMemGetInfo=mem_get_info,
         cudaError=types.SimpleNamespace(success=0),
         cudaGetErrorString=str,
-        cudaHostRegister=lambda *args: 0,
-        cudaHostUnregister=lambda *args: 0,
+        cudaHostRegister=register,
+        cudaHostUnregister=unregister,
         cudaProfilerStart=lambda: 0,
         cudaProfilerStop=lambda: 0,
     )
@@ -258,3 +271,22 @@ def _define_storages() -> None:
 
     storage: Any = torch.UntypedStorage
     storage.__new__ = new
+
+
+def _watch_reads_of_the_host(extension: Any) -> None:
+    """Report bytes that Python reads by no operator of torch's and that a copy may still be writing."""
+
+    def watched(name: str) -> Any:
+        read = getattr(torch.Tensor, name)
+
+        @functools.wraps(read)
+        def reading(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if type(self) in (torch.Tensor, torch.nn.Parameter) and self.device.type == "cpu" and self.is_pinned():
+                extension.host_touches(self.data_ptr(), self.nbytes, False, f"{name}()")
+            return read(self, *args, **kwargs)
+
+        return reading
+
+    tensor: Any = torch.Tensor
+    for name in ("numpy", "tolist"):
+        setattr(tensor, name, watched(name))

@@ -15,7 +15,7 @@ from mpt.planner.facts.calibration import CONTEXT_BYTES
 from tests.cuda_rehearsal import build
 from tests.cuda_rehearsal.cards import Properties
 from tests.cuda_rehearsal.device_memory import Memory
-from tests.cuda_rehearsal.waits import Record
+from tests.cuda_rehearsal.notes import Record
 
 
 class IntelMemory(Memory):
@@ -26,16 +26,17 @@ class IntelMemory(Memory):
 
 
 def install(properties: list[Properties]) -> tuple[Any, Memory, Record]:
-    """Make this process's torch one with these Intel cards; return the extension, their memory and the waits."""
+    """Make this process's torch one with these Intel cards; return the extension, their memory and the notes."""
     extension = build.load("xpu")
     memory = IntelMemory([(card.total_memory, (card.major, card.minor)) for card in properties])
-    waits = Record()
-    extension.open(len(properties), memory, waits)
-    _define_driver(extension, memory, waits, properties)
-    return extension, memory, waits
+    notes = Record()
+    extension.open(len(properties), memory, notes)
+    notes.tell = extension.listen
+    _define_driver(extension, memory, properties)
+    return extension, memory, notes
 
 
-def _define_driver(extension: Any, memory: Memory, waits: Record, properties: list[Properties]) -> None:
+def _define_driver(extension: Any, memory: Memory, properties: list[Properties]) -> None:
     cards, initialised_in, xpu = memory.cards, [os.getpid()], torch.xpu
 
     def init() -> None:
@@ -65,7 +66,7 @@ def _define_driver(extension: Any, memory: Memory, waits: Record, properties: li
         "getDevice": lambda: int(extension.current_device()),
         "exchangeDevice": exchange,
         "maybeExchangeDevice": exchange,
-        "synchronize": lambda index: waits("torch.xpu.synchronize()"),
+        "synchronize": lambda index: extension.synchronize(),
         "emptyCache": memory.empty_caches,
         "memoryStats": lambda index: cards[index].statistics(),
         "resetPeakMemoryStats": lambda index: cards[index].reset_peaks(),
