@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -144,6 +144,7 @@ def note_ranges(section: Section, about: str, found: Examination) -> None:
     """Name the modules that come near float16's ends, as far as the mode computes them in it; the table has all."""
     half = {one.key for one in found.seen if one.dtype == torch.float16}
     results = [one for one in found.results if one.key in half or not found.seen]
+    small: dict[str, float] = {}
     for row in ranges_of(found.phase, results, found.scale or 1.0):
         if row["module"] == "the loss":
             continue
@@ -153,8 +154,20 @@ def note_ranges(section: Section, about: str, found: Examination) -> None:
             text = f"{row['module']} {near} float16's largest number"
             section.add("note", about, text, "watch it: precision.keep_fp32 would keep it safe")
         if row["gradient_underflow"] > MUCH_UNDERFLOW:
-            text = f"{row['gradient_underflow']:.0%} of the gradients in {row['module']} are too small for float16"
-            section.add("note", about, text, "a larger precision.init_scale, where it does not overflow")
+            small[row["module"]] = row["gradient_underflow"]
+    note_small_gradients(section, about, small)
+
+
+def note_small_gradients(section: Section, about: str, small: Mapping[str, float]) -> None:
+    """Note the modules of which many gradients are zero in float16, in one line: they have one cause."""
+    if not small:
+        return
+    names = ", ".join(list(small)[:MOST_PLACES]) + (", ..." if len(small) > MOST_PLACES else "")
+    low, high = f"{min(small.values()):.0%}", f"{max(small.values()):.0%}"
+    shares = low if low == high else f"{low} to {high}"
+    where = names if len(small) == 1 else f"{len(small)} modules ({names})"
+    text = f"{shares} of the gradients in {where} are too small for float16"
+    section.add("note", about, text, "a larger precision.init_scale, where it does not overflow")
 
 
 def name_places(section: Section, cure: Cure) -> None:

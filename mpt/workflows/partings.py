@@ -31,7 +31,7 @@ SILENT: tuple[str, ...] = (
     "train.evaluate_every",
 )
 SILENT += ("train.early_stopping", "train.keep_last", "train.asynchronous_save", "train.tensorboard", "train.boards")
-SILENT += ("train.plan_memory", "dataset.workers")
+SILENT += ("train.plan_memory", "train.on_end", "dataset.workers")
 """Settings that change nothing of what is learnt."""
 
 

@@ -15,8 +15,9 @@ from mpt.commands import doctor, report, train
 from mpt.commands.cli.arguments import DoctorArguments, ReportArguments, TrainArguments
 from mpt.config.load import load_config
 from mpt.doctor.environment import try_dtype
+from mpt.doctor.findings import Section
 from mpt.doctor.instrument import observed
-from mpt.doctor.numerics_section import exponents_of
+from mpt.doctor.numerics_section import exponents_of, note_small_gradients
 from mpt.errors import ConfigError, NonFiniteError
 from mpt.report.numerics_map import map_numerics
 
@@ -141,3 +142,10 @@ def test_a_model_that_raises_leaves_the_other_sections(
     assert re.search(r"^data \(", said, re.MULTILINE)
     assert re.search(r"FAULT numerics: could not be examined: .*shapes cannot be multiplied", said)
     assert "--only numerics` says more" in said
+
+
+def test_modules_whose_gradients_are_too_small_for_one_cause_are_one_line() -> None:
+    section = Section("numerics")
+    note_small_gradients(section, "phase net", {"net.a": 0.42, "net.b": 0.44, "net.c": 0.43})
+    (finding,) = section.findings
+    assert finding.text == "42% to 44% of the gradients in 3 modules (net.a, net.b, net.c) are too small for float16"
