@@ -44,12 +44,13 @@ class ParkOptimizer(MemoryTrick):
     @contextlib.contextmanager
     def beside_steps(self) -> Iterator[None]:
         """Keep the state off the device inside the block."""
-        parked = list(self.on_device())
-        devices = [copy_into(state, name, torch.device("cpu")) for state, name in parked]
+        parked: list[tuple[dict[str, Any], str, torch.device]] = []
         try:
+            for state, name in list(self.on_device()):
+                parked.append((state, name, copy_into(state, name, torch.device("cpu"))))
             yield
-        finally:
-            for (state, name), device in zip(parked, devices, strict=True):
+        finally:  # also where the host had no room for all of it
+            for state, name, device in parked:
                 copy_into(state, name, device)
 
     def on_device(self) -> Iterator[tuple[dict[str, Any], str]]:

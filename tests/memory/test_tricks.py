@@ -6,8 +6,8 @@ import copy
 import gc
 import sys
 import weakref
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.memory import compile as compile_networks
-from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations
+from mpt.memory import empty_cache_every, low_bit_optimizer, offload_activations, park_optimizer
 from mpt.memory.cpu_optimizer import HostOptimizer
 from mpt.memory.travelling.host_blocks import HostBlocks
 from mpt.optim.shared.schedules import set_learning_rates
@@ -523,3 +523,25 @@ def test_nothing_is_left_on_the_hooks_after_a_step() -> None:
     with saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
         nn.Linear(2, 2)(torch.rand(1, 2)).sum()
     assert seen
+
+
+# park_optimizer
+
+
+def test_state_that_is_parked_comes_back_where_the_host_has_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[tuple[str, str]] = []
+
+    def copy(state: dict[str, Any], name: str, device: torch.device) -> torch.device:
+        copied.append((name, device.type))
+        if len(copied) == 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return torch.device("meta")
+
+    monkeypatch.setattr(park_optimizer, "copy_into", copy)
+    trick = park_optimizer.build(park_optimizer.Settings())
+    state = {name: torch.empty(2, device="meta") for name in ("exp_avg", "exp_avg_sq")}
+    optimizer = SimpleNamespace(state={0: state | {"step": torch.empty((), device="meta")}})
+    trick.run = cast(Any, SimpleNamespace(device=torch.device("meta"), optimizers={"net": optimizer}))
+    with pytest.raises(RuntimeError, match="can't allocate"), trick.beside_steps():
+        raise AssertionError("nothing runs in the block")
+    assert copied == [("exp_avg", "cpu"), ("exp_avg_sq", "cpu"), ("exp_avg", "meta")]

@@ -309,9 +309,9 @@ def without_absent(data: dict[str, Any]) -> dict[str, Any]:
             data["moments"][name] = {"problem": moment["problem"]}
             continue
         del moment["problem"]
-        for name in ("reads_values", "host_bytes"):
-            if not moment[name]:
-                del moment[name]
+        for figure in ("reads_values", "host_bytes"):
+            if not moment[figure]:
+                del moment[figure]
     if data["ranks"] and data["ranks"]["last_samples"] is None:
         del data["ranks"]["last_samples"], data["ranks"]["last_total"]
     return data
