@@ -5,19 +5,22 @@ Usage: python scripts/gpu_check.py FOLDER [--minutes 8.5] [--only PART,...] [--c
 
 Parts, in their order; each runs in processes of its own, and none can take the time of those before it:
 
-1. `tests`: the tests marked `gpu`;
-2. `demo`: one whole demo, `configs/dcgan_amp.yaml` as it is shipped, and inference from it in half;
-3. `plan`: twenty workloads planned without looking at the GPU and then trained a few steps, predicted beside measured
-   memory (`gpu_check_plan.py`, `gpu_check_memory.py`);
-4. `modes`: for one config of each system a table of fp32, tf32, amp, bf16, O1 and O2: peak memory, seconds per step,
+1. `card`: what is right or wrong, as `mpt doctor --only device` has it (`mpt.doctor.card`): versions, driver, memory
+   and bus; losses as on the CPU in each mode; the same bits with streams and blocking launches; waits; a NaN gradient;
+   data workers; memory and time as planned; 20 steps of offloading; resumes; NCCL with one rank;
+2. `plan`: twenty workloads, of batches that the card's memory holds, planned without looking at the GPU and then
+   trained a few steps, predicted and measured memory and time (`gpu_check_plan.py`, `gpu_check_memory.py`);
+3. `tests`: the tests marked `gpu`;
+4. `demo`: one whole demo, `configs/dcgan_amp.yaml` as it is shipped, and inference from it in half;
+5. `modes`: for one config of each system a table of fp32, tf32, amp, bf16, O1 and O2: peak memory, seconds per step,
    samples per second, skipped steps, the evaluation figure (`gpu_check_modes.py`). All modes of a config take the same
    number of steps. Where a config's data is not there, drawn data of the same shape takes its place, which the table
    says: its memory and speed are right, its figure says nothing;
-5. `peers`: the same training written by hand, by hand and compiled, in mpt, in Accelerate and in Lightning
+6. `peers`: the same training written by hand, by hand and compiled, in mpt, in Accelerate and in Lightning
    (`gpu_check_peers.py`);
-6. `features`: saves beside the training, streamed weights, kernels as `mpt plan tune` chooses them, DAIN's Triton
+7. `features`: saves beside the training, streamed weights, kernels as `mpt plan tune` chooses them, DAIN's Triton
    operators beside torch's, sharded checkpoints of two cards (`gpu_check_features.py`);
-7. `rest`: the remaining workloads and budgets of `plan`, and the remaining configs of `modes`.
+8. `rest`: the remaining workloads and budgets of `plan`, and the remaining configs of `modes`.
 
 FOLDER gets gpu_check.md and gpu_check.json, rewritten after each step, so that an early end still leaves what was
 measured; the first lines of gpu_check.md say what to mend first. A second run with the same FOLDER on the same card
@@ -32,7 +35,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import re
 import subprocess
 import sys
@@ -48,11 +50,16 @@ from scripts.gpu_check_processes import refuse_without_packages, run  # noqa: E4
 
 refuse_without_packages()  # before what needs them is imported
 
+from mpt.doctor.card import runner  # noqa: E402
+from mpt.doctor.card.checks import check_names, commands_of  # noqa: E402
 from scripts import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
 
-PARTS = ("tests", "demo", "plan", "modes", "peers", "features", "rest")
-SHARES = {"tests": 0.22, "demo": 0.35, "plan": 0.5, "modes": 0.6, "peers": 0.5, "features": 0.5, "rest": 1.0}
+PARTS = ("card", "plan", "tests", "demo", "modes", "peers", "features", "rest")
+SHARES = {"card": 0.5, "plan": 0.5, "tests": 0.3, "demo": 0.35}
+SHARES |= {"modes": 0.6, "peers": 0.5, "features": 0.5, "rest": 1.0}
 """The most that a part takes of the time that is left; what it leaves is the next one's."""
+CHECKED = ("card", "features")
+"""Parts whose results are rows of checks."""
 FIRST_WORKLOADS = 20
 RESERVE_SECONDS = 15
 FIRST_CONFIGS = ("classify_digits.yaml", "dcgan_amp.yaml", "stylegan2_16.yaml", "saehd_demo.yaml")
@@ -107,7 +114,9 @@ def check_everything(options: argparse.Namespace) -> int:
         print("torch sees no CUDA device (see mpt doctor); --cpu-rehearsal tries the script on a CPU", file=sys.stderr)
         return 2
     options.folder.mkdir(parents=True, exist_ok=True)
-    results = begin(options, describe_machine(torch))
+    from mpt.doctor.card.machine import describe_machine
+
+    results = begin(options, describe_machine(torch.device("cpu" if options.rehearsal == "cpu" else "cuda")))
 
     def save() -> None:
         write(options.folder, results, started)
@@ -161,7 +170,15 @@ def run_part(
     """Run what is not done yet of one part within some seconds."""
     rehearsal = options.rehearsal
     before = results.get(part, {})
-    if part == "tests":
+    if part == "card":
+
+        def keep(rows: list[dict[str, Any]]) -> None:
+            results["card"] = {"rows": rows}
+            save()
+
+        commands = commands_of(check_names(bool(rehearsal)), rehearsal or "cuda", bool(rehearsal))
+        results["card"] = {"rows": runner.run_checks(commands, seconds, before.get("rows", ()), keep)}
+    elif part == "tests":
         if not is_settled(before):
             results["tests"] = count_failures(before, run_tests(seconds, rehearsal))
     elif part == "demo":
@@ -246,7 +263,7 @@ def is_broken(results: dict[str, Any]) -> bool:
     tests_failed = results.get("tests", {}).get("exit_code") not in (0, 5, None)
     plan_failed = "plan" in results and gpu_check_plan.is_broken(results["plan"])
     demo_failed = results.get("demo", {}).get("exit_code") not in (0, None)
-    feature_failed = "features" in results and gpu_check_features.is_broken(results["features"])
+    feature_failed = any(runner.faults(results.get(part, {}).get("rows", ())) for part in CHECKED)
     config_failed = any(is_broken_config(entry) for entry in results["configs"])
     return tests_failed or demo_failed or plan_failed or feature_failed or config_failed
 
@@ -254,20 +271,6 @@ def is_broken(results: dict[str, Any]) -> bool:
 def is_broken_config(entry: dict[str, Any]) -> bool:
     """Did a config fail for another reason than memory, data or time?"""
     return "crash" in entry or any("crash" in row for row in entry.get("modes", []))
-
-
-def describe_machine(torch: Any) -> dict[str, Any]:
-    """Return what the figures were measured on."""
-    machine = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        machine |= {
-            "gpu": properties.name,
-            "capability": f"{properties.major}.{properties.minor}",
-            "gpu_memory_bytes": properties.total_memory,
-            "cudnn": torch.backends.cudnn.version(),
-        }
-    return machine
 
 
 def run_tests(seconds: float, rehearsal: str) -> dict[str, Any]:
@@ -366,9 +369,10 @@ def summary(results: dict[str, Any]) -> list[str]:
         found.append(f"tests marked gpu fail: {tests['said'].splitlines()[0]}")
     if demo.get("exit_code") not in (0, None):
         found.append(f"the demo ends with {demo['exit_code']}: {demo['said'].strip().splitlines()[-1]}")
+    found += runner.faults(results.get("card", {}).get("rows", ()))
     found += gpu_check_plan.faults(results["plan"]) if "plan" in results else []
     found += gpu_check_peers.faults(results["peers"]) if "peers" in results else []
-    found += gpu_check_features.faults(results["features"]) if "features" in results else []
+    found += runner.faults(results.get("features", {}).get("rows", ()))
     for entry in results["configs"]:
         rows = [{"mode": "", **entry}, *entry.get("modes", [])]
         found += [f"{entry['config']} {row['mode']}: {row['crash']}" for row in rows if "crash" in row]
@@ -381,7 +385,10 @@ def summary(results: dict[str, Any]) -> list[str]:
     for name, part in (("tests", tests), ("demo", demo)):
         if part and part["exit_code"] is None:
             found.append(f"{name}: {part['said'].strip().splitlines()[-1]}; run this again to go on")
-    missing = [part for part in ("tests", "demo", "plan", "peers", "features") if part not in results]
+    for part in CHECKED:
+        left = runner.left_over(results.get(part, {}).get("rows", ()))
+        found += [f"{part}: left for the next run: {', '.join(left)}"] if left else []
+    missing = [part for part in ("card", "plan", "tests", "demo", "peers", "features") if part not in results]
     found += [f"{part}: not done yet" for part in missing]
     return ["## What to mend first", "", *([f"1. {line}" for line in found] or ["Nothing failed."]), ""]
 
@@ -410,6 +417,8 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
     lines = [f"# gpu_check: {where}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in machine.items() if key != "gpu"), ""]
     lines += summary(results)
+    if "card" in results:
+        lines += runner.as_markdown("What is right and wrong on this card", results["card"]["rows"])
     if "tests" in results:
         lines += [f"Tests marked gpu: exit {results['tests']['exit_code']}: {results['tests']['said']}", ""]
     if "demo" in results:
@@ -420,7 +429,7 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
     if "peers" in results:
         lines += gpu_check_peers.as_markdown(results["peers"])
     if "features" in results:
-        lines += gpu_check_features.as_markdown(results["features"])
+        lines += runner.as_markdown("Single features", results["features"]["rows"])
     for entry in results["configs"]:
         lines += gpu_check_modes.as_markdown(entry)
     lines.append(f"{results['seconds']:.0f} s in total.")

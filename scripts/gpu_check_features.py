@@ -23,7 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.gpu_check_processes import reason, run  # noqa: E402
+from mpt.doctor.card import runner  # noqa: E402
+from mpt.doctor.card.runner import Skipped  # noqa: E402
 
 VIT = {"name": "torchvision:vit_b_16", "image_size": 224}
 SMALL_VIT = {
@@ -40,61 +41,11 @@ AGREE = 1e-4
 SHARDED_CONFIG = ROOT / "configs" / "classify_digits.yaml"
 
 
-class Skipped(Exception):
-    """A feature cannot be tried here, for the reason that is the message."""
-
-
 def try_all(seconds: float, rehearsal: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """Try every feature that `before` does not settle, each in a process of its own, within some seconds."""
-    deadline, rows = time.monotonic() + seconds, []
-    known = {row["name"]: row for row in (before or {}).get("rows", [])}
-    for name in FEATURES:
-        row = known.get(name, {"name": name})
-        rows.append(row if is_settled(row) else try_feature(row, deadline - time.monotonic(), rehearsal))
-    return {"rows": rows}
-
-
-def is_settled(row: dict[str, Any]) -> bool:
-    """Was a feature tried or skipped, or did its process fail twice?"""
-    return "said" in row or "skipped" in row or row.get("tries", 0) > 1
-
-
-def faults(results: dict[str, Any]) -> list[str]:
-    """Return in words which features failed or gave wrong results."""
-    found = [(row["name"], row.get("error") or row.get("wrong")) for row in results["rows"]]
-    return [f"{name}: {words}" for name, words in found if words]
-
-
-def is_broken(results: dict[str, Any]) -> bool:
-    """Did a feature fail or give wrong results?"""
-    return any(row.get("tries") or row.get("wrong") for row in results["rows"])
-
-
-def try_feature(row: dict[str, Any], left: float, rehearsal: str) -> dict[str, Any]:
-    """Try one feature; return its row."""
-    name, tries = row["name"], row.get("tries", 0)
-    known = {"name": name, **({"tries": tries} if tries else {})}
-    if left < 5:
-        return {**known, "error": "not reached in time; run this again to go on"}
-    command = [sys.executable, str(Path(__file__).resolve()), name]
-    command += [f"--rehearsal={rehearsal}"] if rehearsal else []
-    try:
-        done = run(command, left)
-    except subprocess.TimeoutExpired:
-        return {**known, "error": "did not end in its time; run this again to go on"}
-    if done.returncode:
-        return {"name": name, "tries": tries + 1, "error": reason(done)}
-    return {"name": name, **json.loads(done.stdout.strip().splitlines()[-1])}
-
-
-def as_markdown(results: dict[str, Any]) -> list[str]:
-    """Return the table."""
-    lines = ["## Single features", "", "| feature | result |", "|---|---|"]
-    for row in results["rows"]:
-        said = f"skipped: {row['skipped']}" if "skipped" in row else row.get("said", "")
-        wrong = row.get("error") or row.get("wrong") or ""
-        lines.append(f"| {row['name']} | {'; '.join(filter(None, (said, wrong and f'WRONG: {wrong}')))} |")
-    return [*lines, ""]
+    rest = [f"--rehearsal={rehearsal}"] if rehearsal else []
+    tried = {name: [sys.executable, str(Path(__file__).resolve()), name, *rest] for name in FEATURES}
+    return {"rows": runner.run_checks(tried, seconds, (before or {}).get("rows", ()))}
 
 
 def train_config(rehearsal: str, **sections: Any) -> Any:

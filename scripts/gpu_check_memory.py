@@ -9,9 +9,10 @@ train within it. On a CPU (a rehearsal) live tensor bytes are compared instead.
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import gc
 import json
+import math
 import os
 import sys
 import time
@@ -33,6 +34,8 @@ LAST_PLAN_SECONDS = 5
 BUDGET_PART = 0.35
 """Of the time, at least, for the budgets."""
 REHEARSED_PART = 0.9
+FILLED = 0.9
+"""Of the card's room: a batch that is planned to take more is halved."""
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
@@ -47,7 +50,7 @@ def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
 
     from mpt.planner.client.session import Session
     from mpt.planner.facts.calibration import Calibration
-    from scripts.gpu_check_workloads import ALLOW, BUDGETS, WORKLOADS, budget_label
+    from scripts.gpu_check_workloads import ALLOW, BUDGETS, WORKLOADS, budget_label, scale_for
 
     deadline = time.monotonic() + seconds
     device = torch.device("cpu") if rehearsal == "cpu" else torch.device("cuda", 0)
@@ -58,16 +61,18 @@ def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
     pool = ThreadPoolExecutor(planners(rehearsal))
     elsewhere = Planners()
     try:
-        prepared = {row.label: prepare(row, rehearsal) for row in rows}
-        plans = [pool.submit(elsewhere.plan, *prepared[row.label], device, end + LAST_PLAN_SECONDS) for row in rows]
-        for index, row in enumerate(rows):
+        room = room_bytes(device)
+        prepared = [prepare(row, rehearsal, scale_for(room)) for row in rows]
+        until = end + LAST_PLAN_SECONDS
+        plans = [pool.submit(fit, elsewhere, *one, device, room, until) for one in prepared]
+        for row, plan in zip(rows, plans, strict=True):
             left = end - time.monotonic()
             entry = {"label": row.label, "counted": row.is_counted}
             if left < 2:
-                plans[index].cancel()
+                plan.cancel()
                 append(path, {**entry, "error": "not reached in time"})
                 continue
-            append_measured(path, entry, lambda row=row: measure(*prepared[row.label], device), plans[index], left)
+            append_measured(path, entry, plan, left, device)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # where the context broke, the next process plans anew
         elsewhere.close()
@@ -80,8 +85,8 @@ def work(path: Path, seconds: float, labels: list[str], rehearsal: str) -> None:
             if deadline - time.monotonic() < 15:
                 append(path, {**entry, "error": "not reached in time"})
                 continue
-            trial = functools.partial(try_budget, session, workload, part, device, rehearsal)
-            append_measured(path, entry, trial, None, 0)
+            with written(path, entry):
+                entry |= try_budget(session, workload, part, device, rehearsal)
 
 
 def card(device: Any) -> Any:
@@ -97,23 +102,68 @@ def planners(rehearsal: str) -> int:
     return max(1, min(12, (os.cpu_count() or 2) - (1 if rehearsal else 4)))
 
 
-def append_measured(path: Path, entry: dict[str, Any], measuring: Any, plan: Future[Any] | None, left: float) -> None:
-    """Measure, join the plan, and write the row whatever came of it. Ends the process where CUDA itself is broken."""
+def room_bytes(device: Any) -> float:
+    """Return what a card gives to this process; on a CPU no end."""
+    import torch
+
+    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else math.inf
+
+
+def fit(
+    elsewhere: Planners, config: Any, data: Any, device: Any, room: float, until: float
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a configuration with the largest batch, halved until it is planned to fit, its data, and the plan.
+
+    Raises what `Planners.plan` raises.
+    """
+    while True:
+        plan = elsewhere.plan(config, data, device, until)
+        wanted = plan["planned"]["0.0" if "0.0" in plan["planned"] else "0"]
+        size = wanted[1] or wanted[0]
+        batch = config.train.batch_size
+        if size <= FILLED * room or batch == 1:
+            return config, data, {**plan, "batch_size": batch, "planned_to_fit": size <= room}
+        config = with_batch(config, batch // 2)
+
+
+def with_batch(config: Any, batch_size: int) -> Any:
+    """Return a configuration with another batch; micro-batches of a quarter stay one."""
+    from mpt.config.load import load_config
+    from scripts.gpu_check_workloads import ALLOW
+
+    data = config.to_data()
+    data["train"]["batch_size"] = batch_size
+    if isinstance(data["memory"].get("micro_batch"), int):
+        data["memory"]["micro_batch"] = max(1, batch_size // 4)
+    return load_config(data, allow=ALLOW)
+
+
+def append_measured(path: Path, entry: dict[str, Any], plan: Future[Any], left: float, device: Any) -> None:
+    """Wait for the plan, measure what was planned, and write the row whatever came of it."""
+    with written(path, entry):
+        config, data, planned = plan.result(max(left, LAST_PLAN_SECONDS))
+        entry |= planned
+        entry |= measure(config, data, device)
+        entry["did_fit"] = True
+
+
+@contextlib.contextmanager
+def written(path: Path, entry: dict[str, Any]) -> Iterator[None]:
+    """Write the row that the block fills, whatever came of it. Ends the process where CUDA itself is broken."""
     from mpt.engine.step.faults import is_out_of_memory
     from mpt.errors import MptError
 
     poisoned = False
     try:
-        entry |= measuring()
-        if plan is not None:
-            entry |= plan.result(max(left, LAST_PLAN_SECONDS))
+        yield
     except MptError as error:
         entry["error"] = str(error).splitlines()[0]
     except TimeoutError:
         entry["error"] = "the plan was not done in time"
     except Exception as error:
         text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        entry["error" if is_out_of_memory(error) else "crash"] = text
+        ran_out = is_out_of_memory(error)
+        entry |= {"error": text, "did_fit": False} if ran_out else {"crash": text}
         poisoned = "CUDA error" in str(error)
     append(path, entry)
     print(json.dumps(entry), file=sys.stderr, flush=True)
@@ -124,11 +174,11 @@ def append_measured(path: Path, entry: dict[str, Any], measuring: Any, plan: Fut
 _specs: dict[int, Any] = {}
 
 
-def prepare(workload: Any, rehearsal: str) -> tuple[Any, Any]:
-    """Return a workload's configuration and the layout of its data."""
+def prepare(workload: Any, rehearsal: str, scale: float = 1.0) -> tuple[Any, Any]:
+    """Return a workload's configuration, its batch scaled, and the layout of its data."""
     from mpt.engine.building.build import build_datasets
 
-    config = workload.config(rehearsal)
+    config = workload.config(rehearsal, scale)
     key = id(workload.network)
     if key not in _specs:
         _specs[key] = build_datasets(config)[0].spec
@@ -154,8 +204,10 @@ def measure(config: Any, data: Any, device: Any) -> dict[str, Any]:
         return {"allocated": live_peak(recorder.trace), **taken}
     clear(device)
     before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
     try:
         taken = take_steps(config, data, device)
+        taken["retries"] = torch.cuda.memory_stats(device).get("num_alloc_retries", 0) - retries
         peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     finally:
         if "expandable_segments" in config.memory.tricks:
@@ -247,6 +299,7 @@ def try_budget(session: Any, workload: Any, part: float, device: Any, rehearsal:
         fitting = [r for r in recipes if r.fits and (runs_low_bit or CARD_ALONE not in r.config.memory.tricks)]
         row: dict[str, Any] = {"budget_bytes": limit, "planned_bytes": wanted}
         row["as_it_stands"] = attempt(config, data, device)[0]
+        row |= {"planned_to_fit": wanted <= limit, "did_fit": row["as_it_stands"] == "trains"}
         if not fitting:
             return {**row, "recipe": "none", "outcome": "nothing fits"}
         outcome, figures = attempt(fitting[0].config, data, device)

@@ -125,14 +125,19 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def sum_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the share that the first workload teaches, the errors with and without it, and the verdicts."""
-    compared = [row for row in rows if row.get("planned") and row.get("allocated")]
+    """Return the share that the first workload teaches, errors with and without it, times, and what fitted.
+
+    Memory of a row that emptied the cache is what the card left it, and of one that ran out nothing: neither counts.
+    """
+    fits = count_fits(rows)
+    compared = [row for row in rows if row.get("planned") and row.get("allocated") and not row.get("error")]
     if not compared:
-        return {"share": 0.0, "errors": {}}
+        return {"share": 0.0, "errors": {}, "fits": fits}
+    whole = [row for row in compared if not row.get("retries")]
     first = compared[0]
     share = learn_share(first["planned"], first["allocated"])
     errors: dict[str, list[float]] = {}
-    for row in compared:
+    for row in whole:
         row["off"] = {}
         for name, index in (("allocated", 0), ("reserved", 1)):
             for kind, at in (("", 0.0), (", calibrated", share)):
@@ -146,7 +151,19 @@ def sum_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
         name: {"median": statistics.median(values), "largest": max(values), "count": len(values)}
         for name, values in errors.items()
     }
-    return {"share": share, "errors": figures}
+    times = [row["step_seconds"] / row["planned_step_seconds"] for row in whole if row.get("planned_step_seconds")]
+    spread = [statistics.median(times), min(times), max(times)] if times else []
+    return {"share": share, "errors": figures, "fits": fits, "times": spread}
+
+
+def count_fits(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Return how many rows were planned to fit and did, and the other three cases: "yes, no" did not."""
+    words = {True: "yes", False: "no"}
+    counts = Counter({f"{one}, {other}": 0 for one in words.values() for other in words.values()})
+    for row in rows:
+        if "planned_to_fit" in row and "did_fit" in row:
+            counts[f"{words[row['planned_to_fit']]}, {words[row['did_fit']]}"] += 1
+    return dict(counts)
 
 
 def between(planned: dict[str, list[Any]], share: float) -> list[Any]:
@@ -190,21 +207,37 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
             f"- {name}: median {figures['median']:.1%} off, largest {figures['largest']:.1%}, {figures['count']} "
             f"workloads; wanted is a median within {limit:.0%}: {met}"
         )
-    lines += ["", f"Calibrated by the first row: cuDNN's share {results['share']:.3f}.", ""]
-    lines += ["| workload | planned | measured | off | reserved | measured | off | calibrated | step |"]
-    lines += ["|---|---:|---:|---:|---:|---:|---:|---|---:|"]
+    if results.get("times"):
+        middle, least, most = results["times"]
+        lines.append(
+            f"- step time: measured is {middle:.2f} times the planned in the median, {least:.2f} to {most:.2f}"
+        )
+    lines += ["", *fits_table(results.get("fits", {}))]
+    lines += [f"Calibrated by the first row: cuDNN's share {results['share']:.3f}.", ""]
+    lines += [
+        "| workload | batch | planned | measured | off | reserved | measured | off | calibrated | step | planned |"
+    ]
+    lines += ["|---|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|"]
     for row in results["rows"]:
         if row.get("budget"):
             continue
         wrong = row.get("error") or row.get("crash")
         if wrong:
-            lines.append(f"| {row['label']} | {wrong} | | | | | | | |")
+            lines.append(f"| {row['label']} | {row.get('batch_size', '')} | {wrong} | | | | | | | | |")
             continue
         allocated, reserved = between(row["planned"], 0.0)
         calibrated = " / ".join(filter(None, (off(row, f"{name}, calibrated") for name in ("allocated", "reserved"))))
-        cells = [row["label"], size(allocated), size(row["allocated"]), off(row, "allocated")]
+        cells = [
+            row["label"],
+            str(row.get("batch_size", "")),
+            size(allocated),
+            size(row["allocated"]),
+            off(row, "allocated"),
+        ]
         cells += [size(reserved), size(row.get("reserved")), off(row, "reserved"), calibrated]
-        lines.append(f"| {' | '.join(cells)} | {1e3 * row['step_seconds']:.0f} ms |")
+        times = [row["step_seconds"], row.get("planned_step_seconds")]
+        cells += [f"{1e3 * seconds:.0f} ms" if seconds else "" for seconds in times]
+        lines.append(f"| {' | '.join(cells)} |")
     budgets = [row for row in results["rows"] if row.get("budget")]
     if budgets:
         lines += ["", "| workload under a budget | budget | as it stands | recipe | recipe's run | reserved |"]
@@ -219,6 +252,19 @@ def as_markdown(results: dict[str, Any]) -> list[str]:
             f"| {row['label']} | {size(row.get('budget_bytes'))} | {' | '.join(tail)} | {size(row.get('reserved'))} |"
         )
     return [*lines, ""]
+
+
+def fits_table(fits: dict[str, int]) -> list[str]:
+    """Return whether what was planned to fit did, and the other way round, as a table of two by two."""
+    if not any(fits.values()):
+        return []
+    return [
+        "| | did fit | ran out |",
+        "|---|---:|---:|",
+        f"| planned to fit | {fits['yes, yes']} | {fits['yes, no']} |",
+        f"| planned not to fit | {fits['no, yes']} | {fits['no, no']} |",
+        "",
+    ]
 
 
 def is_broken(results: dict[str, Any]) -> bool:

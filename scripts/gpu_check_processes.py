@@ -1,48 +1,19 @@
-"""Processes that the GPU check starts, and which end when it does; and whether what they need is installed.
-
-A check that is killed must leave nothing behind that goes on measuring beside its second run. Linux sends a signal to
-a process whose parent is gone; elsewhere a process ends when its work is done.
-"""
+"""Whether what the GPU check needs is installed, and its processes (`mpt.doctor.card.processes`), which end with it."""
 
 from __future__ import annotations
 
-import ctypes
 import re
-import signal
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PR_SET_PDEATHSIG = 1
-"""Of Linux' prctl: the signal to get when the parent ends."""
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+sys.path.insert(0, str(ROOT))
 
+from mpt.doctor.card.processes import reason, run  # noqa: E402
 
-def run(
-    command: list[Any], timeout: float, cwd: Path | None = None, said: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, with `said` on its standard input. Raises subprocess.TimeoutExpired."""
-    end = end_with_parent if LIBC else None
-    return subprocess.run(
-        command, input=said, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd, preexec_fn=end
-    )
-
-
-def end_with_parent() -> None:
-    """Ask to be killed when the process that started this one ends."""
-    assert LIBC is not None
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Return in one line why a process failed: its last error, not the hints that torch writes behind it."""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed|Interrupt)\b", line)]
-    return [f"exit {done.returncode}", *lines[-1:], *errors[-1:]][-1].strip()
+__all__ = ["reason", "refuse_without_packages", "run"]
 
 
 def refuse_without_packages() -> None:

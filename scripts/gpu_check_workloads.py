@@ -2,11 +2,13 @@
 
 The cheapest and most telling come first, so that an early end leaves the widest view: every network in its usual mode,
 then the modes, then the tricks. Float16 starts at a small loss scale, so that no step is skipped and the optimizer
-gets its state. The sizes fill a few GiB, beside which fixed workspaces are small.
+gets its state. The sizes fill a few GiB of a card of 12 GB, next to which fixed workspaces are small; other cards get
+batches in proportion (`scale_for`), and smaller ones still if a plan does not fit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,9 @@ from mpt.config.load import load_config
 from mpt.config.schema import Config
 
 ALLOW = ["tests"]
+SIZED_FOR_BYTES = 11.5 * 2**30
+"""What a card of 12 GB gives to programs: the batches below are for it."""
+LARGEST_SCALE = 4.0
 AMP, O1, O2 = ({"mode": mode, "dtype": "float16", "init_scale": 1024.0} for mode in ("amp", "O1", "O2"))
 ADAM = {"name": "adam", "foreach": True}  # as a GPU gets it, in a rehearsal too
 ADABELIEF = {"name": "adabelief"}
@@ -87,10 +92,10 @@ class Workload:
         tricks = [key if value is True else f"{key}={value}" for key, value in self.memory.items()]
         return ", ".join([self.name, self.mode, *tricks, *([] if self.deterministic else ["benchmark"])])
 
-    def config(self, rehearsal: str = "") -> Config:
-        """Return it as a configuration. Raises ConfigError."""
+    def config(self, rehearsal: str = "", scale: float = 1.0) -> Config:
+        """Return it as a configuration, its batch scaled. Raises ConfigError."""
         network = self.network
-        batch_size = network.small_batch if rehearsal else network.batch_size
+        batch_size = network.small_batch if rehearsal else max(1, int(network.batch_size * scale))
         memory = dict(self.memory)
         if "micro_batch" in memory:
             memory["micro_batch"] = max(1, batch_size // 4)
@@ -178,6 +183,11 @@ REHEARSED_BUDGETS = 1
 
 CARD_ALONE = "low_bit_optimizer"
 """Compiles kernels for the card, which a pretended one does not run."""
+
+
+def scale_for(room_bytes: float) -> float:
+    """Return by which power of two batches are scaled for a card that gives this much to programs."""
+    return min(LARGEST_SCALE, 2.0 ** math.floor(math.log2(max(room_bytes, 1) / SIZED_FOR_BYTES) + 0.1))
 
 
 def rehearsed(workloads: Sequence[Workload]) -> list[Workload]:

@@ -37,7 +37,9 @@ def run(arguments: DoctorArguments) -> None:
     has_subject = arguments.subject is not None
     wanted = check_parts(arguments.only or (PARTS if has_subject else ("environment",)), has_subject=has_subject)
     config, directory, points, subject = read_subject(arguments)
-    wish = Wish(str(arguments.subject), arguments.dtype, arguments.batch_size, Path(arguments.runs))
+    device = arguments.device or (config.train.device if config is not None else "auto")
+    file = Path(arguments.output or "device.json")
+    wish = Wish(str(arguments.subject), arguments.dtype, arguments.batch_size, Path(arguments.runs), device, file)
     sections = examine_parts(wanted, wish, config, points)
     written = write_cure(arguments, sections)
     if directory is not None and "numerics" in wanted:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MOST_INPUTS = 64
 """Samples of the batch that is followed to the network."""
 PARTS = ("environment", "data", "numerics", "speed")
+DEVICE = "device"
+"""Takes minutes, and is examined only where it is asked for."""
+WITHOUT_SUBJECT = ("environment", DEVICE)
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,18 @@ class Wish:
     batch_size: int | None = None
     """Samples of the step whose numerics are examined."""
     runs: Path = Path("runs")
+    device: str = "auto"
+    """The one that is checked, for the device part."""
+    device_file: Path = Path("device.json")
+    """Where the device part writes what it found."""
 
 
 def check_parts(wanted: Sequence[str], *, has_subject: bool) -> Sequence[str]:
     """Return the parts that are asked for. Raises ConfigError for one that there is not."""
     for part in wanted:
-        if part not in PARTS:
-            raise ConfigError(f"--only: found {part!r}; allowed are {', '.join(PARTS)}")
-        if part != "environment" and not has_subject:
+        if part not in (*PARTS, DEVICE):
+            raise ConfigError(f"--only: found {part!r}; allowed are {', '.join((*PARTS, DEVICE))}")
+        if part not in WITHOUT_SUBJECT and not has_subject:
             raise ConfigError(f"mpt doctor --only {part}: name a configuration or a run to examine")
     return wanted
 
@@ -71,7 +78,7 @@ def examine_parts(wanted: Sequence[str], wish: Wish, config: Config | None, poin
         try:
             sections.append(timed(lambda part=part: examine_part(part, wish, config, points)))  # type: ignore[misc]
         except Exception as error:
-            if part == "environment":
+            if part in WITHOUT_SUBJECT:
                 raise
             reason = str(error) if isinstance(error, MptError) else explain(error)
             if reason is None:
@@ -81,7 +88,7 @@ def examine_parts(wanted: Sequence[str], wish: Wish, config: Config | None, poin
             advice = f"`mpt doctor {wish.subject} --only {part}` says more"
             section.add("fault", part, f"could not be examined: {reason.splitlines()[0]}", advice)
             sections.append(section)
-    if failures and len(failures) == len([part for part in wanted if part != "environment"]):
+    if failures and len(failures) == len([part for part in wanted if part not in WITHOUT_SUBJECT]):
         raise failures[0]
     return sections
 
@@ -104,6 +111,10 @@ def examine_part(part: str, wish: Wish, config: Config | None, points: Sequence[
 
         choose_device(config.train.device if config is not None else "auto")  # refuses what is not there
         return examine_environment(config.train.batch_size if config is not None else 8, wish.runs)
+    if part == DEVICE:
+        from mpt.doctor.card.section import examine_device
+
+        return examine_device(choose_device(wish.device), wish.device_file)
     assert config is not None
     train_data, test_data = build_datasets(config)
     if part == "data":

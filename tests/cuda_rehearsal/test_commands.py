@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.gpu_check_features import FEATURES, faults
+from mpt.doctor.card.runner import faults, left_over
+from scripts.gpu_check_features import FEATURES
 from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, ROOT, mpt, rows, train
 from tests.cuda_rehearsal.torch_cuda import installed
 
@@ -187,7 +188,14 @@ def test_a_comparison_trains_each_mode_in_a_process_of_its_own(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-def test_the_gpu_check_runs_in_full_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        pytest.param("NVIDIA GeForce RTX 2060", marks=pytest.mark.cards("rtx2060")),  # 6 GB
+        pytest.param("NVIDIA H200", marks=pytest.mark.cards("h200")),  # 141 GB
+    ],
+)
+def test_the_gpu_check_runs_in_full_and_goes_on_after_a_kill(tmp_path: Path, gpu: str) -> None:
     folder = tmp_path / "check"
     command = [sys.executable, ROOT / "scripts" / "gpu_check.py", folder, "--minutes", "45", "--small"]
     command += ["--config", ROOT / "configs" / "classify_digits.yaml", "--config", ROOT / "configs" / "vae.yaml"]
@@ -215,9 +223,14 @@ def test_the_gpu_check_runs_in_full_and_goes_on_after_a_kill(tmp_path: Path) -> 
     tried = {row["name"]: row for row in results["features"]["rows"]}
     assert [name for name, row in tried.items() if "said" in row] == list(FEATURES)[:-1]
     assert "needs 2 cards" in tried["sharded checkpoints of two cards"]["skipped"]
-    assert not faults(results["features"])
+    assert not faults(results["features"]["rows"])
+    assert not left_over(results["card"]["rows"])
+    assert not faults(results["card"]["rows"])
+    fits = results["plan"]["fits"]
+    assert fits["yes, yes"] > 20
+    assert fits["yes, no"] == fits["no, yes"] == 0
     page = [*command[:3], "--page", tmp_path / "page.md"]
     assert subprocess.run(page, capture_output=True, timeout=60, check=False).returncode == 0
     text = (tmp_path / "page.md").read_text()
-    assert text.startswith("# gpu_check: NVIDIA GeForce RTX 3060 (rehearsal")
+    assert text.startswith(f"# gpu_check: {gpu} (rehearsal")
     assert "## What to mend first" in text

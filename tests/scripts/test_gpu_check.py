@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mpt.doctor.card import processes, runner
 from mpt.errors import MptError
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
@@ -29,7 +30,7 @@ from scripts import (
     gpu_check_planning,
     gpu_check_processes,
 )
-from scripts.gpu_check_workloads import ALLOW, BUDGETS, CARD_ALONE, VIT, WORKLOADS, Workload, rehearsed
+from scripts.gpu_check_workloads import ALLOW, BUDGETS, CARD_ALONE, VIT, WORKLOADS, Workload, rehearsed, scale_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
@@ -148,6 +149,16 @@ def test_the_first_workload_calibrates_the_others_and_the_medians_say_whether_th
         {"label": "d", "planned": planned(1, 1, 0), "allocated": 9, "reserved": 9, "counted": False, "step_seconds": 1},
         {"label": "e", "error": "not reached in time"},
         {"label": "f", "budget": True, "outcome": "out of memory", "budget_bytes": 5 * MIB, "recipe": "amp"},
+        {
+            "label": "g",
+            "planned": planned(9, 9, 0),
+            "error": "CUDA out of memory",
+            "planned_to_fit": True,
+            "did_fit": False,
+        },
+        {"label": "h", "planned": planned(9, 9, 0), "allocated": 3, "reserved": 3, "step_seconds": 0.1, "retries": 2}
+        | {"planned_to_fit": True, "did_fit": True, "planned_step_seconds": 0.05},
+        {"label": "i", "budget": True, "outcome": "trains", "planned_to_fit": False, "did_fit": False},
     ]
     results = {"rows": rows, "problem": "", **gpu_check_plan.sum_up(rows)}
     assert results["share"] == pytest.approx(0.1)
@@ -157,7 +168,9 @@ def test_the_first_workload_calibrates_the_others_and_the_medians_say_whether_th
     text = "\n".join(gpu_check_plan.as_markdown(results))
     assert "allocated: median 10.0% off, largest 10.0%, 3 workloads; wanted is a median within 3%: NOT met" in text
     assert "reserved, calibrated: median 0.0% off, largest 0.0%, 2 workloads; wanted is a median within 5%: met" in text
-    assert "| e | not reached in time |" in text
+    assert "| e |  | not reached in time |" in text
+    assert results["fits"] == {"yes, yes": 1, "yes, no": 1, "no, yes": 0, "no, no": 1}
+    assert "| planned to fit | 1 | 1 |\n| planned not to fit | 0 | 1 |" in text
     assert "planner: not measured in time: 1; run this again to go on" in gpu_check_plan.faults(results)
     assert gpu_check_plan.is_broken(results)
     assert not gpu_check_plan.is_broken({"rows": rows[:5]})
@@ -304,8 +317,9 @@ def test_a_plan_that_takes_too_long_is_no_crash(tmp_path, monkeypatch):
     planners = gpu_check_planning.Planners()
     with ThreadPoolExecutor(1) as pool:
         started = time.monotonic()
-        plan = pool.submit(planners.plan, config, data, torch.device("cpu"), started + 1)
-        gpu_check_memory.append_measured(tmp_path / "rows", {"label": "a"}, lambda: {"allocated": 1}, plan, 10)
+        device = torch.device("cpu")
+        plan = pool.submit(gpu_check_memory.fit, planners, config, data, device, 1e12, started + 1)
+        gpu_check_memory.append_measured(tmp_path / "rows", {"label": "a"}, plan, 10, device)
     (row,) = gpu_check_plan.read_rows(tmp_path / "rows")
     assert row["error"] == "the plan was not done in time"
     assert not gpu_check_plan.is_broken({"rows": [row]})
@@ -344,6 +358,7 @@ def run_parts(monkeypatch, folder, *words):
     )
     monkeypatch.setattr(gpu_check_peers, "measure_all", lambda *args: done.append("peers") or {"rows": []})
     monkeypatch.setattr(gpu_check_features, "try_all", lambda *args: done.append("features") or {"rows": []})
+    monkeypatch.setattr(runner, "run_checks", lambda *args: done.append("card") or [{"name": "machine", "said": "ok"}])
 
     def planner(folder, seconds, rehearsal, limit=None):
         done.append(f"plan {limit}")
@@ -365,21 +380,21 @@ def run_parts(monkeypatch, folder, *words):
 def test_parts_run_by_value_and_a_second_run_goes_on(tmp_path, monkeypatch):
     code, done = run_parts(monkeypatch, tmp_path)
     assert code == 1  # the demo failed
-    assert done[:3] == ["tests", "demo", "plan 20"]
-    assert set(done[3:7]) == set(gpu_check.FIRST_CONFIGS)
-    assert done[7:10] == ["peers", "features", "plan None"]
+    assert done[:4] == ["card", "plan 20", "tests", "demo"]
+    assert set(done[4:8]) == set(gpu_check.FIRST_CONFIGS)
+    assert done[8:11] == ["peers", "features", "plan None"]
     text = (tmp_path / "gpu_check.md").read_text()
     first = text.split("## What to mend first")[1]
     assert first.index("the demo ends with 6: not finite") < first.index("vae.yaml: not measured in full")
     _, again = run_parts(monkeypatch, tmp_path)
-    assert again == [*("demo", "plan 20", "peers", "features", "plan None"), *("vae.yaml", "began.yaml")]  # again,
+    assert again == [*("card", "plan 20", "demo", "peers", "features", "plan None"), *("vae.yaml", "began.yaml")]
     _, third = run_parts(monkeypatch, tmp_path)
-    assert third == ["plan 20", "peers", "features", "plan None"]  # once
+    assert third == ["card", "plan 20", "peers", "features", "plan None"]  # what failed was tried once more
     text = (tmp_path / "gpu_check.md").read_text()
     assert "the demo ends with 6: not finite" in text
     assert "began.yaml : exit 1" in text
     _, fresh = run_parts(monkeypatch, tmp_path, "--fresh")
-    assert fresh[:2] == ["tests", "demo"]
+    assert fresh[:4] == ["card", "plan 20", "tests", "demo"]
 
 
 def test_the_results_become_a_page_by_one_command(tmp_path, monkeypatch):
@@ -391,6 +406,22 @@ def test_the_results_become_a_page_by_one_command(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
     assert gpu_check.write_page(tmp_path / "check", Path()) == 0
     assert "RTX 3060 Ti" in (tmp_path / "docs" / "benchmarks" / "gpu-rtx-3060-ti.md").read_text()
+
+
+def test_batches_follow_the_cards_memory_and_a_plan_that_does_not_fit_halves_them():
+    scales = {gib: scale_for(gib * 2**30) for gib in (3.6, 5.8, 7.6, 11.6, 23.5, 139.0)}
+    assert scales == {3.6: 0.25, 5.8: 0.5, 7.6: 0.5, 11.6: 1, 23.5: 2, 139.0: 4}
+    config, data = gpu_check_memory.prepare(WORKLOADS[0], rehearsal="", scale=0.5)
+    assert config.train.batch_size == 32
+
+    class Planners:
+        def plan(self, config, *_):
+            return {"planned": {"0.0": [0, 100 * config.train.batch_size]}}
+
+    found, _, plan = gpu_check_memory.fit(Planners(), config, data, None, 900, 0)
+    assert (found.train.batch_size, plan["batch_size"], plan["planned_to_fit"]) == (8, 8, True)
+    found, _, plan = gpu_check_memory.fit(Planners(), config, data, None, 50, 0)
+    assert (found.train.batch_size, plan["planned_to_fit"]) == (1, False)
 
 
 def test_rows_that_time_did_not_reach_have_another_turn(tmp_path):
@@ -428,9 +459,9 @@ def test_a_contestant_that_failed_is_tried_once_more_and_one_that_was_measured_i
 
 def test_the_reason_of_a_failure_is_its_error_and_not_a_hint_behind_it():
     said = "Traceback ...\ntorch._inductor.exc.InductorError: no g++\n\nSet TORCHDYNAMO_VERBOSE=1 for the stack\n"
-    assert gpu_check_peers.reason(subprocess.CompletedProcess([], 1, "", said)).endswith("InductorError: no g++")
-    assert gpu_check_peers.reason(subprocess.CompletedProcess([], 1, "", "not installed\n")) == "not installed"
-    assert gpu_check_peers.reason(subprocess.CompletedProcess([], -9, "", "")) == "exit -9"
+    assert processes.reason(subprocess.CompletedProcess([], 1, "", said)).endswith("InductorError: no g++")
+    assert processes.reason(subprocess.CompletedProcess([], 1, "", "not installed\n")) == "not installed"
+    assert processes.reason(subprocess.CompletedProcess([], -9, "", "")) == "exit -9"
 
 
 def test_a_feature_that_failed_is_tried_once_more_and_what_is_wrong_is_said(monkeypatch):
@@ -442,23 +473,22 @@ def test_a_feature_that_failed_is_tried_once_more_and_what_is_wrong_is_said(monk
         row = said.get(command[2], {"skipped": "no card"})
         return subprocess.CompletedProcess(command, 0 if row else 1, json.dumps(row), "" if row else "a\nno NCCL")
 
-    monkeypatch.setattr(gpu_check_features, "run", run)
+    monkeypatch.setattr(runner, "run", run)
     first = gpu_check_features.try_all(100, "cpu")
     assert tried == list(gpu_check_features.FEATURES)
     second = gpu_check_features.try_all(100, "cpu", first)
     assert tried[len(gpu_check_features.FEATURES) :] == ["sharded checkpoints of two cards"]
     assert gpu_check_features.try_all(100, "cpu", second) == second
-    assert set(gpu_check_features.faults(second)) == {
+    assert set(runner.faults(second["rows"])) == {
         "DAIN's Triton operators: other",
         "sharded checkpoints of two cards: no NCCL",
     }
-    text = "\n".join(gpu_check_features.as_markdown(second))
+    text = "\n".join(runner.as_markdown("Single features", second["rows"]))
     assert "| checkpoints beside the training | skipped: no card |" in text
     assert "| DAIN's Triton operators | fast; WRONG: other |" in text
     late = gpu_check_features.try_all(1, "cpu")
-    assert all("run this again" in line for line in gpu_check_features.faults(late))
-    assert gpu_check_features.is_broken(second)
-    assert not gpu_check_features.is_broken(late)
+    assert not runner.faults(late["rows"])
+    assert runner.left_over(late["rows"]) == list(gpu_check_features.FEATURES)
 
 
 def test_states_are_the_same_to_the_bit_or_not():
@@ -485,7 +515,7 @@ def test_a_part_that_found_too_little_time_gets_more_of_the_next_run_and_the_las
     for _ in range(3):
         shares.append(gpu_check.share_of("tests", ["tests", "demo"], results))
         results["tests"] = gpu_check.count_failures(results.get("tests", {}), {"exit_code": None, "said": "late"})
-    assert shares == [0.22, 0.44, 0.88]
+    assert shares == [0.3, 0.6, 0.9]
     assert not gpu_check.is_settled(results["tests"])
     assert gpu_check.share_of("demo", ["tests", "demo"], results) == 1
 

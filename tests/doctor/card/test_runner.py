@@ -1,0 +1,45 @@
+"""Checks in processes of their own: kept, tried once more, and named if time was too short."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from mpt.doctor.card.runner import as_markdown, faults, left_over, run_checks
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def says(**row: Any) -> list[str]:
+    return command(f"print('noise'); print({json.dumps(json.dumps(row))})")
+
+
+def test_a_check_that_failed_is_tried_once_more_behind_the_others_and_what_is_there_is_kept() -> None:
+    checks = {
+        "breaks": command("raise ValueError('no bus')"),
+        "right": says(said="equal"),
+        "wrong": says(said="done", wrong="a|b apart"),
+        "skips": says(skipped="no card"),
+    }
+    saved: list[list[str]] = []
+    rows = run_checks(checks, 60, (), lambda rows: saved.append([row["name"] for row in rows if "error" not in row]))
+    assert saved[-1] == ["right", "wrong", "skips"]
+    assert faults(rows) == ["breaks: ValueError: no bus", "wrong: a|b apart"]
+    assert left_over(rows) == ["breaks"]
+    again: list[str] = []
+    rows = run_checks({**checks, "new": says(said="late")}, 60, rows, lambda rows: again.append("one more"))
+    assert len(again) == 2  # the new one and the one that failed
+    assert left_over(rows) == []
+    text = "\n".join(as_markdown("Checks", rows))
+    assert "| wrong | done; WRONG: a/b apart |" in text
+    assert "| skips | skipped: no card |" in text
+
+
+def test_what_time_did_not_reach_is_no_fault_and_is_left() -> None:
+    rows = run_checks({"one": says(said="x"), "two": command("import time; time.sleep(60)")}, 6)
+    assert [row.get("said") for row in rows] == ["x", None]
+    assert faults(rows) == []
+    assert left_over(rows) == ["two"]
