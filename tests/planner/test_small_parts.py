@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from mpt.config.sizes import describe_bytes, parse_budget
 from mpt.errors import ConfigError
+from mpt.planner.facts import calibration
 from mpt.planner.facts.calibration import (
     Calibration,
     Measurement,
@@ -156,6 +158,11 @@ def test_a_calibration_explains_the_surplus_by_scratch_and_comes_back_from_disk(
     assert load_calibration("rtx2060") == learnt
     assert load_calibration("rtx3060") == Calibration()  # nothing is moved unasked
     assert load_calibration("rtx3060", "rtx2060") == Calibration(time_factor=1.5, time_from="rtx2060")
+    save_calibration("RTX 2070", replace(learnt, cuda="12.6"))
+    for installed, context in (("12", 300), ("", 300), ("13", Calibration().context_bytes)):
+        monkeypatch.setattr(calibration, "installed_cuda", lambda installed=installed: installed)
+        assert load_calibration("rtx2070").context_bytes == context  # that of another CUDA says nothing
+        assert load_calibration("rtx2070").cudnn_share == 0.5
     with pytest.raises(ConfigError, match="rtx4090 has no calibration; calibrated are rtx2060"):
         load_calibration("rtx3060", "rtx4090")
     calibration_path("rtx2060").write_text('{"time_factor": -1}')
@@ -177,6 +184,7 @@ def test_scratch_is_that_of_dense_convolutions_larger_than_1x1() -> None:
         assert unseen.scratch("aten::convolution", (x, weight, None, *rest), x) == inside * x.nbytes / 2
         backward = (x, x, weight, [8], *rest, [True] * 3)
         assert unseen.scratch("aten::convolution_backward", backward, (x, weight, x)) == inside * x.nbytes / 2
+    assert unseen.largest_convolution == 2 * x.nbytes
 
 
 def test_a_run_without_a_gpu_teaches_nothing(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def print_plan(
         source += f"; {describe_bytes(ranks.communicator_bytes)} of it are NCCL's buffers"
     table.add_row("context", describe_bytes(plan.context_bytes), source)
     table.add_row("total", describe_bytes(plan.total), verdict(plan))
+    if plan.assumed_workspace:
+        table.add_row("cuDNN", f"up to {describe_bytes(plan.assumed_workspace)}", describe_workspace(plan))
     table.add_row("peak", "", plan.moment)
     for name, moment in plan.moments.items():
         if moment.problem:
@@ -106,6 +108,15 @@ def print_plan(
         console.print(held_tables(plan))
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
+
+
+def describe_workspace(plan: Plan) -> str:
+    """Return what is assumed of cuDNN's workspace, and whether there would be no room for it."""
+    said = "assumed for its workspace and not in the total, until `mpt plan calibrate RUN` has measured it"
+    room = None if plan.budget_bytes is None else plan.budget_bytes - plan.context_bytes - plan.allocated
+    if not plan.fits or room is None or plan.assumed_workspace <= room:
+        return said
+    return f"{said}; {describe_bytes(max(0, room))} are left for it, so that slower kernels may be chosen"
 
 
 def describe_host(plan: Plan) -> str:

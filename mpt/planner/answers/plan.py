@@ -210,6 +210,8 @@ class Plan:
     host_bytes: Bytes = 0
     """Host memory for what waits there: weights, gradients, optimizer states, activations; pinned blocks are rounded
     up to powers of two."""
+    assumed_workspace: Bytes = 0
+    """What cuDNN may take for a moment, by assumption; not in the totals. 0 for a card that is calibrated."""
     as_torch: MaybeAsTorch = None
     """Empty without --torch."""
     at_budgets: dict[str, WithinBudget] = field(default_factory=dict)

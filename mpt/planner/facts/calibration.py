@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +23,7 @@ from mpt.planner.answers.plan import READ
 from mpt.planner.facts.gpus import Gpu, find_gpu, installed_gpu, plain
 
 CONTEXT_BYTES = 450 * 2**20
-"""300 to 500 MiB with CUDA 12 and lazily loaded kernels, depending on the card."""
+"""300 to 500 MiB with CUDA 12 and lazily loaded kernels, depending on the card; of CUDA 13 no figure is known yet."""
 LARGEST_CONTEXT = 2 * 2**30
 ALLOWED = {"context_bytes": (0, 4 * 2**30), "cudnn_share": (0.0, 4.0), "time_factor": (0.05, 20.0)}
 
@@ -41,6 +43,8 @@ class Calibration:
     """The run it was learnt from; empty when uncalibrated."""
     time_from: str = ""
     """The other card that `time_factor` was measured on (`--times-from`); empty where none was named."""
+    cuda: str = ""
+    """The CUDA release whose context was measured ("13.0"); empty if the run's records have none."""
 
 
 def calibration_path(gpu_name: str) -> Path:
@@ -58,6 +62,8 @@ def load_calibration(gpu_name: str, times_from: str | None = None) -> Calibratio
     """
     path = calibration_path(gpu_name)
     found = _read(path) if path.is_file() else Calibration()
+    if found.cuda and installed_cuda() not in ("", found.cuda.partition(".")[0]):
+        found = replace(found, context_bytes=CONTEXT_BYTES)  # another CUDA has another context
     if times_from is None:
         return found
     other = find_gpu(times_from)
@@ -66,6 +72,15 @@ def load_calibration(gpu_name: str, times_from: str | None = None) -> Calibratio
         listed = f"calibrated are {', '.join(known)}" if known else "no card has been calibrated"
         raise ConfigError(f"--times-from: {other.name} has no calibration; {listed} (mpt plan calibrate RUN)")
     return replace(found, time_factor=_read(calibration_path(other.name)).time_factor, time_from=other.name)
+
+
+def installed_cuda() -> str:
+    """Return the major release of CUDA that the installed torch is built for ("13"), "" for a build without."""
+    try:
+        found = re.search(r"\+cu(\d\d)", version("torch"))
+    except PackageNotFoundError:
+        return ""
+    return found.group(1) if found else ""
 
 
 def _read(path: Path) -> Calibration:
@@ -109,6 +124,7 @@ class Measurement:
     memory_bytes: int = 0
     """The card's; 0 where the records do not tell."""
     capability: tuple[int, int] = (0, 0)
+    cuda: str = ""
 
     @property
     def gpu(self) -> Gpu:
@@ -136,7 +152,8 @@ def learn(
         context = CONTEXT_BYTES
     factor = measured.step_seconds / planned_seconds if planned_seconds else 1.0
     low, high = ALLOWED["time_factor"]
-    return Calibration(context, round(share, 4), round(factor, 4) if low <= factor <= high else 1.0, source)
+    factor = round(factor, 4) if low <= factor <= high else 1.0
+    return Calibration(context, round(share, 4), factor, source, cuda=measured.cuda)
 
 
 def read_measurement(run: Path) -> Measurement:
@@ -164,6 +181,7 @@ def read_measurement(run: Path) -> Measurement:
             None if outside is None else int(outside),
             int(device.get("memory_bytes", 0)),
             (int(major), int(minor)),
+            str(environment.get("cuda") or ""),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"mpt plan calibrate: {run}: a figure is missing ({error}); {advice}") from error

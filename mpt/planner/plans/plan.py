@@ -31,7 +31,7 @@ from mpt.planner.trace.replay import Replay, fits_at_all_and_surely, peak_live, 
 from mpt.planner.trace.snapshot import make_snapshot, write_snapshot
 from mpt.planner.trace.time_model import BAND
 from mpt.planner.trace.trace import Trace
-from mpt.planner.trace.unseen import Unseen
+from mpt.planner.trace.unseen import ASSUMED_SHARE, Unseen
 from mpt.seams import DataSpec
 
 RETRACE_LIMIT = 4
@@ -155,6 +155,7 @@ def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wi
         largest_is_bound=is_bound,
         step_seconds=step_seconds,
         host_bytes=fake.host_bytes,
+        assumed_workspace=0 if calibration.source else int(ASSUMED_SHARE * fake.largest_convolution),
         time_band=BAND,
         notes=notes,
         inexact=fake.inexact,

@@ -10,8 +10,9 @@ calibration of one real run (`mpt.planner.facts.calibration`) replaces the parts
 - Flash attention's backward: a float32 accumulator of the queries' gradient and one float32 per query, rows rounded
   up to 128 and head size to 32 (`flash_api.cpp`).
 - cuDNN: chosen by a heuristic inside the library. Counted as a share of input and output of convolutions in one group
-  with kernels larger than 1x1, the classes for which the library unrolls; the share is 0 until calibrated. Under
-  `torch.backends.cudnn.benchmark` it can reach gigabytes for a moment.
+  with kernels larger than 1x1, the classes for which the library unrolls. Until a card is calibrated the share is 0 in
+  a plan's total, and the plan names next to it what a share of 1 of the largest convolution would come to
+  (`ASSUMED_SHARE`). Under `torch.backends.cudnn.benchmark` it can reach gigabytes for a moment.
 - Context: 300 to 500 MiB with CUDA 12 and lazy loading, depending on the card.
 """
 
@@ -31,6 +32,9 @@ CUBLAS_BYTES_DETERMINISTIC = 8 * 4096 * 1024
 """Under CUBLAS_WORKSPACE_CONFIG=:4096:8, which `train.deterministic` sets."""
 MATRIX_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmv", "aten::mv"})
 CONVOLUTIONS = frozenset({"aten::convolution", "aten::convolution_backward", "aten::_convolution"})
+ASSUMED_SHARE = 1.0
+"""Of the largest convolution's input and output, for a card without a calibration. In xMem's measurements VGG-19 needed
+0.85 of them in benchmark mode, the most of 15 runs (`mpt/planner/facts/published.json`)."""
 FLASH_BACKWARD = "aten::_scaled_dot_product_flash_attention_backward"
 
 
@@ -44,6 +48,8 @@ class Unseen:
     cudnn_share: float = 0.0
     """cuDNN's workspace as a share of the bytes of a dense convolution's input and output."""
     opened_handles: set[str] = field(default_factory=set)
+    largest_convolution: int = 0
+    """Bytes of the input and output of the largest dense convolution so far."""
 
     @property
     def cublas_bytes(self) -> int:
@@ -64,8 +70,10 @@ class Unseen:
         """Return the bytes of scratch that live while this operator runs."""
         if operator == FLASH_BACKWARD:
             return _flash_backward_bytes(args[1])
-        if self.cudnn_share and operator in CONVOLUTIONS:
-            return int(self.cudnn_share * _dense_convolution_bytes(operator, args, result))
+        if operator in CONVOLUTIONS:
+            dense = _dense_convolution_bytes(operator, args, result)
+            self.largest_convolution = max(self.largest_convolution, dense)
+            return int(self.cudnn_share * dense)
         return 0
 
 
