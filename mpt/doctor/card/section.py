@@ -7,6 +7,7 @@ stopped, also if that was killed.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from mpt.doctor.card.checks import MEANINGS, check_names, commands_of
 from mpt.doctor.card.machine import describe_machine
-from mpt.doctor.card.runner import Row, is_late, left_over, run_checks
+from mpt.doctor.card.runner import Row, is_late, is_settled, left_over, run_checks
 from mpt.doctor.findings import Section
 from mpt.run.process.files import write_atomically
 
@@ -45,10 +46,16 @@ def examine_device(device: torch.device, file: Path, seconds: float = SECONDS, s
 
 
 def saver(file: Path, about: dict[str, Any]) -> Callable[[list[Row]], None]:
-    """Return a function that writes rows to the file."""
+    """Return a function that writes rows to the file, and says on standard error which one is new."""
+    told: set[str] = set()
 
     def save(rows: list[Row]) -> None:
         write_atomically(file, json.dumps({"machine": about, "checks": rows}, indent=1) + "\n")
+        done = [row["name"] for row in rows if is_settled(row) and row.get("skipped") != NO_CARD]
+        for number, name in enumerate(done, 1):
+            if name not in told:
+                print(f"{number} of {len(rows)} checks: {name}", file=sys.stderr, flush=True)
+        told.update(done)
 
     return save
 
