@@ -18,7 +18,8 @@ from mpt.doctor.card.processes import reason, run
 from mpt.doctor.card.runner import Skipped
 from mpt.doctor.card.subjects import BATCH
 
-SECONDS = 300.0
+SECONDS = 3600.0
+"""More than any check has: the runner ends a check that takes too long, and with it what it started."""
 QUIET = ("train.evaluate_every=0", "train.sample_every=0", "train.checkpoint_every=0", "train.epochs=null")
 MEMORY_WITHIN = 0.15
 """How far a planned peak may be off before it counts as wrong. Times are reported, not judged."""
@@ -58,7 +59,7 @@ def compare_workers(name: str, device: torch.device) -> dict[str, Any]:
 
 def resume(name: str, device: torch.device) -> dict[str, Any]:
     """Resume a shipped configuration halfway and compare it with a training in one go, to the bit."""
-    words = (f"train.batch_size={BATCH}", "train.deterministic=true", "dataset.workers=0", "train.epochs=null")
+    words = (f"train.batch_size={BATCH}", "train.deterministic=true", "dataset.workers=0", *QUIET)
     with tempfile.TemporaryDirectory() as folder:
         mpt("verify-resume", f"@{name}", *words, "--steps", "4", "--runs", folder, device=device)
     return {"said": f"{name}: stopped after 2 of 4 steps and resumed, it ends bit for bit as in one go"}

@@ -97,7 +97,7 @@ def compare_streams(device: torch.device) -> dict[str, Any]:
     if "CUDA_LAUNCH_BLOCKING" in os.environ:
         return {"said": plain, **({"wrong": ", ".join(wrong)} if wrong else {})}
     command = [sys.executable, "-m", "mpt.doctor.card.checks", "streams", "--device", str(device)]
-    done = run(command, 300, env={**os.environ, "CUDA_LAUNCH_BLOCKING": "1"})
+    done = run(command, 3600, env={**os.environ, "CUDA_LAUNCH_BLOCKING": "1"})
     if done.returncode:
         raise RuntimeError(f"with blocking launches: {reason(done)}")
     found = [f"{way}: other weights than plainly" for way in wrong]
