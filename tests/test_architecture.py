@@ -321,6 +321,9 @@ def test_cuda_is_named_only_for_what_other_accelerators_do_not_have() -> None:
         "parallel/start.py": "processes train together on CUDA devices alone",
         "systems/dain/inference/memory.py": "a calibration, which CUDA's cards have",
         "engine/step/faults.py": "cuDNN's refusals",
+        "doctor/card/commands.py": "NCCL",
+        "doctor/card/machine.py": "CUDA's context and pinned copies, of a check that names no other kind",
+        "doctor/card/updates.py": "the same, and torch.cuda's own look for waits",
     }
     found = {
         str(path.relative_to(PACKAGE)): hits

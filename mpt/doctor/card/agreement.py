@@ -37,7 +37,7 @@ class DrawnOnHost(TorchFunctionMode):
     """Makes every random draw on the CPU with its default generator, whatever device it is for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        name, kwargs = func.__name__, dict(kwargs or {})
         if name == "dropout":
             return dropped(*args, **kwargs)
         if name not in DRAWS:
