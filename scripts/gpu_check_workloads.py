@@ -104,7 +104,7 @@ class Workload:
         if memory.get("stream_weights") and rehearsal:
             memory["stream_weights"] = {"min_kibibytes": 0}
         precision = self.precision
-        if rehearsal and isinstance(precision, dict):
+        if rehearsal and isinstance(precision, dict) and has_bfloat16():
             precision = {**precision, "dtype": "bfloat16"}  # CPUs are slow in float16
         data = {
             "model": network.small if rehearsal else network.model,
@@ -117,6 +117,13 @@ class Workload:
         if network.task:
             data["task"] = network.task
         return load_config(data, allow=ALLOW)
+
+
+def has_bfloat16() -> bool:
+    """Return whether a rehearsal's device computes in bfloat16: a CPU, or a pretended card of capability 8.0."""
+    import torch
+
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0)
 
 
 def tricks(name: str, network: Network, *rows: tuple[Any, dict[str, Any]]) -> list[Workload]:

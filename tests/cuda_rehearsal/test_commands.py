@@ -227,7 +227,7 @@ def test_the_gpu_check_runs_in_full_and_goes_on_after_a_kill(tmp_path: Path, gpu
     assert not left_over(results["card"]["rows"])
     assert not faults(results["card"]["rows"])
     fits = results["plan"]["fits"]
-    assert fits["yes, yes"] > 20
+    assert fits["yes, yes"] > 10  # an RTX 2060 refuses the modes of bfloat16
     assert fits["yes, no"] == fits["no, yes"] == 0
     page = [*command[:3], "--page", tmp_path / "page.md"]
     assert subprocess.run(page, capture_output=True, timeout=60, check=False).returncode == 0
