@@ -49,15 +49,15 @@ def try_all(seconds: float, rehearsal: str, before: dict[str, Any] | None = None
 
 
 def train_config(rehearsal: str, **sections: Any) -> Any:
-    """Return the configuration of a vision transformer in bfloat16 weights on drawn pictures."""
+    """Return the configuration of a vision transformer in half weights on drawn pictures."""
     from mpt.config.load import load_config
-    from scripts.gpu_check_workloads import ALLOW
+    from scripts.gpu_check_workloads import ALLOW, has_bfloat16
 
     data = {
         "model": SMALL_VIT if rehearsal else VIT,
         "dataset": {"name": "shapes", "size": 64},
         "optimizer": "adam",
-        "precision": "bf16-pure",
+        "precision": "bf16-pure" if has_bfloat16() else "fp16-pure",
         "train": {"batch_size": 4 if rehearsal else 32, "steps": 1000, "device": rehearsal or "cuda"},
     }
     return load_config({**data, **sections}, allow=ALLOW)
