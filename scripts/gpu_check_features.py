@@ -57,9 +57,11 @@ def train_config(rehearsal: str, **sections: Any) -> Any:
         "model": SMALL_VIT if rehearsal else VIT,
         "dataset": {"name": "shapes", "size": 64},
         "optimizer": "adam",
-        "precision": "bf16-pure" if has_bfloat16() else "fp16-pure",
+        "precision": "bf16-pure",
         "train": {"batch_size": 4 if rehearsal else 32, "steps": 1000, "device": rehearsal or "cuda"},
     }
+    if not has_bfloat16():
+        data |= {"precision": "fp16-pure", "optimizer": {"name": "adam", "eps": 1e-4}}
     return load_config({**data, **sections}, allow=ALLOW)
 
 
