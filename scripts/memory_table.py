@@ -139,7 +139,7 @@ def saved_bytes(run: Run, batch: Batch) -> int:
             kept[tensor.untyped_storage()._cdata] = tensor.detach()
         return tensor.detach()  # a graph that holds its own output and is never walked would not be freed
 
-    part = {name: value[: run.micro_batch_size] for name, value in run.task.draw(batch, phase).items()}
+    part = {name: value[: run.adaptation.micro_batch_size] for name, value in run.task.draw(batch, phase).items()}
     pending = None
     while True:
         kept.clear()

@@ -79,10 +79,10 @@ MENDED = (
     ),
     Fault(
         "hooks on optimizers",
-        "tricks that replace optimizers came after those that hang hooks on them",
+        "tricks that look for a network's optimizer found the one that another trick had replaced",
         "mpt/engine/building/build.py",
-        "key=lambda one: not one.replaces_optimizers",
-        "key=lambda one: one.replaces_optimizers",
+        "        optimizers = {name: new[old] for name, old in optimizers.items()}\n",
+        "",
         f"{FAULTS_FILE}::test_gradients_are_released_where_another_trick_replaces_the_optimizers",
     ),
     Fault(

@@ -37,11 +37,18 @@ MEMBERS: dict[str, dict[str, str]] = {
         "keep_more": "keep_float32",
         "keeping": "mpt.precision.shared.float32_modules.keeping(precision, modules)",
         "scales": "mpt.seams.loss_scales(precision)",
-        "skips_overflow": "mpt.seams.phases_with_dynamic_scale(precision)",
+        "skips_overflow": "mpt.seams.has_dynamic_scale(precision, phase)",
         "module_state": "mpt.engine.state.module_state.module_state(precision, module), which follows from masters",
         "load_module_state": (
             "mpt.engine.state.module_state.load_module_state(precision, module, state), which follows from masters"
         ),
+    },
+    "MemoryTrick": {"replaces_optimizers": "replace_optimizer(optimizer, precision), which returns the new one"},
+    "Run": {
+        "micro_batch_size": "adaptation.micro_batch_size",
+        "micro_batch_auto": "adaptation.is_allowed",
+        "adapted": "adaptation.changes",
+        "trained": "weights",
     },
     "Task": {
         **{

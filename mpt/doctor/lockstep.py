@@ -29,7 +29,7 @@ from mpt.engine.loop.assembly import count_steps, supply_batches
 from mpt.engine.state.module_state import module_state
 from mpt.engine.state.moving_averages import follow_step
 from mpt.engine.state.state import capture, capture_random, restore, restore_random
-from mpt.engine.step.step import back_propagate, drop_gradients, remember_buffers, restore_buffers, update
+from mpt.engine.step.step import back_propagate, drop_gradients, update
 from mpt.optim.shared.schedules import set_learning_rates
 from mpt.precision.shared.products import set_products
 from mpt.seams import Batch, Dataset, Phase, Run
@@ -110,14 +110,14 @@ class Training:
         """Perform a phase's update with gradients of weights and inputs that are moved by up to a share of them."""
         run = self.run
         drop_gradients(run, phase)
-        remember_buffers(run)
+        run.buffers.remember()
         drawn = draw_batch(run, phase, batch)
         with half_as_on_a_gpu(run), moved_weights(run, amount) as move:
             found = back_propagate(run, phase, {name: move(value) for name, value in drawn.items()})
         losses = {f"{phase.name}/{name}": float(value) for name, value in found.items()}
         if not all(math.isfinite(value) for value in losses.values()):
             drop_gradients(run, phase)
-            restore_buffers(run)
+            run.buffers.restore()
             return losses, True
         return losses, run.precision.step(phase, run.clip_norms[phase.name]).skipped
 

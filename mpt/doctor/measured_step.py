@@ -18,7 +18,7 @@ from mpt.doctor.cuda_lists import CudaLists
 from mpt.doctor.half_arithmetic import RoundedHalf
 from mpt.doctor.instrument import Result, observed
 from mpt.engine.building.build import seed_everything
-from mpt.engine.step.step import back_propagate, drop_gradients, remember_buffers, restore_buffers
+from mpt.engine.step.step import back_propagate, drop_gradients
 from mpt.seams import Batch, Phase, Run
 from mpt.seams.phase_losses import draw_batch
 from mpt.seams.undo import notes_of, take_back
@@ -89,7 +89,7 @@ def repeat_backward(
         seed_everything(run.config.seed)
     notes = notes_of(run.task)
     drop_gradients(run, phase)
-    remember_buffers(run)
+    run.buffers.remember()
     scaler = run.precision.scalers.get(phase.name)
     scale = scaler.scale if scaler is not None else 1.0
     try:
@@ -111,7 +111,7 @@ def repeat_backward(
         }
     finally:
         drop_gradients(run, phase)
-        restore_buffers(run)
+        run.buffers.restore()
         take_back(run.task, notes)
     return Step(
         losses={name: float(value) for name, value in losses.items()},

@@ -58,7 +58,7 @@ def find_places(subject: Subject) -> list[Place]:
         def note(form: str, rewrite: Rewrite) -> None:
             places[Place(form, modules.current()[0], source_line(), rewrite.was, rewrite.instead)] = None
 
-        run.stable_forms = StableForms(STABLE_FORMS, note)
+        run = dataclasses.replace(run, stable_forms=StableForms(STABLE_FORMS, note))
         for phase in run.phases:
             try:
                 take_step(run, phase, subject.batch)

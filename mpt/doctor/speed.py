@@ -76,7 +76,7 @@ def _time_parts(run: Run, stream: Iterator[Batch], step: int) -> dict[str, float
         drop_gradients(run, phase)
         drawn = draw_batch(run, phase, batch)
         with only(run.frozen[phase.name]):
-            for part, share in split(drawn, run.micro_batch_size):
+            for part, share in split(drawn, run.adaptation.micro_batch_size):
                 done: list[str] = []
                 now = time.perf_counter()
                 for together in losses_of(run, phase, part):

@@ -10,7 +10,6 @@ On a CPU run the result is bit-equal. On a GPU the update is done by other kerne
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.travelling.host_blocks import block_bytes
 from mpt.optim.shared.averaging import AveragingOptimizer
-from mpt.seams import MemoryTrick, Run
+from mpt.seams import MemoryTrick, Precision
 
 CONFLICTS = {
     "optimizer_in_backward": "that one steps on the device during backward; use one of the two",
@@ -104,35 +103,28 @@ class HostOptimizer(Optimizer):
 class CpuOptimizer(MemoryTrick):
     """Replaces each optimizer by one that works in host memory."""
 
-    name, exact, replaces_optimizers = "cpu_optimizer", False, True
+    name, exact = "cpu_optimizer", False
 
-    def attach(self, run: Run) -> None:
-        """Put host optimizers in place, in the run and in its phases."""
-        refuse_own_steps(run, "memory.cpu_optimizer")
-        hosts = {optimizer: HostOptimizer(optimizer) for optimizer in run.optimizers.values()}
-        twins = [twin for host in hosts.values() for twin in host.twins.values()]
-        self.host_bytes = sum(2 * block_bytes(twin.nbytes) for twin in twins)  # and a gradient for each
-        replace_optimizers(run, hosts)
+    def replace_optimizer(self, optimizer: Optimizer, precision: Precision) -> Optimizer:
+        """Return an optimizer that works in host memory."""
+        refuse_own_steps(optimizer, precision, "memory.cpu_optimizer")
+        host = HostOptimizer(optimizer)
+        self.host_bytes += sum(2 * block_bytes(twin.nbytes) for twin in host.twins.values())  # and their gradients
+        return host
 
 
-def refuse_own_steps(run: Run, trick: str) -> None:
+def refuse_own_steps(optimizer: Optimizer, precision: Precision, trick: str) -> None:
     """Raise ConfigError where something else works on the optimizer's state: bf16-sr, bf16-kahan, or evaluations."""
-    if run.precision.numerics.lifts_state:
+    if precision.numerics.lifts_state:
         raise ConfigError(
-            f"{trick}: {run.precision.name} takes the optimizer's steps on bfloat16 state itself; leave the trick out, "
+            f"{trick}: {precision.name} takes the optimizer's steps on bfloat16 state itself; leave the trick out, "
             "or use precision=bf16-pure"
         )
-    if any(isinstance(optimizer, AveragingOptimizer) for optimizer in run.optimizers.values()):
+    if isinstance(optimizer, AveragingOptimizer):
         raise ConfigError(
-            f"{trick}: evaluations read optimizer {run.config.optimizer.name}'s averages from its state on the device; "
+            f"{trick}: evaluations read {type(optimizer).__name__}'s averages from its state on the device; "
             "leave the trick out, or use optimizer=adamw"
         )
-
-
-def replace_optimizers(run: Run, new: dict[Optimizer, Any]) -> None:
-    """Put new optimizers in the places of old ones, in the run and in its phases."""
-    run.optimizers = {name: new[optimizer] for name, optimizer in run.optimizers.items()}
-    run.phases = [dataclasses.replace(phase, optimizer=new[phase.optimizer]) for phase in run.phases]
 
 
 def build(settings: Settings) -> CpuOptimizer:

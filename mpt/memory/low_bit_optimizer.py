@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.memory.cpu_optimizer import refuse_own_steps, replace_optimizers
-from mpt.seams import MemoryTrick, Run
+from mpt.memory.cpu_optimizer import refuse_own_steps
+from mpt.seams import MemoryTrick, Precision
 
 CONFLICTS = {
     "optimizer_in_backward": "8-bit optimizers keep state per parameter group; use one of the two",
@@ -45,27 +45,23 @@ class Settings(Options):
 class LowBitOptimizer(MemoryTrick):
     """Replaces each Adam or AdamW by its 8-bit form."""
 
-    name, exact, replaces_optimizers = "low_bit_optimizer", False, True
+    name, exact = "low_bit_optimizer", False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def attach(self, run: Run) -> None:
-        """Put 8-bit optimizers in place, with the same groups and hyperparameters."""
-        refuse_own_steps(run, "memory.low_bit_optimizer")
-        for optimizer in run.optimizers.values():
-            if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-                raise ConfigError(
-                    f"memory.low_bit_optimizer: there is no 8-bit {type(optimizer).__name__}; "
-                    "use optimizer=adam or adamw"
-                )
-            if any(group["amsgrad"] for group in optimizer.param_groups):
-                raise ConfigError("memory.low_bit_optimizer: there is no 8-bit amsgrad; use optimizer.amsgrad=false")
+    def replace_optimizer(self, optimizer: Optimizer, precision: Precision) -> Optimizer:
+        """Return an 8-bit optimizer with the same groups and hyperparameters."""
+        refuse_own_steps(optimizer, precision, "memory.low_bit_optimizer")
+        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+            raise ConfigError(
+                f"memory.low_bit_optimizer: there is no 8-bit {type(optimizer).__name__}; use optimizer=adam or adamw"
+            )
+        if any(group["amsgrad"] for group in optimizer.param_groups):
+            raise ConfigError("memory.low_bit_optimizer: there is no 8-bit amsgrad; use optimizer.amsgrad=false")
         if torch._guards.detect_fake_mode() is not None:
-            replace_optimizers(run, {o: AllocatedAdam(o.param_groups) for o in run.optimizers.values()})
-            return
-        backend = choose_backend(self.settings.backend)
-        replace_optimizers(run, {o: make_low_bit(o, backend) for o in run.optimizers.values()})
+            return AllocatedAdam(optimizer.param_groups)
+        return make_low_bit(optimizer, choose_backend(self.settings.backend))
 
 
 class AllocatedAdam(Optimizer):

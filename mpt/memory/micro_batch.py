@@ -38,14 +38,16 @@ class MicroBatch(MemoryTrick):
 
     def attach(self, run: Run) -> None:
         """Tell the step the size, and warn where BatchNorm will see smaller batches."""
-        run.micro_batch_auto = run.micro_batch_auto or self.size == "auto"
-        run.micro_batch_size = None if self.size == "auto" else self.size
         batch_size = run.config.train.batch_size
-        if run.micro_batch_size is None or run.micro_batch_size >= batch_size:
+        if self.size == "auto":
+            run.adaptation.is_allowed = True
+            return
+        run.adaptation.micro_batch_size = self.size
+        if self.size >= batch_size:
             return
         if any(isinstance(m, _BatchNorm) for root in run.task.trainable.values() for m in root.modules()):
             run.notes.append(
-                f"memory.micro_batch: BatchNorm sees {run.micro_batch_size} samples at a time instead of {batch_size}; "
+                f"memory.micro_batch: BatchNorm sees {self.size} samples at a time instead of {batch_size}; "
                 "its statistics, and so the result, differ from the whole batch's"
             )
 

@@ -52,13 +52,12 @@ class SetToNone(MemoryTrick):
     name = "set_to_none"
 
     def __init__(self, settings: Settings) -> None:
-        self.enabled = settings.enabled
+        self.keeps_gradients = not settings.enabled
 
     def attach(self, run: Run) -> None:
         """When off, swap the classes of networks and optimizers: instances keep their state and can be copied."""
-        if self.enabled:
+        if not self.keeps_gradients:
             return
-        run.keeps_gradients = True
         for module in {id(phase.module): phase.module for phase in run.phases}.values():
             mix_in(module, KeepsModuleGradients)
         for optimizer in dict.fromkeys(run.optimizers.values()):

@@ -15,8 +15,9 @@ from mpt.seams.phases import StepStats as StepStats
 from mpt.seams.precision import Numerics as Numerics
 from mpt.seams.precision import Precision as Precision
 from mpt.seams.precision import Scaler as Scaler
+from mpt.seams.precision import has_dynamic_scale as has_dynamic_scale
 from mpt.seams.precision import loss_scales as loss_scales
-from mpt.seams.precision import phases_with_dynamic_scale as phases_with_dynamic_scale
+from mpt.seams.run import Adaptation as Adaptation
 from mpt.seams.run import MemoryTrick as MemoryTrick
 from mpt.seams.run import Run as Run
 from mpt.seams.samples import IGNORED as IGNORED

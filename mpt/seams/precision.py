@@ -129,6 +129,7 @@ def loss_scales(precision: Precision) -> dict[str, float]:
     return {name: scaler.scale for name, scaler in precision.scalers.items()}
 
 
-def phases_with_dynamic_scale(precision: Precision) -> frozenset[str]:
-    """Return the phases with a dynamic scale, in which an overflow is no fault."""
-    return frozenset(name for name, scaler in precision.scalers.items() if scaler.dynamic)
+def has_dynamic_scale(precision: Precision, phase: Phase) -> bool:
+    """Return whether a phase has a dynamic scale, so that an overflow is no fault."""
+    scaler = precision.scalers.get(phase.name)
+    return scaler is not None and scaler.dynamic

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
@@ -18,14 +18,16 @@ from mpt.seams.phases import NOTHING, Phase
 from mpt.seams.precision import Precision
 from mpt.seams.samples import DataSpec
 from mpt.seams.task import Task
+from mpt.seams.undo import BufferCopies
 
 
 class MemoryTrick:
     """One way to hold less; never a branch in the step or the loop.
 
     It meets the run when the networks are built (`host`), when the task is and before precision and optimizers are
-    (`apply`), when everything is built (`attach`), and in every update (`forward`, `backward`, `step`: contexts around
-    those moments). `beside_steps` is a context around evaluations and samples.
+    (`apply`), when the optimizers are (`replace_optimizer`), when everything is built (`attach`), and in every update
+    (`forward`, `backward`, `step`: contexts around those moments). `beside_steps` is a context around evaluations and
+    samples.
     """
 
     name: str
@@ -33,8 +35,8 @@ class MemoryTrick:
     """Are gradients bit-equal to the run without it?"""
     host_bytes: int = 0
     """Host memory that it holds beyond the weights, gradients and optimizer states that are there, for plans."""
-    replaces_optimizers: bool = False
-    """Such tricks are attached first: what others hang on an optimizer would be lost with it."""
+    keeps_gradients: bool = False
+    """Are gradients filled with zeros when an update begins, instead of released?"""
 
     def host(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
         """Choose weights that do not go to the device: before the networks, on the CPU or `meta`, are moved there.
@@ -45,8 +47,12 @@ class MemoryTrick:
     def apply(self, task: Task, precision: Precision) -> None:
         """Change the built task, before optimizers exist."""
 
+    def replace_optimizer(self, optimizer: Optimizer, precision: Precision) -> Optimizer:
+        """Return the optimizer that takes this one's place. ConfigError where none can."""
+        return optimizer
+
     def attach(self, run: Run) -> None:
-        """Change the built run, before its first step."""
+        """Prepare the built run for its first step: hooks, choices that need all of it, notes."""
 
     def fold(self, modules: Mapping[str, nn.Module]) -> None:
         """Take out of trained networks what was put into them, for export: adapters become part of their weights."""
@@ -72,8 +78,24 @@ class MemoryTrick:
 
 
 @dataclass
+class Adaptation:
+    """How a run fits into memory by now, which may change after every update that ran out of it."""
+
+    is_allowed: bool = False
+    """Whether the run may adapt to a lack of memory, or fails."""
+    micro_batch_size: int | None = None
+    """Samples that go through the networks at once; None is the whole batch."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Memory tricks that were set since the build because memory ran out, in the configuration's words."""
+
+
+@dataclass(frozen=True)
 class Run:
-    """A built training: everything that an update needs, and nothing of files or the loop."""
+    """A built training: everything that an update needs, and nothing of files or the loop.
+
+    None of it is exchanged after the build. What changes is inside: weights, `adaptation`, and the list of tricks,
+    which adaptation and watchers add to.
+    """
 
     config: Config
     device: torch.device
@@ -86,20 +108,14 @@ class Run:
     phases: list[Phase]
     frozen: dict[str, list[nn.Parameter]]
     """Phase name -> parameters of the other trained modules, frozen meanwhile."""
+    weights: dict[str, list[nn.Parameter]]
+    """Phase name -> the weights that its update changes and their masters."""
     clip_norms: dict[str, float | None]
-    scaled_phases: frozenset[str]
-    buffers: list[Tensor] = field(default_factory=list)
+    buffers: BufferCopies
     """Buffers of the trained networks, which a skipped step must leave as they were."""
-    shadows: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
-    """The buffers of each dtype and their copies, made at the first update."""
     stable_forms: AbstractContextManager[Any] = NOTHING
     """What computes numerically poor forms by stable ones in each forward (`precision.stable_forms`)."""
-    micro_batch_size: int | None = None
-    micro_batch_auto: bool = False
-    adapted: dict[str, Any] = field(default_factory=dict)
-    """Memory tricks that were set since the build because memory ran out, in the configuration's words."""
-    trained: dict[str, list[nn.Parameter]] = field(default_factory=dict)
-    """Phase name -> its weights and their masters, found at the phase's first update."""
+    adaptation: Adaptation = field(default_factory=Adaptation)
     notes: list[str] = field(default_factory=list)
     """What a user should be warned of."""
     messages: list[str] = field(default_factory=list)

@@ -1,8 +1,12 @@
-"""The notes that a task takes on itself during an update, for undoing an update that fails."""
+"""For undoing an update that fails before its optimizer steps: a task's notes on itself, and buffers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from mpt.seams.task import Task
 
@@ -30,3 +34,31 @@ def copy_containers(value: Any) -> Any:
     if type(value) in (list, set):
         return type(value)(copy_containers(item) for item in value)
     return value
+
+
+class BufferCopies:
+    """Buffers that a forward changes (BatchNorm's statistics) and their copies, so that a skipped step leaves no trace.
+
+    A forward that overflows would otherwise leave NaN in the running statistics for good, with every weight still
+    finite. The copies are made at the first update.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor] = ()) -> None:
+        self.buffers = list(buffers)
+        self.copies: list[tuple[list[Tensor], list[Tensor]]] = []
+        """By dtype: where they are mixed, CUDA launches a kernel for each buffer."""
+
+    def remember(self) -> None:
+        """Copy the buffers."""
+        if not self.copies:
+            for dtype in dict.fromkeys(buffer.dtype for buffer in self.buffers):
+                buffers = [buffer for buffer in self.buffers if buffer.dtype == dtype]
+                self.copies.append((buffers, [torch.empty_like(buffer) for buffer in buffers]))
+        for buffers, copies in self.copies:
+            torch._foreach_copy_(copies, buffers)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the buffers back as they were when they were copied."""
+        for buffers, copies in self.copies:
+            torch._foreach_copy_(buffers, copies)

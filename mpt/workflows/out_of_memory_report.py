@@ -71,7 +71,8 @@ def add_report(message: str, training: Training, retry: Retry) -> str:
         findings = plan(config, budget, training.run.device)
         lines = [*describe_budget(budget), *describe_plan(findings, budget)]
         if findings.patch:
-            adapted = {"memory": dict(training.run.adapted)} if training.run.adapted else {}
+            changes = training.run.adaptation.changes
+            adapted = {"memory": dict(changes)} if changes else {}
             lines += propose(merge(adapted, findings.patch), findings.verdict, training, retry)
         lines += keep_snapshot(training)
     except (MptError, OSError) as error:  # the planner's reasons, or no memory or disk for it either

@@ -19,7 +19,8 @@ def summarize(run: Run, supplied: Supply) -> Iterator[str]:
     config, world, steps = run.config, run.world, supplied.total_steps
     batch = config.train.batch_size
     several = f", {world.size} processes of up to {world.place(batch)[1]}" if world.size > 1 else ""
-    parts = f" in micro-batches of {run.micro_batch_size}" if (run.micro_batch_size or batch) < batch else ""
+    size = run.adaptation.micro_batch_size or batch
+    parts = f" in micro-batches of {size}" if size < batch else ""
     epochs = steps / supplied.loader.steps_per_epoch
     length = f"{counted(steps, 'step')} of {batch}{parts} ({counted(epochs, 'epoch')})"
     yield from config.notes

@@ -3,6 +3,7 @@
 import gc
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,13 +254,12 @@ def test_taking_a_trick_back_leaves_no_trace() -> None:
     assert recomputes(net)
     take_back()
     assert [(type(m), getattr(m, "inplace", None)) for m in net.modules()] == before
-    assert run.adapted == {}
+    assert run.adaptation.changes == {}
     assert run.tricks == []
 
 
 def test_offloading_is_added_where_there_is_somewhere_to_go() -> None:
-    run = parts.classifier()
-    run.device = torch.device("meta")
+    run = replace(parts.classifier(), device=torch.device("meta"))
     ladder.move(run, "offload_activations", 1.0)
     assert [trick.name for trick in run.tricks] == ["offload_activations"]
     with pytest.raises(ConfigError, match="cannot be combined with compile"):
@@ -341,7 +341,7 @@ def test_a_trick_from_outside_is_proposed_and_used_when_memory_runs_out(
     assert moves.index(("strange", True)) < moves.index(("recompute", "sqrt"))
     ladder.move(run, "strange", True)
     assert [trick.name for trick in run.tricks] == ["strange"]
-    assert run.adapted == {"strange": True}
+    assert run.adaptation.changes == {"strange": True}
 
 
 def test_an_unknown_kind_of_relief_is_refused_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """What inference costs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,8 +10,7 @@ from tests.engine import parts
 
 
 def test_on_a_gpu_the_peak_of_a_run_leaves_out_what_other_runs_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = parts.classifier()
-    run.device = torch.device("cuda")
+    run = replace(parts.classifier(), device=torch.device("cuda"))
     held = {"now": 5000, "peak": 5000}
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda device: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,9 +110,9 @@ def test_frozen_blocks_travel_in_ways_that_trained_ones_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"trained weights travel, .*leave out memory.optimizer_in_backward"):
         vit(memory={**ALL, "optimizer_in_backward": True})
     run = vit(memory=ALL)
-    run.config = with_memory(run.config, {"low_bit_optimizer": True})
+    beside = replace(run, config=with_memory(run.config, {"low_bit_optimizer": True}))
     with pytest.raises(ConfigError, match=r"8-bit states are on the device; use memory.cpu_optimizer"):
-        run.tricks[0].attach(run)
+        run.tricks[0].attach(beside)
     with pytest.raises(ConfigError, match="bf16-sr takes the optimizer's steps"):
         vit("bf16-sr", ALL)
     with pytest.raises(ConfigError, match=r"a Block travels as a whole here, and memory.recompute .* part mlp again"):

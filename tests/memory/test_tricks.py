@@ -470,7 +470,7 @@ def test_the_cache_is_emptied_every_so_many_updates(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: emptied.append(1))
     trick = empty_cache_every.build(empty_cache_every.Settings(updates=3))
     run = parts.classifier("bf16-sr", optimizer={"name": "lion"})  # which lets its optimizer step in pieces
-    run.tricks = [trick]
+    run.tricks.append(trick)
     trick.has_cache = True
     mechanism.train(run, [parts.batch(seed) for seed in range(7)])
     assert len(emptied) == 2

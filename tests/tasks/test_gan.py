@@ -93,7 +93,7 @@ def test_micro_batches_change_nothing(name: str) -> None:
     results = []
     for size in (None, 3):
         run = build(name, optimizer={"name": "sgd", "lr": 0.1})
-        run.micro_batch_size = size
+        run.adaptation.micro_batch_size = size
         torch.manual_seed(7)
         take_step(run)
         results.append((weights(run), run.task.state_dict()))

@@ -138,7 +138,7 @@ def test_micro_batches_change_nothing() -> None:
     for size in (None, 3):
         model = {"name": "vae", "image_size": 8, "hidden": 16, "latent_size": 4}
         run = build(model, optimizer={"name": "sgd", "lr": 0.01})
-        run.micro_batch_size = size
+        run.adaptation.micro_batch_size = size
         torch.manual_seed(3)
         take_step(run)
         finals.append(torch.cat([p.detach().flatten() for p in run.task.trainable["vae"].parameters()]))

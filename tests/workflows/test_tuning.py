@@ -84,7 +84,7 @@ def test_a_step_has_the_phases_that_a_training_has_in_it(monkeypatch: pytest.Mon
     config = load_config(CONFIG)
     side = tuning.Side(config, torch.device("cpu"), build_datasets(config)[0].spec, [{}])
     only = side.run.phases[0]
-    side.run.phases = [replace(only, name="flow", until=2), replace(only, name="joint", since=2)]
+    side.run.phases[:] = [replace(only, name="flow", until=2), replace(only, name="joint", since=2)]
     side.take(4, lambda: 0.0)
     assert taken == ["flow", "flow", "joint", "joint"]
 

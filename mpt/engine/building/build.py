@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -34,9 +35,10 @@ from mpt.metrics.shared.choice import metrics_of
 from mpt.nn.shared.synchronised_norm import synchronise
 from mpt.parallel.world import ALONE, World
 from mpt.precision.stable.stable_forms import make_stable_forms
-from mpt.seams import Dataset, DataSpec, Game, MemoryTrick, Phase, Precision, Run, Task, phases_with_dynamic_scale
+from mpt.seams import Adaptation, Dataset, DataSpec, Game, MemoryTrick, Phase, Precision, Run, Task
 from mpt.seams.samples import Adopted
 from mpt.seams.task_kinds import differentiates_twice
+from mpt.seams.undo import BufferCopies
 
 
 def seed_everything(seed: int) -> None:
@@ -145,6 +147,10 @@ def build_run(
     optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach) if trains else {}
     phases = list(task.phases(optimizers)) if trains else []
     precision.bind(phases)
+    for trick in tricks:
+        new = {old: trick.replace_optimizer(old, precision) for old in optimizers.values()}
+        optimizers = {name: new[old] for name, old in optimizers.items()}
+        phases = [replace(phase, optimizer=new[phase.optimizer]) for phase in phases]
     run = Run(
         config=config,
         device=device,
@@ -157,9 +163,9 @@ def build_run(
         phases=phases,
         frozen={phase.name: _others(phase, task) for phase in phases},
         clip_norms={phase.name: clip_norm(phase, optimizers, settings_by_module) for phase in phases},
-        scaled_phases=phases_with_dynamic_scale(precision),
-        buffers=[buffer.detach() for module in task.trainable.values() for buffer in module.buffers()],
-        micro_batch_auto=config.memory.on_oom == "adapt",
+        weights={phase.name: _trained_weights(phase) for phase in phases},
+        buffers=BufferCopies([buffer.detach() for module in task.trainable.values() for buffer in module.buffers()]),
+        adaptation=Adaptation(is_allowed=config.memory.on_oom == "adapt"),
         messages=messages,
         notes=[
             *precision.numerics.notes,
@@ -169,9 +175,10 @@ def build_run(
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         averages=averages,
         world=world,
+        keeps_gradients=any(trick.keeps_gradients for trick in tricks),
     )
-    run.notes += describe_averages(run)
-    for trick in sorted(tricks, key=lambda one: not one.replaces_optimizers) if trains else ():
+    run.notes.extend(describe_averages(run))
+    for trick in tricks if trains else ():
         trick.attach(run)
     return run
 
@@ -224,6 +231,11 @@ def _others(phase: Phase, task: Task) -> list[nn.Parameter]:
         for parameter in module.parameters()
         if parameter.requires_grad and id(parameter) not in own
     ]
+
+
+def _trained_weights(phase: Phase) -> list[nn.Parameter]:
+    masters = [weight for group in phase.optimizer.param_groups for weight in group["params"]]
+    return list({id(weight): weight for weight in (*phase.module.parameters(), *masters)}.values())
 
 
 def parameter_count(modules: Sequence[nn.Module]) -> int:

@@ -28,7 +28,6 @@ def check_floor(training: Training, updates: dict[str, Update]) -> None:
     if keep_at_floor(training, decision, updates[decision.phase.name]):
         return
     if decision.action == "fall_back" and run.precision.fall_back(run.task):
-        run.scaled_phases = frozenset()
         training.journal.warn(f"{decision.why}; going on in bfloat16 without scaling", "fall_back")
         return
     save_or_roll_back(training)

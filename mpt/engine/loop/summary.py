@@ -51,6 +51,6 @@ def summary_of(training: Training) -> dict[str, Any]:
         "losses": training.last_losses,
         "evaluations": training.journal.evaluation_spans(),
         "events": training.journal.event_counts(),
-        "adapted": dict(run.adapted),
+        "adapted": dict(run.adaptation.changes),
         **({"ranks": {"count": run.world.size, **training.rank_times.last}} if run.world.size > 1 else {}),
     }

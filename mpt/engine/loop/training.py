@@ -293,7 +293,7 @@ class Training:
 
     def loop_record(self) -> dict[str, Any]:
         """Return what a state keeps beside the run's."""
-        adapted = dict(self.run.adapted)
+        adapted = dict(self.run.adaptation.changes)
         return {**self.progress.to_record(), "adapted": adapted, "remedies": self.remedies.to_record()}
 
     def keep_recent(self) -> None:

@@ -104,7 +104,7 @@ class CollapseWatch:
     def measure(self, run: Run, dataset: Dataset) -> float:
         """Return the root of the total variance of the samples' features over the data's."""
         count = min(self.limits.samples, len(dataset))
-        chunk = run.micro_batch_size or run.config.train.batch_size
+        chunk = run.adaptation.micro_batch_size or run.config.train.batch_size
         parts = [(first, min(chunk, count - first)) for first in range(0, count, chunk)]
         space = choose_feature_space(run.data)
 

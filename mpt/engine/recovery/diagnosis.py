@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from mpt.engine.recovery.module_places import LOSS, ModulePlaces, module_places, source_line
 from mpt.engine.state.state import capture_random, restore_random
-from mpt.engine.step.step import back_propagate, drop_gradients, remember_buffers, restore_buffers
+from mpt.engine.step.step import back_propagate, drop_gradients
 from mpt.seams import Batch, Phase, Run
 from mpt.seams.undo import notes_of, take_back
 
@@ -114,11 +114,11 @@ def undisturbed(run: Run, phase: Phase) -> Iterator[None]:
     """Leave a run as it was before the forwards and backwards inside the block."""
     notes, random = notes_of(run.task), capture_random(run.device)
     drop_gradients(run, phase)
-    remember_buffers(run)
+    run.buffers.remember()
     try:
         yield
     finally:
         drop_gradients(run, phase)
-        restore_buffers(run)
+        run.buffers.restore()
         take_back(run.task, notes)
         restore_random(random, run.device)

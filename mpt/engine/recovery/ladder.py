@@ -121,7 +121,7 @@ def with_memory(config: Config, changes: Mapping[str, Any]) -> Config:
 
 def adapted_config(run: Run) -> Config:
     """Return the configuration that the run has by now."""
-    return with_memory(run.config, run.adapted)
+    return with_memory(run.config, run.adaptation.changes)
 
 
 def move(run: Run, name: str, value: Any) -> Callable[[], None]:
@@ -129,19 +129,20 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
     reason = find_conflict(run.config, name)
     if reason is not None:
         raise ConfigError(reason)
-    adapted, size, tricks = dict(run.adapted), run.micro_batch_size, list(run.tricks)
+    before, tricks = replace(run.adaptation, changes=dict(run.adaptation.changes)), list(run.tricks)
     classes_before = [(module, type(module), getattr(module, "inplace", None)) for module in _all_modules(run)]
     why_not = pointless(name, run.device)
     if why_not is not None:
         raise ConfigError(why_not)
     if name == splitter():
-        run.micro_batch_size = value
+        run.adaptation.micro_batch_size = value
     else:
         add_trick(run, with_memory(run.config, {name: value}), name)
-    run.adapted = {**adapted, name: value}
+    run.adaptation.changes[name] = value
 
     def take_back() -> None:
-        run.adapted, run.micro_batch_size, run.tricks = adapted, size, tricks
+        run.adaptation.changes, run.adaptation.micro_batch_size = before.changes, before.micro_batch_size
+        run.tricks[:] = tricks
         for module, kind, inplace in classes_before:
             become(module, kind)
             if inplace is not None:
@@ -156,7 +157,7 @@ def move_again(run: Run, adapted: Mapping[str, Any]) -> dict[str, Any]:
     Only where the run may adapt: a configuration that says `on_oom: stop` is taken at its word. The smaller micro-batch
     wins, and a trick that is configured by now keeps its settings.
     """
-    if not run.micro_batch_auto:
+    if not run.adaptation.is_allowed:
         return {}
     changed = {}
     for name, value in adapted.items():

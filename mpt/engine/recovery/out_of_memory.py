@@ -20,7 +20,7 @@ from mpt.engine.state.journal import Journal
 from mpt.engine.state.memory import snapshot_of
 from mpt.engine.state.state import capture_random, restore_random
 from mpt.engine.step.faults import describe_out_of_memory, fault_kind, out_of_memory_reason
-from mpt.engine.step.step import Update, restore_buffers, update
+from mpt.engine.step.step import Update, update
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.seams import Batch, Phase, Run
 from mpt.seams.undo import notes_of, take_back
@@ -66,7 +66,7 @@ class MemoryLadder:
         run = self.run
         refused: dict[str, str] = {}
         trial: Trial | None = None
-        if run.micro_batch_auto:
+        if run.adaptation.is_allowed:
             random_state, notes = capture_random(run.device), notes_of(run.task)
         while True:
             self.watch(phase.optimizer)
@@ -85,7 +85,7 @@ class MemoryLadder:
                 trial.take_back()
                 refused[trial.name] = reason
                 self.tell(phase, f"{trial.name} cannot be used here ({reason})")
-            if self.stepping.has_begun or not run.micro_batch_auto:
+            if self.stepping.has_begun or not run.adaptation.is_allowed:
                 self.fail(phase, reason, refused)
             undo_update(run, phase, random_state, notes)
             notes = notes_of(run.task)
@@ -125,7 +125,7 @@ class MemoryLadder:
         """Record and show what was done about memory."""
         message = f"{phase.name}: out of memory; {what}"
         size = ladder.micro_batch_size(ladder.adapted_config(self.run))
-        adapted = dict(self.run.adapted)
+        adapted = dict(self.run.adaptation.changes)
         self.journal.event("out_of_memory", message, phase=phase.name, micro_batch=size, adapted=adapted)
         self.journal.console.warning(message)
 
@@ -139,10 +139,10 @@ class MemoryLadder:
                 "the optimizer had begun to step, so the update cannot be repeated, and micro-batches do not make a "
                 f"step smaller: try memory.cpu_optimizer=true, {smaller}"
             )
-        elif not run.micro_batch_auto and size > 1:
+        elif not run.adaptation.is_allowed and size > 1:
             advice = f"try memory.{splitter()}={size // 2} or memory.on_oom=adapt (same effective batch)"
         elif size == 1:
-            used = {**run.adapted, **run.config.memory.tricks}
+            used = {**run.adaptation.changes, **run.config.memory.tricks}
             unused = (
                 f"memory.{one.name}, "
                 for one in ladder.later_tricks()
@@ -154,7 +154,9 @@ class MemoryLadder:
             advice = f"nothing is left to adapt at a micro-batch of {size}{refusals}. Try {smaller}"
         where = f"in phase {phase.name} at step {self.journal.progress.step}"
         message = describe_out_of_memory(where, reason, advice)
-        self.journal.event("out_of_memory", message, phase=phase.name, micro_batch=size, adapted=dict(run.adapted))
+        self.journal.event(
+            "out_of_memory", message, phase=phase.name, micro_batch=size, adapted=dict(run.adaptation.changes)
+        )
         raise MemoryBudgetError(message)
 
 
@@ -162,7 +164,7 @@ def undo_update(run: Run, phase: Phase, random_state: dict[str, Any], notes: dic
     """Put everything back as it was before an update in which no parameter has stepped."""
     phase.optimizer.zero_grad(set_to_none=True)
     phase.module.zero_grad(set_to_none=True)
-    restore_buffers(run)
+    run.buffers.restore()
     take_back(run.task, notes)
     for trick in run.tricks:
         trick.abandon(phase)

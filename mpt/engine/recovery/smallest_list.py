@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mpt.engine.recovery.diagnosis import Finding, undisturbed
-from mpt.engine.step.step import back_propagate, trained_weights
+from mpt.engine.step.step import back_propagate
 from mpt.precision.shared.float32_modules import keeping
 from mpt.seams import Batch, Phase, Run
 
@@ -138,5 +138,5 @@ def is_finite(run: Run, phase: Phase, batch: Batch) -> bool:
     losses = back_propagate(run, phase, batch)
     if not all(math.isfinite(float(value)) for value in losses.values()):
         return False
-    gradients = [weight.grad for weight in trained_weights(run, phase) if weight.grad is not None]
+    gradients = [weight.grad for weight in run.weights[phase.name] if weight.grad is not None]
     return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)

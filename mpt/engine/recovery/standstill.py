@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mpt.engine.state.progress import due
-from mpt.engine.step.step import Update, trained_weights
+from mpt.engine.step.step import Update
 from mpt.parallel.local import local
 from mpt.seams import Phase, Run
 
@@ -83,7 +83,7 @@ class Standstill:
 def sums_of(run: Run, phase: Phase) -> Sums:
     """Return the sums of the bits of a phase's weights and their masters, by device."""
     of_devices: dict[torch.device, Sums] = defaultdict(list)
-    for weight in trained_weights(run, phase):
+    for weight in run.weights[phase.name]:
         bits = local(weight.detach())
         if bits.is_complex():
             bits = torch.view_as_real(bits)

@@ -24,7 +24,7 @@ from mpt.optim.shared.groups import fit_saved_groups
 from mpt.parallel.local import full, is_sharded
 from mpt.precision.shared.weight_pieces import COMPENSATION
 from mpt.run.checkpoints.state_checks import compare_keys, refuse_split
-from mpt.seams import Run, phases_with_dynamic_scale
+from mpt.seams import Run
 
 NumpyState = tuple[str, numpy.ndarray[Any, Any], int, int, float]
 
@@ -95,7 +95,6 @@ def restore_tensors(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"checkpoint: the optimizer state of {name!r} does not fit: {error}") from error
     run.precision.load_state_dict(state["precision"])
-    run.scaled_phases = phases_with_dynamic_scale(run.precision)  # a run that fell back to bfloat16 has none
     return changed
 
 

@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from mpt.accelerator import has_allocator
@@ -25,7 +24,7 @@ from mpt.errors import ConfigError
 from mpt.parallel.exchange import Exchange
 from mpt.parallel.local import local
 from mpt.parallel.world import Outcome, PeerFaultError, share
-from mpt.seams import NOTHING, Batch, Phase, Run, StepStats
+from mpt.seams import NOTHING, Batch, Phase, Run, StepStats, has_dynamic_scale
 from mpt.seams.logged import Figures
 from mpt.seams.phase_losses import draw_batch, entered, losses_of
 
@@ -49,18 +48,19 @@ class Update:
 def update(run: Run, phase: Phase, batch: Batch) -> Update:
     """Perform one phase's update on a batch, on ranks as `rank_inputs.inputs_of` gives it."""
     drop_gradients(run, phase)
-    remember_buffers(run)  # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
-    watch = LossWatch(run.device) if has_allocator(run.device) and phase.name not in run.scaled_phases else None
+    run.buffers.remember()  # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
+    may_overflow = has_dynamic_scale(run.precision, phase)
+    watch = LossWatch(run.device) if has_allocator(run.device) and not may_overflow else None
     samples, figures = 0, Figures()
     if run.world.size > 1:
         batch, samples, losses, is_finite = back_propagate_on_ranks(run, phase, batch, watch, figures)
     else:
         batch = draw_batch(run, phase, batch)
         losses = back_propagate(run, phase, batch, watch, figures=figures)
-        is_finite = phase.name in run.scaled_phases or all_finite(losses, watch)
+        is_finite = may_overflow or all_finite(losses, watch)
     if not is_finite:
         drop_gradients(run, phase)
-        restore_buffers(run)
+        run.buffers.restore()
         return Update(StepStats(skipped=True), losses, finite=False, batch=batch, samples=samples)
     if run.tricks:
         with entered([trick.step(phase) for trick in run.tricks]):
@@ -69,7 +69,7 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
         stats = run.precision.step(phase, run.clip_norms[phase.name])
     if not stats.skipped:
         return Update(stats, losses, figures=figures)
-    restore_buffers(run)
+    run.buffers.restore()
     return Update(stats, losses, batch=batch, samples=samples, figures=figures)
 
 
@@ -97,7 +97,7 @@ def back_propagate(
     normaliser = Normaliser(phase.least_weight, whole or size_of(batch), exchange) if phase.normalised else None
     others = run.frozen[phase.name]
     with only(others) if others else NOTHING:
-        for part, share in split(batch, run.micro_batch_size, whole):
+        for part, share in split(batch, run.adaptation.micro_batch_size, whole):
             if normaliser is not None:
                 normaliser.begin_part(size_of(part))
             done: list[str] = []
@@ -124,7 +124,7 @@ def back_propagate(
     correction = None if normaliser is None else normaliser.correction()
     if correction is not None:
         run.world.settle()  # what of sharded gradients is still to be summed
-        correct(trained_weights(run, phase), correction)
+        correct(run.weights[phase.name], correction)
         losses = {name: value * correction for name, value in losses.items()}
     return losses
 
@@ -157,7 +157,7 @@ def back_propagate_on_ranks(
     """
     world = run.world
     exchange = world.exchange(phase.name, [weight for weight in phase.module.parameters() if weight.requires_grad])
-    sums = 0 if not phase.normalised else 1 if run.micro_batch_size is None else 2
+    sums = 0 if not phase.normalised else 1 if run.adaptation.micro_batch_size is None else 2
     exchange.begin(sums)
     world.settle()
     losses: dict[str, Tensor] = {}
@@ -172,15 +172,15 @@ def back_propagate_on_ranks(
             batch, count = draw_own(run, phase, batch)
             samples = count
         if world.is_sharded:
-            refuse_uneven(phase, count, world.size, run.micro_batch_size)
+            refuse_uneven(phase, count, world.size, run.adaptation.micro_batch_size)
         start, stop = world.place(count)
         random = RankRandom(run.device, world.rank)
         if stop > start:  # a lazy phase may draw fewer samples than there are ranks
-            exchange.parts = -(-(stop - start) // (run.micro_batch_size or count))
+            exchange.parts = -(-(stop - start) // (run.adaptation.micro_batch_size or count))
             part = batch if samples else {name: value[start:stop] for name, value in batch.items()}
             losses = back_propagate(run, phase, part, watch, count, exchange, figures)
         exchange.refuse_sparse()
-        is_finite = phase.name in run.scaled_phases or all_finite(losses, watch)
+        is_finite = has_dynamic_scale(run.precision, phase) or all_finite(losses, watch)
         outcome = Outcome(finite=is_finite, is_random=random.were_used())
     except Exception as failure:
         if not world.can_fail_alone:
@@ -225,40 +225,8 @@ def drop_gradients(run: Run, phase: Phase) -> None:
         phase.optimizer.zero_grad()
         phase.module.zero_grad()
         return
-    for parameter in run.trained.get(phase.name) or trained_weights(run, phase):
+    for parameter in run.weights[phase.name]:
         parameter.grad = None
-
-
-def trained_weights(run: Run, phase: Phase) -> list[nn.Parameter]:
-    """Return a phase's weights and their masters, which are looked for at its first update."""
-    if phase.name not in run.trained:
-        groups = phase.optimizer.param_groups
-        own = {id(p): p for p in (*phase.module.parameters(), *(p for group in groups for p in group["params"]))}
-        run.trained[phase.name] = list(own.values())
-    return run.trained[phase.name]
-
-
-def remember_buffers(run: Run) -> None:
-    """Copy the buffers that a forward changes (BatchNorm's statistics), so that a step that is skipped leaves no
-    trace.
-
-    A forward that overflows would otherwise leave NaN in the running statistics for good, with every weight still
-    finite.
-    """
-    if not run.shadows:
-        # By dtype: where they are mixed, CUDA launches a kernel for each buffer.
-        for dtype in dict.fromkeys(buffer.dtype for buffer in run.buffers):
-            buffers = [buffer for buffer in run.buffers if buffer.dtype == dtype]
-            run.shadows.append((buffers, [torch.empty_like(buffer) for buffer in buffers]))
-    for buffers, copies in run.shadows:
-        torch._foreach_copy_(copies, buffers)
-
-
-@torch.no_grad()
-def restore_buffers(run: Run) -> None:
-    """Put the buffers back as they were before this update."""
-    for buffers, copies in run.shadows:
-        torch._foreach_copy_(buffers, copies)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A run that was stopped and resumed equals, bit for bit, the run that was never stopped."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,8 @@ def test_log_lines_that_span_a_resume_hold_the_same_means(tmp_path: Path) -> Non
 def test_another_gpu_is_another_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     run = parts.classifier()
     assert "gpu" not in conditions(run)
-    run.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    assert conditions(run)["gpu"] == "NVIDIA H200"
+    assert conditions(replace(run, device=torch.device("cuda")))["gpu"] == "NVIDIA H200"
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from mpt.engine.recovery.diagnosis import FirstNonFinite
 from mpt.engine.recovery.module_places import ModulePlaces
 from mpt.engine.recovery.recent_states import RecentStates
 from mpt.engine.step.faults import is_out_of_memory
-from mpt.engine.step.step import remember_buffers, restore_buffers
 from mpt.errors import Interrupted, MemoryBudgetError, NonFiniteError
 from mpt.report.page import write_report
 from mpt.run.checkpoints import checkpoint
@@ -438,12 +438,13 @@ def test_a_roll_back_reads_no_checkpoint_onto_the_device(tmp_path: Path, monkeyp
     original = rollback.roll_back
 
     def roll_back(training: Training, why: str) -> None:
-        monkeypatch.setattr(training.run, "device", torch.device("meta"))
+        run = training.run
+        training.run = replace(run, device=torch.device("meta"))
         original(training, why)
         steps = [state["step"].device.type for state in training.run.optimizers["net"].state.values()]
         assert steps
         assert set(steps) == {"cpu"}
-        monkeypatch.setattr(training.run, "device", torch.device("cpu"))
+        training.run = run
 
     monkeypatch.setattr(rollback, "roll_back", roll_back)
     path = start(tmp_path, optimizer="adam", train=settings(on_non_finite="rollback"))
@@ -531,12 +532,12 @@ def test_buffers_of_one_dtype_are_kept_by_one_call(monkeypatch: pytest.MonkeyPat
         original(targets, sources)
 
     monkeypatch.setattr(torch, "_foreach_copy_", copy)
-    before = [buffer.clone() for buffer in run.buffers]
-    remember_buffers(run)
-    for buffer in run.buffers:
+    before = [buffer.clone() for buffer in run.buffers.buffers]
+    run.buffers.remember()
+    for buffer in run.buffers.buffers:
         buffer.add_(1)
-    restore_buffers(run)
-    assert all(map(torch.equal, run.buffers, before))
+    run.buffers.restore()
+    assert all(map(torch.equal, run.buffers.buffers, before))
     assert sorted(map(str, calls[:2])) == ["{torch.float32}", "{torch.int64}"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,8 +74,7 @@ class Few:
 def careless_run() -> tuple[Run, Careless]:
     run = classifier("bf16")
     task = Careless(run.task.modules["net"])
-    run.task = task
-    return run, task
+    return replace(run, task=task), task
 
 
 @pytest.mark.parametrize("what", ["evaluate", "preview", "infer"])
@@ -148,8 +148,7 @@ def test_ranks_that_wait_for_each_other_evaluate_equally_often_and_count_nothing
     evidence: list[Any] = []
     for rank in (1, 0):  # the first rank concludes, with what the other has told
         task.seen.clear()
-        run.world = OneOfTwo(rank, evidence)
-        shared = evaluate(run, data, 4)
+        shared = evaluate(replace(run, world=OneOfTwo(rank, evidence)), data, 4)
         calls.append(len(task.seen))
     assert shared == alone
     assert calls[0] == calls[1] == (2 if count > 4 else 1)

@@ -43,7 +43,7 @@ def doubles(size: int = 8) -> Batch:
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_a_figure_is_the_mean_of_all_elements_of_the_steps_since_the_last_line(micro_batch: int | None) -> None:
     run, phase = run_with(watched)
-    run.micro_batch_size = micro_batch
+    run.adaptation.micro_batch_size = micro_batch
     progress, expected = Progress(), []
     for size in (8, 5):
         with torch.no_grad():

@@ -33,7 +33,7 @@ def two(net: nn.Module, part: Batch, size: str = "mean") -> tuple[Loss, Loss]:
 
 def gradients(losses: Callable[[nn.Module, Batch], Any], micro_batch: int | None = None) -> tuple[list[Tensor], Any]:
     run, phase = run_with(losses)
-    run.micro_batch_size = micro_batch
+    run.adaptation.micro_batch_size = micro_batch
     kept: list[Tensor] = []
     phase.optimizer.register_step_pre_hook(
         lambda *_: kept.extend(p.grad.clone() for p in phase.module.parameters() if p.grad is not None)

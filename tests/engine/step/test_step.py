@@ -24,12 +24,11 @@ def run_with(losses: Any, **changes: Any) -> tuple[Run, Phase]:
     run = classifier("fp32")
     net = run.task.trainable["net"].double().eval()
     phase = replace(run.phases[0], losses=lambda part: losses(net, part), **{"least_weight": 1.0, **changes})
-    run.phases = [phase]
-    return run, phase
+    return replace(run, phases=[phase]), phase
 
 
 def gradients(run: Run, phase: Phase, micro_batch: int | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    run.micro_batch_size = micro_batch
+    run.adaptation.micro_batch_size = micro_batch
     kept: list[torch.Tensor] = []
     handle = phase.optimizer.register_step_pre_hook(
         lambda *_: kept.extend(p.grad.clone() for p in phase.module.parameters() if p.grad is not None)

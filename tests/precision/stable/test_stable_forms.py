@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,7 +120,8 @@ def test_a_step_whose_blocks_are_recomputed_takes_the_same_forms_and_gradients()
     for memory in ({}, {"recompute": {"modules": ["net.planted"]}}):
         run, batch = built({"memory": memory, "precision": {"mode": "fp32", "stable_forms": ["log"]}})
         (phase,) = run.phases
-        run.stable_forms = StableForms(["log"], lambda form, rewrite: found.append(rewrite.instead))
+        forms = StableForms(["log"], lambda form, rewrite: found.append(rewrite.instead))
+        run = replace(run, stable_forms=forms)
         back_propagate(run, phase, batch)
         gradients.append([parameter.grad for parameter in run.task.modules["net"].parameters()])
     assert found == ["softplus(x)"] * 3  # once, and once more where it is recomputed

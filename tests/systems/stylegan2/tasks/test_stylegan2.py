@@ -88,7 +88,7 @@ def test_the_mean_path_length_moves_after_the_step_and_not_with_the_split(micro_
     run = build("stylegan2")
     task = run.task
     assert isinstance(task, StyleGan2)
-    run.micro_batch_size = micro_batch
+    run.adaptation.micro_batch_size = micro_batch
     torch.manual_seed(2)
     update(run, run.phases[1], make_batch(run, 8))
     assert task.path_mean == 0

@@ -58,7 +58,7 @@ def test_micro_batches_add_up_to_the_whole_batch() -> None:
     results = []
     for size in (None, 1, 3):
         run, batch = build()
-        run.micro_batch_size = size
+        run.adaptation.micro_batch_size = size
         run.task.trainable["net"].double().eval()
         batch = {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
         run.task.sums = lambda raw, boxes, classes, mask, run=run: detection_sums(
@@ -76,7 +76,7 @@ def test_a_step_of_the_warm_up_is_that_of_the_samples_it_takes() -> None:
     found = []
     for optimizer, count, size in ((growing, 4, None), (growing, 4, 1), ({"name": "sgd_warmup"}, 2, None)):
         run, batch = build(optimizer=optimizer)
-        run.micro_batch_size = size
+        run.adaptation.micro_batch_size = size
         run.task.trainable["net"].eval()
         batch = {name: value[:count] for name, value in batch.items()}
         found.append(gradients(run, batch))
