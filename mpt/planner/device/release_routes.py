@@ -9,6 +9,7 @@ import importlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,16 +43,18 @@ def adam_as_released() -> Iterator[None]:
         setattr(module, FOREACH_ADAM, before)
 
 
-def change_run(run: Run) -> None:
-    """Let a built run keep its gradients, and step a tensor at a time, where the planned release did.
+def change_run(run: Run) -> Run:
+    """Return a built run that keeps its gradients, and steps a tensor at a time, where the planned release did.
 
     What the configuration says itself (`memory.set_to_none`, `optimizer.foreach` or `fused`) stands.
     """
     names = {trick.name for trick in run.tricks}
     if "set_to_none" not in names and not names & RELEASES_THEM_ITSELF and releases.takes("gradients are kept"):
-        SetToNone(Settings(enabled=False)).attach(run)
+        kept = SetToNone(Settings(enabled=False))
+        kept.attach(run)
+        run = replace(run, keeps_gradients=kept.keeps_gradients)
     if not releases.is_before("a tensor at a time"):
-        return
+        return run
     for name, optimizer in run.optimizers.items():
         asked = setting_of(run.optimizer_settings[name], "foreach")
         if asked is not None or not _is_of_torch(optimizer):
@@ -59,6 +62,7 @@ def change_run(run: Run) -> None:
         for group in optimizer.param_groups:
             if group.get("foreach") and releases.takes("a tensor at a time"):
                 group["foreach"] = False
+    return run
 
 
 def early_softmax(operator: Any, tensor: Tensor, dim: int, half_to_float: bool) -> Tensor:

@@ -111,7 +111,7 @@ def trace_config(
     with on_fake_gpu(recorder, gpu, shards), adam_as_released(), compiling_on_fake(recorder) as compiled_notes:
         run = build_run(config, device, data, fake=True, world=world)
         work.uses_tf32 = run.precision.numerics.uses_tf32 and gpu.tf32 > 0
-        change_run(run)
+        run = change_run(run)
         perform_steps(run, recorder, batch_size, on_step, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
         on_host = host_bytes(run)
