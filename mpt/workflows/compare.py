@@ -38,7 +38,6 @@ from mpt.workflows.compare_progress import announce, probe, shown
 from mpt.workflows.compare_sides import Sides
 from mpt.workflows.training_process import Check, Surroundings, Train, check_in_process, train_in_process
 from mpt.workflows.turns import HostMemory, Stop, take_turns
-from mpt.workflows.warm_process import WarmProcess
 
 BASE_CONFIG = "base.yaml"
 NOT_FINITE, NO_MEMORY = 6, 7
@@ -72,15 +71,14 @@ def compare(
     folder = open_folder(sides, output, name, runs)
     chosen = choose_jobs(list(sides.configs.values()), counts[-1], jobs) if train is None else Jobs(jobs or 1, "")
     told: set[str] = set()
-    with WarmProcess() as warm:
-        if train is None and not quiet:
-            print(describe_start(sides, folder, counts, chosen, warm), flush=True)
-        trainer = Trainer(folder, sides, chosen, warm, train, check)
-        for count in counts:
-            groups = run_sides(trainer, count, told, quiet=quiet)
-            comparison = compare_groups(groups, wanted, most, models_differ=sides.models_differ)
-            if comparison.is_decided:
-                break
+    if train is None and not quiet:
+        print(describe_start(sides, folder, counts, chosen), flush=True)
+    trainer = Trainer(folder, sides, chosen, train, check)
+    for count in counts:
+        groups = run_sides(trainer, count, told, quiet=quiet)
+        comparison = compare_groups(groups, wanted, most, models_differ=sides.models_differ)
+        if comparison.is_decided:
+            break
     write_comparison(folder, comparison)
     return comparison, folder
 
@@ -126,12 +124,12 @@ def rounds(seeds: int | None, max_seeds: int, *, until_decided: bool) -> tuple[S
     return [look for look in looks(max_seeds) if look >= (seeds or 0)], max_seeds
 
 
-def describe_start(sides: Sides, folder: Path, counts: Sequence[int], jobs: Jobs, warm: WarmProcess) -> str:
+def describe_start(sides: Sides, folder: Path, counts: Sequence[int], jobs: Jobs) -> str:
     """Say what is about to be trained and about how long it takes, from a few steps of the first side."""
     config = next(iter(sides.configs.values()))
     file = folder / "configs" / "pace.yaml"
     write_atomically(file, dataclasses.replace(config, name=None).to_yaml())
-    sides.pace = probe(file, sides.granted, warm)
+    sides.pace = probe(file, sides.granted)
     file.unlink(missing_ok=True)
     said = announce(
         counts[0] * len(sides.configs),
@@ -149,7 +147,6 @@ class Trainer:
     folder: Path
     sides: Sides
     jobs: Jobs
-    warm: WarmProcess
     train: Train | None = None
     """In place of processes."""
     check: Check | None = None
@@ -160,7 +157,7 @@ class Trainer:
     def surroundings(self, slot: int, stop: Stop, *, beside: bool) -> Surroundings:
         """Return what a process is started in."""
         environment = self.jobs.environment(slot, beside=beside)
-        return Surroundings(self.sides.granted, self.warm, environment, stop, self.memory)
+        return Surroundings(self.sides.granted, environment, stop, self.memory)
 
     def perform_all(
         self, order: Sequence[tuple[int, str]], count: int, ended: Callable[[int, str, str | None], None]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +15,6 @@ from pathlib import Path
 from mpt.foreign.files import open_foreign
 from mpt.foreign.text import harmless, unguarded
 from mpt.report.units import show_seconds
-from mpt.workflows.warm_process import WarmProcess
 
 TAIL_BYTES = 8192
 EVERY_SECONDS = 15.0
@@ -123,33 +119,17 @@ class Pace:
     step_seconds: float
 
 
-def probe(file: Path, allow: Sequence[str], warm: WarmProcess) -> Pace | None:
+def probe(file: Path, allow: Sequence[str]) -> Pace | None:
     """Return the pace of a configuration from a few steps in a process of its own; None where they fail."""
-    words = ["doctor", str(file), "--only", "speed", "--json"]
-    words += [word for package in allow for word in ("--allow", package)]
+    command = [sys.executable, "-m", "mpt", "doctor", str(file), "--only", "speed", "--json"]
+    command += [word for package in allow for word in ("--allow", package)]
     try:
-        tables = json.loads(output_of(words, warm))["sections"][0]["tables"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
+        tables = json.loads(done.stdout)["sections"][0]["tables"]
         seconds = sum(row["milliseconds"] for row in tables["step"] if row["part"] in ("data", "whole step")) / 1000
         return Pace(int(tables["run"][0]["steps"]), seconds)
     except (OSError, ValueError, KeyError, IndexError, subprocess.TimeoutExpired):
         return None
-
-
-def output_of(words: Sequence[str], warm: WarmProcess) -> str:
-    """Return what `mpt WORDS` says, forked where it can be; nothing of it where it takes too long."""
-    if not warm.begin():
-        command = [sys.executable, "-m", "mpt", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS).stdout
-    until = time.monotonic() + PROBE_SECONDS
-
-    def look(process: int) -> None:
-        if time.monotonic() > until:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-
-    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        warm.run(words, look, output=output.name)
-        return output.read()
 
 
 def announce(runs: int, at_most: int, pace: Pace | None, turns: Callable[[int], int] = lambda runs: runs) -> str:

@@ -13,12 +13,13 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mpt.run.process.signals import signal_main_thread
 from mpt.workflows.turns import HostMemory, Stop, peak_bytes
-from mpt.workflows.warm_process import WarmProcess, stop_at_end_of_input
 
 Train = Callable[[Path, Path, str, bool], tuple[int, str]]
 """Train a config file below a folder under a name, resuming or not: exit code and last words."""
@@ -32,8 +33,6 @@ class Surroundings:
 
     allow: Sequence[str] = ()
     """The packages that a model may come from."""
-    warm: WarmProcess | None = None
-    """Where processes are forked from, if they can be."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables beside those of this process."""
     stop: Stop | None = None
@@ -74,18 +73,8 @@ def run_train(file: Path, options: Sequence[str], surroundings: Surroundings) ->
             told = True
             end()
 
-    def look_at_fork(process: int) -> None:
-        def end() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGTERM)
-
-        look(process, end)
-
     with contextlib.nullcontext() if surroundings.stop else stop.request:
-        if surroundings.warm is not None and surroundings.warm.begin():
-            code, words = surroundings.warm.run(arguments, look_at_fork, surroundings.environment)
-        else:
-            code, words = run_alone(arguments, look, surroundings.environment)
+        code, words = run_alone(arguments, look, surroundings.environment)
     if surroundings.memory is not None and code == 0:
         surroundings.memory.see(used)
     if stop.signal_number is not None:
@@ -98,9 +87,10 @@ def run_alone(
     while_waiting: Callable[[int, Callable[[], None]], None],
     environment: Mapping[str, str],
 ) -> tuple[int, str]:
-    """Do as `WarmProcess.run` does, in a process that imports everything for itself.
+    """Run `mpt ARGUMENTS` in a process; return its exit code as `Popen.returncode` and what it wrote to standard error.
 
-    `while_waiting` is also given what tells the process to stop.
+    `environment` is added to this process's. `while_waiting` is called five times a second with the process id and a
+    function that asks the process to stop.
     """
     command = [sys.executable, "-m", __name__, *arguments]
     with held_pipe() as (held, end):
@@ -132,6 +122,19 @@ def held_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
             yield reading, held.close
         finally:
             os.close(reading)
+
+
+def stop_at_end_of_input() -> None:
+    """Tell this process to stop once standard input has ended."""
+
+    def watch() -> None:
+        os.read(0, 1)
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            os.kill(os.getpid(), signal.SIGTERM)  # nothing is there to be saved yet
+        else:
+            signal_main_thread(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import pytest
 import yaml
 
 from mpt.report.read_run import read_run
 from mpt.run.process.launch import SIDE_BY_SIDE
 from mpt.workflows.training_process import Surroundings, last_words, train_in_process
 from mpt.workflows.turns import HostMemory, Stop, take_turns
-from mpt.workflows.warm_process import WarmProcess
 
 CONFIG = {
     "model": {"name": "small_cnn", "image_size": 8, "features": 4},
@@ -25,19 +23,8 @@ CONFIG = {
 }
 COMPARE = """
 from pathlib import Path
-from mpt.report.read_run import read_run
-from mpt.run.process.launch import SIDE_BY_SIDE
 from mpt.workflows.training_process import Surroundings, run_train
 run_train(Path("config.yaml"), ["--name", "run"], Surroundings())
-"""
-COMPARE_WARM = """
-from pathlib import Path
-from mpt.report.read_run import read_run
-from mpt.run.process.launch import SIDE_BY_SIDE
-from mpt.workflows.training_process import Surroundings, run_train
-from mpt.workflows.warm_process import WarmProcess
-with WarmProcess() as warm:
-    run_train(Path("config.yaml"), ["--name", "run"], Surroundings(warm=warm))
 """
 PATIENCE = 60.0
 
@@ -49,12 +36,11 @@ def wait_for(there: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("program", [COMPARE, COMPARE_WARM], ids=["alone", "forked"])
-def test_a_run_whose_comparison_is_killed_saves_and_ends(tmp_path: Path, program: str) -> None:
+def test_a_run_whose_comparison_is_killed_saves_and_ends(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     run = tmp_path / "runs" / "run"
     metrics, summary = run / "metrics.jsonl", run / "summary.json"
-    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen([sys.executable, "-c", COMPARE], cwd=tmp_path, stdin=subprocess.DEVNULL) as process:
         wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
         process.kill()
     wait_for(summary.is_file)
@@ -62,31 +48,24 @@ def test_a_run_whose_comparison_is_killed_saves_and_ends(tmp_path: Path, program
     assert (run / "checkpoints" / f"step-{steps:08d}" / "manifest.json").is_file()
 
 
-def test_forks_of_a_process_that_has_imported_everything_train_as_processes_of_their_own_do(tmp_path: Path) -> None:
-    """Two at a time, and each leaves the bits of a run that is alone."""
+def test_two_runs_at_a_time_leave_the_bits_of_a_run_that_is_alone(tmp_path: Path) -> None:
     config = {**CONFIG, "train": {"steps": 3, "threads": 1, "device": "cpu"}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     memory = HostMemory()
     ended = {}
-    with WarmProcess() as warm:
-        if not warm.begin():
-            pytest.skip("this torch is built for a device that a fork would break")
-        assert warm.process is not None
-        server = warm.process.pid
 
-        def one(name: str, slot: int, stop: Stop) -> tuple[int, str]:
-            train = train_in_process(Surroundings((), warm, {SIDE_BY_SIDE: "2"}, stop, memory))
-            return train(tmp_path / f"{name}.yaml", tmp_path / "forked", f"slot-{slot}", False)
+    def one(name: str, slot: int, stop: Stop) -> tuple[int, str]:
+        train = train_in_process(Surroundings((), {SIDE_BY_SIDE: "2"}, stop, memory))
+        return train(tmp_path / f"{name}.yaml", tmp_path / "together", f"slot-{slot}", False)
 
-        works = [partial(one, name) for name in ("config", "config", "absent")]
-        take_turns(works, 2, lambda index, answer: ended.update({index: answer}))
-    assert not Path(f"/proc/{server}").exists()
+    works = [partial(one, name) for name in ("config", "config", "absent")]
+    take_turns(works, 2, lambda index, answer: ended.update({index: answer}))
     assert (ended[0], ended[1]) == ((0, ""), (0, ""))
     assert (ended[2][0], "absent.yaml" in ended[2][1]) == (2, True)
     assert 50e6 < memory.most_bytes < 5e9
     assert train_in_process(Surroundings())(tmp_path / "config.yaml", tmp_path / "alone", "run", False) == (0, "")
     saved = "checkpoints/step-00000003/state.safetensors"
-    files = [tmp_path / "forked" / "slot-0", tmp_path / "forked" / "slot-1", tmp_path / "alone" / "run"]
+    files = [tmp_path / "together" / "slot-0", tmp_path / "together" / "slot-1", tmp_path / "alone" / "run"]
     assert len({(path / saved).read_bytes() for path in files}) == 1
     environments = [json.loads((path / "env.json").read_text("utf-8")) for path in files]
     assert [found["command"][1:2] for found in environments] == [["train"]] * 3
