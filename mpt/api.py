@@ -163,20 +163,15 @@ def plan(
     vram: str | None = None,
     gpu: str | None = None,
     desktop: str | None = None,
-    torch: str | None = None,
 ) -> Planned:
     """Predict a configuration's peak memory and step time on a GPU that need not be here, as `mpt plan` does.
 
-    With `vram` ("6GiB") recipes are searched: `.best` is the fastest that fits, None where none does. `torch` is the
-    release ("2.4") to plan for where it is not the installed one. Raises ConfigError for an unknown GPU, budget or
-    release, MemoryBudgetError for a budget that not even the weights fit.
+    With `vram` ("6GiB") recipes are searched: `.best` is the fastest that fits, None where none does. Raises
+    ConfigError for an unknown GPU or budget, MemoryBudgetError for a budget that not even the weights fit.
     """
-    from mpt.planner.device.releases import parse_release
     from mpt.planner.recipes.planned import make_plan
 
-    if torch is not None:
-        parse_release(torch)
-    return make_plan(config, vram=vram, gpu=gpu, desktop=desktop, torch=torch)
+    return make_plan(config, vram=vram, gpu=gpu, desktop=desktop)
 
 
 def compare(

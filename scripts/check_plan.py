@@ -9,8 +9,7 @@ Nothing is fitted: every row uses the defaults of `mpt.planner` and what its sou
   forward; `memory.set_to_none: false` plans that. SGD is without momentum.
 - BERT-large: "Methods and tools for efficient training on a single GPU" (Hugging Face), nvidia-smi, MB of 2^20 bytes,
   V100. The page itself gives 1343 MB for a process with nothing but its context and kernels; that is taken as the
-  context here. Planned as torch 1.10, since the runs are of January 2022: softmax kept its input then, and autograd
-  added gradients up into tensors of their own. Gradients were zeroed, not released: `memory.set_to_none: false` again.
+  context here. Gradients were zeroed, not released: `memory.set_to_none: false` again.
 - xMem: arXiv 2510.21048, torchvision models at 86 x 86, peak MiB, RTX 3060 and 4060.
 - GPUMemNet: ResNet-50 in float32 on an A100, memory in use on the device in MiB; cuDNN's benchmark mode is not
   stated.
@@ -56,8 +55,6 @@ class Row:
     foreach: bool | None = None
     context: int = 0
     keeps_gradients: bool = False
-    torch: str | None = None
-    """The release that the run was made with, where it did otherwise than today's and is known."""
 
     def config(self) -> dict[str, Any]:
         """Return the run as a configuration."""
@@ -96,7 +93,7 @@ def bert(label: str, megabytes: float, batch: int, recompute: bool = False, **mo
     return Row(
         "BERT-large", label, megabytes * MIB, "v100", "scripts.published_models:BertLarge", batch,
         options=options, shape=(1, 512), optimizer="adamw", foreach=False, context=BERT_CONTEXT,
-        keeps_gradients=True, torch="1.10", **more,
+        keeps_gradients=True, **more,
     )  # fmt: skip
 
 
@@ -144,10 +141,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print a table for docs/plan.md")
     parser.add_argument("--save", action="store_true", help="renew what `mpt plan` learns its chances from")
     parser.add_argument("--only", default="", help="sources whose name contains this")
-    parser.add_argument("--torch", help="plan as this release of torch would, such as 2.0")
     arguments = parser.parse_args()
-    if arguments.save and arguments.torch:
-        parser.error("--save: chances are learnt for the installed torch; leave --torch out")
     errors: dict[str, list[float]] = {}
     rows: list[dict[str, Any]] = []
     if arguments.markdown:
@@ -157,7 +151,7 @@ def main() -> None:
             continue
         config = load_config(row.config(), allow=["scripts"])
         with Session(find_gpu(row.gpu), Calibration(context_bytes=row.context), ["scripts"]) as session:
-            answer = session.plan([config], torch=arguments.torch or row.torch)[0]
+            answer = session.plan([config])[0]
         if answer.error:
             print(f"{row.source:10s} {row.label:30s} {answer.error}")
             continue

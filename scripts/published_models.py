@@ -5,17 +5,34 @@ Only for `scripts/check_plan.py`. Shapes and order of operations follow "BERT: P
 Transformers" (Devlin et al. 2019) and its widely used PyTorch port; weights are never loaded. Token ids arrive as the
 first row of an image, since the classification task carries those.
 
-The runs were made in January 2022, before torch 1.11: `scripts/check_plan.py` plans them as torch 1.10 does it.
+The runs were made in January 2022, before torch 1.11, whose softmax still kept its input for backward beside its
+output (https://github.com/pytorch/pytorch/pull/65242): so does the one here.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+
+class SoftmaxOf2022(torch.autograd.Function):
+    """Softmax over the last axis that keeps its input too."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        weights = functional.softmax(scores, dim=-1)
+        ctx.save_for_backward(scores, weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        scores, weights = ctx.saved_tensors
+        return torch._softmax_backward_data(gradient, weights, -1, scores.dtype)
 
 
 class Layer(nn.Module):
@@ -37,7 +54,8 @@ class Layer(nn.Module):
         )
         scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(d // self.heads)
         scores = scores + mask_b11t
-        weights = functional.dropout(functional.softmax(scores, dim=-1), self.dropout, self.training)
+        weights: Tensor = SoftmaxOf2022.apply(scores.float())  # float32 under autocast, as ever
+        weights = functional.dropout(weights, self.dropout, self.training)
         return torch.matmul(weights, value).permute(0, 2, 1, 3).contiguous().view(b, t, d)
 
     def forward(self, x_btd: Tensor, mask_b11t: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from mpt.commands.planning.plan_config import choose_output, common_words, load_
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import (
     as_data,
-    as_torch_statements,
     describe_largest,
     describe_too_large,
     headline,
@@ -32,7 +31,6 @@ from mpt.config.sizes import describe_bytes
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner.answers.plan import Plan
-from mpt.planner.device.releases import parse_release
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.verdict import judge
 from mpt.planner.recipes.planned import Planned, find_placement, make_plan
@@ -79,8 +77,6 @@ def run(arguments: PlanArguments) -> None:
 
 def check_options(arguments: PlanArguments) -> None:
     """Raise ConfigError for options that go with another one that is not there."""
-    if arguments.torch is not None:
-        refuse_beside_torch(arguments)
     if arguments.output is not None and arguments.vram is None:
         raise ConfigError("--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB")
     if arguments.gate and not (arguments.vram or arguments.gpu):
@@ -96,7 +92,6 @@ def plan_config(config: Config, arguments: PlanArguments) -> Planned:
             vram=arguments.vram,
             gpu=arguments.gpu,
             desktop=arguments.desktop,
-            torch=arguments.torch,
             times_from=arguments.times_from,
             placement=placement,
             largest=arguments.largest,
@@ -117,7 +112,7 @@ def show(console: Console, planned: Planned, arguments: PlanArguments) -> None:
     """Print the answer in one sentence, and what is behind it."""
     plan, best, recipes = planned.plan, planned.best, planned.found.recipes
     console.print(headline(planned.config, planned.gpu, plan, recipes), style="bold", markup=False)
-    for statement in (*planned.capacity.statements, *as_torch_statements(plan)):
+    for statement in planned.capacity.statements:
         console.print(statement, markup=False)
     for sentence in describe_too_large(plan, planned.room):
         console.print(sentence, markup=False)
@@ -135,13 +130,6 @@ def show_written(console: Console, written: Sequence[str], command: str) -> None
     """Print which files were written, and the command that trains the first recipe."""
     console.print(f"wrote {' and '.join(written)}; train the first recipe with", markup=False)
     console.print(f"  {command}", markup=False, soft_wrap=True)
-
-
-def refuse_beside_torch(arguments: PlanArguments) -> None:
-    """Raise ConfigError for a release of torch that is not known, and for what is planned as the installed one only."""
-    parse_release(str(arguments.torch))
-    if arguments.nproc is not None:
-        raise ConfigError("--torch: it is about training CONFIG on one card; leave it or --nproc out")
 
 
 def pass_gate(plan: Plan) -> None:
@@ -217,7 +205,6 @@ def plan_command(arguments: PlanArguments) -> str:
     words += ["--gpu", arguments.gpu] if arguments.gpu else []
     words += ["--desktop", arguments.desktop] if arguments.desktop else []
     words += ["--allow-lossy"] if arguments.allow_lossy else []
-    words += ["--torch", arguments.torch] if arguments.torch else []
     words += ["--times-from", arguments.times_from] if arguments.times_from else []
     words += ["--nproc", str(arguments.nproc)] if arguments.nproc else []
     words += ["--strategy", arguments.strategy] if arguments.strategy else []

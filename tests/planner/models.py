@@ -208,32 +208,3 @@ class Constants(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         x = (image.flatten(1) - MEAN.to(image)) * self.scale.to(image.device) * self.more[0].to(image.device)
         return self.head(x) * self.rates[1]
-
-
-class ByRelease(nn.Module):
-    """What releases of torch did differently: (b, 16, 16) rows eight times through the operator `of`, then to logits.
-
-    `wide` more weights make the optimizer's step the peak; else it is where the forward allocates 4 MiB at its end.
-    """
-
-    def __init__(self, num_classes: int = 10, of: str = "", wide: int = 0) -> None:
-        super().__init__()
-        self.of, self.scales = of, nn.Parameter(torch.ones(8, 16))
-        self.wide = nn.Parameter(torch.ones(wide)) if wide else None
-        self.head = nn.Linear(256, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        rows_bhw = images[:, 0] * self.scales[0]
-        if self.of == "rms_norm in half":
-            rows_bhw = rows_bhw.to(torch.get_autocast_dtype(images.device.type))
-        for scale in self.scales:
-            if self.of.startswith("rms_norm"):
-                rows_bhw = functional.rms_norm(rows_bhw, (16,), scale)
-            elif self.of == "softmax":
-                rows_bhw = (rows_bhw * 0.5).softmax(-1)
-            elif self.of == "attention":
-                rows_bhw = functional.scaled_dot_product_attention(*[rows_bhw[:, None]] * 3)[:, 0]
-        if self.wide is not None:
-            return self.head(rows_bhw.flatten(1)) + self.wide.sum()
-        peak = images.new_zeros(2**20)
-        return self.head((rows_bhw + peak[0]).flatten(1))

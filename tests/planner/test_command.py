@@ -293,16 +293,3 @@ def test_a_patch_for_another_batch_is_noticed(
     capsys.readouterr()
     plan.run(with_vram(arguments, None, patches=(tmp_path / "plan.yaml",)))
     assert "planned for batch_size 512, not 256" in capsys.readouterr().err
-
-
-def test_a_release_of_torch_is_planned_named_and_kept_in_the_patchs_command(
-    arguments: PlanArguments, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan.run(with_vram(arguments, None, torch="1.13", json=True))
-    assert read(capsys)["plan"]["as_torch"]["release"] == "1.13"
-    plan.run(with_vram(arguments, None, torch="2.0"))
-    assert "as torch 2.0 does it: the foreach step of Adam" in capsys.readouterr().out
-    assert "--torch 2.0" in plan.plan_command(with_vram(arguments, "6GiB", torch="2.0"))
-    for refused in ({"torch": "2.99"}, {"torch": "2.0", "nproc": 2}):
-        with pytest.raises(ConfigError, match="--torch"):
-            plan.run(with_vram(arguments, None, **refused))

@@ -265,8 +265,6 @@ class PlanArguments(PlannedConfig):
     output: Output = None
     times_from: Annotated[str | None, typer.Option(metavar="CARD")] = None
     """Take the step time's factor of another calibrated card, moved by both cards' rooflines."""
-    torch: Annotated[str | None, typer.Option(metavar="RELEASE")] = None
-    """Plan as an earlier release of torch would, such as 1.12 or 2.8, and say what it does otherwise."""
     desktop: Desktop = None
     allow_lossy: AllowLossy = False
     gate: bool = False

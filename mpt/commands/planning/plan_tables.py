@@ -55,16 +55,6 @@ def headline(config: Config, gpu: Gpu, plan: Plan, recipes: Sequence[Recipe]) ->
     return f"{subject}: does not fit in {budget}, needs {needed}{ways}"
 
 
-def as_torch_statements(plan: Plan) -> list[str]:
-    """Return what an earlier release of torch does otherwise, a line for each, where one was asked for."""
-    if plan.as_torch is None:
-        return []
-    release, routes = plan.as_torch.release, plan.as_torch.routes
-    if not routes:
-        return [f"as torch {release} does it: nothing known to differ in it changes this plan"]
-    return [f"as torch {release} does it: {route.words}" for route in routes]
-
-
 def print_plan(
     console: Console, config: Config, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool
 ) -> None:

@@ -62,32 +62,6 @@ class WithinBudget:
     growing: MaybeGrowing = None
 
 
-@dataclass(frozen=True)
-class TakenRoute:
-    """What a release of torch does otherwise than the installed one."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = READ
-
-    words: str
-    source: str
-    """Where that can be read."""
-
-
-@dataclass(frozen=True)
-class AsTorch:
-    """The release of torch that was planned for."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = READ
-
-    release: str
-    routes: list[TakenRoute]
-    """What made a difference to this plan."""
-
-
-MaybeAsTorch = Annotated[AsTorch | None, Reading, PlainSerializer(or_empty, return_type=AsTorch | Empty)]
-"""Is {} in JSON where there is none."""
-
-
 RESUME = "resume"
 """The moment's name in plans."""
 
@@ -212,8 +186,6 @@ class Plan:
     up to powers of two."""
     assumed_workspace: Bytes = 0
     """What cuDNN may take for a moment, by assumption; not in the totals. 0 for a card that is calibrated."""
-    as_torch: MaybeAsTorch = None
-    """Empty without --torch."""
     at_budgets: dict[str, WithinBudget] = field(default_factory=dict)
     """What the same trace says about other budgets, in bytes as text."""
 

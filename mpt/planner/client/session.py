@@ -99,7 +99,6 @@ class Session:
     """Plans on up to `workers` processes; a context manager.
 
     With `budgets`, each configuration is traced once and judged by all of them; a plan for another of them is at hand.
-    `torch` is the release of torch to plan for (`mpt.planner.device.releases`).
     """
 
     def __init__(
@@ -110,11 +109,9 @@ class Session:
         workers: int = 1,
         placement: Placement | None = None,
         budgets: Sequence[int] = (),
-        torch: str | None = None,
     ) -> None:
         self.placement = asdict(placement) if placement is not None else {}
         self.gpu, self.calibration, self.allow, self.workers = gpu, calibration, list(allow), workers
-        self.torch = torch
         self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
         self._started: list[_Worker] = []
         self._is_killed = False
@@ -156,7 +153,7 @@ class Session:
 
         The answer's plans are in the order of the sizes.
         """
-        asked = {"placement": self.placement, "torch": self.torch, **wish}
+        asked = {"placement": self.placement, **wish}
         return self._pool.submit(self._ask, config, {"wish": asked, "worlds": list(sizes)}, _read_plans)
 
     def infer(self, config: Config, data: Mapping[str, Any] | None = None, **wish: Any) -> Answer[InferencePlan]:
@@ -168,7 +165,7 @@ class Session:
         return self._pool.submit(self._ask, config, wanted, InferencePlan.from_data).result()
 
     def _plan_one(self, config: Config, wish: dict[str, Any]) -> Answer[Plan]:
-        asked = {"placement": self.placement, "budgets": self.budgets, "torch": self.torch, **wish}
+        asked = {"placement": self.placement, "budgets": self.budgets, **wish}
         budget = wish.get("budget_bytes")
         if budget not in self.budgets or wish.get("largest_batch"):
             return self._ask(config, {"wish": asked}, Plan.from_data)

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from mpt.planner.device import releases
 from mpt.planner.device.device_guard import DeviceGuard
 
 DEVICE = "fgpu"
@@ -35,12 +34,6 @@ APPEND_DTYPE = (("norm", "Scalar"), ("norm", "ScalarOpt_dim"))
 _libraries: list[torch.library.Library] = []  # registrations vanish with the object
 _weight_casts: dict[int, tuple[Tensor, Tensor]] = {}  # id(weight) -> (cast, weight kept alive)
 _cast_listeners: list[Callable[[Tensor], None]] = []
-OUTSIDE_AUTOCAST = {"rms_norm": "RMSNorm outside of autocast", "scaled_dot_product_attention": "plain attention"}
-"""Operator -> route of `mpt.planner.device.releases`: releases that take it have no rule of autocast for the
-operator.
-"""
-early_kernels: dict[str, Callable[..., Any]] = {}
-"""What they run instead, under autocast."""
 
 
 def header_path() -> Path:
@@ -87,9 +80,7 @@ def register() -> int:
         for name, overload in entries:
             operator = find_operator(name, overload)
             if operator is not None:
-                rule = makers[policy](operator)
-                kernel = _unless_early(name, rule) if name in OUTSIDE_AUTOCAST else rule
-                kernels.impl(operator, kernel, "AutocastPrivateUse1")
+                kernels.impl(operator, makers[policy](operator), "AutocastPrivateUse1")
                 count += 1
     for name, overload in APPEND_DTYPE:
         kernels.impl(find_operator(name, overload), _append_dtype_kernel, "AutocastPrivateUse1")
@@ -214,14 +205,6 @@ def _cast_call(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], dtype
     named = {name: _cast(kwargs[name], dtype) for name in reversed(kwargs)}
     cast = [_cast(arg, dtype) for arg in reversed(args)]
     return operator(*reversed(cast), **named)
-
-
-def _unless_early(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        chosen = early_kernels[name] if releases.is_before(OUTSIDE_AUTOCAST[name]) else rule
-        return chosen(*args, **kwargs)
-
-    return kernel
 
 
 def _lower_precision_kernel(operator: Any) -> Callable[..., Any]:

@@ -23,9 +23,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from mpt.planner.device import fake_device, releases
 from mpt.planner.device.fake_device import DEVICE
-from mpt.planner.device.release_routes import composite_rms_norm, early_softmax, plain_attention
 
 REVIEWED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 SPLIT_OPERATORS = frozenset(
@@ -57,7 +55,6 @@ def register() -> None:
         library.impl(name, _never_runs, "PrivateUse1")
     library.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     library.impl("rms_norm", _rms_norm, "AutogradPrivateUse1")
-    fake_device.early_kernels |= {"rms_norm": _rms_norm_outside_autocast, "scaled_dot_product_attention": _attention}
     library.impl("softmax.int", _softmax, "AutogradPrivateUse1")
     library.impl("log_softmax.int", _log_softmax, "AutogradPrivateUse1")
     library.impl("lstm.input", _recurrent(gates=4), "AutogradPrivateUse1")
@@ -97,17 +94,21 @@ def _never_runs(*args: Any, **kwargs: Any) -> Any:
 
 
 def _rms_norm(tensor: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """The fused kernel wants input and weight in one dtype; else, and in earlier releases, it is single operators."""
-    if releases.takes("composite RMSNorm") or (weight is not None and weight.dtype != tensor.dtype):
+    """The fused kernel wants input and weight in one dtype; else it is single operators."""
+    if weight is not None and weight.dtype != tensor.dtype:
         return composite_rms_norm(tensor, shape, weight, eps)
     result: Tensor = torch.ops.aten._fused_rms_norm(tensor, shape, weight, eps)[0]
     return result
 
 
-def _rms_norm_outside_autocast(tensor: Tensor, *arguments: Any) -> Tensor:
-    if tensor.dtype != torch.float32:
-        releases.takes("RMSNorm outside of autocast")
-    return _rms_norm(tensor, *arguments)
+def composite_rms_norm(tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+    """RMSNorm of single operators, in float32 for halves, as `rms_norm_composite` of layer_norm.cpp has it."""
+    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    axes = list(range(-len(shape), 0))
+    result = wide * wide.pow(2).mean(axes, keepdim=True).add_(eps or torch.finfo(wide.dtype).eps).rsqrt()
+    if weight is not None:
+        result = result * weight
+    return result.to(tensor.dtype)
 
 
 def _convolution_format(tensor: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
@@ -132,8 +133,6 @@ def _softmax_route(operator: Any, tensor: Tensor, dim: int, dtype: torch.dtype |
     """One CUDA kernel reads half and writes float32; bfloat16 has none and is converted first."""
     reads_half = tensor.dtype == torch.float16 and dtype == torch.float32
     given = tensor if dtype is None or reads_half else tensor.to(dtype)
-    if releases.takes("softmax keeps its input"):
-        return early_softmax(operator, given, dim, reads_half)
     result: Tensor = operator(given, dim, reads_half)
     return result
 
@@ -150,8 +149,6 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Choose as torch does: flash, then memory-efficient, then the plain formula."""
-    if releases.takes("plain attention"):
-        return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     aten = torch.ops.aten
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:

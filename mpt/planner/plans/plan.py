@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mpt.config.relief import reliefs
 from mpt.config.schema import Config
-from mpt.planner.answers.plan import AsTorch, Growing, Plan, PlannedRanks, TakenRoute, WithinBudget
-from mpt.planner.device import releases, routes
+from mpt.planner.answers.plan import Growing, Plan, PlannedRanks, WithinBudget
+from mpt.planner.device import routes
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.facts.placement import Placement
@@ -57,25 +57,8 @@ class Wish:
     """Evaluation, samples and preview too, of a process alone."""
     budgets: Sequence[int] = ()
     """Budgets that the same trace is judged by too."""
-    torch: str | None = None
-    """The release of torch to plan for (`mpt.planner.device.releases`); None for the installed one."""
     snapshot: str = ""
     """A file for the planned timeline as a memory snapshot of torch; empty for none."""
-
-
-def plan_config(
-    config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, fake: FakeRun | None = None
-) -> Plan:
-    """Plan a configuration; `fake` is its run where that is at hand. Raises CannotPlan, or the configuration's own
-    errors.
-    """
-    release = None if wish.torch is None else releases.parse_release(wish.torch)
-    with releases.planning_as(release):
-        plan = _plan(config, data, gpu, calibration, wish, fake)
-    if release is None:
-        return plan
-    taken = [TakenRoute(route.words, route.source) for route in releases.taken_routes()]
-    return replace(plan, as_torch=AsTorch(releases.show(release), taken))
 
 
 def trace_placed(
@@ -95,7 +78,12 @@ def trace_placed(
     return trace_config(config, data, batch, gpu, unseen, whole_run=whole_run)
 
 
-def _plan(config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, fake: FakeRun | None) -> Plan:
+def plan_config(
+    config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, fake: FakeRun | None = None
+) -> Plan:
+    """Plan a configuration; `fake` is its run where that is at hand. Raises CannotPlan, or the configuration's own
+    errors.
+    """
     started = time.perf_counter()
     batch_size = config.train.batch_size
     expandable = any(one.name in config.memory.tricks for one in reliefs("fragmentation"))

@@ -59,7 +59,6 @@ def make_plan(
     vram: str | None = None,
     gpu: str | None = None,
     desktop: str | None = None,
-    torch: str | None = None,
     times_from: str | None = None,
     placement: Placement | None = None,
     largest: bool = False,
@@ -69,9 +68,8 @@ def make_plan(
 ) -> Planned:
     """Plan a configuration, and search recipes where a budget is given. What fits, or whether, is left to the caller.
 
-    `torch` is the release of torch to plan for, where it is not the installed one; `times_from` another card whose
-    calibrated times are taken.
-    `snapshot` is a file for the timeline of CONFIG as it stands (`mpt.planner.trace.snapshot`).
+    `times_from` is another card whose calibrated times are taken, `snapshot` a file for the timeline of CONFIG as it
+    stands (`mpt.planner.trace.snapshot`).
     `largest` looks for the largest batch too; `on_answer` is told how many recipes are planned and how many fit. Raises
     ConfigError for an unknown GPU or budget, and MemoryBudgetError for a budget that the weights exceed.
     """
@@ -85,7 +83,7 @@ def make_plan(
     if largest and placement is not None:
         raise ConfigError("--largest: it is looked for on one card only; leave out --nproc")
     workers = count_workers() if budget else 1
-    with Session(card, calibration, config.granted, workers, placement, torch=torch) as session:
+    with Session(card, calibration, config.granted, workers, placement) as session:
         if budget is None:
             kept = {"snapshot": str(snapshot.absolute())} if snapshot is not None else {}
             plan = session.plan([config], budget_bytes=limit, largest_batch=largest, whole_run=True, **kept)[0].get()

@@ -81,7 +81,7 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
             rows = plan_worlds(config, spec, gpu, calibration, Wish(**request["wish"]), request["worlds"])
             return {"found": [replace(row, notes=[*row.notes, *notes]).as_data() for row in rows]}
         wish = Wish(**request["wish"])
-        with refusals.kept(config, [request["gpu"], wish.placement, wish.torch, wish.whole_run]):
+        with refusals.kept(config, [request["gpu"], wish.placement, wish.whole_run]):
             plan = plan_config(config, spec, gpu, calibration, wish)
         return {"found": replace(plan, notes=[*plan.notes, *notes]).as_data()}
     except MptError as error:

@@ -27,7 +27,6 @@ from mpt.parallel.local import local
 from mpt.parallel.world import ALONE, World
 from mpt.planner.device import fake_device, late_compiler, routes
 from mpt.planner.device.fake_mode import LeanFakeMode
-from mpt.planner.device.release_routes import adam_as_released, change_run
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.step.compiled import compiling_on_fake
 from mpt.planner.step.moments import Moment, trace_moments
@@ -108,10 +107,9 @@ def trace_config(
     shards: AbstractContextManager[Any] = NOTHING
     if sharded and isinstance(work, OrderedWork):
         shards = watch_shards(recorder, work, device.type == "cpu")
-    with on_fake_gpu(recorder, gpu, shards), adam_as_released(), compiling_on_fake(recorder) as compiled_notes:
+    with on_fake_gpu(recorder, gpu, shards), compiling_on_fake(recorder) as compiled_notes:
         run = build_run(config, device, data, fake=True, world=world)
         work.uses_tf32 = run.precision.numerics.uses_tf32 and gpu.tf32 > 0
-        run = change_run(run)
         perform_steps(run, recorder, batch_size, on_step, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
         on_host = host_bytes(run)

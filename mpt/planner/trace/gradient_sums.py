@@ -5,8 +5,6 @@ tensor of that size is made. Under a dispatch mode, as the planner's, it adds ou
 the mode would make of it. So the planner has to see which sums are autograd's, and that nothing holds the summand. What
 a run on a CPU measures is measured under such a mode too, and planned as that.
 
-Torch does so since 2.0; a plan for an earlier release has the third tensor (`mpt.planner.device.releases`).
-
 Not seen: a sum inside of one of autograd's own formulas, of a gradient that came in, is taken for one of these.
 """
 
@@ -16,8 +14,6 @@ from types import FrameType
 
 import torch
 from torch import Tensor
-
-from mpt.planner.device import releases
 
 SUM = torch.ops.aten.add.Tensor
 ENGINE = torch.autograd.graph._engine_run_backward.__code__
@@ -41,4 +37,4 @@ def is_in_place(gradient: Tensor, other: object, caller: FrameType | None) -> bo
     storage = gradient.untyped_storage()
     is_whole = storage.nbytes() == gradient.numel() * gradient.element_size()  # no part of another, and not expanded
     is_last = bool(torch._C._storage_Use_Count(storage._cdata) == LAST_REFERENCE)
-    return is_whole and is_last and not releases.takes("sums of gradients")
+    return is_whole and is_last

@@ -46,16 +46,16 @@ def test_a_plan_is_the_same_after_its_json(plan: Plan) -> None:
 
 def test_what_some_plans_lack_is_left_out_of_their_json() -> None:
     data = make_plan(moments={"saving": PlannedMoment(1, 2, 0, None)}).as_data()
-    assert (data["growing"], data["ranks"], data["as_torch"]) == ({}, {}, {})
+    assert (data["growing"], data["ranks"]) == ({}, {})
     assert data["moments"]["saving"] == {"allocated": 1, "reserved": 2, "grown": 0, "fits": None}
     assert LARGE.as_data()["moments"]["saving"] == {"problem": "why"}
     assert "last_total" not in LARGE.as_data()["ranks"]
 
 
 def test_a_plan_of_another_version_is_read_without_what_it_lacks_and_has_beside() -> None:
-    later = {"notes", "inexact", "timeline", "moments", "planning_seconds", "ranks", "as_torch", "at_budgets"}
+    later = {"notes", "inexact", "timeline", "moments", "planning_seconds", "ranks", "at_budgets"}
     data: dict[str, Any] = {key: value for key, value in LARGE.as_data().items() if key not in later}
-    read = Plan.from_data({**data, "verdict": "fits", "a field of another time": 1})
+    read = Plan.from_data({**data, "verdict": "fits", "as_torch": {}, "a field of another time": 1})
     assert (read.allocated, read.growing, read.ranks) == (LARGE.allocated, GROWING, None)
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpt.planner.device import releases
 from mpt.planner.trace.trace import Recorder, Trace
 from mpt.planner.trace.unseen import Unseen
 
@@ -84,12 +83,3 @@ def test_gradients_are_planned_to_be_added_up_in_place_where_autograd_does_so(us
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     taken = [event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 512]
     assert planned_births(USES[use], "cpu") == len(taken)
-
-
-def test_before_torch_2_0_a_sum_is_planned_as_a_third_tensor() -> None:
-    births = []
-    for release in (None, (2, 0), (1, 13)):
-        with releases.planning_as(release):
-            births.append(planned_births(USES["three times"], "cpu"))
-    assert births == [births[0], births[0], births[0] + 2]
-    assert [route.name for route in releases.taken_routes()] == ["sums of gradients"]
