@@ -176,36 +176,57 @@ def build(settings: Settings, split: str, seed: int) -> ImageFolder:
             f"no folder {root}. Set dataset.root to a folder that holds train/CLASS/*.jpg and test/CLASS/*.jpg, or "
             "CLASS/*.jpg (or any images, with dataset.flat=true)"
         )
-    train_folder = root / "train"
-    test_folder = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
-    if not train_folder.is_dir():
-        train_folder, test_folder = root, None
+    train_folder, test_folder = split_folders(root)
     classes = () if settings.flat else find_classes(train_folder)
     folder = test_folder if split == "test" and test_folder is not None else train_folder
     if folder is test_folder and not settings.flat:
-        unknown = sorted(set(find_classes(folder)) - set(classes))
-        if unknown:
-            raise DataError(f"{folder / unknown[0]}: there is no class {unknown[0]!r} in {train_folder}")
+        refuse_new_classes(folder, train_folder, classes)
     paths, labels, left_out = list_images(folder, classes)
-    empty = sorted(set(range(len(classes))) - set(labels)) if labels and folder is not test_folder else []
+    if labels and folder is not test_folder:
+        refuse_empty_classes(folder, classes, labels)
+    if test_folder is None:
+        paths, labels = share_of_split(root, paths, labels, split, settings.test_fraction)
+    if not paths:
+        raise DataError(f"{folder}: no images in it (looked for {', '.join(EXTENSIONS)})")
+    return ImageFolder(paths, None if settings.flat else labels, classes, settings, split, seed, left_out)
+
+
+def split_folders(root: Path) -> tuple[Path, Path | None]:
+    """Return the folders of training and test images; without a folder `train` all are in one, and there is no test."""
+    train_folder = root / "train"
+    if not train_folder.is_dir():
+        return root, None
+    return train_folder, next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
+
+
+def refuse_new_classes(folder: Path, train_folder: Path, classes: Sequence[str]) -> None:
+    """Raise DataError for a test folder with a class that is not trained."""
+    unknown = sorted(set(find_classes(folder)) - set(classes))
+    if unknown:
+        raise DataError(f"{folder / unknown[0]}: there is no class {unknown[0]!r} in {train_folder}")
+
+
+def refuse_empty_classes(folder: Path, classes: Sequence[str], labels: Sequence[int]) -> None:
+    """Raise DataError for a class without images."""
+    empty = sorted(set(range(len(classes))) - set(labels))
     if empty:
         raise DataError(
             f"{folder / classes[empty[0]]}: no images in this class (looked for {', '.join(EXTENSIONS)}). Put some in, "
             "or remove the folder"
         )
-    if test_folder is None:
-        kept = [
-            n for n, path in enumerate(paths) if is_held_out(path, root, settings.test_fraction) == (split == "test")
-        ]
-        if paths and not kept:
-            raise DataError(
-                f"{root}: none of its {len(paths)} images falls to the {split} split; add a test folder, or change "
-                f"dataset.test_fraction={settings.test_fraction}"
-            )
-        paths, labels = [paths[n] for n in kept], [labels[n] for n in kept]
-    if not paths:
-        raise DataError(f"{folder}: no images in it (looked for {', '.join(EXTENSIONS)})")
-    return ImageFolder(paths, None if settings.flat else labels, classes, settings, split, seed, left_out)
+
+
+def share_of_split(
+    root: Path, paths: Sequence[Path], labels: Sequence[int], split: str, test_fraction: float
+) -> tuple[list[Path], list[int]]:
+    """Return one split's images with their labels, of a folder that has all. Raises DataError where it has none."""
+    kept = [n for n, path in enumerate(paths) if is_held_out(path, root, test_fraction) == (split == "test")]
+    if paths and not kept:
+        raise DataError(
+            f"{root}: none of its {len(paths)} images falls to the {split} split; add a test folder, or change "
+            f"dataset.test_fraction={test_fraction}"
+        )
+    return [paths[n] for n in kept], [labels[n] for n in kept]
 
 
 def evaluation_set(settings: Settings, folder: Path, classes: tuple[str, ...], seed: int) -> ImageFolder:

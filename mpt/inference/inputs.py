@@ -8,7 +8,7 @@ any number of files. A task of several (two cameras, two frames) takes a file or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as initial
 from pathlib import Path
@@ -185,18 +185,23 @@ def match_files(task: Task, model: str, given: Sequence[Given]) -> list[Sample]:
     if len(given) != len(fields) or set(by_field) != set(fields):
         example = " ".join(f"--input {field}=PATH" for field in fields)
         raise ConfigError(f"--input: {model} takes {len(fields)} inputs; write {example}")
+    return pair_files({field: by_field[field] for field in fields})
+
+
+def pair_files(by_field: Mapping[str, Given]) -> list[Sample]:
+    """Return samples of files of several fields: one file of each, or those of one name. DataError for one alone."""
     if all(len(one.files) == 1 for one in by_field.values()):
-        return [{field: by_field[field].files[0] for field in fields}]
+        return [{field: one.files[0] for field, one in by_field.items()}]
     names = {field: {stem(file, one.root): file for file in one.files} for field, one in by_field.items()}
-    first = names[fields[0]]
-    for field in fields[1:]:
-        alone = sorted(set(first) ^ set(names[field]))
+    first, *others = by_field
+    for field in others:
+        alone = sorted(set(names[first]) ^ set(names[field]))
         if alone:
             raise DataError(
-                f"--input: {alone[0]!r} is not in both {by_field[fields[0]].text} and {by_field[field].text}; files "
-                "that belong together have the same name in each folder"
+                f"--input: {alone[0]!r} is not in both {by_field[first].text} and {by_field[field].text}; files that "
+                "belong together have the same name in each folder"
             )
-    return [{field: names[field][name] for field in fields} for name in first]
+    return [{field: names[field][name] for field in by_field} for name in names[first]]
 
 
 def stem(file: Path, root: Path) -> str:

@@ -96,16 +96,7 @@ def read_sides(
     """
     files = [word for word in words if is_config(word)]
     modes = check_modes([word for word in words if not is_config(word)])
-    if files and source is not None:
-        raise ConfigError(f"mpt compare: {files[0]} and --config name configurations both; give one of the two.")
-    count = len(files) + len(modes) + len(variants)
-    if len(files) > 1 and (modes or variants):
-        raise ConfigError("mpt compare: modes and variants are of one configuration; name one file with them.")
-    if count < 2 and not (variants and not modes):
-        raise ConfigError(
-            "mpt compare: name two precision modes at least, such as `mpt compare fp32 amp`, two configurations, two "
-            "runs, or what is changed by --variant KEY=VALUE."
-        )
+    check_words(files, modes, variants, source)
     options = [f"train.device={device}"] if device else []
     options.append("train.plan_memory=false")  # a plan beside would take time from what is timed
 
@@ -121,17 +112,36 @@ def read_sides(
     chosen = {mode: in_mode(base, mode, word, overrides, allow) for mode, word in modes.items()}
     by_mode = not variants and len(modes) > 1
     if not by_mode and len(modes) < 2:
-        label = base.precision.mode if modes else "as it is"
-        if label in chosen:
-            raise ConfigError(
-                f"mpt compare: the configuration is in {label} already; name two precision modes at least."
-            )
-        chosen = {label: base, **chosen}
+        chosen = with_base(base, chosen)
     for variant in variants:
         if variant in chosen:
             raise ConfigError(f"--variant: {variant!r} was given twice.")
         chosen[variant] = vary(base, variant, allow, partial(load, trained))
     return Sides(chosen, base, by_mode=by_mode, is_demo=named is None)
+
+
+def check_words(
+    files: Sequence[str], modes: Mapping[str, str], variants: Sequence[str], source: Config | Path | None
+) -> None:
+    """Raise ConfigError for words that name no two sides, or sides of several kinds."""
+    if files and source is not None:
+        raise ConfigError(f"mpt compare: {files[0]} and --config name configurations both; give one of the two.")
+    if len(files) > 1 and (modes or variants):
+        raise ConfigError("mpt compare: modes and variants are of one configuration; name one file with them.")
+    varies_one = bool(variants) and not modes
+    if len(files) + len(modes) + len(variants) < 2 and not varies_one:
+        raise ConfigError(
+            "mpt compare: name two precision modes at least, such as `mpt compare fp32 amp`, two configurations, two "
+            "runs, or what is changed by --variant KEY=VALUE."
+        )
+
+
+def with_base(base: Config, chosen: Mapping[str, Config]) -> dict[str, Config]:
+    """Return the sides with the configuration as it is first. Raises ConfigError where one of them is the same."""
+    label = base.precision.mode if chosen else "as it is"
+    if label in chosen:
+        raise ConfigError(f"mpt compare: the configuration is in {label} already; name two precision modes at least.")
+    return {label: base, **chosen}
 
 
 def label_files(files: Sequence[str]) -> list[str]:

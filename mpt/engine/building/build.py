@@ -17,12 +17,13 @@ import numpy
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.optim import Optimizer
 
 from mpt.config.options import setting_of
 from mpt.config.schema import Config
 from mpt.engine.building.devices import any_waits, place
 from mpt.engine.building.freezing import freeze
-from mpt.engine.building.initial_weights import load_initial_weights
+from mpt.engine.building.initial_weights import Start, load_initial_weights
 from mpt.engine.building.no_values import WithoutValues
 from mpt.engine.building.optimizers import build_optimizers, clip_norm, optimizer_settings
 from mpt.engine.building.start_notes import lost_decay, start_notes
@@ -85,72 +86,31 @@ def build_run(
     """
     seed_everything(config.seed)
     networks = build_networks(config, data, fake)
-    messages: list[str] = []
-    start = None
-    weights = setting_of(config.model.settings, "weights")
-    if weights and trains and not fake and not restores:
-        start = load_initial_weights(networks, Path(weights), config.model.plugin.optional("translate_weights"))
-        messages.append(start.message)
-    mode = config.precision.mode
-    precision = require(
-        f"precision {mode}: its build",
-        config.precision.member("build")(mode, config.precision.native_settings(), device),
-        Precision,
-    )
+    start = load_start(config, networks) if trains and not fake and not restores else None
+    precision = build_precision(config, device)
     with unset_fake_temporarily():
         precision.convert(networks)
-    tricks: list[MemoryTrick] = []
-    for name, settings in config.memory.tricks.items():
-        plugin = config.memory.plugins[name]
-        made = plugin.member("build")(plugin.native_settings(settings))
-        tricks.append(require(f"memory.{name}: its build", made, MemoryTrick))
+    tricks = build_tricks(config)
     for trick in tricks:
         trick.host(networks, device)
     placed = {name: place(networks.pop(name), device, fake) for name in list(networks)}
-    modules = Networks(config.model.name, config.task.name, placed)
-    made = config.task.member("build")(
-        config.task.native_settings(), config.model.native_settings(), modules, data, precision
-    )
-    task = require(f"task {config.task.name}: its build", made, Task)
-    metrics_of(config.task.settings)  # imported before the first step, not at the first evaluation
-    if isinstance(task, Game):
-        task.limits = config.train.collapse
-    if config.train.early_stopping is not None:
-        Rule(config.train.early_stopping, task)  # refuses a metric that the task does not have
+    task = build_task(config, placed, data, precision)
     averages = add_averages(task, config.train.ema)
-    if trains and (frozen := freeze(task, config.train.freeze, config.train.frozen_norm)):
-        messages.append(frozen)
+    frozen = freeze(task, config.train.freeze, config.train.frozen_norm) if trains else None
     if world.size > 1:
         prepare_ranks(config, task, world)
     for trick in tricks:
         trick.apply(task, precision)
-    if world.is_sharded:
-        precision.prepare(task, is_sharded=True)
-    else:
-        precision.prepare(task)
-    if world.is_sharded:
-        from mpt.parallel.shard import numbers, shard
-
-        world.numbers = numbers(task.modules)
-        world.units = shard(
-            task.modules.values(),
-            device.type,
-            world,
-            config.parallel,
-            [weight for weight, master in precision.masters.items() if weight is master],
-            precision.numerics.dtype,
-            stays_gathered=differentiates_twice(task),
-        )
+    prepare_precision(config, task, precision, device, world)
     settings_by_module = {name: optimizer_settings(config, name) for name in task.trainable}
-    is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses by itself
-    says_foreach = device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
-    optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach) if trains else {}
+    optimizers: dict[str, Optimizer] = {}
+    if trains:
+        is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses by itself
+        says_foreach = device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
+        optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach)
     phases = list(task.phases(optimizers)) if trains else []
     precision.bind(phases)
-    for trick in tricks:
-        new = {old: trick.replace_optimizer(old, precision) for old in optimizers.values()}
-        optimizers = {name: new[old] for name, old in optimizers.items()}
-        phases = [replace(phase, optimizer=new[phase.optimizer]) for phase in phases]
+    optimizers, phases = replace_optimizers(tricks, optimizers, phases, precision)
     run = Run(
         config=config,
         device=device,
@@ -161,26 +121,98 @@ def build_run(
         optimizers=optimizers,
         optimizer_settings=settings_by_module,
         phases=phases,
-        frozen={phase.name: _others(phase, task) for phase in phases},
+        frozen=other_weights(phases, task),
+        weights=trained_weights(phases),
         clip_norms={phase.name: clip_norm(phase, optimizers, settings_by_module) for phase in phases},
-        weights={phase.name: _trained_weights(phase) for phase in phases},
         buffers=BufferCopies([buffer.detach() for module in task.trainable.values() for buffer in module.buffers()]),
         adaptation=Adaptation(is_allowed=config.memory.on_oom == "adapt"),
-        messages=messages,
-        notes=[
-            *precision.numerics.notes,
-            *(start_notes(config, task, start) if start else ()),
-            *(lost_decay(config, settings_by_module, precision.numerics) if trains and not fake else ()),
-        ],
+        messages=[said for said in (start.message if start else None, frozen) if said],
+        notes=list(precision.numerics.notes),
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         averages=averages,
         world=world,
         keeps_gradients=any(trick.keeps_gradients for trick in tricks),
     )
+    if start is not None:
+        run.notes.extend(start_notes(config, task, start))
+    if trains and not fake:
+        run.notes.extend(lost_decay(config, settings_by_module, precision.numerics))
     run.notes.extend(describe_averages(run))
-    for trick in tricks if trains else ():
-        trick.attach(run)
+    if trains:
+        for trick in tricks:
+            trick.attach(run)
     return run
+
+
+def load_start(config: Config, networks: dict[str, nn.Module]) -> Start | None:
+    """Load the weights that `model.weights` names, if it does, and return what became of them."""
+    weights = setting_of(config.model.settings, "weights")
+    if not weights:
+        return None
+    return load_initial_weights(networks, Path(weights), config.model.plugin.optional("translate_weights"))
+
+
+def build_precision(config: Config, device: torch.device) -> Precision:
+    """Build the configured precision mode."""
+    mode = config.precision.mode
+    made = config.precision.member("build")(mode, config.precision.native_settings(), device)
+    return require(f"precision {mode}: its build", made, Precision)
+
+
+def build_tricks(config: Config) -> list[MemoryTrick]:
+    """Build the configured memory tricks."""
+    tricks = []
+    for name, settings in config.memory.tricks.items():
+        plugin = config.memory.plugins[name]
+        made = plugin.member("build")(plugin.native_settings(settings))
+        tricks.append(require(f"memory.{name}: its build", made, MemoryTrick))
+    return tricks
+
+
+def build_task(config: Config, networks: dict[str, nn.Module], data: DataSpec, precision: Precision) -> Task:
+    """Build the configured task around networks that are on their device."""
+    modules = Networks(config.model.name, config.task.name, networks)
+    made = config.task.member("build")(
+        config.task.native_settings(), config.model.native_settings(), modules, data, precision
+    )
+    task = require(f"task {config.task.name}: its build", made, Task)
+    metrics_of(config.task.settings)  # imported before the first step, not at the first evaluation
+    if isinstance(task, Game):
+        task.limits = config.train.collapse
+    if config.train.early_stopping is not None:
+        Rule(config.train.early_stopping, task)  # refuses a metric that the task does not have
+    return task
+
+
+def prepare_precision(config: Config, task: Task, precision: Precision, device: torch.device, world: World) -> None:
+    """Give the weights the mode's dtypes and casts, and share them out over the processes where they are sharded."""
+    if not world.is_sharded:
+        precision.prepare(task)
+        return
+    from mpt.parallel.shard import numbers, shard
+
+    precision.prepare(task, is_sharded=True)
+    world.numbers = numbers(task.modules)
+    world.units = shard(
+        task.modules.values(),
+        device.type,
+        world,
+        config.parallel,
+        [weight for weight, master in precision.masters.items() if weight is master],
+        precision.numerics.dtype,
+        stays_gathered=differentiates_twice(task),
+    )
+
+
+def replace_optimizers(
+    tricks: Sequence[MemoryTrick], optimizers: dict[str, Optimizer], phases: list[Phase], precision: Precision
+) -> tuple[dict[str, Optimizer], list[Phase]]:
+    """Return the optimizers, and the phases with them, after tricks have put others in their places."""
+    for trick in tricks:
+        new = {old: trick.replace_optimizer(old, precision) for old in optimizers.values()}
+        optimizers = {name: new[old] for name, old in optimizers.items()}
+        phases = [replace(phase, optimizer=new[phase.optimizer]) for phase in phases]
+    return optimizers, phases
 
 
 def prepare_ranks(config: Config, task: Task, world: World) -> None:
@@ -222,20 +254,24 @@ def build_networks(config: Config, data: DataSpec, fake: bool) -> dict[str, nn.M
             return on("cpu")  # a builder that needs values, such as `torch.linspace(...).tolist()` for its rates
 
 
-def _others(phase: Phase, task: Task) -> list[nn.Parameter]:
-    own = {id(parameter) for parameter in phase.module.parameters()}
-    return [
-        parameter
-        for module in task.trainable.values()
-        if module is not phase.module
-        for parameter in module.parameters()
-        if parameter.requires_grad and id(parameter) not in own
-    ]
+def other_weights(phases: Sequence[Phase], task: Task) -> dict[str, list[nn.Parameter]]:
+    """Return phase name -> the parameters of the other trained modules that would get a gradient."""
+    found: dict[str, list[nn.Parameter]] = {}
+    for phase in phases:
+        own = {id(parameter) for parameter in phase.module.parameters()}
+        others = [module for module in task.trainable.values() if module is not phase.module]
+        weights = [parameter for module in others for parameter in module.parameters()]
+        found[phase.name] = [weight for weight in weights if weight.requires_grad and id(weight) not in own]
+    return found
 
 
-def _trained_weights(phase: Phase) -> list[nn.Parameter]:
-    masters = [weight for group in phase.optimizer.param_groups for weight in group["params"]]
-    return list({id(weight): weight for weight in (*phase.module.parameters(), *masters)}.values())
+def trained_weights(phases: Sequence[Phase]) -> dict[str, list[nn.Parameter]]:
+    """Return phase name -> its module's parameters and their masters, each once."""
+    found: dict[str, list[nn.Parameter]] = {}
+    for phase in phases:
+        masters = [weight for group in phase.optimizer.param_groups for weight in group["params"]]
+        found[phase.name] = list({id(one): one for one in (*phase.module.parameters(), *masters)}.values())
+    return found
 
 
 def parameter_count(modules: Sequence[nn.Module]) -> int:

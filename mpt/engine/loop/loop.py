@@ -39,63 +39,84 @@ def fit(training: Training, stop: StopRequest, stop_after: int | None = None) ->
         raise
 
 
+class Window:
+    """The steps since the last line of the log, which has their throughput: that of training alone."""
+
+    def __init__(self, step: int) -> None:
+        self.begin(step)
+
+    def begin(self, step: int) -> None:
+        """Begin anew after a step."""
+        self.started, self.first = time.perf_counter(), step
+
+
 def take_steps(training: Training, stop: StopRequest, stop_after: int | None) -> None:
     """Do what `fit` promises, but for a checkpoint that is being written when something is raised."""
-    progress, periods = training.progress, training.periods
+    progress = training.progress
     end = min(training.total_steps, stop_after or training.total_steps)
-    world = training.run.world
     try:
         begin(training)
     except Hurried:
         raise_unsaved(training, stop)
-    stream = training.stream()
-    window_started, window_start = time.perf_counter(), progress.step
+    stream, window = training.stream(), Window(progress.step)
     while progress.step < end and not training.stops_early:
-        if not advance_to(training, stop, stream, min(training.next_side_job(), end)):
-            stream = training.stream()  # rolled back: go on from the restored step
-            window_started, window_start = time.perf_counter(), progress.step
-            continue
-        if due(progress.step, training.recent.every):
-            training.keep_recent()
-        if due(progress.step, training.train.log_every) or progress.step == end:
-            training.log(window_started, progress.step - window_start)
-            window_started, window_start = time.perf_counter(), progress.step
-        side_jobs_started = time.perf_counter()
-        training.look_at_samples()
-        evaluates = progress.step == training.total_steps or due(progress.step, periods.evaluate)
-        samples = due(progress.step, periods.sample)
-        if evaluates or samples:
-            with contextlib.suppress(Hurried):  # the step is whole and can be saved
-                if evaluates:
-                    training.evaluate()
-                if samples or training.is_over:
-                    training.write_preview()
-        if training.collapse is not None and return_from_collapse(training):
-            stream = training.stream()
-            window_started, window_start = time.perf_counter(), progress.step
-            continue
-        signal_number = world.agreed_stop(stop)
-        ends = progress.step == end or training.stops_early
-        is_best = evaluates and progress.best_step == progress.step
-        if due(progress.step, periods.checkpoint) or is_best or ends or signal_number is not None:
-            with stop.undisturbed():
-                saved = save_or_roll_back(training)
-                if ends or signal_number is not None:
-                    training.saver.finish()
-            if not saved:  # the state was poisoned and the run rolled back
-                stream = training.stream()
-                window_started, window_start = time.perf_counter(), progress.step
-                continue
-        if signal_number is not None and not ends:
-            training.list_skipped_files()
-            write_summary(training)
-            stop.signal_number = signal_number  # which another rank may have received
-            stop.raise_if_requested(f"Step {progress.step} is saved; go on with --resume.")
-        window_started += time.perf_counter() - side_jobs_started  # throughput is that of training alone
+        goal = min(training.next_side_job(), end)
+        is_on_course = advance_to(training, stop, stream, goal) and do_side_jobs(training, stop, window, end)
+        if not is_on_course:  # rolled back: go on from the restored step
+            stream, window = training.stream(), Window(progress.step)
     training.tell_early_end()
     training.list_skipped_files()
     if training.step_seconds:
         write_summary(training)
+
+
+def do_side_jobs(training: Training, stop: StopRequest, window: Window, end: int) -> bool:
+    """Log, evaluate, sample and save as far as it is due after this step. Return False when the run was rolled back.
+
+    Raises Interrupted where a signal has arrived, after saving.
+    """
+    progress = training.progress
+    if due(progress.step, training.recent.every):
+        training.keep_recent()
+    if due(progress.step, training.train.log_every) or progress.step == end:
+        training.log(window.started, progress.step - window.first)
+        window.begin(progress.step)
+    started = time.perf_counter()
+    training.look_at_samples()
+    evaluates = evaluate_and_sample(training)
+    if training.collapse is not None and return_from_collapse(training):
+        return False
+    signal_number = training.run.world.agreed_stop(stop)
+    ends = progress.step == end or training.stops_early
+    is_best = evaluates and progress.best_step == progress.step
+    if due(progress.step, training.periods.checkpoint) or is_best or ends or signal_number is not None:
+        with stop.undisturbed():
+            saved = save_or_roll_back(training)
+            if ends or signal_number is not None:
+                training.saver.finish()
+        if not saved:  # the state was poisoned and the run rolled back
+            return False
+    if signal_number is not None and not ends:
+        training.list_skipped_files()
+        write_summary(training)
+        stop.signal_number = signal_number  # which another rank may have received
+        stop.raise_if_requested(f"Step {progress.step} is saved; go on with --resume.")
+    window.started += time.perf_counter() - started
+    return True
+
+
+def evaluate_and_sample(training: Training) -> bool:
+    """Evaluate and write a preview as far as it is due after this step. Return whether an evaluation was."""
+    step, periods = training.progress.step, training.periods
+    evaluates = step == training.total_steps or due(step, periods.evaluate)
+    samples = due(step, periods.sample)
+    if evaluates or samples:
+        with contextlib.suppress(Hurried):  # the step is whole and can be saved
+            if evaluates:
+                training.evaluate()
+            if samples or training.is_over:
+                training.write_preview()
+    return evaluates
 
 
 def advance_to(training: Training, stop: StopRequest, stream: Iterator[Batch], goal: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from mpt.config.differences import Difference, find_differences
@@ -139,35 +140,19 @@ def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) ->
     for note in loaded.notes:
         console.warning(note)
     training.run.precision.load_state_dict(loaded.state["precision"])  # with the dtype of a run that fell back
-    before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)
-    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
-    changed += [f"the part {file}" for file in changed_parts(directory.parts_path)]
-    listed, training_list = read_training_list(directory.data_path), hash_of_list(training.loader.dataset)
-    if listed is not None and listed != training_list:
-        changed.append("the list of training samples")
+    training_list = hash_of_list(training.loader.dataset)
+    changed = changed_conditions(training, loaded, training_list)
     config, settings = changed_settings(training.run.config, settings_at(directory, loaded.step))
     if exact:
         refuse_changes(changed, [change for change in settings if has_effect(change, config)])
-    for change in settings:
-        if change.key == "optimizer.name":  # checkpoints of before did not name theirs
-            for saved in loaded.state["optimizers"].values():
-                saved["kind"] = saved.get("kind") or [str(change.before)]
+    name_optimizers(loaded, settings)
     carried = training.load(loaded)
     changed += [f"the optimizer of {name}" for name in carried]
     step, journal = training.progress.step, training.journal
     training.skipped_files = write_skipped_files(directory, {})
-    if training.is_over and step < training.total_steps:
-        console.message(
-            f"{directory.path}: the run was complete already: it stopped early at step {step}; raise "
-            "train.early_stopping.patience, or set train.early_stopping=null, to train on"
-        )
-        return False
-    if step >= training.total_steps:
-        beyond = f" and {training.total_steps} were asked for" if step > training.total_steps else ""
-        console.message(
-            f"{directory.path}: the run was complete already: it has {step} steps{beyond}; raise train.steps to train "
-            "longer"
-        )
+    complete = why_complete(training)
+    if complete is not None:
+        console.message(f"{directory.path}: the run was complete already: {complete}")
         return False
     if directory.summary_path.exists():  # from here on it is not the run's end: it says how far the run is
         write_summary(training)
@@ -192,6 +177,39 @@ def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) ->
     if changed:
         journal.warn(f"this resume is not bit-exact: {', '.join(changed)} changed since the checkpoint")
     return True
+
+
+def changed_conditions(training: Training, loaded: LoadedCheckpoint, training_list: str | None) -> list[str]:
+    """Return what is otherwise than when a checkpoint was written: the machine's conditions, parts' files, the data."""
+    before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)
+    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
+    changed += [f"the part {file}" for file in changed_parts(training.directory.parts_path)]
+    listed = read_training_list(training.directory.data_path)
+    if listed is not None and listed != training_list:
+        changed.append("the list of training samples")
+    return changed
+
+
+def name_optimizers(loaded: LoadedCheckpoint, settings: Sequence[Difference]) -> None:
+    """Name the optimizers in a checkpoint of before, which did not, where the configuration has another by now."""
+    for change in settings:
+        if change.key == "optimizer.name":
+            for saved in loaded.state["optimizers"].values():
+                saved["kind"] = saved.get("kind") or [str(change.before)]
+
+
+def why_complete(training: Training) -> str | None:
+    """Return why nothing is left to train, and what to change; None where something is."""
+    step, total = training.progress.step, training.total_steps
+    if training.is_over and step < total:
+        return (
+            f"it stopped early at step {step}; raise train.early_stopping.patience, or set train.early_stopping=null, "
+            "to train on"
+        )
+    if step < total:
+        return None
+    beyond = f" and {total} were asked for" if step > total else ""
+    return f"it has {step} steps{beyond}; raise train.steps to train longer"
 
 
 def changed_settings(config: Config, file: Path) -> tuple[Config, list[Difference]]:

@@ -41,48 +41,51 @@ def combinations(allow_lossy: bool = True) -> Combinations:
         [one for one in reliefs(kind) if allow_lossy or not one.is_lossy]
         for kind in ("activations", "optimizer", "weights")
     )
-    parted = [one for one in activations if one.proposals and one.in_parts and one.suits(splitting)]
-    with_parts = [one for one in optimizers if one.in_parts and one.suits(splitting)]
+    strong = [one for one in activations if one.proposals]
+    splittable = [one for one in strong if works_split(one, splitting)]
+    split_optimizers = each(one for one in optimizers if works_split(one, splitting))
+    split_weights = [one for one in weights if works_split(one, splitting)]
     return Combinations(
         single=({}, *each(activations), *each(optimizers)),
-        pairs=(
-            *({**first, **second} for first in each(activations) for second in each(optimizers) if suit(first, second)),
-            *(
-                {first.name: first.proposals[-1], second.name: second.proposals[-1]}
-                for first, second in itertools.combinations(activations, 2)
-                if first.proposals and second.proposals and first.suits(second)
-            ),
-        ),
+        pairs=(*both(each(activations), each(optimizers)), *strongest_together(itertools.combinations(strong, 2))),
         weights=tuple(each(weights)),
-        beside_weights=tuple(
-            {first.name: first.proposals[-1], second.name: second.proposals[-1]}
-            for first in activations
-            for second in weights
-            if first.proposals and first.suits(second)
-        ),
-        split_weights=tuple(
-            {**({one.name: one.proposals[-1]} if one is not None else {}), second.name: second.proposals[-1]}
-            for one in (None, *parted)
-            for second in weights
-            if second.in_parts and second.suits(splitting) and (one is None or one.suits(second))
+        beside_weights=tuple(strongest_together(itertools.product(strong, weights))),
+        split_weights=(
+            *map(strongest, split_weights),
+            *strongest_together(itertools.product(splittable, split_weights)),
         ),
         split=(
             {},
-            *({one.name: one.proposals[-1]} for one in parted),
-            *each(with_parts),
-            *(
-                {one.name: one.proposals[-1], **second}
-                for one in parted
-                for second in each(with_parts)
-                if suit({one.name: True}, second)
-            ),
+            *map(strongest, splittable),
+            *split_optimizers,
+            *both(map(strongest, splittable), split_optimizers),
         ),
     )
+
+
+def works_split(trick: Relief, splitting: Relief) -> bool:
+    """Return whether a trick works on micro-batches."""
+    return trick.in_parts and trick.suits(splitting)
 
 
 def each(tricks: Iterable[Relief]) -> list[Patch]:
     """Return every proposal of some tricks."""
     return [{one.name: value} for one in tricks for value in one.proposals]
+
+
+def strongest(trick: Relief) -> Patch:
+    """Return a trick's last proposal, which holds least."""
+    return {trick.name: trick.proposals[-1]}
+
+
+def strongest_together(pairs: Iterable[tuple[Relief, Relief]]) -> list[Patch]:
+    """Return the strongest of both tricks, for each pair that may be combined."""
+    return [{**strongest(first), **strongest(second)} for first, second in pairs if first.suits(second)]
+
+
+def both(some: Iterable[Patch], others: Sequence[Patch]) -> list[Patch]:
+    """Return each patch of some together with each of others, as far as their tricks may be combined."""
+    return [{**first, **second} for first in some for second in others if suit(first, second)]
 
 
 def suit(first: Patch, second: Patch) -> bool:

@@ -103,32 +103,58 @@ def sizes_until(largest: int) -> list[int]:
     return sizes if sizes[-1] == largest else [*sizes, largest]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Plans that are asked of a session at once: numbers of cards under one strategy, each with its batch."""
+
+    strategy: str
+    sizes: list[int]
+    batches: list[int]
+    future: Future[Answer[Plan]] | Future[Answer[list[Plan]]]
+
+    def rows(self) -> list[Row]:
+        """Wait for the plans; return a row for each."""
+        answers = separate(self.future.result(), len(self.sizes))
+        each = zip(self.sizes, self.batches, answers, strict=True)
+        return [Row(nproc, self.strategy, batch, answer) for nproc, batch, answer in each]
+
+
 def plan_scaling(
     session: Session, config: Config, kind: str, base: Placement, strategy: str | None, budget: int | None
 ) -> Scaling:
     """Plan all numbers of cards. Raises ConfigError for a kind that is not known, or where nothing can be planned."""
     if kind not in KINDS:
         raise ConfigError(f"--scaling: found {kind!r}; allowed: {', '.join(KINDS)}")
-    asked: list[tuple[str, list[int], list[int], Future[Answer[Plan]] | Future[Answer[list[Plan]]]]] = []
+    asked: list[Asked] = []
     for name in (strategy,) if strategy else STRATEGIES:
-        is_alone_too = name == "ddp" or strategy
+        is_alone_too = name == "ddp" or strategy is not None
         counts = [nproc for nproc in sizes_until(base.nproc) if nproc > 1 or is_alone_too]
-        shared = [nproc for nproc in counts if nproc > 1] if kind == "weak" and name == "ddp" else []
-        for sizes in [[nproc] for nproc in counts if nproc not in shared] + ([shared] if shared else []):
+        for sizes in traced_together(counts, kind, name):
             batches = [config.train.batch_size * (nproc if kind == "weak" else 1) for nproc in sizes]
             if batches[0] < sizes[0]:
                 continue
             own = with_batch_size(config, batches[0], session.allow)
             wish = {"budget_bytes": budget, "placement": replace(base, nproc=sizes[0], strategy=name).as_data()}
-            future = session.submit_worlds(own, sizes, **wish) if sizes is shared else session.submit(own, **wish)
-            asked.append((name, sizes, batches, future))
-    rows = []
-    for name, sizes, batches, future in asked:
-        answers = separate(future.result(), len(sizes))
-        rows += [Row(n, name, b, answer) for n, b, answer in zip(sizes, batches, answers, strict=True)]
+            is_one_trace = traces_once(kind, name) and sizes[0] > 1
+            future = session.submit_worlds(own, sizes, **wish) if is_one_trace else session.submit(own, **wish)
+            asked.append(Asked(name, sizes, batches, future))
+    rows = [row for one in asked for row in one.rows()]
     if all(row.error for row in rows):
         raise ConfigError(rows[0].error)
     return Scaling(kind, rows)
+
+
+def traces_once(kind: str, strategy: str) -> bool:
+    """Return whether a rank does the same in worlds of all sizes: under DDP, where the batch grows with them."""
+    return kind == "weak" and strategy == "ddp"
+
+
+def traced_together(counts: Sequence[int], kind: str, strategy: str) -> list[list[int]]:
+    """Return numbers of cards in groups that one trace serves."""
+    if not traces_once(kind, strategy):
+        return [[nproc] for nproc in counts]
+    shared = [nproc for nproc in counts if nproc > 1]
+    return [*([nproc] for nproc in counts if nproc == 1), *([shared] if shared else [])]
 
 
 def separate(answer: Answer[Plan] | Answer[list[Plan]], count: int) -> list[Answer[Plan]]:
@@ -182,36 +208,19 @@ def write_picture(path: Path, scaling: Scaling, title: str, budget: int | None) 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (memory, time, efficiency) = pyplot.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
+    figure, panels = pyplot.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
+    memory, time, efficiency = panels
     for words in dict.fromkeys(row.words for row in scaling.planned):
-        rows = [row for row in scaling.planned if row.words == words]
-        cards = [row.nproc for row in rows]
-        colour = COLOURS.get(words, "#55a868")
-        style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "label": words}
-        memory.plot(cards, [row.plan.total / GIB for row in rows], **style)
-        time.plot(cards, [row.plan.step_seconds * 1e3 for row in rows], **style)
-        exposed = [row.exposed_seconds * 1e3 or math.nan for row in rows]
-        time.plot(cards, exposed, color=colour, linestyle=":", label=f"{words}: exposed communication")
-        efficiency.plot(cards, [100 * scaling.efficiency(row) for row in rows], **style)
+        draw_strategy(panels, scaling, words)
     if budget is not None:
-        usable = f"{budget / GIB:.3g} GiB are usable"
-        if budget <= FAR_ABOVE * max(row.plan.total for row in scaling.planned):
-            memory.axhline(budget / GIB, color="black", linestyle="--", linewidth=1, label=usable)
-        else:  # the line would press all curves to the axis
-            memory.plot([], [], " ", label=f"{usable}, above this picture")
+        draw_budget(memory, scaling, budget)
     figure.suptitle(title, fontsize=11)
     texts = ("GiB per card", "step, ms (logarithmic)", "efficiency, %")
-    for axes, text in zip((memory, time, efficiency), texts, strict=True):
+    for axes, text in zip(panels, texts, strict=True):
         axes.set_ylabel(text)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    totals = [row.plan.total for row in scaling.planned]
-    if max(totals) > FAR_APART * min(totals):  # a whole batch, of thousands of cards
-        memory.set_yscale("log", base=2)
-        memory.yaxis.set_major_formatter("{x:g}")
-        memory.set_ylabel("GiB per card (logarithmic)")
-    else:
-        memory.set_ylim(0, 1.15 * max(totals) / GIB)
+    choose_memory_scale(memory, [row.plan.total for row in scaling.planned])
     efficiency.set_ylim(0, 105)
     time.set_yscale("log")
     time.yaxis.set_major_formatter("{x:g}")
@@ -225,3 +234,36 @@ def write_picture(path: Path, scaling: Scaling, title: str, budget: int | None) 
         raise InputOutputError(f"{path}: cannot be written: {error}") from error
     finally:
         pyplot.close(figure)
+
+
+def draw_strategy(panels: Sequence[Any], scaling: Scaling, words: str) -> None:
+    """Draw a strategy's curves into the panels for memory, time and efficiency."""
+    memory, time, efficiency = panels
+    rows = [row for row in scaling.planned if row.words == words]
+    cards = [row.nproc for row in rows]
+    colour = COLOURS.get(words, "#55a868")
+    style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "label": words}
+    memory.plot(cards, [row.plan.total / GIB for row in rows], **style)
+    time.plot(cards, [row.plan.step_seconds * 1e3 for row in rows], **style)
+    exposed = [row.exposed_seconds * 1e3 or math.nan for row in rows]
+    time.plot(cards, exposed, color=colour, linestyle=":", label=f"{words}: exposed communication")
+    efficiency.plot(cards, [100 * scaling.efficiency(row) for row in rows], **style)
+
+
+def draw_budget(axes: Any, scaling: Scaling, budget: int) -> None:
+    """Draw the budget as a line, or name it where the line would press all curves to the axis."""
+    usable = f"{budget / GIB:.3g} GiB are usable"
+    if budget <= FAR_ABOVE * max(row.plan.total for row in scaling.planned):
+        axes.axhline(budget / GIB, color="black", linestyle="--", linewidth=1, label=usable)
+    else:
+        axes.plot([], [], " ", label=f"{usable}, above this picture")
+
+
+def choose_memory_scale(axes: Any, totals: Sequence[int]) -> None:
+    """Let the axis begin at 0, or make it logarithmic for a whole batch of thousands of cards."""
+    if max(totals) > FAR_APART * min(totals):
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_ylabel("GiB per card (logarithmic)")
+    else:
+        axes.set_ylim(0, 1.15 * max(totals) / GIB)
