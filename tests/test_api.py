@@ -96,17 +96,6 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_is_made_for_the_release_of_torch_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, object]] = []
-    monkeypatch.setattr("mpt.planner.recipes.planned.make_plan", lambda config, **wish: asked.append(wish))
-    config = mpt.load({"model": "small_cnn"})
-    mpt.plan(config, gpu="rtx2060", torch="1.13")
-    assert asked[0]["torch"] == "1.13"
-    with pytest.raises(ConfigError, match="no release that can be planned"):
-        mpt.plan(config, torch="0.4")
-    assert len(asked) == 1
-
-
 def test_the_doctor_is_called_whether_or_not_its_package_was_imported_before(tmp_path: Path) -> None:
     import mpt.doctor.findings
 

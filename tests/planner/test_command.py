@@ -52,7 +52,6 @@ class Shared:
         wanted, session = asked.arguments, self.session
         session.placement = {} if wanted["placement"] is None else asdict(wanted["placement"])
         session.gpu, session.calibration, session.allow = wanted["gpu"], wanted["calibration"], list(wanted["allow"])
-        session.torch = wanted["torch"]
         session.judge_by(wanted["budgets"])
         return self
 
