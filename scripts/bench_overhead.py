@@ -163,6 +163,8 @@ def make_contestants(options: argparse.Namespace) -> dict[str, Contestant]:
                 "batch_size": options.batch_size,
                 "log_every": LOG_EVERY,
                 "checkpoint_every": 0,
+                "evaluate_every": 0,  # the step is measured, and an evaluation is none
+                "sample_every": 0,
                 "on_non_finite": "stop",
                 "device": "cpu",
             },
