@@ -32,7 +32,7 @@ from mpt.engine.loop.assembly import count_steps, supply_batches
 from mpt.engine.state.moving_averages import follow_step
 from mpt.engine.state.state import restore
 from mpt.engine.step.rank_inputs import inputs_of
-from mpt.engine.step.step import back_propagate, drop_gradients, remember_buffers, restore_buffers, update
+from mpt.engine.step.step import back_propagate, drop_gradients, update
 from mpt.errors import MptError
 from mpt.optim.shared.schedules import set_learning_rates
 from mpt.parallel.local import full
@@ -115,7 +115,7 @@ class Stepper:
             seed_everything(self.config.seed + step)
             looked = Looked(phase.name)
             drop_gradients(run, phase)
-            remember_buffers(run)
+            run.buffers.remember()
             drawn = draw_batch(run, phase, batch)
             with moved_weights(run, amount) as move, watched(run, phase, looked):
                 losses = back_propagate(run, phase, {name: move(value) for name, value in drawn.items()})
@@ -124,7 +124,7 @@ class Stepper:
             scale = scaler.scale if scaler is not None else 1.0
             looked.gradients = {name: value / scale for name, value in gradients_of(run, phase).items()}
             drop_gradients(run, phase)
-            restore_buffers(run)
+            run.buffers.restore()
             found.append(looked)
         return found
 
@@ -159,7 +159,7 @@ def watched(run: Run, phase: Phase, looked: Looked) -> Iterator[None]:
         looked.gradients = gradients_of(run, phase)
 
     handles: list[Any] = [phase.optimizer.register_step_pre_hook(before)]
-    if run.micro_batch_size is None:  # else the calls of a process are others
+    if run.adaptation.micro_batch_size is None:  # else the calls of a process are others
         for name, network in run.task.modules.items():
             for path, module in network.named_modules():
                 if not any(True for _ in module.children()):

@@ -133,11 +133,9 @@ def resumed(config: Config, device: torch.device, data: DataSpec, gpu: Gpu, save
     recorder = Recorder(device.type)
 
     def build() -> Run:
-        run = build_run(config, device, data, fake=True, restores=True)
-        change_run(run)
-        return run
+        return build_run(config, device, data, fake=True, restores=True)
 
-    with on_fake_gpu(recorder, gpu), adam_as_released(), compiling_on_fake(recorder):
+    with on_fake_gpu(recorder, gpu), compiling_on_fake(recorder):
         return trace_resume(build, saved, recorder.trace, reason_of)
 
 
