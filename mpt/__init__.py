@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from mpt.api import verify_resume as verify_resume
 
 __version__ = VERSION
-__all__ = ["__version__", "build", "compare", "diff", "infer", "load", "plan", "train", "update", "verify_resume"]
+__all__ = [
+    *("__version__", "build", "compare", "diff", "infer", "load"),
+    *("plan", "plan_step", "train", "update", "verify_resume"),
+]
 PACKAGES = ("doctor", "precision")
 """Looked up by attribute: `mpt.precision.o1.casts`, and `mpt.doctor`, which calls `mpt.examine`."""
 

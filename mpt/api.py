@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +24,7 @@ from mpt.config.schema import Config
 if TYPE_CHECKING:
     from mpt.doctor.findings import Section
     from mpt.engine.step.step import Update
+    from mpt.planner.recipes.own_step import OwnPlanned
     from mpt.planner.recipes.planned import Planned
     from mpt.report.comparison import Comparison
     from mpt.report.run_record import RunRecord
@@ -156,6 +157,28 @@ def train(
     )
     assert path is not None
     return read_run(path)
+
+
+def plan_step(
+    build: Callable[..., Any],
+    *,
+    vram: str | None = None,
+    gpu: str | None = None,
+    desktop: str | None = None,
+    largest: bool = False,
+    **arguments: Any,
+) -> OwnPlanned:
+    """Predict the peak memory and step time of a training step of your own, which need not know mpt.
+
+    `build` stands at the top level of a file. Called with `arguments`, it builds networks, optimizers and data as the
+    training does, and returns the step: a function without arguments, or (model, optimizer, batch, step). `largest`
+    looks for the largest `batch_size` argument that fits. The ways to need less are in the result's `ways`. Nothing is
+    computed: the step runs on fake tensors in another process. Raises ConfigError and PlanError, with module and line
+    for what cannot be planned.
+    """
+    from mpt.planner.recipes.own_step import plan_own_step
+
+    return plan_own_step(build, arguments, vram=vram, gpu=gpu, desktop=desktop, largest=largest)
 
 
 def plan(

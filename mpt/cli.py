@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
 }
 """Command -> its module in `mpt.commands` and what it may be asked."""
 PLAN_COMMANDS: dict[str, tuple[str, type[Any]]] = {
+    "step": ("planning.plan_step", arguments.PlanStepArguments),
     "infer": ("planning.plan_inference", arguments.PlanInferArguments),
     "presets": ("planning.plan_presets", arguments.PlanPresetsArguments),
     "tune": ("planning.plan_tune", arguments.PlanTuneArguments),

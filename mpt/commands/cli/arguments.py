@@ -283,6 +283,30 @@ class PlanArguments(PlannedConfig):
 
 
 @dataclass(frozen=True)
+class PlanStepArguments:
+    """Plan a training step of your own code, which need not know mpt, and what to write into it.
+
+    FACTORY is a function, as FILE.py:NAME or PACKAGE.MODULE:NAME, that returns the step, or (model, optimizer, batch,
+    step). `mpt plan FACTORY` does the same.
+    """
+
+    factory: Annotated[str, typer.Argument(metavar="FACTORY", show_default=False)]
+    """Where the function is."""
+    overrides: Annotated[tuple[str, ...], typer.Argument(metavar="[NAME=VALUE]...", show_default=False)] = ()
+    """Arguments for it; with batch_size among them --largest can vary it."""
+    vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """The memory to fit into, such as 6GiB."""
+    gpu: Card = None
+    desktop: Desktop = None
+    largest: bool = False
+    """Find the largest batch_size that fits."""
+    snapshot: Annotated[str | None, typer.Option(metavar="FILE")] = None
+    """Write the planned timeline as a memory snapshot of torch, for pytorch.org/memory_viz."""
+    allow: Allow = ()
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class PlanInferArguments(PlannedConfig):
     """Plan inference: what it needs, and the largest batch or tile that fits."""
 

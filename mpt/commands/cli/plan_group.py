@@ -5,6 +5,7 @@ What were options of `mpt plan` once is answered with the command that it is now
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,10 @@ from typer.core import TyperGroup
 
 from mpt.commands.cli.command_line import OverridableCommand
 from mpt.errors import ConfigError
+
+FACTORY = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
+"""A first word that names a function and not a configuration."""
+STEP = "step"
 
 COMMAND_OF = {
     "--infer": "infer",
@@ -43,6 +48,8 @@ class PlanGroup(TyperGroup):
         """Return the context of a sub-command, or of the command that is called like the group."""
         own = self.commands.get(str(self.name))
         names = set(self.commands) - {str(self.name)}
+        if args[:1] and FACTORY.fullmatch(args[0]):
+            args = [STEP, *args]
         if own is None or (args[:1] and args[0] in names):
             return super().make_context(info_name, args, parent, **extra)
         return own.make_context(info_name, args, parent, **extra)

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from mpt.commands.planning.plan_schema import PlanOutput, Refused, describe_recipe, with_verdict
 from mpt.config.layers import write_override
-from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.planner.answers.plan import RESUME, InferencePlan, Plan, PlannedRanks
 from mpt.planner.facts.calibration import Calibration
@@ -30,10 +29,10 @@ NEAR = 1.06
 """Times and sizes that differ by less than this factor are shown once."""
 
 
-def headline(config: Config, gpu: Gpu, plan: Plan, recipes: Sequence[Recipe]) -> str:
+def headline(name: str, gpu: Gpu, plan: Plan, recipes: Sequence[Recipe]) -> str:
     """Return the answer in one sentence."""
     cards = f"{plan.ranks.nproc} x {gpu.name}, each card" if plan.ranks else gpu.name
-    subject = f"{config.run_name}, batch {plan.batch_size}, on {cards}"
+    subject = f"{described(name, plan)}, on {cards}"
     if plan.fits is None:
         return f"{subject}: needs {describe_bytes(plan.with_room)}."
     needed, budget = describe_bytes(plan.total), describe_bytes(plan.budget)
@@ -55,11 +54,14 @@ def headline(config: Config, gpu: Gpu, plan: Plan, recipes: Sequence[Recipe]) ->
     return f"{subject}: does not fit in {budget}, needs {needed}{ways}"
 
 
-def print_plan(
-    console: Console, config: Config, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool
-) -> None:
-    """Print the configuration as it stands; with details also what holds the memory at the peak."""
-    console.print(f"{config.run_name} on {gpu.name}, batch {plan.batch_size}, as it stands", style="bold")
+def described(name: str, plan: Plan) -> str:
+    """Return what is planned, with its batch where one is known."""
+    return f"{name}, batch {plan.batch_size}" if plan.batch_size else name
+
+
+def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool) -> None:
+    """Print a configuration, or a step, as it stands; with details also what holds the memory at the peak."""
+    console.print(f"{described(name, plan)}, on {gpu.name}, as it stands", style="bold", markup=False)
     table = columns("", ">", "")
     table.show_header = False
     table.add_row("allocated", describe_bytes(plan.allocated), "tensors and scratch at the peak")

@@ -42,6 +42,9 @@ class Planner:
         self.errors.close()
 
 
+PLANNING = "MPT_PLANNING"
+"""Set in the environment of planning processes, which import what a script holds."""
+
 _ahead: list[Planner] = []
 
 
@@ -52,7 +55,7 @@ def count_workers() -> int:
 
 def environment() -> dict[str, str]:
     """Return the variables of a planning process: it imports what this one does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    return {**os.environ, PLANNING: "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 def start() -> Planner:

@@ -16,6 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from mpt.config.schema import Config
 from mpt.errors import MptError
+from mpt.planner.answers.own_plan import OwnPlan
 from mpt.planner.answers.plan import InferencePlan, Plan
 from mpt.planner.client import processes
 from mpt.planner.facts.calibration import Calibration
@@ -164,6 +165,11 @@ class Session:
         wanted = {"inference": wish, "data": data}
         return self._pool.submit(self._ask, config, wanted, InferencePlan.from_data).result()
 
+    def plan_own(self, source: Mapping[str, Any], arguments: Mapping[str, Any], **wish: Any) -> Answer[OwnPlan]:
+        """Plan somebody's own training step; `source` holds the fields of `mpt.planner.own.factory.Source`."""
+        wanted = {"own": {"source": source, "arguments": arguments}, "wish": wish}
+        return self._pool.submit(self._send, wanted, OwnPlan.from_data).result()
+
     def _plan_one(self, config: Config, wish: dict[str, Any]) -> Answer[Plan]:
         asked = {"placement": self.placement, "budgets": self.budgets, **wish}
         budget = wish.get("budget_bytes")
@@ -176,13 +182,10 @@ class Session:
         return judged if judged.found is None else Answer(judged.found.at_budget(budget))
 
     def _ask(self, config: Config, wanted: dict[str, Any], read: Callable[[Any], Found]) -> Answer[Found]:
-        request = {
-            "config": config.to_data(),
-            "allow": self.allow,
-            "gpu": asdict(self.gpu),
-            "calibration": asdict(self.calibration),
-            **wanted,
-        }
+        return self._send({"config": config.to_data(), "allow": self.allow, **wanted}, read)
+
+    def _send(self, wanted: dict[str, Any], read: Callable[[Any], Found]) -> Answer[Found]:
+        request = {"gpu": asdict(self.gpu), "calibration": asdict(self.calibration), **wanted}
         worker = self._idle.get()
         if self._is_killed:
             self._idle.put(worker)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ VIEWS = frozenset({
     _aten._unsafe_view.default,  # shares memory too, though its schema says otherwise; torch 2.15 caches it
     _aten.view.default,
 })  # fmt: skip
+_TO_COPY = _aten._to_copy.default
 _SCALAR = _aten._local_scalar_dense.default
 _EMPTY = _aten.empty_strided.default
 _EMPTY_WITH = {"dtype", "device", "pin_memory"}
@@ -93,6 +94,8 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if func is _SCALAR and isinstance(args[0], FakeTensor) and args[0].constant is not None:
             with no_dispatch():  # as torch's own rule does
                 return func(args[0].constant)
+        if func is _TO_COPY and _is_elsewhere(args[0], kwargs.get("device")):
+            args = (self._without_values(args[0]), *args[1:])
         key = self._description(func, args, kwargs)
         outcome = None if key is None else _outcomes.get(key)
         if outcome is None and key is not None:
@@ -185,6 +188,11 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         with torch._C._DisableTorchDispatch():
             empty = torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device="meta")
         return self._fake(empty, form.device)
+
+    def _without_values(self, tensor: Tensor) -> Tensor:
+        """Return a tensor like one whose values are known: torch would copy them, and the fake device holds none."""
+        form = Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+        return cast(Tensor, self._make(form, ()))
 
     def _fake(self, meta: Tensor, device: torch.device) -> FakeTensor:
         attributes = self._attributes.get(device)
@@ -287,6 +295,12 @@ def _learnt(func: Any, entry: Any) -> Outcome | None:
             shape, stride = (tuple(map(int, sizes)) for sizes in (found.shape, found.stride))  # type: ignore[arg-type]
             results.append(Form(shape, stride, found.dtype, found.device))
     return Outcome(tuple(results), tuple if entry.is_output_tuple else None)
+
+
+def _is_elsewhere(value: Any, device: torch.device | None) -> bool:
+    """Return whether a tensor with known values is to go to a device that is not the CPU."""
+    known = isinstance(value, FakeTensor) and value.constant is not None
+    return known and device is not None and device.type != "cpu"
 
 
 def _is_placed(device: torch.device | None) -> bool:

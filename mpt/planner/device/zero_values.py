@@ -8,8 +8,8 @@ all values were zero, and it is said that they were read. Shapes that depend on 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -22,7 +22,7 @@ DEVICE = torch.ops.prim.device.default
 
 
 class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers `.item()`, `if tensor:` and the like with zero; `reads` counts them."""
+    """Answers `.item()`, `if tensor:` and the like with zero where the value is not known; `reads` counts them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device  # asked many times over
-        if func is SCALAR and isinstance(args[0], FakeTensor):
+        if func is SCALAR and isinstance(args[0], FakeTensor) and args[0].constant is None:
             return self.array(args[0]).item()
         return func(*args, **(kwargs or {}))
 
@@ -42,10 +42,17 @@ class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return numpy.zeros(tuple(tensor.shape), str(like).removeprefix("torch."))
 
 
-@contextmanager
-def values_as_zeros() -> Iterator[ZeroValues]:
+Answers = TypeVar("Answers", bound=ZeroValues)
+
+
+def values_as_zeros() -> AbstractContextManager[ZeroValues]:
     """Let every value of a fake tensor that is read inside the block be zero."""
-    answers = ZeroValues()
+    return values_by(ZeroValues())
+
+
+@contextmanager
+def values_by(answers: Answers) -> Iterator[Answers]:
+    """Let a mode answer for the values of fake tensors that are read inside the block."""
     fake: Any = FakeTensor
     before = {name: vars(fake)[name] for name in ("tolist", "numpy") if name in vars(fake)}
     fake.tolist = lambda self: answers.array(self).tolist()

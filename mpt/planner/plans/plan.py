@@ -92,17 +92,51 @@ def plan_config(
     groups = placement.groups(config.parallel.shard, config.parallel.shard_ranks)
     communicators = sum(map(cluster.communicator_bytes, groups))
     context_bytes = calibration.context_bytes + communicators
-    capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - context_bytes)
 
     def trace(batch: int, whole_run: bool = False) -> FakeRun:
         return trace_placed(config, data, gpu, calibration, placement, batch, whole_run)
 
     fake = fake or trace(batch_size, wish.whole_run)
+    plan = describe(
+        fake, batch_size, gpu, calibration, wish, context_bytes, expandable, trace if placement.nproc == 1 else None
+    )
+    if not isinstance(fake.work, OrderedWork):
+        return replace(plan, planning_seconds=time.perf_counter() - started)
+    times = step_time(fake.work, gpu, cluster, calibration.time_factor)
+    ranks = PlannedRanks(
+        nproc=placement.nproc,
+        strategy=placement.strategy,
+        network=cluster.network,
+        per_machine=placement.per_machine,
+        rank=placement.rank,
+        words=placement.words,
+        samples=share_of(placement, batch_size),
+        host_bytes=fake.host_bytes,
+        communicator_bytes=communicators,
+        link=cluster.link,
+        seconds=times.parts(),
+    )
+    elapsed = time.perf_counter() - started
+    return replace(plan, step_seconds=times.total, ranks=ranks, planning_seconds=elapsed)
+
+
+def describe(
+    fake: FakeRun,
+    batch_size: int,
+    gpu: Gpu,
+    calibration: Calibration,
+    wish: Wish,
+    context_bytes: int,
+    expandable: bool,
+    trace: Callable[[int], FakeRun] | None,
+) -> Plan:
+    """Return the plan of a traced step; `trace` traces it at another batch, where it can be."""
+    capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - context_bytes)
     free = replay(fake.trace, expandable=expandable)
     held_back = within(fake, free, wish.budget_bytes, context_bytes, expandable)
     split = split_at(fake.trace, free.peak_event, modules=MODULES)
     largest, surely, is_bound = None, None, False
-    if wish.largest_batch and wish.budget_bytes is not None and placement.nproc == 1:
+    if wish.largest_batch and wish.budget_bytes is not None and trace is not None:
         largest, surely, is_bound = _largest_batches(
             fake, batch_size, trace, wish.budget_bytes, context_bytes, expandable
         )
@@ -110,24 +144,6 @@ def plan_config(
         fits_into = None if held_back.fits is not False else capacity
         write_snapshot(Path(wish.snapshot), make_snapshot(fake.trace, fits_into, expandable))
     notes = [*fake.notes, *routes.unknown_routes()]
-    step_seconds = fake.work.seconds(gpu) * calibration.time_factor
-    ranks: PlannedRanks | None = None
-    if isinstance(fake.work, OrderedWork):
-        times = step_time(fake.work, gpu, cluster, calibration.time_factor)
-        step_seconds = times.total
-        ranks = PlannedRanks(
-            nproc=placement.nproc,
-            strategy=placement.strategy,
-            network=cluster.network,
-            per_machine=placement.per_machine,
-            rank=placement.rank,
-            words=placement.words,
-            samples=share_of(placement, batch_size),
-            host_bytes=fake.host_bytes,
-            communicator_bytes=communicators,
-            link=cluster.link,
-            seconds=times.parts(),
-        )
     return Plan(
         batch_size=batch_size,
         allocated=free.allocated,
@@ -141,7 +157,7 @@ def plan_config(
         largest_batch=largest,
         largest_surely=surely,
         largest_is_bound=is_bound,
-        step_seconds=step_seconds,
+        step_seconds=fake.work.seconds(gpu) * calibration.time_factor,
         host_bytes=fake.host_bytes,
         assumed_workspace=0 if calibration.source else int(ASSUMED_SHARE * fake.largest_convolution),
         time_band=BAND,
@@ -150,8 +166,6 @@ def plan_config(
         timeline=timeline(fake.trace) if wish.timeline else {},
         moments=describe_moments(fake.whole, fake.moments, free.reserved, capacity, expandable)
         | describe_resume(fake.resume, free.reserved, capacity, expandable),
-        planning_seconds=time.perf_counter() - started,
-        ranks=ranks,
         at_budgets={str(one): within(fake, free, one, context_bytes, expandable) for one in wish.budgets},
     )
 

@@ -64,6 +64,10 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
     from mpt.seams import DataSpec
 
     try:
+        gpu = Gpu(**{**request["gpu"], "capability": tuple(request["gpu"]["capability"])})
+        calibration = Calibration(**request["calibration"])
+        if "own" in request:
+            return {"found": answer_own(request["own"], gpu, calibration, Wish(**request["wish"]))}
         config = load_config(request["config"], allow=request["allow"])
         key = json.dumps([config.to_data()["dataset"], config.to_data()["model"], config.to_data()["task"]])
         if request.get("data") is not None:
@@ -72,8 +76,6 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
             if key not in specs:
                 specs[key] = find_data_spec(config)
             spec, notes = specs[key]
-        gpu = Gpu(**{**request["gpu"], "capability": tuple(request["gpu"]["capability"])})
-        calibration = Calibration(**request["calibration"])
         if "inference" in request:
             made = plan_inference(config, spec, gpu, calibration, InferenceWish(**request["inference"]))
             return {"found": replace(made, notes=[*made.notes, *notes]).as_data()}
@@ -86,6 +88,14 @@ def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -
         return {"found": replace(plan, notes=[*plan.notes, *notes]).as_data()}
     except MptError as error:
         return {"error": str(error), "exit_code": error.exit_code}
+
+
+def answer_own(asked: dict[str, Any], gpu: Any, calibration: Any, wish: Any) -> dict[str, Any]:
+    """Return the plan of somebody's own training step as plain data."""
+    from mpt.planner.own.factory import Source
+    from mpt.planner.own.plan import plan_own
+
+    return plan_own(Source(**asked["source"]), asked["arguments"], gpu, calibration, wish).as_data()
 
 
 def find_data_spec(config: Any) -> tuple[Any, list[str]]:

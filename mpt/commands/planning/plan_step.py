@@ -1,0 +1,98 @@
+"""`mpt plan step FACTORY`, or `mpt plan FACTORY`: a training step that knows nothing of mpt."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+
+from mpt.commands.cli.arguments import PlanStepArguments
+from mpt.commands.planning.plan_tables import columns, headline, print_plan
+from mpt.config.layers import read_override
+from mpt.config.sizes import describe_bytes
+from mpt.errors import ConfigError, MemoryBudgetError
+from mpt.planner.answers.own_plan import Way
+from mpt.planner.facts.verdict import judge
+from mpt.planner.recipes.own_step import OwnPlanned, plan_own_step
+from mpt.report.units import show_seconds
+
+
+def run(arguments: PlanStepArguments) -> None:
+    """Plan a step and print what it needs and what to write into the script.
+
+    Raises MemoryBudgetError where neither it nor any way fits.
+    """
+    planned = plan_own_step(
+        arguments.factory,
+        read_arguments(arguments.overrides),
+        allow=arguments.allow,
+        vram=arguments.vram,
+        gpu=arguments.gpu,
+        desktop=arguments.desktop,
+        largest=arguments.largest,
+        snapshot=Path(arguments.snapshot) if arguments.snapshot else None,
+    )
+    if arguments.json:
+        print(json.dumps(as_data(planned), indent=1))
+    else:
+        show(Console(highlight=False), planned, arguments)
+    if planned.plan.fits is False and not any(way.plan.fits for way in planned.ways):
+        raise MemoryBudgetError(f"nothing that was tried fits in {describe_bytes(planned.plan.budget)}")
+
+
+def read_arguments(words: Sequence[str]) -> dict[str, Any]:
+    """Return `key=value` words as a factory's arguments. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for word in words:
+        node, problems = read_override(word)
+        if problems:
+            raise ConfigError(f"{word}: {problems[0].text}")
+        found |= cast("dict[str, Any]", node.plain())
+    return found
+
+
+def as_data(planned: OwnPlanned) -> dict[str, Any]:
+    """Return everything as JSON has it."""
+    return {
+        "gpu": asdict(planned.gpu),
+        "calibration": asdict(planned.calibration),
+        **planned.found.as_data(),
+    }
+
+
+def show(console: Console, planned: OwnPlanned, arguments: PlanStepArguments) -> None:
+    """Print the sentence, what is behind it, and the ways."""
+    plan = planned.plan
+    name = planned.found.name
+    console.print(headline(name, planned.gpu, plan, []), style="bold", markup=False)
+    for statement in planned.capacity.statements:
+        console.print(statement, markup=False)
+    print_plan(console, name, planned.gpu, planned.calibration, plan, is_verbose=True)
+    if plan.growing and plan.fits is False and plan.growing.fits:
+        console.print("it fits as it stands with PYTORCH_ALLOC_CONF=expandable_segments:True in the environment")
+    if planned.ways:
+        print_ways(console, planned.ways)
+    if arguments.snapshot is not None:
+        console.print(f"wrote {arguments.snapshot}, for https://pytorch.org/memory_viz", markup=False)
+
+
+def print_ways(console: Console, ways: list[Way]) -> None:
+    """Print a row for each way, and the lines of code that its letters stand for."""
+    console.print("\nwith a change to the script", style="bold")
+    lines = sorted({line for way in ways for line in way.lines}, key=lambda line: not line.startswith("for"))
+    letters = dict(zip(lines, string.ascii_uppercase, strict=False))
+    table = columns("", ">memory", ">chance", ">step", "")
+    for way in ways:
+        judged = judge(way.plan)
+        chance = f"{judged.percent} %" if judged else ""
+        kept = "the same result, to rounding" if way.exact else "changes rounding: compare the results"
+        change = " + ".join(sorted(letters[line] for line in way.lines))
+        table.add_row(change, describe_bytes(way.plan.total), chance, show_seconds(way.plan.step_seconds), kept)
+    console.print(table)
+    for line, letter in letters.items():
+        console.print(f"{letter}  {line}", markup=False, soft_wrap=True)

@@ -1,0 +1,139 @@
+"""What code written for `cuda` meets while it is planned: the fake device instead, on a machine without a GPU.
+
+A configuration's parts take their device as an argument. A training script of somebody else names it: `.cuda()`,
+`device="cuda"`, `torch.autocast("cuda")`, `torch.cuda.is_available()`. Inside `cuda_stands_in` these mean the fake
+device, and what a script asks of the card (its name, its memory, whether it has bfloat16) is answered for the GPU that
+is planned for. Its streams and events do nothing. What would need a real card, such as recorded graphs, still raises.
+
+`x.device.type` is the fake device's name and not "cuda": a script that branches on it takes its other branch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Self
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from mpt.planner.device.fake_device import DEVICE
+from mpt.planner.facts.gpus import Gpu
+
+CUDA = re.compile(r"cuda(:\d+)?")
+
+
+class CudaStandIn(TorchFunctionMode):
+    """Sends tensors that are wanted on `cuda` to the fake device; `is_used` says whether any was wanted there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_used = False
+        self.autocasts = 0
+        """How often the script made an autocast, be it on or off."""
+        self._special: dict[Any, Callable[..., Any]] = {
+            Tensor.cuda: self._move,
+            Tensor.is_cuda.__get__: lambda tensor: tensor.device.type == DEVICE,  # type: ignore[attr-defined]
+            Tensor.pin_memory: lambda tensor, device=None: tensor,
+            Tensor.record_stream: lambda tensor, stream: None,
+            Tensor.is_pinned: lambda tensor, device=None: False,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        special = self._special.get(func)
+        if special is not None:
+            return special(*args, **kwargs)
+        args = [self.translate(one) for one in args]
+        return func(*args, **{name: self._named(name, value) for name, value in kwargs.items()})
+
+    def translate(self, value: Any) -> Any:
+        """Return the fake device for a name of `cuda` or such a device, and everything else as it is."""
+        is_name = isinstance(value, str) and CUDA.fullmatch(value)
+        if is_name or (isinstance(value, torch.device) and value.type == "cuda"):
+            self.is_used = True
+            return torch.device(DEVICE, 0)
+        return value
+
+    def _named(self, name: str, value: Any) -> Any:
+        if name == "pin_memory":
+            return False
+        if name == "device" and type(value) is int:  # a bare number is a card's
+            return self.translate(f"cuda:{value}")
+        return self.translate(value)
+
+    def _move(self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:
+        return tensor.to(self.translate("cuda"), non_blocking=non_blocking, **options)
+
+
+class Inert:
+    """A stream or an event, which does nothing: the step is planned as if it had one stream."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.device = torch.device(DEVICE, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+@contextmanager
+def cuda_stands_in(gpu: Gpu) -> Iterator[CudaStandIn]:
+    """Let `cuda` mean the fake device inside the block, which must be registered."""
+    stand_in = CudaStandIn()
+    replaced = [
+        mock.patch.multiple("torch.cuda", **_answers(gpu)),
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
+        mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", _autocast_on(stand_in)),
+    ]
+    for one in replaced:
+        one.start()
+    try:
+        with stand_in:
+            yield stand_in
+    finally:
+        for one in reversed(replaced):
+            one.stop()
+
+
+def _answers(gpu: Gpu) -> dict[str, Any]:
+    """Return what `torch.cuda` answers in the place of its own functions."""
+    has_bfloat16 = gpu.capability >= (8, 0)
+    properties = SimpleNamespace(
+        name=gpu.name, total_memory=gpu.usable_bytes, major=gpu.capability[0], minor=gpu.capability[1]
+    )
+    calls = ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats")
+    nothing = dict.fromkeys((*calls, "manual_seed", "manual_seed_all"), lambda *args, **kwargs: None)
+    counted = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    return {
+        **nothing,
+        **{name: lambda *args, **kwargs: 0 for name in (*counted, "current_device")},
+        **dict.fromkeys(("Stream", "Event", "stream", "current_stream", "default_stream"), Inert),
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "is_bf16_supported": lambda including_emulation=True: has_bfloat16,
+        "get_device_name": lambda device=None: gpu.name,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_device_properties": lambda device=None: properties,
+        "mem_get_info": lambda device=None: (gpu.usable_bytes, gpu.usable_bytes),
+    }
+
+
+def _autocast_on(stand_in: CudaStandIn) -> Callable[..., None]:
+    original = torch.amp.autocast_mode.autocast.__init__
+
+    def start(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        stand_in.autocasts += 1
+        device = stand_in.translate(device_type)
+        original(self, device.type if isinstance(device, torch.device) else device, *args, **kwargs)
+
+    return start

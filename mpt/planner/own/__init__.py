@@ -1,0 +1,1 @@
+"""Plans of training steps that know nothing of mpt."""

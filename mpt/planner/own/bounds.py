@@ -1,0 +1,139 @@
+"""Values and shapes that only a real step has, in somebody's own step on fake tensors.
+
+Values that are read are zero, but for small tensors that a script wrote out itself. A result whose shape depends on
+values (`x[mask]`, `nonzero`, `unique`) is given the largest shape that it can have, which is at least what a real step
+needs. An integer that is read may become a size: then the plan is too small, so these are counted apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
+
+KNOWN_VALUES = 64
+"""Tensors of so many numbers keep those that a script wrote, such as a detector's strides; torch keeps single ones."""
+MASKS = (torch.bool, torch.uint8)
+_aten = torch.ops.aten
+
+
+class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
+    """Answers what is read with zero, and gives shapes that depend on values their bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.integers = 0
+        """How many of the values that were read are integers."""
+        self.bounded = 0
+        """How many shapes were taken at their bound."""
+        self._rules: dict[Any, Callable[..., Any]] = {
+            _aten.nonzero.default: most_places,
+            _aten.masked_select.default: most_selected,
+            _aten._unique2.default: most_different,
+            _aten.unique_consecutive.default: most_different,
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = self._rules.get(func)
+        if rule is not None and not _is_known(args[0]):
+            self.bounded += 1
+            return rule(*args, **kwargs)
+        if func is _aten.index.Tensor and _has_masks(args[1]):
+            self.bounded += 1
+            return func(args[0], without_masks(args[1]), **kwargs)
+        if func is _aten.index_put_.default and _has_masks(args[1]):
+            return args[0]
+        if func is _aten.index_put.default and _has_masks(args[1]):
+            return torch.empty_like(args[0])
+        if func is SCALAR and not (
+            args[0].dtype.is_floating_point or args[0].dtype == torch.bool or _is_known(args[0])
+        ):
+            self.integers += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def notes(self) -> list[str]:
+        """Return what the plan took for granted."""
+        found = []
+        if self.reads:
+            found.append(f"the step reads values ({self.reads} times), which were taken as 0")
+        if self.integers:
+            found.append(f"{self.integers} of them are integers; where one is a size, the step needs more than planned")
+        if self.bounded:
+            found.append(f"{self.bounded} results whose size depends on values were taken as large as they can be")
+        return found
+
+
+class WithoutMemory(TorchFunctionMode):
+    """Answers what torch's own functions would take from a tensor's memory, or what a script would end at."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__:
+            return copy_deeply(*args)
+        if func in (torch.isfinite, Tensor.isfinite) and not args[0].dim():
+            return torch.tensor(True)
+        return func(*args, **(kwargs or {}))
+
+
+def copy_deeply(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Return a copy of a fake tensor, whose memory torch would read the address of."""
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+    found: Tensor = memo[id(tensor)]
+    return found
+
+
+def _is_known(tensor: Any) -> bool:
+    return isinstance(tensor, FakeTensor) and tensor.constant is not None
+
+
+def _has_masks(indices: Sequence[Tensor | None]) -> bool:
+    return any(index is not None and index.dtype in MASKS and not _is_known(index) for index in indices)
+
+
+def most_places(tensor: Tensor) -> Tensor:
+    """Return the places of all of a tensor's elements: (elements, dimensions)."""
+    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+
+
+def most_selected(tensor: Tensor, mask: Tensor) -> Tensor:
+    """Return as many elements as a mask can select."""
+    shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+    return tensor.new_empty(shape.numel())
+
+
+def most_different(tensor: Tensor, *options: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return as many different elements as there are elements, their inverse and their counts."""
+    count = tensor.numel()
+    inverse = tensor.new_empty(tensor.shape, dtype=torch.int64)
+    return tensor.new_empty(count), inverse, tensor.new_empty(count, dtype=torch.int64)
+
+
+def without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return indices with each mask as the places that it can select, as torch takes it apart."""
+    found: list[Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in MASKS:
+            found.append(index)
+        else:
+            found += most_places(index).unbind(1)
+    return found
+
+
+@contextmanager
+def without_values() -> Iterator[BoundedShapes]:
+    """Let a step inside the block do without values."""
+    known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
+    with known, WithoutMemory(), values_by(BoundedShapes()) as values:
+        yield values

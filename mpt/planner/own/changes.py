@@ -1,0 +1,128 @@
+"""Changes to a step that a script of somebody else could make, made from outside while it is planned.
+
+Each stands for a few lines that its author would write (`Changes.lines`): autocast around forward and loss, activation
+checkpointing of repeated blocks, an optimizer with 8-bit state. Nothing in the script is edited.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from mpt.memory.low_bit_optimizer import AllocatedAdam
+from mpt.planner.device.fake_device import DEVICE
+
+FEWEST_BLOCKS = 2
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is done otherwise than in the script."""
+
+    autocast: str = ""
+    """float16, bfloat16 or empty."""
+    recompute: tuple[str, ...] = ()
+    """Paths of containers whose blocks are checkpointed, such as `model.layers`."""
+    low_bit_optimizer: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the training stays the same to rounding."""
+        return not (self.autocast or self.low_bit_optimizer)
+
+    def lines(self) -> list[str]:
+        """Return the line to write into the script for each change."""
+        found = []
+        if self.recompute:
+            blocks = self.recompute[0] if len(self.recompute) == 1 else f"[*{', *'.join(self.recompute)}]"
+            found.append(
+                f"for block in {blocks}: block.forward = "
+                "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
+            )
+        if self.autocast:
+            scaled = "; scale the loss with torch.amp.GradScaler" * (self.autocast == "float16")
+            found.append(f'with torch.autocast("cuda", torch.{self.autocast}):  # around forward and loss{scaled}')
+        if self.low_bit_optimizer:
+            found.append("bitsandbytes.optim.AdamW8bit (Adam8bit) in the place of torch.optim's")
+        return found
+
+
+def find_block_lists(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Return the paths of lists of like blocks, such as `model.layers`: those that recomputing is worth trying on.
+
+    Of nested ones the outermost counts, and lists whose blocks are single layers are left out.
+    """
+    found: list[str] = []
+    for key, root in modules.items():
+        for name, module in root.named_modules():
+            path = f"{key}.{name}" if name else key
+            if any(path.startswith(f"{outer}.") or path == outer for outer in found):
+                continue
+            if isinstance(module, nn.ModuleList | nn.Sequential) and _has_like_blocks(module):
+                found.append(path)
+    return tuple(found)
+
+
+def _has_like_blocks(blocks: Iterable[nn.Module]) -> bool:
+    kinds = Counter(type(block) for block in blocks if any(block.children()) and type(block).forward is not None)
+    return bool(kinds) and max(kinds.values()) >= FEWEST_BLOCKS
+
+
+def apply_to_modules(changes: Changes, modules: Mapping[str, nn.Module]) -> None:
+    """Checkpoint the blocks of the chosen lists."""
+    for path in changes.recompute:
+        for block in _module_at(modules, path).children():
+            setattr(block, "forward", functools.partial(checkpoint, block.forward, use_reentrant=False))  # noqa: B010 - mypy calls it a method
+
+
+def _module_at(modules: Mapping[str, nn.Module], path: str) -> nn.Module:
+    key = max((key for key in modules if path == key or path.startswith(f"{key}.")), key=len)
+    return modules[key].get_submodule(path[len(key) + 1 :])
+
+
+def apply_to_optimizers(changes: Changes, optimizers: Iterable[Optimizer]) -> None:
+    """Let Adam and AdamW keep 8-bit state."""
+    for optimizer in optimizers:
+        if changes.low_bit_optimizer and takes_low_bits(optimizer):
+            replacement = AllocatedAdam(optimizer.param_groups)
+            setattr(optimizer, "step", replacement.step)  # noqa: B010 - mypy calls it a method
+
+
+def takes_low_bits(optimizer: Optimizer) -> bool:
+    """Return whether there is an 8-bit form of an optimizer."""
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+
+
+class ForwardAutocast:
+    """Autocast around forward and loss: everything but backward passes and optimizers' steps."""
+
+    def __init__(self, changes: Changes) -> None:
+        self.dtype = getattr(torch, changes.autocast) if changes.autocast else None
+
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """Autocast inside the block."""
+        with self._autocast(True):
+            yield
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """No autocast inside the block, where `around_step` is what turned it on."""
+        with self._autocast(False):
+            yield
+
+    def _autocast(self, is_on: bool) -> AbstractContextManager[Any]:
+        if self.dtype is None:
+            return nullcontext()
+        if not is_on:
+            torch.clear_autocast_cache()
+        return torch.autocast(DEVICE, self.dtype, enabled=is_on)

@@ -1,0 +1,141 @@
+"""The function that makes somebody's training step: where it is, and what it may return.
+
+A factory builds everything and returns the step, in one of two forms:
+
+    return step                              # called as step()
+    return model, optimizer, batch, step     # called as step(model, optimizer, batch), step(batch) or step()
+
+It is named as `package.module:function` or `path/to/file.py:function`, since the plan is made in another process, which
+imports it there. A file is not run as a script: what stands below `if __name__ == "__main__":` is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mpt import vision_ops  # noqa: F401 - before a torchvision that may be built for another torch
+from mpt.config.registry import place
+from mpt.errors import ConfigError, MptError
+
+FORMS = "a step, which takes nothing, or (model, optimizer, batch, step)"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A factory by name: `where` is a module or a file."""
+
+    where: str
+    function: str
+    folder: str = ""
+    """What modules are imported from, beside what is installed."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `where` is a file and not a module."""
+        return self.where.endswith(".py")
+
+    def __str__(self) -> str:
+        return f"{Path(self.where).name if self.is_file else self.where}:{self.function}"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a factory returned."""
+
+    step: Callable[[], Any]
+    named: Mapping[str, Any]
+    """What may be networks, by name: those of the tuple, or the variables that the step sees."""
+    batch: Any = None
+
+
+def find_factory(source: Source) -> Callable[..., Any]:
+    """Import a factory. Raises ConfigError where there is none; errors of the module itself pass."""
+    if source.folder not in sys.path:
+        sys.path.insert(0, source.folder)
+    try:
+        module = _import_file(Path(source.where)) if source.is_file else _import_module(source.where)
+    except MptError:
+        raise
+    except (Exception, SystemExit) as error:
+        ends = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{place(error, Path(source.where))}: it cannot be imported: {ends}") from error
+    function = getattr(module, source.function, None)
+    if not callable(function):
+        raise ConfigError(f"{source}: {source.where} has no function {source.function}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _import_module(name: str) -> ModuleType:
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        raise ConfigError(f"{name}: no module of that name is installed or in this folder")
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"{path}: there is no such file")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def takes_batch_size(factory: Callable[..., Any]) -> bool:
+    """Return whether a factory takes `batch_size`, so that other sizes can be planned."""
+    return "batch_size" in inspect.signature(factory).parameters
+
+
+def batch_size_of(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> int | None:
+    """Return the batch size that a factory is called with, its default included; None where it takes none."""
+    parameter = inspect.signature(factory).parameters.get("batch_size")
+    value = arguments.get("batch_size", None if parameter is None else parameter.default)
+    return value if type(value) is int and value > 0 else None
+
+
+def call_factory(source: Source, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Made:
+    """Build a step. Raises ConfigError for arguments that the factory does not take, and for another result."""
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(factory).parameters) or "nothing"
+        raise ConfigError(f"{source}: {error}; it takes {takes}") from None
+    return read_made(source, factory(**arguments))
+
+
+def read_made(source: Source, made: Any) -> Made:
+    """Return what a factory made in one form."""
+    if callable(made):
+        seen = inspect.getclosurevars(made).nonlocals if inspect.isfunction(made) else {}
+        return Made(made, seen)
+    if not (isinstance(made, tuple) and len(made) == 4 and callable(made[3])):
+        found = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
+        raise ConfigError(f"{source}: it returned {found}; return {FORMS}")
+    model, optimizer, batch, step = made
+    named = dict(model) if isinstance(model, Mapping) else {"model": model}
+    return Made(_without_arguments(source, step, model, optimizer, batch), named, batch)
+
+
+def _without_arguments(
+    source: Source, step: Callable[..., Any], model: Any, optimizer: Any, batch: Any
+) -> Callable[[], Any]:
+    forms = ((model, optimizer, batch), (batch,), ())
+    for given in forms:
+        try:
+            inspect.signature(step).bind(*given)
+        except TypeError:
+            continue
+        return lambda: step(*given)
+    raise ConfigError(f"{source}: its step takes neither (model, optimizer, batch) nor (batch) nor nothing")

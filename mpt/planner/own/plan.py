@@ -1,0 +1,82 @@
+"""Somebody's own training step planned, and what to put into the script so that it needs less.
+
+Runs inside the worker process (`mpt.planner.server.worker`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mpt.errors import MptError
+from mpt.planner.answers.own_plan import OwnPlan, Way
+from mpt.planner.facts.calibration import Calibration
+from mpt.planner.facts.gpus import Gpu
+from mpt.planner.own.changes import Changes
+from mpt.planner.own.factory import Source, batch_size_of, find_factory, takes_batch_size
+from mpt.planner.own.trace import OwnRun, trace_own
+from mpt.planner.plans.plan import Wish, describe
+from mpt.planner.step.run_fake import FakeRun
+from mpt.planner.trace.unseen import Unseen
+
+BFLOAT16_SINCE = (8, 0)
+LEAST_SAVING = 0.98
+"""A way that still needs more than this share of the step as it stands is left out."""
+
+
+def plan_own(source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration: Calibration, wish: Wish) -> OwnPlan:
+    """Plan a step as it stands, and with each change that it could take.
+
+    Raises CannotPlan with module and line, and ConfigError for a factory that is not there or returns something else.
+    """
+    started = time.perf_counter()
+    batch_size = batch_size_of(find_factory(source), arguments)
+    run = _trace(source, arguments, gpu, calibration, Changes())
+    trace = None
+    if batch_size is not None and takes_batch_size(find_factory(source)):
+
+        def trace(batch: int) -> FakeRun:
+            return _trace(source, {**arguments, "batch_size": batch}, gpu, calibration, Changes()).fake
+
+    plan = describe(run.fake, batch_size or 0, gpu, calibration, wish, calibration.context_bytes, False, trace)
+    without_largest = replace(wish, largest_batch=False, snapshot="")
+    ways = []
+    for changes in find_changes(run, gpu):
+        try:
+            changed = _trace(source, arguments, gpu, calibration, changes).fake
+        except MptError:  # a block that cannot be recomputed, a loss that autocast refuses: no way, then
+            continue
+        planned = describe(
+            changed, batch_size or 0, gpu, calibration, without_largest, calibration.context_bytes, False, None
+        )
+        if planned.reserved <= LEAST_SAVING * plan.reserved:
+            ways.append(Way(changes.lines(), changes.is_exact, planned))
+    plan = replace(plan, planning_seconds=time.perf_counter() - started)
+    return OwnPlan(str(source), plan, sorted(ways, key=_rank))
+
+
+def find_changes(run: OwnRun, gpu: Gpu) -> Iterator[Changes]:
+    """Yield what could be changed in a step, each alone and then together."""
+    half = "" if run.has_autocast else "bfloat16" if gpu.capability >= BFLOAT16_SINCE else "float16"
+    tried = set()
+    for recompute in ((), run.block_lists):
+        for autocast in ("", half):
+            for low_bit in (False, run.has_adam):
+                changes = Changes(autocast, recompute, low_bit)
+                if changes not in tried and changes != Changes():
+                    tried.add(changes)
+                    yield changes
+
+
+def _trace(
+    source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration: Calibration, changes: Changes
+) -> OwnRun:
+    unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)
+    return trace_own(source, arguments, gpu, unseen, changes)
+
+
+def _rank(way: Way) -> tuple[bool, bool, float]:
+    fits = way.plan.fits is not False
+    return not fits, fits and not way.exact, way.plan.step_seconds if fits and way.plan.fits else way.plan.reserved

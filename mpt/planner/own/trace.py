@@ -1,0 +1,259 @@
+"""Somebody's own training step on fake tensors, with the recorder watching.
+
+Nothing is told which tensor is what: networks are those that were made while the factory ran, a backward pass is a call
+of `torch.autograd.backward` or `grad`, an optimizer's step is what torch's own hooks report. Values that are read
+(`loss.item()`, a GradScaler's check) are taken as zero, and counted (`mpt.planner.own.bounds`).
+
+A script that names `cuda` puts there what it means to (`mpt.planner.device.cuda_stand_in`). One that never does, since
+it would take the device from somewhere else, is planned as if all of it were on the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from mpt.planner.device.cuda_stand_in import cuda_stands_in
+from mpt.planner.device.fake_device import fake_gpu
+from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu
+from mpt.planner.own.bounds import without_values
+from mpt.planner.own.changes import (
+    Changes,
+    ForwardAutocast,
+    apply_to_modules,
+    apply_to_optimizers,
+    find_block_lists,
+    takes_low_bits,
+)
+from mpt.planner.own.factory import Made, Source, call_factory, find_factory
+from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
+from mpt.planner.trace.time_model import Work
+from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.unseen import Unseen
+from mpt.planner.trace.watched_run import watch_gradient
+from mpt.run.process.storage_trace import tensors_in
+
+T = TypeVar("T")
+
+
+@dataclass
+class OwnRun:
+    """What two steps showed, and what could be changed in them."""
+
+    fake: FakeRun
+    block_lists: tuple[str, ...] = ()
+    """Where recomputing could be put (`find_block_lists`)."""
+    has_adam: bool = False
+    """All of its optimizers have an 8-bit form."""
+    has_autocast: bool = False
+    """The step uses autocast itself."""
+
+
+def trace_own(
+    source: Source, arguments: Mapping[str, Any], gpu: Gpu, unseen: Unseen | None, changes: Changes
+) -> OwnRun:
+    """Build and step somebody's training twice on a fake GPU. Raises CannotPlan with module and line."""
+    run = _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=False)
+    if run is None:
+        run = _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=True)
+        assert run is not None
+        run.fake.notes.append('it puts nothing on "cuda": planned as if everything were on the GPU')
+    return run
+
+
+def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) -> Trace:
+    """Build and step a training on the CPU, on fake or real tensors: what the plan is checked against."""
+    recorder = Recorder("cpu")
+    factory = find_factory(source)
+    recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
+    values = without_values() if is_fake else nullcontext()
+    with torch.autograd.set_multithreading_enabled(False), recording, values, noting_what_is_made() as created:
+        made = call(lambda: call_factory(source, factory, arguments))
+        perform(made, created, recorder, Changes(), lambda step: None)
+    return recorder.trace
+
+
+def _trace_on_gpu(
+    source: Source, arguments: Mapping[str, Any], gpu: Gpu, unseen: Unseen | None, changes: Changes, all_on_gpu: bool
+) -> OwnRun | None:
+    """Return None where the factory puts nothing on the GPU, unless all is put there."""
+    device = fake_gpu()
+    work, seen = Work(), {"work": False}
+
+    def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if seen["work"]:
+            work.observe(func, args, kwargs, result, recorder.outcome)
+
+    def on_step(step: int) -> None:
+        seen["work"] = step == STEPS - 1
+
+    recorder = Recorder(device.type, unseen, observe)
+    factory = find_factory(source)
+    with (
+        on_fake_gpu(recorder, gpu),
+        cuda_stands_in(gpu) as stand_in,
+        without_values() as values,
+        ExitStack() as stack,
+    ):
+        if all_on_gpu:
+            stack.enter_context(device)
+        created = stack.enter_context(noting_what_is_made())
+        made = call(lambda: call_factory(source, factory, arguments))
+        if not (all_on_gpu or stand_in.is_used):
+            return None
+        work.uses_tf32 = gpu.tf32 > 0 and torch.get_float32_matmul_precision() != "highest"
+        modules = perform(made, created, recorder, changes, on_step)
+    return OwnRun(
+        FakeRun(recorder.trace, work, values.notes(), whole=recorder.trace),
+        block_lists=find_block_lists(trained_modules(modules, created)),
+        has_adam=bool(created.optimizers) and all(map(takes_low_bits, created.optimizers)),
+        has_autocast=stand_in.autocasts > 0,
+    )
+
+
+def perform(
+    made: Made, created: Created, recorder: Recorder, changes: Changes, on_step: Callable[[int], None]
+) -> dict[str, nn.Module]:
+    """Perform the traced steps of a training that was built; return its networks by name."""
+    modules = name_modules(created, made.named)
+    recorder.mark_modules(modules)
+    recorder.mark(tensors_in(made.batch), "batch")
+    apply_to_modules(changes, modules)
+    apply_to_optimizers(changes, created.optimizers)
+    autocast = ForwardAutocast(changes)
+    kept: Any = None
+    with watch_step(recorder, modules, autocast):
+        for step in range(STEPS):
+            on_step(step)
+            recorder.enter_moment(step, "", "forward")
+            with autocast.around_step():
+                kept = call(made.step)  # until the next is there, as a script keeps its last loss
+        recorder.enter_moment(STEPS - 1, "", "after the step")
+    del kept
+    return modules
+
+
+def call(function: Callable[[], T]) -> T:
+    """Call what is somebody's own. Raises RuntimeError, from its line, where that would end the program."""
+    try:
+        return function()
+    except SystemExit as stop:
+        reason = "it ends the program (values that it reads are taken as 0)"
+        raise RuntimeError(reason).with_traceback(stop.__traceback__) from None
+
+
+@dataclass
+class Created:
+    """What was made while a factory ran."""
+
+    modules: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+
+
+@contextmanager
+def noting_what_is_made() -> Iterator[Created]:
+    """Note every network and optimizer that is made inside the block."""
+    created = Created()
+    with _noting(nn.Module, created.modules), _noting(Optimizer, created.optimizers):
+        yield created
+
+
+@contextmanager
+def _noting(kind: type[Any], found: list[Any]) -> Iterator[None]:
+    original = kind.__init__
+
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        found.append(self)
+
+    with mock.patch.object(kind, "__init__", start):
+        yield
+
+
+def name_modules(created: Created, named: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """Return the networks that are part of no other one and have weights, by name.
+
+    Names are those of the factory's tuple, or of the variables that the step sees; else the networks' classes.
+    """
+    roots = {key: value for key, value in named.items() if isinstance(value, nn.Module)}
+    inside = {id(child) for module in created.modules for child in module.modules() if child is not module}
+    inside |= {id(module) for root in roots.values() for module in root.modules()}
+    for module in created.modules:
+        if id(module) in inside or not any(True for _ in module.parameters()):
+            continue
+        stem = key = type(module).__name__
+        number = 1
+        while key in roots:
+            number += 1
+            key = f"{stem}{number}"
+        roots[key] = module
+    return roots
+
+
+def trained_modules(modules: Mapping[str, nn.Module], created: Created) -> dict[str, nn.Module]:
+    """Return the networks that an optimizer updates: not moving averages and other copies."""
+    groups = (group for optimizer in created.optimizers for group in optimizer.param_groups)
+    updated = {id(parameter) for group in groups for parameter in group["params"]}
+    return {key: one for key, one in modules.items() if any(id(weight) in updated for weight in one.parameters())}
+
+
+@contextmanager
+def watch_step(recorder: Recorder, modules: Mapping[str, nn.Module], autocast: ForwardAutocast) -> Iterator[None]:
+    """Tell the recorder what becomes of what and which moment it is, inside the block."""
+    owners = {
+        id(parameter): f"{key}.{name}".rpartition(".")[0]
+        for key, module in modules.items()
+        for name, parameter in module.named_parameters()
+    }
+
+    def before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        enter(recorder, "step")
+        updated = [one for group in optimizer.param_groups for one in group["params"]]
+        recorder.mark((one for one in updated if id(one) not in owners), "parameters", "(master weights)")
+        recorder.mark((one.grad for one in updated if one.grad is not None), "gradients")
+
+    def after_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter, state in optimizer.state.items():
+            owner = owners.get(id(parameter), "(master weights)")
+            recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
+        enter(recorder, "forward")
+
+    removals = [
+        watch_gradient(parameter, owners[id(parameter)], recorder)
+        for module in modules.values()
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    ]
+    removals.append(register_optimizer_step_pre_hook(before_optimizer).remove)
+    removals.append(register_optimizer_step_post_hook(after_optimizer).remove)
+    with ExitStack() as stack:
+        for name in ("backward", "grad"):
+            around = _as_backward(getattr(torch.autograd, name), recorder, autocast)
+            stack.enter_context(mock.patch.object(torch.autograd, name, around))
+        for remove in removals:
+            stack.callback(remove)
+        yield
+
+
+def enter(recorder: Recorder, moment: str) -> None:
+    """Note that the same step is in another moment."""
+    recorder.enter_moment(recorder.trace.spans[-1].step, "", moment)
+
+
+def _as_backward(function: Callable[..., Any], recorder: Recorder, autocast: ForwardAutocast) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        enter(recorder, "backward")
+        with autocast.outside():
+            result = function(*args, **kwargs)
+        enter(recorder, "forward")
+        return result
+
+    return run

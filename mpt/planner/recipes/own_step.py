@@ -1,0 +1,125 @@
+"""Somebody's own training step planned from outside of it: what `mpt plan MODULE:FUNCTION` and `mpt.plan_step` do.
+
+Torch is not imported here, nor the script: both happen in a process of its own (`mpt.planner.client.session`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpt.errors import ConfigError
+from mpt.planner.answers.own_plan import OwnPlan, Way
+from mpt.planner.answers.plan import Plan
+from mpt.planner.client.processes import PLANNING
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import Calibration, load_calibration
+from mpt.planner.facts.capacity import Capacity, find_capacity
+from mpt.planner.facts.gpus import Gpu
+from mpt.planner.recipes.planned import choose_gpu
+
+
+@dataclass(frozen=True)
+class OwnPlanned:
+    """The plan of somebody's own step on a GPU that need not be here."""
+
+    gpu: Gpu
+    calibration: Calibration
+    capacity: Capacity
+    found: OwnPlan
+
+    @property
+    def plan(self) -> Plan:
+        """The step as it stands."""
+        return self.found.plan
+
+    @property
+    def ways(self) -> list[Way]:
+        """What could be put into the script, best first."""
+        return self.found.ways
+
+
+def plan_own_step(
+    factory: str | Callable[..., Any],
+    arguments: Mapping[str, Any],
+    *,
+    allow: Sequence[str] = (),
+    vram: str | None = None,
+    gpu: str | None = None,
+    desktop: str | None = None,
+    largest: bool = False,
+    snapshot: Path | None = None,
+) -> OwnPlanned:
+    """Plan the step that a factory builds (`mpt.planner.own.factory`), called with `arguments`.
+
+    `factory` is a function, or its name: `path/to/file.py:function`, or `package.module:function` of a package that
+    `allow` names. Raises ConfigError for a factory that cannot be found or called, and PlanError with module and line
+    for what cannot be traced.
+    """
+    source = find_source(factory, allow)
+    check_arguments(arguments)
+    card = choose_gpu(gpu)
+    calibration = load_calibration(card.name)
+    capacity = find_capacity(card, gpu is not None, vram, desktop)
+    if largest and capacity.budget_bytes is None:
+        raise ConfigError("--largest: a batch is the largest within a budget; add --gpu or --vram")
+    with Session(card, calibration) as session:
+        found = session.plan_own(
+            source,
+            dict(arguments),
+            budget_bytes=capacity.budget_bytes,
+            largest_batch=largest,
+            snapshot=str(snapshot.absolute()) if snapshot else "",
+        ).get()
+    return OwnPlanned(card, calibration, capacity, found)
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for arguments that cannot be sent to another process."""
+    try:
+        json.dumps(dict(arguments))
+    except TypeError as error:
+        raise ConfigError(f"arguments of a factory are numbers, texts, lists and mappings: {error}") from None
+
+
+def find_source(factory: str | Callable[..., Any], allow: Sequence[str]) -> dict[str, str]:
+    """Return the fields of `mpt.planner.own.factory.Source`. Raises ConfigError."""
+    if not isinstance(factory, str):
+        return source_of_function(factory)
+    where, _, function = factory.rpartition(":")
+    if not where or not function.isidentifier():
+        raise ConfigError(f"found '{factory}'; write path/to/file.py:function or package.module:function")
+    if where.endswith(".py"):
+        path = Path(where).absolute()
+        if not path.is_file():
+            raise ConfigError(f"{where}: there is no such file")
+        return {"where": str(path), "function": function, "folder": str(path.parent)}
+    package = where.partition(".")[0]
+    if not any(where == granted or where.startswith(f"{granted}.") for granted in allow):
+        raise ConfigError(
+            f"'{factory}' would run code of the package {package}, which is not granted; if you trust it, add "
+            f"--allow {package} to the command"
+        )
+    return {"where": where, "function": function, "folder": os.getcwd()}
+
+
+def source_of_function(factory: Callable[..., Any]) -> dict[str, str]:
+    """Return where a function is. Raises ConfigError for one that no other process can import."""
+    if os.environ.get(PLANNING):
+        raise ConfigError('call mpt.plan_step below `if __name__ == "__main__":`, since planning imports its file')
+    name = getattr(factory, "__name__", "")
+    path = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
+    if path is None or not Path(path).is_file() or factory.__qualname__ != name or not name.isidentifier():
+        raise ConfigError("plan_step takes a function at the top level of a file, which another process can import")
+    module = factory.__module__
+    if module == "__main__":
+        path = str(Path(path).absolute())
+        return {"where": path, "function": name, "folder": str(Path(path).parent)}
+    folder = Path(sys.modules[module].__file__ or path).absolute().parents[module.count(".")]
+    return {"where": module, "function": name, "folder": str(folder)}

@@ -1,0 +1,125 @@
+"""Training steps that know nothing of mpt, as people write them."""
+
+import copy
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    """Attention and the wide part."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        query, key, value = self.qkv(self.norm(x)).unsqueeze(1).chunk(3, -1)
+        x = x + self.out(functional.scaled_dot_product_attention(query, key, value, is_causal=True).squeeze(1))
+        return x + self.wide(x)
+
+
+class Decoder(nn.Module):
+    """A small language model."""
+
+    def __init__(self, width=128, layers=3, words=100):
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def decoder(batch_size=4, length=128, names_cuda=False, autocast=False):
+    """A loop body as a closure: clipping, a moving average, a check of the loss, a line that is printed."""
+    device = torch.device("cuda" if names_cuda and torch.cuda.is_available() else "cpu")
+    model = Decoder().to(device)
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler(device.type, enabled=autocast)
+
+    def step():
+        ids = torch.randint(0, 100, (batch_size, length + 1)).to(device)
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.float16, enabled=True) if autocast else torch.enable_grad():
+            loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            for kept, now in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(now, 0.1)
+        if not torch.isfinite(loss):
+            sys.exit("the loss is not finite")
+        print(f"loss {loss.item():.3f}")
+
+    return step
+
+
+def pair():
+    """Two networks with an optimizer each."""
+    first = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 32))
+    second = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizers = [torch.optim.Adam(one.parameters()) for one in (first, second)]
+
+    def step():
+        made = first(torch.randn(16, 8))
+        optimizers[1].zero_grad()
+        functional.softplus(second(made.detach())).mean().backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        functional.softplus(-second(made)).mean().backward()
+        optimizers[0].step()
+
+    return step
+
+
+def four_parts():
+    """A model, an optimizer, a batch and a step that takes them."""
+    model = nn.Linear(16, 16)
+
+    def step(model, optimizer, batch):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    return model, torch.optim.SGD(model.parameters(), 0.1), torch.randn(4, 16), step
+
+
+def masked():
+    """A loss over the elements that a mask chooses."""
+    model = nn.Linear(16, 16).cuda()
+
+    def step():
+        out = model(torch.randn(8, 16, device="cuda"))
+        out[out > 0].sum().backward()
+
+    return step
+
+
+def ends():
+    """A step that ends the program."""
+    nn.Linear(2, 2).cuda()
+    return lambda: sys.exit("no data")
+
+
+def broken():
+    """A step with a mistake in it."""
+    model = nn.Linear(2, 2).cuda()
+    return lambda: model(torch.randn(2, 3, device="cuda"))
+
+
+def number():
+    """No step at all."""
+    return 3

@@ -1,0 +1,126 @@
+"""Training steps that know nothing of mpt are planned: `mpt plan FILE.py:FUNCTION` and `mpt.plan_step`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpt
+from mpt.errors import ConfigError, MptError
+from tests.planner.own import foreign_steps
+
+STEPS = Path(foreign_steps.__file__)
+WITHOUT_PLAN = """
+import json, sys
+from mpt.planner.own.factory import Source
+from mpt.planner.own.trace import trace_on_cpu
+from mpt.planner.step.check import live_peak
+print(json.dumps([live_peak(trace_on_cpu(Source(*sys.argv[1:]), {}, is_fake)) for is_fake in (False, True)]))
+"""
+
+
+@pytest.mark.parametrize("name", ["decoder", "pair", "four_parts"])
+def test_live_bytes_on_a_cpu_are_those_of_the_same_step_on_real_tensors(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PLAN, str(STEPS), name], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    measured, planned = json.loads(done.stdout.splitlines()[-1])
+    assert measured == planned > 0
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Any:
+    return mpt.plan_step(foreign_steps.decoder, gpu="rtx3060", largest=True, batch_size=8, names_cuda=True)
+
+
+def test_what_the_weights_gradients_and_states_hold_is_found_without_being_told(decoder: Any) -> None:
+    words, width = 100, 128  # all tensors are multiples of the allocator's 512 bytes
+    block = 2 * width + 3 * width * width + 3 * width + width * width + width + 8 * width * width + 5 * width
+    weights = 4 * (words * width + 3 * block)
+    held = decoder.plan.by_category
+    assert held["parameters"] == 2 * weights  # and the moving average
+    assert held["optimizer state"] == 2 * weights
+    assert decoder.plan.moment == "backward"
+    modules = dict(decoder.plan.by_module)
+    assert any(name.startswith("model.layers.0") for name in modules)
+
+
+def test_what_to_write_into_the_script_is_planned_with_its_saving(decoder: Any) -> None:
+    exact = next(way for way in decoder.ways if way.exact)
+    assert exact.lines == [
+        "for block in model.layers: block.forward = "
+        "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
+    ]
+    assert exact.plan.allocated < 0.8 * decoder.plan.allocated
+    assert exact.plan.step_seconds >= decoder.plan.step_seconds
+    words = {line.partition("(")[0].partition(" ")[0] for way in decoder.ways for line in way.lines}
+    assert {"with", "for", "bitsandbytes.optim.AdamW8bit"} <= words
+
+
+def test_the_largest_batch_is_one_that_the_factory_was_asked_for(decoder: Any) -> None:
+    most = decoder.plan.largest_surely
+    assert most > 64
+    again = mpt.plan_step(foreign_steps.decoder, gpu="rtx3060", batch_size=most, names_cuda=True)
+    assert again.plan.fits
+
+
+def test_autocast_and_a_scaler_of_its_own_are_followed() -> None:
+    half = mpt.plan_step(foreign_steps.decoder, batch_size=8, names_cuda=True, autocast=True)
+    assert not any("autocast" in line for way in half.ways for line in way.lines)
+    whole = mpt.plan_step(foreign_steps.decoder, batch_size=8, names_cuda=True)
+    assert half.plan.by_category["activations"] < 0.85 * whole.plan.by_category["activations"]
+
+
+def test_shapes_that_depend_on_values_are_taken_at_their_bound() -> None:
+    found = mpt.plan_step(foreign_steps.masked)
+    assert "2 results whose size depends on values were taken as large as they can be" in found.plan.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("broken", f"same reduction dim.*model \\({STEPS}:1[0-9][0-9]\\)"),
+        ("ends", f"it ends the program.*{STEPS}:1[0-9][0-9]"),
+        ("number", "it returned int; return a step, which takes nothing, or"),
+        ("nothing", "has no function nothing"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line_with_its_place(name: str, words: str) -> None:
+    from mpt.planner.recipes.own_step import plan_own_step
+
+    with pytest.raises(MptError, match=words) as raised:
+        plan_own_step(f"{STEPS}:{name}", {})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_module_wants_to_be_allowed_and_a_function_wants_to_stand_in_a_file() -> None:
+    from mpt.planner.recipes.own_step import plan_own_step
+
+    with pytest.raises(ConfigError, match="add --allow json"):
+        plan_own_step("json:loads", {})
+    with pytest.raises(ConfigError, match="at the top level of a file"):
+        mpt.plan_step(lambda: None)
+
+
+def test_the_command_plans_a_file_and_its_arguments(tmp_path: Path) -> None:
+    words = ["plan", f"{STEPS}:decoder", "batch_size=2", "names_cuda=true", "--vram", "6GiB", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mpt", *words], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["plan"]["batch_size"] == 2
+    assert found["plan"]["fits"] is True
+    assert all(way["plan"]["reserved"] < found["plan"]["reserved"] for way in found["ways"])
+    wrong = subprocess.run(
+        [sys.executable, "-m", "mpt", "plan", f"{STEPS}:decoder", "batchsize=2"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert wrong.returncode == 2
+    assert "it takes batch_size, length, names_cuda, autocast" in wrong.stderr
