@@ -33,6 +33,9 @@ def takes_long(block: str) -> bool:
 
 def run_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[str]) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    training = "from tests.planner.own.foreign_steps import decoder as build\n"
+    (tmp_path / "my_training.py").write_text(training, "utf-8")  # which the page imports
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:
