@@ -83,7 +83,7 @@ def fit(first: FakeRun, first_size: int, second: FakeRun, second_size: int) -> C
             event = moved_to(size, a, b)
             work.events.append(event)
             if isinstance(event, Operator):
-                work.operators[event.flops, event.moved, event.half] += 1
+                work.operators[event.flops, event.moved, event.half] += event.share
         return replace(first, trace=trace, whole=trace, work=work)
 
     return at

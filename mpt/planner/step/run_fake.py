@@ -3,7 +3,8 @@
 Nothing here knows a model, a precision mode or a memory trick: `mpt.engine.building.build.build_run` builds what `mpt
 train` would build, `mpt.engine.step.step.update` performs what it would perform, and only the tensors are fake. Two
 steps are traced, since the first has no optimizer state yet; every phase runs in both, so that a phase that comes
-rarely is planned for. As in the loop on a GPU, the next batch is on the device already while one is used.
+rarely is planned for; the time of a step includes such a phase by its share of the steps. As in the loop on a GPU, the
+next batch is on the device already while one is used.
 
 Must run in a process of its own: the fake device cannot be unregistered.
 """
@@ -39,7 +40,7 @@ from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace
 from mpt.planner.trace.unseen import Unseen
 from mpt.planner.trace.watched_run import watch_run
-from mpt.seams import NOTHING, Batch, DataSpec, Run
+from mpt.seams import NOTHING, Batch, DataSpec, Phase, Run
 
 STEPS = 2
 
@@ -99,6 +100,9 @@ def trace_config(
         if isinstance(work, OrderedWork):
             work.is_noted = watching["work"]
 
+    def on_phase(phase: Phase | None) -> None:
+        work.share = 1.0 if phase is None else 1.0 / phase.every
+
     recorder = Recorder(device.type, unseen, observe)
     if isinstance(world, PlannedRank):
         world.mark = recorder.mark
@@ -110,7 +114,7 @@ def trace_config(
     with on_fake_gpu(recorder, gpu, shards), compiling_on_fake(recorder) as compiled_notes:
         run = build_run(config, device, data, fake=True, world=world)
         work.uses_tf32 = run.precision.numerics.uses_tf32 and gpu.tf32 > 0
-        perform_steps(run, recorder, batch_size, on_step, batch_ahead)
+        perform_steps(run, recorder, batch_size, on_step, on_phase, batch_ahead)
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
         on_host = host_bytes(run)
         largest_convolution = unseen.largest_convolution if unseen is not None else 0
@@ -179,6 +183,7 @@ def perform_steps(
     recorder: Recorder,
     batch_size: int,
     on_step: Callable[[int], Any] = lambda step: None,
+    on_phase: Callable[[Phase | None], Any] = lambda phase: None,
     batch_ahead: bool = True,
 ) -> None:
     """Perform the traced steps of a built run, telling the recorder what belongs to what and which moment it is."""
@@ -213,8 +218,10 @@ def perform_steps(
                 part = load()
             batch = whole(part)
             for phase in run.phases:
+                on_phase(phase)
                 recorder.enter_moment(step, phase.name, "forward")
                 # The loop keeps the last losses until the next are there.
                 updates[phase.name] = update(run, phase, batch)
+            on_phase(None)
             recorder.enter_moment(step, "", "after the step")
             follow_step(run, step)

@@ -9,7 +9,7 @@ The order is the traced one, so a change in how gradients are sent, or weights g
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -42,6 +42,8 @@ class Operator:
     moved: int
     half: bool
     stream: int
+    share: float = 1.0
+    """Of the steps, those in which it happens."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Sent:
     stream: int = COMPUTING
     is_waited_for: bool = False
     """Whether its own stream goes on only when it is done."""
+    share: float = 1.0
+    """Of the steps, those in which it is sent."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +123,11 @@ class OrderedWork(Work):
     def add(self, flops: int, moved: int, half: bool) -> None:
         """Count an operator of the device, and keep its place."""
         super().add(flops, moved, half)
-        self.events.append(Operator(flops, moved, half, self.stream))
+        self.events.append(Operator(flops, moved, half, self.stream, self.share))
 
     def send(self, what: Sent) -> int:
         """Note that a collective starts; return its number."""
-        self.events.append(what)
+        self.events.append(replace(what, share=self.share))
         self.sent += 1
         return self.sent - 1
 
@@ -174,14 +178,14 @@ def step_time(work: OrderedWork, gpu: Gpu, cluster: Cluster, factor: float = 1.0
     on_device = 0.0
     for event in work.events:
         if isinstance(event, Operator):
-            seconds = work.operator_seconds(gpu, event.flops, event.moved, event.half) * factor
+            seconds = work.operator_seconds(gpu, event.flops, event.moved, event.half) * factor * event.share
             clocks[event.stream] += seconds
             on_device += seconds if event.stream == COMPUTING else 0.0
         elif isinstance(event, Sent):
-            seconds = cluster.seconds(event.kind, event.count, event.size, event.stride)
+            seconds = cluster.seconds(event.kind, event.count, event.size, event.stride) * event.share
             network_free = max(network_free, clocks[event.stream]) + seconds
             communication += seconds
-            sent_bytes += event.count
+            sent_bytes += round(event.count * event.share)
             ready.append(network_free)
             if event.is_waited_for:
                 clocks[event.stream] = network_free

@@ -12,7 +12,7 @@ takes the longer of the two.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,11 +54,13 @@ NO_COST = Cost("nowhere", 0, 0, False)
 class Work:
     """The operators of one step: how often each (flops, bytes, half) occurs, and bytes over the host link."""
 
-    operators: Counter[tuple[int, int, bool]] = field(default_factory=Counter)
-    host_bytes: int = 0
-    host_compute_bytes: int = 0
+    operators: defaultdict[tuple[int, int, bool], float] = field(default_factory=lambda: defaultdict(float))
+    host_bytes: float = 0
+    host_compute_bytes: float = 0
     """Bytes that the host's own processor reads and writes, for optimizers that live there."""
     uses_tf32: bool = False
+    share: float = 1.0
+    """Of the steps, those in which what is observed now happens: a penalty every 16 steps is a sixteenth of each."""
 
     def observe(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, outcome: Outcome | None = None
@@ -72,13 +74,13 @@ class Work:
         if cost.place == "device":
             self.add(cost.flops, cost.moved, cost.half)
         elif cost.place == "link":
-            self.host_bytes += cost.moved
+            self.host_bytes += self.share * cost.moved
         elif cost.place == "host":
-            self.host_compute_bytes += cost.moved
+            self.host_compute_bytes += self.share * cost.moved
 
     def add(self, flops: int, moved: int, half: bool) -> None:
         """Count an operator of the device."""
-        self.operators[flops, moved, half] += 1
+        self.operators[flops, moved, half] += self.share
 
     def seconds(self, gpu: Gpu, efficiency: Efficiency = Efficiency()) -> float:
         """Return the time of one step on a GPU."""
