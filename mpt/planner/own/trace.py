@@ -111,8 +111,9 @@ def _trace_on_gpu(
             return None
         work.uses_tf32 = gpu.tf32 > 0 and torch.get_float32_matmul_precision() != "highest"
         modules = perform(made, created, recorder, changes, on_step)
+    convolution = unseen.largest_convolution if unseen is not None else 0
     return OwnRun(
-        FakeRun(recorder.trace, work, values.notes(), whole=recorder.trace),
+        FakeRun(recorder.trace, work, values.notes(), whole=recorder.trace, largest_convolution=convolution),
         block_lists=find_block_lists(trained_modules(modules, created)),
         has_adam=bool(created.optimizers) and all(map(takes_low_bits, created.optimizers)),
         has_autocast=stand_in.autocasts > 0,
