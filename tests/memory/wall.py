@@ -86,7 +86,7 @@ REFUSALS = "|".join(
         "cannot be combined with",
         "lora: no Linear layer",
         "lora, stream_weights: there is no trained weight",
-        "cpu_optimizer: (bf16-(sr|kahan) takes|evaluations read optimizer schedule_free)",
+        "cpu_optimizer: (bf16-(sr|kahan) takes|evaluations read ScheduleFreeAdamW)",
         "low_bit_optimizer: (bf16-(sr|kahan) takes|evaluations read|there is no 8-bit|needs bitsandbytes)",
         "optimizer_in_backward: (O2 copies|optimizer.clip_grad_norm needs)",
         "stream_weights: trained weights travel, and bf16-(sr|kahan) takes",
