@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,12 +39,22 @@ def _no_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(autouse=True)
 def _no_parts_left() -> Iterator[None]:
-    """Forget the folders of parts that a test adds to this process, so that the next test finds what ships."""
-    before = os.environ.get(VARIABLE)
+    """Forget the folders of parts that a test adds to this process, so that the next test finds what ships.
+
+    And what was imported from them: another folder of the same name is another package.
+    """
+    before, imported = os.environ.get(VARIABLE), modules_of_parts()
     yield
     os.environ.pop(VARIABLE, None)
     if before is not None:
         os.environ[VARIABLE] = before
+    for name in modules_of_parts() - imported:
+        del sys.modules[name]
+
+
+def modules_of_parts() -> set[str]:
+    """Return the names of the modules that were imported from folders of parts."""
+    return {name for name in sys.modules if name.startswith("mpt.parts.")}
 
 
 def pytest_configure(config: pytest.Config) -> None:
