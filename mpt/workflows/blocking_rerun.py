@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from mpt import accelerator
 from mpt.config.load import load_config
 from mpt.data.loading.checks import fetch
 from mpt.engine.building.build import build_datasets, build_run
@@ -102,7 +103,7 @@ def first_failing(asked: Mapping[str, Any]) -> dict[str, Any] | None:
             for phase in run.phases:
                 back_propagate(run, phase, draw_batch(run, phase, batch))
                 drop_gradients(run, phase)
-            torch.accelerator.synchronize(device)
+            accelerator.synchronize(device)
         except (IndexError, RuntimeError, ValueError) as error:
             return {"sample": index, "error": describe(error)}
     return None

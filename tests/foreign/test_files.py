@@ -92,8 +92,9 @@ def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_whole(tmp_path: Path
 
 def look_for_parts() -> None:
     INSTALLED.functions("losses")
-    INSTALLED.commands()
-    INSTALLED.names("nn")
+    INSTALLED.check("nn")
+    for _, _, error in INSTALLED.wrong_commands():
+        raise error
 
 
 @pytest.mark.parametrize("make", UNFIT)
@@ -112,8 +113,9 @@ def test_a_parts_folder_with_no_file_in_it_is_refused_in_a_line(
     with little(), pytest.raises(PartError, match=r"x.py: cannot be read: (not a regular file|larger than)"):
         look_for_parts()
     if folder != "losses":
+        words = {"nn": ["list", "models"], "commands": ["x"]}[folder]  # what uses such a file
         with little(), pytest.raises(SystemExit) as ended:
-            cli.main(["list", "models", "--parts", str(tmp_path / "parts")])
+            cli.main([*words, "--parts", str(tmp_path / "parts")])
         assert ended.value.code == 2
         assert capsys.readouterr().err.count("\n") == 1
 

@@ -78,10 +78,10 @@ def test_activations_wait_on_the_host_and_gathered_weights_do_not(monkeypatch: p
     """Beside recomputation, and with host memory standing in for a GPU's."""
     original, rows = offload_activations.Offloaded.__init__, []
 
-    def offload(self: Any, tensor: torch.Tensor, stream: Any) -> None:
+    def offload(self: Any, tensor: torch.Tensor, *how: Any) -> None:
         rows.append(len(tensor))
         assert rows[-1] <= 10, "a weight, or its transpose: no sample's"
-        original(self, tensor, stream)
+        original(self, tensor, *how)
 
     monkeypatch.setattr(offload_activations, "POINTLESS_ON", {})
     monkeypatch.setattr(offload_activations.Offloaded, "__init__", offload)

@@ -314,9 +314,9 @@ def test_what_is_kept_waits_on_the_host_where_saved_tensors_do(monkeypatch: pyte
     sent: list[int] = []
     start = offload_activations.Offloaded.__init__
 
-    def spy(self: Any, tensor: Tensor, stream: Any) -> None:
+    def spy(self: Any, tensor: Tensor, *how: Any) -> None:
         sent.append(tensor.nbytes)
-        start(self, tensor, stream)
+        start(self, tensor, *how)
 
     monkeypatch.setattr(offload_activations.Offloaded, "__init__", spy)
     states, totals = [], []

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mpt import accelerator
 from mpt.data.video.video import is_video, read_frames
 from mpt.engine.step.faults import is_out_of_memory
 from mpt.errors import ConfigError, DataError, InputOutputError, MemoryBudgetError
@@ -238,7 +239,8 @@ def draw_within_memory(batch: Tensor, draw: Draw) -> list[Drawn]:
         swap = np.ascontiguousarray(swap[..., ::-1])
         return [Drawn(*rows) for rows in zip(swap, *masks)]
     # Past the except block: a traceback would go on holding what filled the memory.
-    torch.accelerator.empty_cache()
+    if accelerator.available():
+        torch.accelerator.empty_cache()
     middle = len(batch) // 2
     return draw_within_memory(batch[:middle], draw) + draw_within_memory(batch[middle:], draw)
 
