@@ -14,8 +14,8 @@ from mpt.errors import ConfigError, MptError
 from mpt.seams import Batch, Dataset
 
 BATCH = 4
-LARGE_DATA = ("image_folder", "faceset")
-"""Data sets of files that no machine has from the start."""
+SHIPPED_DATA = ("digits", "shapes")
+"""Data sets that need no files of the user's, besides those of the demos."""
 MODES = ("fp32", "tf32", "amp", "bf16", "O1", "O2", "fp16-pure", "bf16-pure", "bf16-sr", "bf16-kahan")
 
 
@@ -24,7 +24,8 @@ def subject_names() -> list[str]:
     found: dict[str, str] = {}
     for name in sorted(shipped_configs(), key=lambda one: (not one.endswith("_demo"), one)):
         config = load_config(shipped_configs()[name])
-        if config.task.name not in found and config.dataset.name not in LARGE_DATA:
+        has_data = name.endswith("_demo") or config.dataset.name in SHIPPED_DATA
+        if has_data and config.task.name not in found:
             found[config.task.name] = name
     return list(found.values())
 
