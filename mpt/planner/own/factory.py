@@ -11,6 +11,7 @@ imports it there. A file is not run as a script: what stands below `if __name__ 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -56,8 +57,9 @@ class Made:
     batch: Any = None
 
 
+@functools.cache
 def find_factory(source: Source) -> Callable[..., Any]:
-    """Import a factory. Raises ConfigError where there is none; errors of the module itself pass."""
+    """Import a factory, once in a process. Raises ConfigError where there is none or its file cannot be imported."""
     if source.folder not in sys.path:
         sys.path.insert(0, source.folder)
     try:
@@ -91,11 +93,6 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def takes_batch_size(factory: Callable[..., Any]) -> bool:
-    """Return whether a factory takes `batch_size`, so that other sizes can be planned."""
-    return "batch_size" in inspect.signature(factory).parameters
 
 
 def batch_size_of(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from mpt.errors import MptError
@@ -15,7 +16,7 @@ from mpt.planner.answers.own_plan import OwnPlan, Way
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import Gpu
 from mpt.planner.own.changes import Changes
-from mpt.planner.own.factory import Source, batch_size_of, find_factory, takes_batch_size
+from mpt.planner.own.factory import Source, batch_size_of, find_factory
 from mpt.planner.own.trace import OwnRun, trace_own
 from mpt.planner.plans.plan import Wish, describe
 from mpt.planner.step.run_fake import FakeRun
@@ -33,19 +34,23 @@ def plan_own(source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration
     """
     started = time.perf_counter()
     batch_size = batch_size_of(find_factory(source), arguments)
-    run = _trace(source, arguments, gpu, calibration, Changes())
-    trace = None
-    if batch_size is not None and takes_batch_size(find_factory(source)):
 
-        def trace(batch: int) -> FakeRun:
-            return _trace(source, {**arguments, "batch_size": batch}, gpu, calibration, Changes()).fake
+    def trace(changes: Changes, all_on_gpu: bool | None, **changed: Any) -> OwnRun:
+        unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)
+        return trace_own(source, {**arguments, **changed}, gpu, unseen, changes, all_on_gpu)
 
-    plan = describe(run.fake, batch_size or 0, gpu, calibration, wish, calibration.context_bytes, False, trace)
+    run = trace(Changes(), None)
+
+    def at_batch(batch: int) -> FakeRun:
+        return trace(Changes(), run.all_on_gpu, batch_size=batch).fake
+
+    retrace = None if batch_size is None else at_batch
+    plan = describe(run.fake, batch_size or 0, gpu, calibration, wish, calibration.context_bytes, False, retrace)
     without_largest = replace(wish, largest_batch=False, snapshot="")
     ways = []
     for changes in find_changes(run, gpu):
         try:
-            changed = _trace(source, arguments, gpu, calibration, changes).fake
+            changed = trace(changes, run.all_on_gpu).fake
         except MptError:  # a block that cannot be recomputed, a loss that autocast refuses: no way, then
             continue
         planned = describe(
@@ -60,21 +65,8 @@ def plan_own(source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration
 def find_changes(run: OwnRun, gpu: Gpu) -> Iterator[Changes]:
     """Yield what could be changed in a step, each alone and then together."""
     half = "" if run.has_autocast else "bfloat16" if gpu.capability >= BFLOAT16_SINCE else "float16"
-    tried = set()
-    for recompute in ((), run.block_lists):
-        for autocast in ("", half):
-            for low_bit in (False, run.has_adam):
-                changes = Changes(autocast, recompute, low_bit)
-                if changes not in tried and changes != Changes():
-                    tried.add(changes)
-                    yield changes
-
-
-def _trace(
-    source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration: Calibration, changes: Changes
-) -> OwnRun:
-    unseen = Unseen(gpu.capability, False, calibration.context_bytes, calibration.cudnn_share)
-    return trace_own(source, arguments, gpu, unseen, changes)
+    found = (Changes(*chosen) for chosen in product(("", half), ((), run.block_lists), (False, run.has_adam)))
+    yield from (changes for changes in dict.fromkeys(found) if changes != Changes())
 
 
 def _rank(way: Way) -> tuple[bool, bool, float]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -38,7 +38,7 @@ from mpt.planner.step.run_fake import STEPS, FakeRun, on_fake_gpu
 from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace
 from mpt.planner.trace.unseen import Unseen
-from mpt.planner.trace.watched_run import watch_gradient
+from mpt.planner.trace.watched_run import MASTERS, owners_of, watch_updates
 from mpt.run.process.storage_trace import tensors_in
 
 T = TypeVar("T")
@@ -55,13 +55,23 @@ class OwnRun:
     """All of its optimizers have an 8-bit form."""
     has_autocast: bool = False
     """The step uses autocast itself."""
+    all_on_gpu: bool = False
+    """Everything was put on the GPU, where the factory puts nothing."""
 
 
 def trace_own(
-    source: Source, arguments: Mapping[str, Any], gpu: Gpu, unseen: Unseen | None, changes: Changes
+    source: Source,
+    arguments: Mapping[str, Any],
+    gpu: Gpu,
+    unseen: Unseen | None,
+    changes: Changes,
+    all_on_gpu: bool | None = None,
 ) -> OwnRun:
-    """Build and step somebody's training twice on a fake GPU. Raises CannotPlan with module and line."""
-    run = _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=False)
+    """Build and step somebody's training twice on a fake GPU. Raises CannotPlan with module and line.
+
+    `all_on_gpu`: whether everything is put there, since the factory itself puts nothing there; None to find out.
+    """
+    run = None if all_on_gpu else _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=False)
     if run is None:
         run = _trace_on_gpu(source, arguments, gpu, unseen, changes, all_on_gpu=True)
         assert run is not None
@@ -117,6 +127,7 @@ def _trace_on_gpu(
         block_lists=find_block_lists(trained_modules(modules, created)),
         has_adam=bool(created.optimizers) and all(map(takes_low_bits, created.optimizers)),
         has_autocast=stand_in.autocasts > 0,
+        all_on_gpu=all_on_gpu,
     )
 
 
@@ -209,38 +220,25 @@ def trained_modules(modules: Mapping[str, nn.Module], created: Created) -> dict[
 @contextmanager
 def watch_step(recorder: Recorder, modules: Mapping[str, nn.Module], autocast: ForwardAutocast) -> Iterator[None]:
     """Tell the recorder what becomes of what and which moment it is, inside the block."""
-    owners = {
-        id(parameter): f"{key}.{name}".rpartition(".")[0]
-        for key, module in modules.items()
-        for name, parameter in module.named_parameters()
-    }
+    owners = owners_of(modules)
+    weights = [one for module in modules.values() for one in module.parameters() if one.requires_grad]
 
     def before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         enter(recorder, "step")
         updated = [one for group in optimizer.param_groups for one in group["params"]]
-        recorder.mark((one for one in updated if id(one) not in owners), "parameters", "(master weights)")
+        recorder.mark((one for one in updated if id(one) not in owners), "parameters", MASTERS)
         recorder.mark((one.grad for one in updated if one.grad is not None), "gradients")
 
     def after_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for parameter, state in optimizer.state.items():
-            owner = owners.get(id(parameter), "(master weights)")
-            recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
         enter(recorder, "forward")
 
-    removals = [
-        watch_gradient(parameter, owners[id(parameter)], recorder)
-        for module in modules.values()
-        for parameter in module.parameters()
-        if parameter.requires_grad
-    ]
-    removals.append(register_optimizer_step_pre_hook(before_optimizer).remove)
-    removals.append(register_optimizer_step_post_hook(after_optimizer).remove)
     with ExitStack() as stack:
+        stack.enter_context(watch_updates(recorder, weights, owners))
+        stack.callback(register_optimizer_step_pre_hook(before_optimizer).remove)
+        stack.callback(register_optimizer_step_post_hook(after_optimizer).remove)
         for name in ("backward", "grad"):
             around = _as_backward(getattr(torch.autograd, name), recorder, autocast)
             stack.enter_context(mock.patch.object(torch.autograd, name, around))
-        for remove in removals:
-            stack.callback(remove)
         yield
 
 

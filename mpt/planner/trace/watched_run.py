@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,36 +13,49 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mpt.planner.trace.trace import Recorder
 from mpt.seams import MemoryTrick, Phase, Run
 
+MASTERS = "(master weights)"
+"""Whose what an optimizer updates is that no network has."""
+
 
 @contextmanager
 def watch_run(run: Run, recorder: Recorder) -> Iterator[None]:
     """Mark what belongs to what as it appears, and note moments; undone on leaving."""
     recorder.mark_modules(run.task.modules)
-    owners = {
-        id(parameter): f"{key}.{name}".rpartition(".")[0]
-        for key, module in run.task.modules.items()
-        for name, parameter in module.named_parameters()
-    }
+    owners = owners_of(run.task.modules)
     masters = {p for optimizer in run.optimizers.values() for group in optimizer.param_groups for p in group["params"]}
-    recorder.mark((p for p in masters if id(p) not in owners), "parameters", "(master weights)")
-    removals = [
-        watch_gradient(parameter, owners.get(id(parameter), ""), recorder) for parameter in trainable_weights(run)
-    ]
-
-    def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for parameter, state in optimizer.state.items():
-            owner = owners.get(id(parameter), "(master weights)")
-            recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
-
-    removals.append(register_optimizer_step_post_hook(after_optimizer).remove)
+    recorder.mark((p for p in masters if id(p) not in owners), "parameters", MASTERS)
     moments = Moments(recorder, masters)
     run.tricks.append(moments)
     try:
-        yield
+        with watch_updates(recorder, trainable_weights(run), owners):
+            yield
     finally:
         run.tricks.remove(moments)
-        for remove in removals:
-            remove()
+
+
+def owners_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
+    """Return the path of the module that has each parameter, by the parameter's id."""
+    return {
+        id(parameter): f"{key}.{name}".rpartition(".")[0]
+        for key, module in modules.items()
+        for name, parameter in module.named_parameters()
+    }
+
+
+@contextmanager
+def watch_updates(recorder: Recorder, weights: Iterable[nn.Parameter], owners: Mapping[int, str]) -> Iterator[None]:
+    """Mark the gradients of weights and the state of all optimizers as they appear, inside the block."""
+
+    def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter, state in optimizer.state.items():
+            owner = owners.get(id(parameter), MASTERS)
+            recorder.mark((value for value in state.values() if isinstance(value, Tensor)), "optimizer state", owner)
+
+    with ExitStack() as stack:
+        for weight in weights:
+            stack.callback(watch_gradient(weight, owners.get(id(weight), ""), recorder))
+        stack.callback(register_optimizer_step_post_hook(after_optimizer).remove)
+        yield
 
 
 class Moments(MemoryTrick):
