@@ -7,8 +7,9 @@ from pathlib import Path
 
 from mpt.commands.cli.arguments import ImportArguments
 from mpt.commands.importing.importers import translate_command, translate_file
+from mpt.commands.shared.new_file import write_new
 from mpt.config.load import load_config
-from mpt.errors import ConfigError, InputOutputError
+from mpt.errors import ConfigError
 
 MISSING_MODEL = "model.name: missing"
 
@@ -28,13 +29,7 @@ def run(arguments: ImportArguments) -> None:
         found.put("model.name", arguments.model, "--model")
     text = found.to_yaml(program, " ".join(str(arguments.source or arguments.command).split())[:200])
     path = Path(arguments.output or f"{stem}-mpt.yaml")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path}: is there already; name another file with -o") from None
-    except OSError as error:
-        raise InputOutputError(f"{path}: cannot be written: {error.strerror}") from error
+    write_new(path, text, "name another file with -o")
     print(f"wrote {path}: {len(found.settings)} settings of {program}, {len(found.left)} without a counterpart")
     tell_problems(path, arguments)
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from mpt.commands.cli.arguments import InitArguments
 from mpt.commands.cli.skeleton import write_part
+from mpt.commands.shared.new_file import write_new
 from mpt.config.json_schema import read_notes_of_schema
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, Registry
 from mpt.config.schema import Choice, Config
 from mpt.config.shipped import find_shipped
 from mpt.config.yaml_text import write_text
-from mpt.errors import ConfigError, InputOutputError
+from mpt.errors import ConfigError
 
 WIDTH = 100
 SHORT = 40
@@ -39,13 +40,7 @@ def run(arguments: InitArguments, registry: Registry = INSTALLED) -> None:
         text = find_shipped(arguments.source).read_text("utf-8")
     else:
         text = write_commented(path, arguments.model, registry)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path}: is there already; name another file") from None
-    except OSError as error:
-        raise InputOutputError(f"{path}: cannot be written: {error.strerror}") from error
+    write_new(path, text)
     print(f"wrote {path}; train it with `mpt train {path}`")
 
 
