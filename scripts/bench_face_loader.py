@@ -1,4 +1,4 @@
-"""How long a batch of faces takes to read, move and bend, beside a training step that needs it: for docs/saehd.md.
+"""Time reading and warping a batch of faces, to compare with a training step: for docs/how-to/saehd.md.
 
     python scripts/bench_face_loader.py
 

@@ -1,4 +1,4 @@
-"""Write docs/config.md: every setting there is, with its kind, default and meaning, from what the plugins declare.
+"""Write docs/reference/settings.md: every setting with its type, default and meaning, from what the parts declare.
 
 `python scripts/config_reference.py` writes the page; `tests/test_config_reference.py` fails while it is out of date.
 Torch is not imported.
@@ -18,7 +18,7 @@ from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
 from mpt.config.yaml_text import write_text
 
-PAGE = Path(__file__).parent.parent / "docs" / "config.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "settings.md"
 INTRODUCTION = """# Every setting
 
 Written by `python scripts/config_reference.py` from what the plugins declare; do not edit. `mpt init` writes the same
@@ -53,7 +53,7 @@ def write_page(registry: Registry | None = None) -> str:
     notes = read_notes_of_schema()
     parts = [INTRODUCTION, "## Top level: `seed` and `name`\n", table(GeneralOptions, {}, notes)]
     parts += ["## `train`\n", table(Train, {}, notes)]
-    parts += ["## `parallel` (docs/parallel.md)\n", table(Parallel, {}, notes)]
+    parts += ["## `parallel` (docs/how-to/parallel.md)\n", table(Parallel, {}, notes)]
     for subpackage, section, heading, common in SUBPACKAGES:
         parts += list(subpackage_parts(subpackage, section, heading, common, registry))
     return "\n".join(parts).rstrip("\n") + "\n"

@@ -1,4 +1,4 @@
-"""Fill the tables of docs/generative.md: every generative model under several precision modes, by `mpt compare`.
+"""Fill the tables of docs/how-to/generative.md: every generative model under several precision modes, by `mpt compare`.
 
 Usage:
     python scripts/generative_table.py                     # CPU, the shipped configs and variants; an hour on one core
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "generative.md"
+DOCUMENT = ROOT / "docs" / "how-to" / "generative.md"
 COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 
 

@@ -20,7 +20,7 @@ def refuse_without_packages() -> None:
     """End with exit code 2 and one line where something that mpt needs is not installed: a bare machine lacks some."""
     missing = [f"'{need}'" for need in needs() if not is_installed(need)]
     if missing:
-        where = 'docs/gpu.md, "A machine without a network"'
+        where = 'docs/how-to/gpu.md, "A machine without a network"'
         print(f"error: not installed here: {' '.join(missing)}; install them with pip, or see {where}", file=sys.stderr)
         sys.exit(2)
 

@@ -10,7 +10,8 @@ its test runs: once as the repository is, once with the fault. The verdict is on
 - missed: it passes with the fault, and should not;
 - broken run: it fails without the fault, or with it in other words, or does not end, so that nothing is known.
 
-A fault that is missed, or whose run is broken, ends the script with 1. `--list` writes the tables of docs/rehearsal.md.
+A fault that is missed, or whose run is broken, ends the script with 1. `--list` writes the tables of
+docs/explanation/rehearsal.md.
 """
 
 from __future__ import annotations

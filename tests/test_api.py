@@ -1,4 +1,4 @@
-"""What `import mpt` offers does what the commands do, and docs/api.md runs as it stands."""
+"""What `import mpt` offers does what the commands do, and docs/reference/api.md runs as it stands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import mpt
 from mpt.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "api.md").read_text("utf-8"), re.M | re.S)
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "reference" / "api.md").read_text("utf-8"), re.M | re.S)
 SMALL = {
     "model": "small_cnn",
     "dataset": "digits",
@@ -39,7 +39,7 @@ def run_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[str])
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "docs/api.md", "exec"), names)
+        exec(compile(block, "docs/reference/api.md", "exec"), names)
 
 
 def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The packages of docs/architecture.md import downwards only, and what must answer at once never imports torch."""
+"""Packages (docs/explanation/architecture.md) import downwards only; what must answer at once never imports torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_packages(document: str) -> list[str]:
     return [cell.removesuffix(".py").rstrip("/") for cell in re.findall(r"^\| `([a-z_/.]+)` \|", table, re.M)]
 
 
-PACKAGES = read_packages((ROOT / "docs" / "architecture.md").read_text("utf-8"))
+PACKAGES = read_packages((ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8"))
 
 
 def package_of(path: Path) -> str:
@@ -293,7 +293,7 @@ def test_the_step_that_the_page_shows_is_put_together_of_what_there_is() -> None
     import mpt.engine.step.step as step
     from mpt.seams import Loss, MemoryTrick, Phase, Precision, Run
 
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
     tree = ast.parse(page.split("## The step")[1].split("```python\n")[1].split("```")[0])
     calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert calls >= {"losses_of", "draw_batch", "all_finite"}

@@ -1,4 +1,4 @@
-"""docs/config.md says what the plugins say now, and every setting has a row of its own."""
+"""docs/reference/settings.md says what the plugins say now, and every setting has a row of its own."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def reference() -> ModuleType:
 
 
 def test_the_page_is_up_to_date(reference: ModuleType) -> None:
-    current = (ROOT / "docs" / "config.md").read_text("utf-8") == reference.write_page()
-    assert current, "docs/config.md is out of date: run python scripts/config_reference.py"
+    current = (ROOT / "docs" / "reference" / "settings.md").read_text("utf-8") == reference.write_page()
+    assert current, "docs/reference/settings.md is out of date: run python scripts/config_reference.py"
 
 
 @pytest.mark.parametrize("subpackage", SUBPACKAGES)

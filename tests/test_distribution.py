@@ -91,4 +91,4 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         pytest.skip("mkdocs-material is not installed: pip install '.[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
-    assert (tmp_path / "tutorial" / "index.html").is_file()
+    assert (tmp_path / "tutorials" / "own_pictures" / "index.html").is_file()

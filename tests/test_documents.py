@@ -13,14 +13,15 @@ from mpt.cli import make_app
 from mpt.config.load import load_config
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md"))]
 TESTS = re.compile(r"`((?:\w+/)*test_\w+\.py)::(\w+)`")
+PAGES = re.compile(r"\bdocs/[a-z_/-]+\.md")
 LINKS = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 BLOCKS = re.compile(r"^```(?:sh|console|bash)?\n(.*?)^```", re.M | re.S)
 
 
 def named(path: Path) -> str:
-    return path.name
+    return str(path.relative_to(ROOT))
 
 
 def commands_of(text: str) -> list[list[str]]:
@@ -49,7 +50,7 @@ def test_every_test_named_is_there(path: Path) -> None:
 def test_every_fault_has_a_test() -> None:
     rows = [
         line
-        for line in (ROOT / "docs" / "faults.md").read_text("utf-8").splitlines()
+        for line in (ROOT / "docs" / "reference" / "faults.md").read_text("utf-8").splitlines()
         if line.startswith("| ") and not re.match(r"\| (fault|code|\d+)", line)
     ]
     assert len(rows) > 25
@@ -60,6 +61,14 @@ def test_every_fault_has_a_test() -> None:
 def test_every_link_leads_to_a_file(path: Path) -> None:
     missing = [link for link in LINKS.findall(path.read_text("utf-8")) if not (path.parent / link).exists()]
     assert missing == []
+
+
+def test_every_page_that_code_names_is_there() -> None:
+    files = [path for top in ("mpt", "scripts", "tests", "configs") for path in (ROOT / top).rglob("*")]
+    texts = {path: path.read_text("utf-8") for path in files if path.suffix in (".py", ".yaml", ".sh")}
+    named = {(path.name, page) for path, text in texts.items() for page in PAGES.findall(text)}
+    assert len(named) > 20
+    assert sorted((name, page) for name, page in named if not (ROOT / page).is_file()) == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)

@@ -33,7 +33,7 @@ def test_the_matrix_has_the_oldest_and_the_newest_torch_and_torchvision_and_each
 
 def test_every_wheel_that_the_pages_name_is_one_that_mpt_keeps() -> None:
     """Of an index the newest torch is taken; one beyond the range mpt replaces by the ordinary CUDA wheel."""
-    pages = [(ROOT / page).read_text("utf-8") for page in ("README.md", "docs/gpu.md")]
+    pages = [(ROOT / page).read_text("utf-8") for page in ("README.md", "docs/how-to/gpu.md")]
     commands = re.findall(r"pip install ([^`\n]*) --index-url https://download\.pytorch\.org", "\n".join(pages))
     assert len(commands) == len(pages)
     beyond = {

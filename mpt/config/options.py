@@ -219,7 +219,7 @@ class PrecisionOptions(Options):
     """Numerically poor forms that are computed by stable ones wherever they occur, without an edit of the model: `log`
     log(softmax(x)) and the like; `cross_entropy` BCELoss of sigmoid(x); `softmax` exp(x) / sum(exp(x)), softmax(c * x);
     `norm` sqrt(sum(x**2)); `variance` E[x**2] - E[x]**2; `distance` a**2 + b**2 - 2ab; `divide_first` sum(x) / n,
-    (a @ b) / n; `epsilon` x + 1e-8, which is x in float16. mpt doctor says which help (docs/doctor.md)."""
+    (a @ b) / n; `epsilon` x + 1e-8, which is x in float16. mpt doctor says which help (docs/how-to/doctor.md)."""
     losses: Literal["float32", "inherit"] = "float32"
     """Whether loss functions run in float32 or in the mode's dtype."""
     matmul: Literal["auto", "ieee", "tf32", "bf16x3"] = "auto"

@@ -15,7 +15,7 @@ VERSION_FILE = Path("/proc/driver/nvidia/version")
 """What the kernel module says of itself on Linux, in containers too."""
 NOTHING_VISIBLE = "No CUDA GPUs are available"
 """What torch says where the driver works and no card is left."""
-TABLE = "docs/gpu.md has a table of wheels and drivers"
+TABLE = "docs/how-to/gpu.md has a table of wheels and drivers"
 
 
 def driver_version() -> str:

@@ -75,7 +75,7 @@ def _examine_card(section: Section, device: torch.device, batch_size: int) -> No
         _examine_memory(section, device, name, capability)
     error = try_dtype(device, torch.float32, batch_size)
     if error:
-        advice = "the wheel and the driver or card do not fit; docs/gpu.md has a table"
+        advice = "the wheel and the driver or card do not fit; docs/how-to/gpu.md has a table"
         section.add("fault", name, f"a first computation failed: {error}", advice)
         return
     for dtype in (torch.float16, torch.bfloat16):

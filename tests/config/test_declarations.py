@@ -1,4 +1,4 @@
-"""What mpt asks of a part's file beyond its settings and its function is in the table of docs/architecture.md."""
+"""The table of docs/explanation/architecture.md lists everything that mpt asks of a part's file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 
 def table() -> dict[str, dict[str, str]]:
     """Return folder -> name -> the name as it stands in the table, with parameters where it is a function."""
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
     text = text[text.index("## What a part's file may declare") :]
     found: dict[str, dict[str, str]] = {}
     for folders, names in ROW.findall(text[: text.index("\n## ", 5)]):

@@ -4,7 +4,7 @@
     python -m tests.cuda_rehearsal --card h100 --card h100 -- python -m pytest -m gpu
     python -m tests.cuda_rehearsal --card rtx3060 --memory 6GiB -- python scripts/gpu_check.py build/check
 
-Tensors say `cuda:0` and compute on the CPU; what that shows, and what it cannot, is in docs/rehearsal.md.
+Tensors say `cuda:0` and compute on the CPU; what that shows, and what it cannot, is in docs/explanation/rehearsal.md.
 """
 
 from __future__ import annotations

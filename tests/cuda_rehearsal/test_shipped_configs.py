@@ -279,7 +279,7 @@ def table() -> list[str]:
 
 @pytest.mark.here
 def test_the_page_lists_what_is_rehearsed_where() -> None:
-    assert "\n".join(table()) in (ROOT / "docs" / "rehearsal.md").read_text("utf-8")
+    assert "\n".join(table()) in (ROOT / "docs" / "explanation" / "rehearsal.md").read_text("utf-8")
 
 
 @pytest.mark.here

@@ -66,7 +66,7 @@ def test_what_keeps_torch_from_a_card_is_said_with_what_to_do(
     (found,) = findings(monkeypatch, tmp_path, cuda, says, module)
     assert found.level == level
     assert words in found.text
-    assert "docs/gpu.md" in found.advice
+    assert "docs/how-to/gpu.md" in found.advice
 
 
 def test_a_variable_that_hides_all_cards_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

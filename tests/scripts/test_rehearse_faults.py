@@ -21,7 +21,7 @@ def test_a_fault_is_one_replacement_and_its_test_is_there(fault: Fault) -> None:
 
 
 def test_the_page_lists_the_faults() -> None:
-    page = (ROOT / "docs" / "rehearsal.md").read_text("utf-8")
+    page = (ROOT / "docs" / "explanation" / "rehearsal.md").read_text("utf-8")
     for faults in (MENDED, PLANTED):
         assert "\n".join(table(faults)) in page
 

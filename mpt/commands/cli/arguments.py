@@ -413,7 +413,7 @@ class DoctorArguments:
     overrides: Overrides = ()
     only: Annotated[tuple[str, ...], typer.Option("--only", metavar="PART")] = ()
     """environment, data, numerics or speed; may be given several times. device checks a GPU for some minutes and writes
-    device.json, or what -o says, which helps others when it is sent (docs/help.md)."""
+    device.json, or what -o says, which helps others when it is sent (docs/how-to/help.md)."""
     dtype: str | None = None
     """float16 or bfloat16: what a mode that may choose is examined in; on a CPU float16, as on most GPUs."""
     batch_size: Annotated[int | None, typer.Option(min=1)] = None

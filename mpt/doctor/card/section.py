@@ -41,7 +41,7 @@ def examine_device(device: torch.device, file: Path, seconds: float = SECONDS, s
     if left:
         text = f"{len(left)} checks are left: {', '.join(left)}"
         section.add("note", "time", text, "the same command goes on with them")
-    section.add("note", "file", f"{file} holds what was measured", "docs/help.md says how to send it")
+    section.add("note", "file", f"{file} holds what was measured", "docs/how-to/help.md says how to send it")
     return section
 
 

@@ -1,8 +1,9 @@
-"""Answer questions about tensors' values where there are none: every value that is read is zero.
+"""Answer questions about the values of fake tensors: every value that is read is zero.
 
-A step never looks at values (`docs/architecture.md`), but what comes after a network may: labels are read off scores,
-boxes are drawn. Such work is small beside the network's, and follows it. So inference and evaluations are planned as if
-all values were zero, and it is said that they were read. Shapes that depend on values (`x[mask]`) stay unanswered.
+A step never reads values (`docs/explanation/architecture.md`), but the code after a network may: labels are read off
+scores, boxes are drawn. Such work is small compared with the network's, and follows it. So inference and evaluations
+are planned as if all values were zero, and a note lists the reads. Shapes that depend on values (`x[mask]`) stay
+unanswered.
 """
 
 from __future__ import annotations

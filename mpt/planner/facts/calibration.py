@@ -54,11 +54,11 @@ def calibration_path(gpu_name: str) -> Path:
 
 
 def load_calibration(gpu_name: str, times_from: str | None = None) -> Calibration:
-    """Return a GPU's calibration, or the defaults where there is none. Raises ConfigError for a damaged file.
+    """Read a GPU's calibration; the defaults if there is none. Raises ConfigError for a damaged file.
 
-    `times_from` names another card whose measured factor over the roofline is to be taken; context and scratch stay
-    each card's own. Only where it is asked for: on published throughputs it did not come nearer (docs/plan.md). Raises
-    ConfigError for a card that is not known or has not been calibrated.
+    `times_from` names another card whose measured factor over the roofline is taken; context and scratch stay each
+    card's own. Only on request: on published throughputs it brought no improvement (docs/how-to/plan.md). Raises
+    ConfigError for a card that is unknown or has not been calibrated.
     """
     path = calibration_path(gpu_name)
     found = _read(path) if path.is_file() else Calibration()

@@ -35,7 +35,7 @@ def latent_size_of(name: str, network: nn.Module) -> int:
     if not isinstance(size, int):
         raise ConfigError(
             f"model: its network {name!r} does not say how long its latents are; give it `self.latent_size = ...` "
-            "(docs/generative.md, A generator of your own)"
+            "(docs/how-to/generative.md, A generator of your own)"
         )
     return size
 

@@ -1,7 +1,7 @@
 """Numbers and previews on boards: TensorBoard itself, W&B and MLflow where installed, else stand-ins of what we call.
 
 The stand-ins have the signatures of wandb 0.31 and mlflow 3.17, whose offline modes the same calls were tried against
-(docs/boards.md).
+(docs/how-to/boards.md).
 """
 
 import importlib.util

@@ -17,10 +17,14 @@ def test_plan_preset_and_pages_say_the_same_of_512_pixels_in_6_gb():
     (memory, seconds), again = (re.search(FIGURES, text, re.DOTALL).groups() for text in (plan, preset))
     assert again == (memory, seconds)
     row = next(
-        line for line in (TOP / "docs" / "plan.md").read_text().splitlines() if line.startswith("| `saehd_512` | 6 |")
+        line
+        for line in (TOP / "docs" / "how-to" / "plan.md").read_text().splitlines()
+        if line.startswith("| `saehd_512` | 6 |")
     )
     assert f"| {memory} | {seconds} s |" in row
-    table = next(line for line in (TOP / "docs" / "saehd.md").read_text().splitlines() if "(**the plan**)" in line)
+    table = next(
+        line for line in (TOP / "docs" / "how-to" / "saehd.md").read_text().splitlines() if "(**the plan**)" in line
+    )
     cells = [cell.strip() for cell in table.strip("|").split("|")]
     gib = int(memory.removesuffix(" MiB").replace(",", "")) / 1024
     assert abs(float(cells[-3]) - gib) < 0.01

@@ -1,7 +1,7 @@
 """Triplets from files: Vimeo-90K (triplets or septuplets), Middlebury's other-data, UCF101, own frames or videos.
 
 `root` trains and tests; `test_root` tests on another set, in its own layout, so that a network trained on Vimeo-90K is
-measured on Middlebury. Layouts are in docs/dain.md. Test frames are whole; training crops are random.
+measured on Middlebury. Layouts are in docs/how-to/dain.md. Test frames are whole; training crops are random.
 """
 
 from __future__ import annotations

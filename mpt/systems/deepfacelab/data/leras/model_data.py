@@ -1,8 +1,8 @@
-"""A model's `_data.dat` as DeepFaceLab keeps it: options, iteration, loss history, previews; and what they are here.
+"""A model's `_data.dat` as DeepFaceLab keeps it (options, iteration, loss history, previews), and its equivalent here.
 
-`MAPPED` is the table of options that have a setting of ours; docs/saehd.md shows it. What has none stays in the file:
-an original read once is kept beside the run, and on the way back only what changed is replaced, with its type, so that
-DeepFaceLab finds everything else as it left it.
+`MAPPED` is the table of options that have a setting in mpt; docs/how-to/saehd.md shows it. All others stay in the file:
+the original is kept in the run's folder, and on the way back only changed entries are replaced, with their type, so
+that DeepFaceLab finds everything else as it left it.
 """
 
 from __future__ import annotations
