@@ -132,13 +132,13 @@ EXPLAINED = {
     ("ViT-L/16", "the same, 4 x 4"): "torch 2.0's Adam made a second temporary",
     ("xMem", "VGG-19, AdamW, batch 377"): "cuDNN's benchmark mode, calibrated only",
 }
-"""Misses whose cause is known and not part of a run today, which teach nothing about one (docs/how-to/plan.md)."""
+"""Rows whose error has a known cause that no longer applies (docs/benchmarks/plan_published.md)."""
 
 
 def main() -> None:
     """Print the table and the errors per source."""
     parser = argparse.ArgumentParser(description="Compare the planner with published measurements.")
-    parser.add_argument("--markdown", action="store_true", help="print a table for docs/how-to/plan.md")
+    parser.add_argument("--markdown", action="store_true", help="print a table for docs/benchmarks/plan_published.md")
     parser.add_argument("--save", action="store_true", help="renew what `mpt plan` learns its chances from")
     parser.add_argument("--only", default="", help="sources whose name contains this")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """Compare ways of keeping less for backward on full-size models, as planned: `recompute` per tensor and the others.
 
-Usage: python scripts/recompute_table.py [--only resnet50 vit ...] [--gpu rtx3060] [--output docs/how-to/plan.md]
+Usage: python scripts/recompute_table.py [--only resnet50 vit ...] [--gpu NAME] [--output docs/benchmarks/recompute.md]
 
 Each way is a trace of two steps on fake tensors (`mpt.planner`), so that memory and time are those of `mpt plan`. Two
 rows are found by bisection: the least memory in the time that `recompute: sqrt` takes, and the least time in its

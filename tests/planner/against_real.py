@@ -129,7 +129,7 @@ def compare_modes(settings: Settings, is_deep: bool) -> dict[str, Any]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print a table for docs/how-to/plan.md, and its medians."""
+    """Print a table for docs/benchmarks/plan_on_cpu.md, and its medians."""
     print("| Configuration | Planned MiB | Tracked | Allocator, tensors | Allocator, all |\n|---|---:|---:|---:|---:|")
     for row in rows:
         planned = row["fake_cpu"]

@@ -23,7 +23,7 @@ TENSORS = 0.05
 few per cent of networks this small, and on the host when a GPU trains."""
 RECORD = 0.05
 SCRATCH = 0.25
-"""Scratch inside CPU kernels: up to a fifth of the small networks' record (see docs/how-to/plan.md)."""
+"""Scratch inside CPU kernels: up to a fifth of the small networks' record (see docs/benchmarks/plan_on_cpu.md)."""
 ABOVE = 0.001
 """A record holds what we count and more, so a plan above it would be a mistake of ours."""
 

@@ -78,7 +78,7 @@ def test_presets_that_come_with_mpt_are_laid_over_by_name(tmp_path: Path, monkey
 
 
 def test_every_shipped_preset_loads_over_its_configuration_and_is_what_the_table_says() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "plan.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks" / "presets.md").read_text("utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     table = {f"{row[0].strip('`')}_{size}gb": row[2:] for row in rows if len(row) == 7 for size in row[1].split(", ")}
     presets = shipped.shipped_presets()

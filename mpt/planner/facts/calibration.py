@@ -57,8 +57,8 @@ def load_calibration(gpu_name: str, times_from: str | None = None) -> Calibratio
     """Read a GPU's calibration; the defaults if there is none. Raises ConfigError for a damaged file.
 
     `times_from` names another card whose measured factor over the roofline is taken; context and scratch stay each
-    card's own. Only on request: on published throughputs it brought no improvement (docs/how-to/plan.md). Raises
-    ConfigError for a card that is unknown or has not been calibrated.
+    card's own. Only on request: on published throughputs it brought no improvement (docs/benchmarks/plan_transfer.md).
+    Raises ConfigError for a card that is unknown or has not been calibrated.
     """
     path = calibration_path(gpu_name)
     found = _read(path) if path.is_file() else Calibration()

@@ -1,9 +1,9 @@
 """Whether a plan fits, in three classes, with the chance that a real run does: learnt from published measurements.
 
-`published.json` holds published measurements and the plans of the same runs (`scripts/check_plan.py --save`, tabled
-in docs/how-to/plan.md). Their ratios, each widened into a normal distribution, give the distribution of measured over
-planned memory. Rows whose error has a known cause that no longer applies (`explained`) are left out, and so is the
-source that states neither its cuDNN mode nor its optimizer.
+`published.json` holds published measurements and the plans of the same runs (`scripts/check_plan.py --save`, tabled in
+docs/benchmarks/plan_published.md). Their ratios, each widened into a normal distribution, give the distribution of
+measured over planned memory. Rows whose error has a known cause that no longer applies (`explained`) are left out, and
+so is the source that states neither its cuDNN mode nor its optimizer.
 
 The classes: it fits, with a chance of nine in ten or more; it may fit, by luck or by giving cached memory back to the
 driver in every step, which is slower and may fail; it does not fit.

@@ -15,7 +15,7 @@ from mpt.planner.recipes.planned import needs_search
 from mpt.planner.recipes.recipe import Recipe, rank
 from tests.planner.made_plans import make_plan
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "plan.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "plan_published.md"
 
 
 def plan(reserved: int, budget: int = 1000, **changes: Any) -> Plan:

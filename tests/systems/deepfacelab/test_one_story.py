@@ -18,7 +18,7 @@ def test_plan_preset_and_pages_say_the_same_of_512_pixels_in_6_gb():
     assert again == (memory, seconds)
     row = next(
         line
-        for line in (TOP / "docs" / "how-to" / "plan.md").read_text().splitlines()
+        for line in (TOP / "docs" / "benchmarks" / "presets.md").read_text().splitlines()
         if line.startswith("| `saehd_512` | 6 |")
     )
     assert f"| {memory} | {seconds} s |" in row
