@@ -8,10 +8,12 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from mpt.seams import IGNORED
+
 GAMMA = 2.0
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean over the batch of (1 - p)^2 * -log p, p being the probability of a sample's label."""
-    entropy = functional.cross_entropy(logits, labels, reduction="none")
-    return ((1 - (-entropy).exp()) ** GAMMA * entropy).mean()
+    """Return the mean of (1 - p)^2 * -log p over samples that have a label, p being the label's probability."""
+    entropy = functional.cross_entropy(logits, labels, reduction="none")  # 0 for samples that are left out
+    return ((1 - (-entropy).exp()) ** GAMMA * entropy).sum() / (labels != IGNORED).sum()

@@ -64,14 +64,16 @@ class Classify(Exports):
         device = compute_device(net)
         weights = class_weights(settings, data)
         self.class_weights = None if weights is None else torch.tensor(weights, device=device)
+        self.is_normalised = weights is not None or may_lack_labels(data)
         self.loss = precision.loss(find_loss(settings.loss, settings.label_smoothing, self.class_weights))
         self.mean = torch.tensor(settings.mean, device=device).view(1, -1, 1, 1)
         self.std = torch.tensor(settings.std, device=device).view(1, -1, 1, 1)
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the one phase."""
-        weighted = self.class_weights is not None
-        return [Phase("net", self.net, optimizers["net"], self.losses, normalised=weighted, least_weight=1e-12)]
+        return [
+            Phase("net", self.net, optimizers["net"], self.losses, normalised=self.is_normalised, least_weight=1e-12)
+        ]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
         """Return the batch with its samples mixed, where the settings want it."""
@@ -86,13 +88,26 @@ class Classify(Exports):
         return self.settings.mixup is None and self.settings.cutmix is None
 
     def losses(self, batch: Batch) -> tuple[Loss, ...]:
-        """Return the loss, cross-entropy by default; with class weights, as a sum beside its total weight."""
+        """Return the loss, cross-entropy by default: a mean, or a sum and its weight if samples weigh differently."""
         logits = self.checked(self.net(self.standardize(batch["image"])))
-        value = of_mixture(batch, lambda label: self.loss(logits, label))
-        weights = self.class_weights
-        if weights is None:
-            return (Loss("loss", value),)
-        return (Loss("loss", value, "sum", of_mixture(batch, lambda label: total_weight(weights, label))),)
+        if not self.is_normalised:
+            return (Loss("loss", of_mixture(batch, lambda label: self.loss(logits, label))),)
+        return (
+            Loss(
+                "loss",
+                of_mixture(batch, lambda label: self.total(logits, label)),
+                "sum",
+                of_mixture(batch, lambda label: total_weight(self.class_weights, label)),
+            ),
+        )
+
+    def total(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Return the sum of the loss over the samples that have a label."""
+        if self.class_weights is not None:
+            return self.loss(logits, label)
+        count = total_weight(None, label)
+        # The mean over no sample is NaN: where all are left out they take the class 0, and their sum counts nothing.
+        return self.loss(logits, torch.where(count > 0, label, label.clamp_min(0))) * count
 
     def standardize(self, image_bchw: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation, per channel."""
@@ -174,9 +189,15 @@ def of_mixture(batch: Batch, measure: Callable[[Tensor], Tensor]) -> Tensor:
     return share * own + (1 - share) * measure(batch[OTHER])
 
 
-def total_weight(weights: Tensor, label: Tensor) -> Tensor:
-    """Return what the samples of a batch weigh together; those that are left out weigh nothing."""
-    return (weights[label.clamp_min(0)] * (label != IGNORED)).sum()
+def total_weight(weights: Tensor | None, label: Tensor) -> Tensor:
+    """Return the total weight of a batch's samples, their number without weights; those left out weigh nothing."""
+    is_known = label != IGNORED
+    return is_known.sum() if weights is None else (weights[label.clamp_min(0)] * is_known).sum()
+
+
+def may_lack_labels(data: DataSpec) -> bool:
+    """Return whether samples may be labelled -100: all sets but those that have counted as many labels as samples."""
+    return sum(data.extra.get("class_counts") or ()) != data.size
 
 
 def class_weights(settings: Settings, data: DataSpec) -> list[float] | None:

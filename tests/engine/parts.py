@@ -15,6 +15,7 @@ DIGITS = DataSpec(
     fields={"image": FieldSpec((1, 16, 16), torch.float32), "label": FieldSpec((), torch.int64)},
     size=64,
     classes=tuple("0123456789"),
+    extra={"class_counts": [7] * 4 + [6] * 6},
 )
 
 

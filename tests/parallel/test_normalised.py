@@ -1,12 +1,14 @@
 """Losses divided by the total weight of a batch whose ranks weigh very differently: one normalisation for all ways.
 
+The weights are those of classes, or 1 for samples with a label and 0 for those that are left out.
+
 Judged by update distance: how far the weights of several ranks are from one process's, as a share of how far one
 process has moved them. Weights are trained before, for those of the first step hide what is wrong.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +24,7 @@ from mpt.parallel.local import full, is_sharded
 from mpt.parallel.shard import like
 from mpt.parallel.start import joined
 from mpt.parallel.world import ALONE, World
-from mpt.seams import Batch, Run
+from mpt.seams import IGNORED, Batch, Run
 from tests.engine.parts import DIGITS
 
 from .forked import run_ranks
@@ -30,6 +32,11 @@ from .forked import run_ranks
 BATCH = 8
 TRAINED_STEPS = 20
 STEPS = 3
+TASKS: dict[str, dict[str, Any]] = {
+    "class weights": {"class_weights": {"0": 0.01, "1": 40.0}},
+    "labels left out": {},
+    "focal, labels left out": {"loss": "focal"},
+}
 WAYS: dict[str, dict[str, Any]] = {
     "ddp": {},
     "ddp, synchronised BatchNorm": {"sync_batchnorm": True},
@@ -39,30 +46,33 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def settings(way: str, micro_batch: int | None) -> dict[str, Any]:
+def settings(way: str, micro_batch: int | None, task: str = "class weights") -> dict[str, Any]:
     return {
         "model": {"name": "small_cnn", "features": 4},
         "dataset": "digits",
         "precision": "fp32",
         "optimizer": {"name": "sgd", "lr": 0.05},
-        "task": {"class_weights": {"0": 0.01, "1": 40.0}},
+        "task": TASKS[task],
         "train": {"steps": 1, "batch_size": BATCH},
         "memory": {"micro_batch": micro_batch},
         "parallel": WAYS[way],
     }
 
 
-def samples(step: int) -> Batch:
-    """Return a batch whose first rank has samples of a class that hardly counts, and the last one of one that does."""
+def samples(step: int, task: str = "class weights") -> Batch:
+    """Return a batch whose first rank has samples that hardly count or have no label, and the last one has others."""
     numbers = torch.Generator().manual_seed(step)
     image = torch.rand(BATCH, *DIGITS.fields["image"].shape, generator=numbers)
     label = torch.tensor([0] * (BATCH // 2) + [2, 1, 1, 3])
-    return {"image": image + 0.1 * label.view(-1, 1, 1, 1), "label": label}
+    image = image + 0.1 * label.view(-1, 1, 1, 1)
+    if task != "class weights":
+        label[[0, 2, 3]] = IGNORED
+    return {"image": image, "label": label}
 
 
-def build(world: World, way: str, micro_batch: int | None, has_norm: bool) -> Run:
-    config = load_config(settings(way, micro_batch))
-    run = build_run(config, torch.device("cpu"), DIGITS, world=world)
+def build(world: World, way: str, micro_batch: int | None, has_norm: bool, task: str = "class weights") -> Run:
+    config = load_config(settings(way, micro_batch, task))
+    run = build_run(config, torch.device("cpu"), replace(DIGITS, extra={}), world=world)
     for module in [] if has_norm else list(run.task.modules["net"].modules()):
         if isinstance(module, nn.BatchNorm2d):  # a rank has statistics of its own: with them nothing is equal
             module.eval()
@@ -82,13 +92,13 @@ def trained(has_norm: bool) -> tuple[Tensor, ...]:
     return tuple(p.detach().clone() for p in run.task.modules["net"].parameters())
 
 
-def go_on(run: Run, start: tuple[Tensor, ...]) -> dict[str, Any]:
+def go_on(run: Run, start: tuple[Tensor, ...], task: str = "class weights") -> dict[str, Any]:
     """Take some steps from trained weights; return the weights before and after, and the losses."""
     for parameter, value in zip(run.task.modules["net"].parameters(), start, strict=True):
         parameter.data.copy_(like(value, parameter) if is_sharded(parameter) else value)
     first, losses = weights_of(run), []
     for step in range(STEPS):
-        whole = samples(TRAINED_STEPS + step)
+        whole = samples(TRAINED_STEPS + step, task)
         begin, end = run.world.place(BATCH)
         part = {name: value[begin:end] for name, value in whole.items()}
         done = update(run, run.phases[0], inputs_of(run, part, BATCH))
@@ -96,9 +106,11 @@ def go_on(run: Run, start: tuple[Tensor, ...]) -> dict[str, Any]:
     return {"first": first.tolist(), "last": weights_of(run).tolist(), "losses": losses}
 
 
-def on_rank(rank: int, way: str, micro_batch: int | None, has_norm: bool, start: tuple[Tensor, ...]) -> dict[str, Any]:
-    with joined(load_config(settings(way, micro_batch))) as world:
-        return go_on(build(world, way, micro_batch, has_norm), start)
+def on_rank(
+    rank: int, way: str, micro_batch: int | None, has_norm: bool, start: tuple[Tensor, ...], task: str
+) -> dict[str, Any]:
+    with joined(load_config(settings(way, micro_batch, task))) as world:
+        return go_on(build(world, way, micro_batch, has_norm, task), start, task)
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -108,39 +120,43 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 CASES = [
-    ("ddp", 2, None),
-    ("ddp", 2, 1),
-    ("ddp", 3, 2),
-    ("ddp, synchronised BatchNorm", 2, None),
-    ("full", 2, None),
-    ("full", 2, 2),
-    ("grad", 2, 3),
-    pytest.param("hybrid", 4, None, marks=pytest.mark.slow),
-    pytest.param("ddp", 4, None, marks=pytest.mark.slow),
-    pytest.param("full", 4, None, marks=pytest.mark.slow),
+    ("class weights", "ddp", 2, None),
+    ("class weights", "ddp", 2, 1),
+    ("class weights", "ddp", 3, 2),
+    ("class weights", "ddp, synchronised BatchNorm", 2, None),
+    ("class weights", "full", 2, None),
+    ("class weights", "full", 2, 2),
+    ("class weights", "grad", 2, 3),
+    ("labels left out", "ddp", 2, None),
+    ("labels left out", "ddp", 4, 1),
+    ("labels left out", "full", 2, 2),
+    ("focal, labels left out", "ddp", 2, 3),
+    ("focal, labels left out", "full", 2, None),
+    *(pytest.param(task, way, 4, None, marks=pytest.mark.slow) for task in TASKS for way in ("hybrid", "ddp", "full")),
 ]
 
 
-@pytest.mark.parametrize(("way", "size", "micro_batch"), CASES)
+@pytest.mark.parametrize(("task", "way", "size", "micro_batch"), CASES)
 def test_ranks_of_very_unequal_weight_train_what_one_process_trains(
-    way: str, size: int, micro_batch: int | None
+    task: str, way: str, size: int, micro_batch: int | None
 ) -> None:
     has_norm = way != "ddp" and micro_batch is None
     start = trained(has_norm)
-    ranks = run_ranks(size, on_rank, way, micro_batch, has_norm, start)
+    ranks = run_ranks(size, on_rank, way, micro_batch, has_norm, start, task)
     torch.set_num_threads(1)
     assert all(isinstance(one, dict) for one in ranks), ranks
-    alone = go_on(build(ALONE, "ddp", None, has_norm), start)
+    alone = go_on(build(ALONE, "ddp", None, has_norm, task), start, task)
     assert distance(alone, ranks[0]) < 1e-5
     assert ranks[0]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
     assert all(one["last"] == ranks[0]["last"] for one in ranks)
 
 
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("micro_batch", [1, 3, 4])
-def test_micro_batches_of_very_unequal_weight_train_what_the_whole_batch_trains(micro_batch: int) -> None:
+def test_micro_batches_of_very_unequal_weight_train_what_the_whole_batch_trains(micro_batch: int, task: str) -> None:
     start = trained(False)
-    alone = go_on(build(ALONE, "ddp", None, False), start)
-    parts = go_on(build(ALONE, "ddp", micro_batch, False), start)
+    alone = go_on(build(ALONE, "ddp", None, False, task), start, task)
+    parts = go_on(build(ALONE, "ddp", micro_batch, False, task), start, task)
     assert distance(alone, parts) < 1e-5
     assert parts["losses"] == pytest.approx(alone["losses"], rel=1e-5)
 
@@ -160,7 +176,7 @@ def fail_on_rank(rank: int, micro_batch: int | None, fails_at: int) -> str:
         part = {name: value[slice(*world.place(BATCH))] for name, value in samples(0).items()}
         said = ""
         try:
-            update(run, dataclasses.replace(phase, losses=losses), inputs_of(run, part, BATCH))
+            update(run, replace(phase, losses=losses), inputs_of(run, part, BATCH))
         except Exception as error:
             said = type(error).__name__
         done = update(run, phase, inputs_of(run, part, BATCH))

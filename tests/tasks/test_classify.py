@@ -1,5 +1,6 @@
 """Class weights and mixed samples of a classifier: as torch and torchvision have them, exact in micro-batches."""
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -9,21 +10,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mpt.config.load import load_config
+from mpt.engine.building.build import build_run
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
-from mpt.seams import Batch, Run
+from mpt.seams import IGNORED, Batch, Run
 from mpt.seams.samples import DataSpec
 from mpt.tasks.classify import Settings, class_weights
 from mpt.tasks.shared import mixing
 from mpt.vision_ops import import_torchvision
 from tests.engine import parts
 
+CLASSIFIER = {"model": {"name": "small_cnn", "features": 4}, "dataset": "digits", "precision": "fp32"}
+UNCOUNTED = dataclasses.replace(parts.DIGITS, extra={})
 WEIGHTS = {"0": 4.0, "7": 0.5}
 
 
 def one_update(batch: Batch, **sections: Any) -> tuple[float, Tensor, Run]:
     """Return the loss and the gradient of an update, which the optimizer has not changed."""
-    run = parts.classifier(optimizer={"name": "sgd", "lr": 1e-30}, **sections)
+    config = load_config({**CLASSIFIER, "optimizer": {"name": "sgd", "lr": 1e-30}, **sections})
+    run = build_run(config, torch.device("cpu"), UNCOUNTED)
     run.task.trainable["net"].eval()  # BatchNorm would see micro-batches
     random.seed(5)
     done = update(run, run.phases[0], batch)
@@ -66,6 +72,37 @@ def test_mixed_samples_are_exact_in_micro_batches(loss: str) -> None:
     assert whole_loss != one_update(parts.batch(), task={"loss": loss})[0]
 
 
+@pytest.mark.parametrize("memory", [{"micro_batch": 1}, {"micro_batch": 3}], ids=["1", "3"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "focal"])
+@pytest.mark.parametrize("mixed", [{}, {"mixup": 0.4}], ids=["as they are", "mixed"])
+def test_samples_that_are_left_out_count_in_no_part_of_a_batch(loss: str, mixed: Any, memory: Any) -> None:
+    batch = parts.batch()
+    batch["label"][[0, 1, 2, 5]] = IGNORED  # the first part of three has no label at all
+    task = {"loss": loss, **mixed}
+    whole_loss, whole, _ = one_update(batch, task=task)
+    parted_loss, parted, _ = one_update(batch, task=task, memory=memory)
+    assert parted_loss == pytest.approx(whole_loss, rel=1e-6)
+    torch.testing.assert_close(parted, whole, rtol=1e-5, atol=1e-7)
+    if not mixed:
+        known = {name: value[batch["label"] != IGNORED] for name, value in batch.items()}
+        assert whole_loss == pytest.approx(one_update(known, task=task)[0], rel=1e-6)
+
+
+def test_a_batch_without_a_label_changes_no_weight() -> None:
+    batch = parts.batch()
+    batch["label"][:] = IGNORED
+    loss, gradient, _ = one_update(batch)
+    assert loss == 0
+    assert not gradient.any()
+
+
+def test_a_data_set_whose_labels_are_all_counted_takes_the_mean() -> None:
+    for counts, normalised in (([4] * 10, False), ([4] * 9 + [3], True), (None, True)):
+        data = DataSpec(parts.DIGITS.fields, 40, parts.DIGITS.classes, {"class_counts": counts} if counts else {})
+        run = build_run(load_config(CLASSIFIER), torch.device("cpu"), data)
+        assert run.phases[0].normalised is normalised
+
+
 def numbers(*values: float) -> Iterator[float]:
     return iter(values)
 
@@ -99,7 +136,7 @@ def test_weights_that_mean_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"there is no class 'cat'; the data set has 0, 1"):
         parts.classifier(task={"class_weights": {"cat": 2}})
     with pytest.raises(ConfigError, match=r"does not say how many samples"):
-        parts.classifier(task={"class_weights": "balanced"})
+        class_weights(Settings(class_weights="balanced"), UNCOUNTED)
     with pytest.raises(ConfigError, match=r"belong to the loss cross_entropy, and task\.loss is focal"):
         parts.classifier(task={"class_weights": WEIGHTS, "loss": "focal"})
     with pytest.raises(ConfigError, match=r"it mixes samples of a batch; a classifier has task\.mixup"):

@@ -16,7 +16,7 @@ from mpt.errors import ConfigError
 CROSS_ENTROPY = "cross_entropy"
 
 ClassificationLoss = Callable[[Tensor, Tensor], Tensor]
-"""Logits (b, classes) and labels (b,) to the mean over the batch, a scalar."""
+"""Logits (b, classes) and labels (b,) to the mean over the samples that have a label (not -100), a scalar."""
 
 
 def find_loss(name: str, label_smoothing: float = 0.0, weights: Tensor | None = None) -> ClassificationLoss:

@@ -8,6 +8,7 @@ from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED
 from mpt.errors import ConfigError
 from mpt.losses.shared.choice import CROSS_ENTROPY, find_loss
+from mpt.seams import IGNORED
 
 pytestmark = pytest.mark.tier("fast")
 
@@ -35,6 +36,13 @@ def test_every_loss_is_a_mean_over_the_samples(name):
     (gradient,) = torch.autograd.grad(whole, logits)
     assert gradient.isfinite().all()
     assert gradient.any()
+
+
+@pytest.mark.parametrize("name", [CROSS_ENTROPY, *INSTALLED.functions("losses")])
+def test_samples_without_a_label_count_in_no_loss(name):
+    logits, labels = make_logits(), LABELS.clone()
+    labels[:5] = IGNORED
+    torch.testing.assert_close(find_loss(name)(logits, labels), find_loss(name)(logits[5:], LABELS[5:]))
 
 
 def test_smoothing_belongs_to_cross_entropy():
