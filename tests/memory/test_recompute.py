@@ -334,6 +334,63 @@ def test_a_kept_output_that_is_changed_in_place_is_refused() -> None:
         out.backward()
 
 
+class _Named(nn.Module):
+    """A block that returns its result and what it skips, as U-Nets of diffusers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, hidden: Tensor, skipped: tuple[Tensor, ...] = ()) -> tuple[Tensor, tuple[Tensor, ...]]:
+        result = self.drop(self.conv(hidden))
+        return result + sum(skipped), (*skipped, result)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_block_that_is_called_with_named_arguments_alone_is_recomputed_under_autocast(keeps: bool) -> None:
+    def gradients(wrapped: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        block = _Named()
+        if wrapped:
+            replay.wrap_module(block, keeps)
+        picture = torch.randn(2, 3, 4, 4, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            first, skipped = block(hidden=picture)
+            last, _ = block(hidden=first, skipped=skipped)
+        last.square().sum().backward()
+        return [parameter.grad for parameter in block.parameters() if parameter.grad is not None]
+
+    pairs = list(zip(gradients(False), gradients(True), strict=True))
+    assert len(pairs) == 2 and all(torch.equal(plain, again) for plain, again in pairs)
+
+
+def test_torch_reads_the_device_from_named_arguments_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.utils.checkpoint takes the device, whose autocast it replays, from positional arguments, else "cuda"."""
+    devices: list[str] = []
+
+    def spy(function: Any, *args: Any, **options: Any) -> Any:
+        devices.append(torch.utils.checkpoint._infer_device_type(*args))
+        return torch.utils.checkpoint.checkpoint(function, *args, **options)
+
+    monkeypatch.setattr(replay, "checkpoint", spy)
+    block = _Named().to("meta")
+    replay.wrap_module(block, keeps=False)
+    block(hidden=torch.ones(1, 3, 4, 4, device="meta"), skipped=())
+    assert devices == ["meta"]
+
+
+def test_a_block_that_changes_a_named_input_is_refused() -> None:
+    class Overwrites(nn.Module):
+        def forward(self, hidden: Tensor) -> Tensor:
+            return hidden.mul_(2)
+
+    block = Overwrites()
+    replay.wrap_module(block, keeps=False)
+    with pytest.raises(ConfigError, match="Overwrites changes its input in place"):
+        block(hidden=torch.ones(2, requires_grad=True) * 1)
+
+
 def test_the_hook_of_o1_is_the_one_used() -> None:
     seen: list[torch.dtype] = []
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

@@ -38,10 +38,16 @@ def recompute(
     """Call `function`, which runs `modules`, keeping its inputs instead of its activations."""
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    before = [(value, value._version) for value in args if isinstance(value, Tensor)]
+    # checkpoint reads the device whose autocast it replays from positional arguments only; without any it assumes cuda.
+    values, count = (*args, *kwargs.values()), len(args)
+    before = [(value, value._version) for value in values if isinstance(value, Tensor)]
     record = keeps if isinstance(keeps, bool) else Record(keeps)
     called = function if isinstance(record, bool) else record.told(function)
-    result = checkpoint(called, *args, use_reentrant=False, context_fn=lambda: make_contexts(modules, record), **kwargs)
+
+    def call(*given: Any) -> Any:
+        return called(*given[:count], **dict(zip(kwargs, given[count:], strict=True)))
+
+    result = checkpoint(call, *values, use_reentrant=False, context_fn=lambda: make_contexts(modules, record))
     if any(value._version != version for value, version in before):
         raise ConfigError(
             f"memory.recompute: {type(modules[0]).__name__} changes its input in place, so that it cannot be computed "
