@@ -111,13 +111,13 @@ def warn_of_patches_for_other_cards(planned: Planned, arguments: PlanArguments) 
 def show(console: Console, planned: Planned, arguments: PlanArguments) -> None:
     """Print the answer in one sentence, and what is behind it."""
     plan, best, recipes = planned.plan, planned.best, planned.found.recipes
-    console.print(headline(planned.config.run_name, planned.gpu, plan, recipes), style="bold", markup=False)
+    console.print(headline(planned.config.heading, planned.gpu, plan, recipes), style="bold", markup=False)
     for statement in planned.capacity.statements:
         console.print(statement, markup=False)
     for sentence in describe_too_large(plan, planned.room):
         console.print(sentence, markup=False)
     if arguments.verbose or not arguments.vram:
-        print_plan(console, planned.config.run_name, planned.gpu, planned.calibration, plan, arguments.verbose)
+        print_plan(console, planned.config.heading, planned.gpu, planned.calibration, plan, arguments.verbose)
     if recipes and (best is None or best.patch):
         print_search(console, planned.found, plan)
     if best is not None and best.patch and best.plan.largest_batch is not None:
@@ -183,7 +183,7 @@ def write_results(
     shown = [one for one in worth_showing(recipes)[:PICTURED] if one.patch]
     panels += [(f"{described(one)}: {describe_bytes(one.total)}", one.plan.timeline) for one in shown]
     picture = path.with_suffix(".png")
-    title = f"{config.run_name}, batch {plan.batch_size}, on {gpu.name} with {describe_bytes(budget)}"
+    title = f"{config.heading}, batch {plan.batch_size}, on {gpu.name} with {describe_bytes(budget)}"
     write_timeline(picture, panels, budget - plan.context_bytes, title)
     return [str(path), str(picture)]
 

@@ -331,6 +331,12 @@ class Config:
         return self.name or re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.model.name}-{self.precision.mode}")[:100]
 
     @property
+    def heading(self) -> str:
+        """The run's name, with the model's unless it is part of it: an override may have changed the model alone."""
+        model = self.model.name.rpartition(":")[2]
+        return self.run_name if model in self.run_name else f"{self.run_name} ({self.model.name})"
+
+    @property
     def granted(self) -> tuple[str, ...]:
         """The package that the model comes from, where loading this configuration was allowed to use one."""
         return (self.model.name.split(":")[0],) if ":" in self.model.name else ()

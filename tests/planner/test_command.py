@@ -18,6 +18,7 @@ from mpt.commands.planning import plan_calibrate
 from mpt.commands.planning.plan_schema import plan_schema
 from mpt.commands.planning.plan_tables import describe_counts, headline
 from mpt.config.load import load_config
+from mpt.config.shipped import shipped_configs
 from mpt.errors import ConfigError, InputOutputError, MayFitError, MemoryBudgetError
 from mpt.planner.answers.plan import Plan
 from mpt.planner.client.session import Session
@@ -106,6 +107,14 @@ def read(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     schema = plan_schema()
     assert accepts(schema, found, schema)
     return found
+
+
+def test_a_heading_names_the_model_that_an_override_chose() -> None:
+    def heading(*overrides: str) -> str:
+        return load_config(shipped_configs()["resnet50_imagefolder"], overrides=list(overrides)).heading
+
+    assert heading() == "resnet50"
+    assert heading("model=torchvision:resnet18") == "resnet50 (torchvision:resnet18)"
 
 
 def test_a_budget_gives_a_patch_that_fits_and_a_picture(

@@ -60,7 +60,7 @@ def print_cheapest(console: Console, found: Cheapest, config: Config, arguments:
             show_seconds(seconds),
             f"{config.train.batch_size / seconds:,.0f}",
         )
-    console.print(f"{config.run_name}, batch {config.train.batch_size} of all cards together", style="bold")
+    console.print(f"{config.heading}, batch {config.train.batch_size} of all cards together", style="bold")
     console.print(table)
     best = found.best
     if best is not None:

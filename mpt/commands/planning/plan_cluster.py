@@ -52,7 +52,7 @@ def show_scaling(config: Config, arguments: PlanClusterArguments) -> None:
         found = scaling.plan_scaling(
             session, config, str(arguments.scaling), base, arguments.strategy, capacity.budget_bytes
         )
-    title = f"{config.run_name} on {gpu.name}, {arguments.scaling} scaling, {cluster.link} and {cluster.network}"
+    title = f"{config.heading} on {gpu.name}, {arguments.scaling} scaling, {cluster.link} and {cluster.network}"
     scaling.write_picture(picture, found, title, capacity.budget_bytes)
     if arguments.json:
         print(json.dumps({**scaling.as_data(found), "gpu": asdict(gpu), "written": [str(picture)]}, indent=1))

@@ -71,7 +71,7 @@ def parse_frame(text: str | None) -> tuple[int, int] | None:
 
 def inference_headline(config: Config, gpu: Gpu, plan: InferencePlan, frame: tuple[int, int] | None) -> str:
     """Return the answer in one sentence."""
-    subject = f"{config.run_name}, inference ({plan.mode})"
+    subject = f"{config.heading}, inference ({plan.mode})"
     needed = describe_bytes(plan.with_room)
     budget = "" if plan.budget_bytes is None else describe_bytes(plan.budget_bytes)
     if frame is not None:

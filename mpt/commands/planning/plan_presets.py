@@ -126,7 +126,7 @@ def write_preset(preset: Preset, path: Path, config: Config, gpu: Gpu, command: 
 def print_presets(console: Console, config: Config, gpu: Gpu, presets: Sequence[Preset]) -> None:
     """Print the table."""
     console.print(
-        f"{config.run_name}, batch {config.train.batch_size}: presets by size of card, with kernels and times of an "
+        f"{config.heading}, batch {config.train.batch_size}: presets by size of card, with kernels and times of an "
         f"{gpu.name}",
         style="bold",
         markup=False,

@@ -101,7 +101,7 @@ def arguments(
 def test_mpt_plan_infer_says_what_is_needed_and_how_much_more_fits(arguments, capsys) -> None:  # type: ignore[no-untyped-def]
     plan_inference.run(arguments(CLASSIFIER, vram="550MiB"))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "classifier, inference (as trained, fp32), batch 32, on rtx3060: fits in 550 MiB" in printed
+    assert "classifier (small_cnn), inference (as trained, fp32), batch 32, on rtx3060: fits in 550 MiB" in printed
     assert re.search(r"the largest batch that fits is (\d+), and up to (\d+) may", printed)
     assert "modules that hold most" in printed
     plan_inference.run(arguments(CLASSIFIER, half=True, json=True))
