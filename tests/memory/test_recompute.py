@@ -362,7 +362,8 @@ def test_a_block_that_is_called_with_named_arguments_alone_is_recomputed_under_a
         return [parameter.grad for parameter in block.parameters() if parameter.grad is not None]
 
     pairs = list(zip(gradients(False), gradients(True), strict=True))
-    assert len(pairs) == 2 and all(torch.equal(plain, again) for plain, again in pairs)
+    assert len(pairs) == 2
+    assert all(torch.equal(plain, again) for plain, again in pairs)
 
 
 def test_torch_reads_the_device_from_named_arguments_too(monkeypatch: pytest.MonkeyPatch) -> None:
