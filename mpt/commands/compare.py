@@ -19,9 +19,11 @@ from mpt.report.comparison import Comparison
 from mpt.report.comparison_page import say_spread, say_verdict
 from mpt.report.read_run import read_run
 from mpt.report.run_record import RunRecord
+from mpt.report.sweep_page import sweep_lines
 from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds, show_spread
 from mpt.run.records.layout import find_run
 from mpt.workflows.compare import compare, compare_finished
+from mpt.workflows.compare_over import MARGIN, Over, Swept, compare_over
 from mpt.workflows.compare_sides import read_sides
 from mpt.workflows.sides import is_config, resolve_mode, suggest
 from mpt.workflows.training_process import Check, Train
@@ -36,8 +38,12 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
     overrides = [word for word in arguments.what if "=" in word]
     words = [word for word in arguments.what if "=" not in word]
     output = Path(arguments.output) if arguments.output else None
+    if arguments.over:
+        sweep(words, overrides, arguments, train, check)
+        return
+    margin = arguments.margin or "1%"
     if words and not arguments.variant and not any(resolve_mode(word) or is_config(word) for word in words):
-        comparison, folder = compare_finished(read_records(words, arguments, overrides), arguments.margin, output)
+        comparison, folder = compare_finished(read_records(words, arguments, overrides), margin, output)
     else:
         sides = read_sides(
             words,
@@ -49,7 +55,7 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
         )
         comparison, folder = compare(
             sides,
-            margin=arguments.margin,
+            margin=margin,
             seeds=arguments.seeds,
             until_decided=arguments.until_decided,
             max_seeds=arguments.max_seeds,
@@ -67,6 +73,45 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
             say_verdict(row, comparison) for row in comparison.rows if row.verdict and row.verdict.outcome != "within"
         ]
         raise GateError("\n".join(failing))
+
+
+def sweep(
+    words: Sequence[str],
+    overrides: Sequence[str],
+    arguments: CompareArguments,
+    train: Train | None = None,
+    check: Check | None = None,
+) -> None:
+    """Train each mode at several values of a setting; print and write where it trains."""
+    given = [name for name in ("until_decided", "gate") if getattr(arguments, name)]
+    if given:
+        raise ConfigError(f"mpt compare: --{given[0].replace('_', '-')} does not go with --over, which gives windows.")
+    sides = read_sides(
+        words,
+        arguments.config,
+        variants=arguments.variant,
+        overrides=overrides,
+        device=arguments.device,
+        allow=arguments.allow,
+        alone=True,
+    )
+    found, folder = compare_over(
+        Swept(sides, Over.parse(arguments.over or ""), arguments.allow),
+        margin=arguments.margin or MARGIN,
+        seeds=arguments.seeds,
+        jobs=arguments.jobs,
+        name=arguments.name,
+        output=Path(arguments.output) if arguments.output else None,
+        runs=Path(arguments.runs),
+        quiet=arguments.quiet or arguments.json,
+        train=train,
+        check=check,
+    )
+    if arguments.json:
+        print(json.dumps(read_json(folder / "comparison.json")))
+        return
+    print("\n".join(sweep_lines(found)))
+    print(f"wrote {os.path.join(folder, 'comparison.html')} (and .md, .json)")
 
 
 def read_records(words: Sequence[str], arguments: CompareArguments, overrides: Sequence[str]) -> list[RunRecord]:

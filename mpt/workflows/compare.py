@@ -175,11 +175,11 @@ class Trainer:
         take_turns(works, count, lambda index, failure: ended(*order[index], failure), self.memory.allows)
 
     def check_later_sides(self, seed: int) -> None:
-        """Build every side but the first, which is about to be trained: one that this model or device refuses should
+        """Build the sides behind the first, which is about to be trained: one that this model or device refuses should
         say so now and not after the others' hours.
         """
         names = []
-        for label in list(self.sides.configs)[1:]:
+        for label in self.sides.checked:
             name = self.sides.run_name(label, seed)
             if not (self.folder / name).exists() and not (self.folder / f"{name}.failed.json").exists():
                 config = dataclasses.replace(self.sides.configs[label], seed=seed, name=name)

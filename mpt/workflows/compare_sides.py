@@ -61,6 +61,11 @@ class Sides:
         return f"{own}{number}-seed-{seed}"
 
     @property
+    def checked(self) -> Sequence[str]:
+        """The sides that are built before the first is trained."""
+        return list(self.configs)[1:]
+
+    @property
     def granted(self) -> tuple[str, ...]:
         """The packages that the sides' models come from."""
         return tuple({package for config in self.configs.values() for package in config.granted})
@@ -89,14 +94,16 @@ def read_sides(
     overrides: Sequence[str] = (),
     device: str | None = None,
     allow: Sequence[str] = (),
+    alone: bool = False,
 ) -> Sides:
     """Return the sides that the words, configurations or modes, and the variants of `source` name.
 
-    `source` is what is trained, by default a small classifier. Raises ConfigError for what makes no comparison.
+    `source` is what is trained, by default a small classifier; `alone` allows a single side. Raises ConfigError for
+    what makes no comparison.
     """
     files = [word for word in words if is_config(word)]
     modes = check_modes([word for word in words if not is_config(word)])
-    check_words(files, modes, variants, source)
+    check_words(files, modes, variants, source, alone=alone)
     options = [f"train.device={device}"] if device else []
     options.append("train.plan_memory=false")  # a plan beside would take time from what is timed
 
@@ -111,7 +118,9 @@ def read_sides(
     base = load(trained)
     chosen = {mode: in_mode(base, mode, word, overrides, allow) for mode, word in modes.items()}
     by_mode = not variants and len(modes) > 1
-    if not by_mode and len(modes) < 2:
+    if alone:
+        chosen = chosen or {base.precision.mode: base}
+    elif not by_mode and len(modes) < 2:
         chosen = with_base(base, chosen)
     for variant in variants:
         if variant in chosen:
@@ -121,14 +130,19 @@ def read_sides(
 
 
 def check_words(
-    files: Sequence[str], modes: Mapping[str, str], variants: Sequence[str], source: Config | Path | None
+    files: Sequence[str],
+    modes: Mapping[str, str],
+    variants: Sequence[str],
+    source: Config | Path | None,
+    *,
+    alone: bool,
 ) -> None:
     """Raise ConfigError for words that name no two sides, or sides of several kinds."""
     if files and source is not None:
         raise ConfigError(f"mpt compare: {files[0]} and --config name configurations both; give one of the two.")
     if len(files) > 1 and (modes or variants):
         raise ConfigError("mpt compare: modes and variants are of one configuration; name one file with them.")
-    varies_one = bool(variants) and not modes
+    varies_one = alone or (bool(variants) and not modes)
     if len(files) + len(modes) + len(variants) < 2 and not varies_one:
         raise ConfigError(
             "mpt compare: name two precision modes at least, such as `mpt compare fp32 amp`, two configurations, two "

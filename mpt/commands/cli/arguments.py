@@ -217,6 +217,8 @@ class CompareArguments:
     """What to train."""
     variant: Annotated[tuple[str, ...], typer.Option("--variant", metavar="KEY=VALUE")] = ()
     """Compare with the configuration changed so, several settings in quotes; may be given several times."""
+    over: Annotated[str | None, typer.Option(metavar="KEY=VALUES")] = None
+    """Train each at several values of a setting, optimizer.lr=0.5x,1x,2x, and say at which it trains."""
     seeds: Annotated[int | None, typer.Option(show_default="3")] = None
     """Runs per mode, three at least for a verdict; with --until-decided, before the first look."""
     until_decided: bool = False
@@ -225,7 +227,7 @@ class CompareArguments:
     """Where --until-decided ends."""
     jobs: Annotated[int | None, typer.Option(metavar="N", show_default="free cores or cards")] = None
     """Runs at a time; 1 for step times of every seed. On a CPU the first seed's runs are alone, for the step times."""
-    margin: str = "1%"
+    margin: Annotated[str | None, typer.Option(show_default="1%; 10% with --over")] = None
     """The difference that matters: 1% or 0.5."""
     gate: bool = False
     """Exit with 8 unless every mode is within the margin."""
