@@ -1,0 +1,398 @@
+#!/usr/bin/env python
+"""Small errors put into the code one at a time: which of them do the tests notice?
+
+    nice -n 19 python scripts/mutations.py [--jobs 2] [--only rollback] [--again] [--write]
+
+`scripts/mutations.yaml` has a mutation per entry: a file, a text that occurs in it once, what stands there instead, and
+why anyone would want to know. Each is applied in a copy of the tree; the tests that reach the file by imports run
+nearest first, up to the first that fails, within a limit of processor time. A test counts as a kill only if it passes
+without the mutation. What changes nothing that can be observed is marked `equivalent`, with the reason, and not run.
+
+Results are kept below `--state`, so that a run goes on where it was stopped: a kill stands while the mutated file and
+the test's are the same, a survivor while all test files that were chosen are. `--write` writes the table of the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import hashlib
+import importlib
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.mutations_tests import TestsOf
+
+ROOT = Path(__file__).resolve().parents[1]
+LIST = ROOT / "scripts" / "mutations.yaml"
+PAGE = ROOT / "docs" / "benchmarks" / "mutations.md"
+WARM = ("torch", "numpy", "pydantic", "yaml", "PIL.Image", "typer", "scipy", "matplotlib")
+"""What forks have imported already."""
+
+
+class MutationError(ValueError):
+    """An entry of the list that does not fit the code."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One small error."""
+
+    file: str
+    text: str
+    becomes: str
+    why: str
+    """What a user would meet."""
+    tests: tuple[str, ...] = ()
+    """Test files to run before all others."""
+    equivalent: str = ""
+    """Why nothing that can be observed changes."""
+
+    @property
+    def name(self) -> str:
+        """A name that stays while the entry does."""
+        return hashlib.sha256("\0".join((self.file, self.text, self.becomes)).encode()).hexdigest()[:12]
+
+    def apply(self, source: str) -> str:
+        """Return the mutated source. Raises MutationError unless the text occurs exactly once."""
+        count = source.count(self.text)
+        if count != 1:
+            raise MutationError(f"{self.file}: {self.text!r} occurs {count} times; it must occur once")
+        if self.becomes == self.text:
+            raise MutationError(f"{self.file}: {self.text!r} is not changed")
+        return source.replace(self.text, self.becomes)
+
+    def line(self, source: str) -> int:
+        """Return the line of the first character that changes."""
+        pairs = zip(self.text, self.becomes)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return source.count("\n", 0, source.index(self.text) + same) + 1
+
+
+def read_list(path: Path = LIST) -> list[Mutation]:
+    """Return the mutations of a list. Raises MutationError for one that is there twice."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    entries: dict[str, list[dict[str, Any]]] = yaml.load(path.read_text("utf-8"), loader)
+    found = [
+        Mutation(file, **{**entry, "tests": tuple(entry.get("tests", ()))})
+        for file, of_file in entries.items()
+        for entry in of_file
+    ]
+    if len({one.name for one in found}) != len(found):
+        raise MutationError("a mutation is listed twice")
+    return found
+
+
+def check_list(mutations: list[Mutation], root: Path = ROOT) -> list[str]:
+    """Return what is wrong with the list: texts that have moved, files and tests that are gone."""
+    problems = []
+    for one in mutations:
+        try:
+            one.apply((root / one.file).read_text("utf-8"))
+        except (OSError, MutationError) as error:
+            problems.append(str(error))
+        problems += [f"{one.file}: {test} is gone" for test in one.tests if not (root / test).exists()]
+    return problems
+
+
+@dataclass
+class Result:
+    """What became of a mutation, and of which files."""
+
+    verdict: str
+    """killed or survived."""
+    by: str = ""
+    """The test that failed."""
+    files: int = 0
+    tests: int = 0
+    seconds: float = 0.0
+    complete: bool = True
+    """Whether all chosen tests ran."""
+    hashes: dict[str, str] = field(default_factory=dict)
+
+    def holds(self, root: Path) -> bool:
+        """Return whether the files are still those that it was found with."""
+        return all(digest_of(root / name) == digest for name, digest in self.hashes.items())
+
+
+def digest_of(path: Path) -> str:
+    """Return a short hash of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+
+
+class Campaign:
+    """All mutations, run in copies of the tree."""
+
+    def __init__(self, mutations: list[Mutation], state: Path, jobs: int, limit: float) -> None:
+        from scripts.mutations_run import Lane
+
+        self.mutations, self.state = mutations, state
+        self.graph = TestsOf(ROOT)
+        self.lanes = [Lane(state / f"lane-{number}", limit) for number in range(jobs)]
+        self.sound: dict[str, str] = {}
+        """Test -> the hash of its file with which it passes without any mutation."""
+        self.broken: list[str] = []
+        """Tests that fail without any mutation."""
+        self.results: dict[str, Result] = {}
+        self.read()
+
+    @property
+    def path(self) -> Path:
+        """The file of results."""
+        return self.state / "results.json"
+
+    def read(self) -> None:
+        """Take up what an earlier run has found."""
+        if self.path.exists():
+            kept = json.loads(self.path.read_text())
+            self.results = {name: Result(**one) for name, one in kept["results"].items()}
+            self.sound = kept["sound"]
+
+    def save(self) -> None:
+        """Keep what was found."""
+        text = json.dumps({"results": {n: asdict(one) for n, one in self.results.items()}, "sound": self.sound})
+        self.path.with_suffix(".new").write_text(text)
+        self.path.with_suffix(".new").replace(self.path)
+
+    def pending(self) -> list[Mutation]:
+        """Return the mutations without a result that still holds."""
+        known = self.results
+        return [
+            one
+            for one in self.mutations
+            if not one.equivalent and not (one.name in known and known[one.name].holds(ROOT))
+        ]
+
+    def chosen(self, mutation: Mutation) -> list[str]:
+        """Return the test files to run: what killed it last, what the entry names, then the nearest."""
+        before = self.results.get(mutation.name)
+        killer = [before.by.split("::")[0].split(" ")[0]] if before is not None and before.by else []
+        files = [*killer, *mutation.tests, *self.graph.nearest(mutation.file)]
+        return [name for name in dict.fromkeys(files) if (ROOT / name).exists()]
+
+    def run(self) -> None:
+        """Run what is pending."""
+        waiting = self.pending()
+        if not waiting:
+            return
+        for name in WARM:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        import torch
+
+        torch.set_num_threads(1)
+        for lane in self.lanes:
+            lane.fill(ROOT)
+        under_way: dict[int, tuple[Any, Mutation, str]] = {}
+        free, done, total = list(self.lanes), 0, len(waiting)
+        while waiting or under_way:
+            while free and waiting:
+                lane, mutation = free.pop(), waiting.pop(0)
+                source = (ROOT / mutation.file).read_text("utf-8")
+                lane.write(mutation.file, mutation.apply(source))
+                lane.start(self.chosen(mutation), self.broken)
+                under_way[lane.child] = lane, mutation, source
+            ended = self.wait(under_way)
+            lane, mutation, source = under_way.pop(ended)
+            report = lane.end()
+            lane.write(mutation.file, source)
+            if report.running is None and report.failed is None:
+                sys.exit(f"no test of {mutation.file} could begin; see {lane.folder / 'log'}")
+            if report.failed and not self.is_sound(lane, report.failed):
+                self.broken.append(report.failed)
+                waiting.insert(0, mutation)
+            else:
+                done += 1
+                self.note(mutation, report)
+                print(f"{done}/{total} {self.describe(mutation)}", flush=True)
+            free.append(lane)
+
+    def wait(self, under_way: dict[int, Any]) -> int:
+        """Return the fork that has ended, or that hangs and was ended."""
+        while True:
+            for child, (lane, _, _) in under_way.items():
+                if os.waitpid(child, os.WNOHANG)[0]:
+                    return child
+                if lane.is_hanging():
+                    lane.end()
+                    os.waitpid(child, 0)
+                    lane.child = child
+                    return child
+            time.sleep(0.2)
+
+    def is_sound(self, lane: Any, test: str) -> bool:
+        """Return whether a test passes without any mutation."""
+        if test.endswith("(collection)"):
+            return True
+        digest = digest_of(ROOT / test.split("::")[0])
+        if self.sound.get(test) == digest:
+            return True
+        lane.start([test], [])
+        os.waitpid(lane.child, 0)
+        report = lane.end()
+        if report.ended in ("all", "limit") and report.failed is None and report.tests:
+            self.sound[test] = digest
+            return True
+        return False
+
+    def note(self, mutation: Mutation, report: Any) -> None:
+        """Keep a result."""
+        files = self.chosen(mutation)
+        by = report.failed or ""
+        if report.ended == "died":
+            by = f"{report.running} (does not end)"
+        killer = by.split("::")[0].split(" ")[0]
+        relevant = [mutation.file, killer] if by else [mutation.file, *files]
+        self.results[mutation.name] = Result(
+            "killed" if by else "survived",
+            by,
+            report.files,
+            report.tests,
+            round(report.seconds, 1),
+            report.ended == "all" or bool(by),
+            {name: digest_of(ROOT / name) for name in relevant},
+        )
+        self.save()
+
+    def describe(self, mutation: Mutation) -> str:
+        """Return a line about a result."""
+        result = self.results[mutation.name]
+        line = mutation.line((ROOT / mutation.file).read_text("utf-8"))
+        tail = f"by {result.by}" if result.by else f"{result.tests} tests of {result.files} files"
+        return f"{result.verdict:8} {mutation.file}:{line} {result.seconds:5.1f} s, {tail}"
+
+
+def page_of(mutations: list[Mutation], results: dict[str, Result], command: str, root: Path = ROOT) -> str:
+    """Return the page of the docs."""
+    rows = {kind: [one for one in mutations if kind_of(one, results) == kind] for kind in KINDS}
+    told = ", ".join(f"{len(rows[kind])} {words}" for kind, words in KINDS.items() if rows[kind])
+    seconds = sum(results[one.name].seconds for one in mutations if one.name in results)
+    lines = [
+        "# Mutations",
+        "",
+        f"Written by `{command}`, {datetime.date.today()}, commit {commit_of(root)}, torch {torch_version()}, "
+        f"Python {platform.python_version()}, {platform.machine()}; no device is involved.",
+        "",
+        "Each row is a small error put into the code, alone. The tests that reach the file by imports were run, nearest",
+        "first, up to the first that failed. A survivor is an error that these tests let pass within the limit of time.",
+        "",
+        f"**{len(mutations)} mutations: {told}**, {seconds / 60:.0f} minutes of processor time.",
+    ]
+    if rows["survived"]:
+        lines += ["", "## Survived", "", "| line | change | what a user would meet | tests run |", "|---|---|---|---|"]
+        lines += [row(one, results, root) for one in rows["survived"]]
+    if rows["equivalent"]:
+        lines += ["", "## Equivalent", "", "| line | change | why nothing changes |", "|---|---|---|"]
+        lines += [row(one, results, root) for one in rows["equivalent"]]
+    lines += ["", "## Killed", "", "| line | change | what a user would meet | by |", "|---|---|---|---|"]
+    lines += [row(one, results, root) for one in rows["killed"]]
+    if rows["open"]:
+        lines += ["", "## Not run", "", "| line | change | what a user would meet | |", "|---|---|---|---|"]
+        lines += [row(one, results, root) for one in rows["open"]]
+    return "\n".join(lines) + "\n"
+
+
+KINDS = {"killed": "killed", "survived": "survived", "equivalent": "equivalent", "open": "not run"}
+
+
+def kind_of(mutation: Mutation, results: dict[str, Result]) -> str:
+    """Return the part of the table that a mutation is in."""
+    if mutation.equivalent:
+        return "equivalent"
+    return results[mutation.name].verdict if mutation.name in results else "open"
+
+
+def row(mutation: Mutation, results: dict[str, Result], root: Path) -> str:
+    """Return a mutation's line of the table."""
+    line = mutation.line((root / mutation.file).read_text("utf-8"))
+    cells = [f"{mutation.file}:{line}", change_of(mutation)]
+    kind = kind_of(mutation, results)
+    if kind == "equivalent":
+        cells.append(mutation.equivalent)
+    else:
+        cells.append(mutation.why)
+        cells.append(tail_of(results.get(mutation.name)))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def tail_of(result: Result | None) -> str:
+    """Return the test that has noticed, or how many have not."""
+    if result is None:
+        return ""
+    if result.by:
+        return f"`{result.by.removeprefix('tests/')}`"
+    return f"{result.tests}" + ("" if result.complete else " (time limit)")
+
+
+def change_of(mutation: Mutation) -> str:
+    """Return both texts on a line, without what they have in common at the ends of lines."""
+    ours, theirs = (text.strip("\n").splitlines() for text in (mutation.text, mutation.becomes))
+    while ours and theirs and ours[0] == theirs[0]:
+        ours, theirs = ours[1:], theirs[1:]
+    while ours and theirs and ours[-1] == theirs[-1]:
+        ours, theirs = ours[:-1], theirs[:-1]
+    before, after = (" ⏎ ".join(part.strip() for part in lines) for lines in (ours, theirs))
+    return f"`{before}` → `{after}`" if after else f"`{before}` dropped"
+
+
+def commit_of(root: Path) -> str:
+    """Return the commit, and whether files differ from it."""
+    run = subprocess.run(["git", "describe", "--always", "--dirty=+changes"], cwd=root, capture_output=True, text=True)
+    return run.stdout.strip() or "unknown"
+
+
+def torch_version() -> str:
+    """Return torch's version."""
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+def main() -> None:
+    """Run, and print or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1, help="mutations that are tested at the same time")
+    parser.add_argument("--limit", type=float, default=90.0, help="processor seconds of tests for each")
+    parser.add_argument("--only", default="", help="files whose path has this text")
+    parser.add_argument("--again", action="store_true", help="forget earlier results")
+    parser.add_argument(
+        "--state", type=Path, default=Path.home() / ".cache" / "mpt-mutations", help="results and copies"
+    )
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    arguments = parser.parse_args()
+    mutations = read_list()
+    problems = check_list(mutations)
+    if problems:
+        sys.exit("\n".join(problems))
+    arguments.state.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if arguments.again:
+        (arguments.state / "results.json").unlink(missing_ok=True)
+    wanted = [one for one in mutations if arguments.only in one.file]
+    campaign = Campaign(wanted, arguments.state, arguments.jobs, arguments.limit)
+    campaign.run()
+    for one in wanted:
+        if kind_of(one, campaign.results) == "survived":
+            print(campaign.describe(one), "\n   ", one.why)
+    counts = {kind: sum(kind_of(one, campaign.results) == kind for one in wanted) for kind in KINDS}
+    print(", ".join(f"{count} {KINDS[kind]}" for kind, count in counts.items()))
+    if arguments.write:
+        command = f"python scripts/mutations.py --limit {arguments.limit:g} --write"
+        PAGE.write_text(page_of(mutations, campaign.results, command), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""One mutation in a copy of the tree, for `scripts/mutations.py`.
+
+Its tests run in a fork of a process that has imported torch and pytest, but nothing of mpt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COPIED = ("mpt", "tests", "scripts", "configs", "docs", "pyproject.toml", "setup.py", "README.md", "CONTRIBUTING.md")
+HANG_FACTOR = 8
+"""A run that takes this many times its limit in wall time hangs."""
+
+
+@dataclass
+class Report:
+    """What the tests of one mutation came to."""
+
+    failed: str | None = None
+    """The first test that failed."""
+    files: int = 0
+    """Test files that were begun."""
+    tests: int = 0
+    seconds: float = 0.0
+    """Processor time."""
+    ended: str = "died"
+    """all: every test ran; failed; limit: the time was used up; hangs; died."""
+    running: str | None = None
+
+
+class Watch:
+    """A pytest plugin that notes each test, and stops between two when the time is used up."""
+
+    def __init__(self, path: Path, limit: float) -> None:
+        self.path, self.limit = path, limit
+        self.report = Report()
+        self.seen: set[str] = set()
+
+    def write(self) -> None:
+        """Note the state, for a parent that may have to end this process."""
+        self.report.seconds = processor_seconds()
+        self.path.write_text(json.dumps(vars(self.report)))
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Before a test."""
+        self.seen.add(item.nodeid.split("::")[0])
+        self.report.files, self.report.running = len(self.seen), item.nodeid
+        self.write()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """After each part of a test."""
+        if report.failed and self.report.failed is None:
+            self.report.failed, self.report.ended = report.nodeid, "failed"
+        if report.when == "teardown":
+            self.report.tests += 1
+        self.write()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be imported has noticed the mutation."""
+        if report.failed and self.report.failed is None:
+            self.report.failed, self.report.ended = f"{report.nodeid} (collection)", "failed"
+            self.write()
+
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Stop when the time is used up."""
+        if processor_seconds() > self.limit:
+            self.report.ended = "limit"
+            item.session.shouldstop = "the time is used up"
+            self.write()
+
+
+def doubled(tests: list[str]) -> Iterator[list[str]]:
+    """Yield one test file, then two, four, eight."""
+    start, size = 0, 1
+    while start < len(tests):
+        yield tests[start : start + size]
+        start, size = start + size, 2 * size
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of those that it has waited for."""
+    own, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
+
+
+@dataclass
+class Lane:
+    """A copy of the tree in which one mutation at a time is tested."""
+
+    folder: Path
+    limit: float
+    child: int = 0
+    began: float = 0.0
+    clock: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def tree(self) -> Path:
+        """The copy."""
+        return self.folder / "tree"
+
+    @property
+    def report_path(self) -> Path:
+        """Where a fork writes its report."""
+        return self.folder / "report.json"
+
+    def fill(self, root: Path) -> None:
+        """Copy the files that git knows or would take."""
+        listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", *COPIED], cwd=root, text=True)
+        for name in listed.splitlines():
+            if (root / name).is_file():
+                (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, self.tree / name)
+
+    def write(self, file: str, text: str) -> None:
+        """Write a source so that compiled code of another version is not taken for its own."""
+        path = self.tree / file
+        path.write_text(text, "utf-8")
+        self.clock += 2
+        os.utime(path, (self.clock, self.clock))
+
+    def start(self, tests: list[str], deselected: list[str], limit: float | None = None) -> None:
+        """Fork a process that runs tests in this order up to the first failure."""
+        self.report_path.unlink(missing_ok=True)
+        self.began = time.monotonic()
+        self.child = os.fork()
+        if self.child == 0:
+            try:
+                self.run_tests(tests, deselected, limit or self.limit)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+
+    def run_tests(self, tests: list[str], deselected: list[str], limit: float) -> None:
+        """Run tests in this process, a fork."""
+        os.setsid()
+        log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
+        os.chdir(self.tree)
+        os.environ["PYTHONPATH"] = str(self.tree)
+        sys.path[:] = [str(self.tree), *(one for one in sys.path[1:] if one)]
+        for name in [name for name in sys.modules if name.split(".")[0] in ("mpt", "tests", "scripts")]:
+            del sys.modules[name]
+        options = ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=line", "--timeout=200"]
+        skipped = [word for one in deselected for word in ("--deselect", one)]
+        place = self.folder / "base"
+        plugin = Watch(self.report_path, limit)
+        for some in doubled(tests):  # nearest first: to import them all would cost more than most kills
+            pytest.main([*options, f"--basetemp={place}", *skipped, *some], plugins=[plugin])
+            if plugin.report.ended in ("failed", "limit"):
+                return
+        plugin.report.ended = "all"
+        plugin.write()
+
+    def is_hanging(self) -> bool:
+        """Return whether the fork takes much longer than its tests may."""
+        return time.monotonic() - self.began > HANG_FACTOR * self.limit
+
+    def end(self) -> Report:
+        """Return the report of a fork that has ended, or end it; what it has started ends with it."""
+        report = self.read()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child, signal.SIGKILL)
+        shutil.rmtree(self.folder / "base", ignore_errors=True)
+        self.child = 0
+        return report
+
+    def read(self) -> Report:
+        """Return what the fork has noted so far."""
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads(self.report_path.read_text())
+            return Report(**found)
+        return Report()
