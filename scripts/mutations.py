@@ -286,8 +286,8 @@ def page_of(mutations: list[Mutation], results: dict[str, Result], command: str,
         f"Written by `{command}`, {datetime.date.today()}, commit {commit_of(root)}, torch {torch_version()}, "
         f"Python {platform.python_version()}, {platform.machine()}; no device is involved.",
         "",
-        "Each row is a small error put into the code, alone. The tests that reach the file by imports were run, nearest",
-        "first, up to the first that failed. A survivor is an error that these tests let pass within the limit of time.",
+        "Each row is a small error put into the code, alone. The tests that reach the file by imports were run,",
+        "nearest first, up to the first that failed. A survivor is an error that these let pass in time.",
         "",
         f"**{len(mutations)} mutations: {told}**, {seconds / 60:.0f} minutes of processor time.",
     ]
