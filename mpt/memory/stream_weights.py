@@ -9,7 +9,7 @@ Gradients are bit-equal. On a GPU the host's optimizer step is done by other ker
 frozen weights and runs on a CPU are exact throughout. On a CPU, where host and device are the same, copies are made
 too. A run that has begun cannot be changed to it: the out-of-memory ladder does not propose it, the planner does.
 
-What users of diffusion trainers call block swap. Source: Pudipeddi et al., "Training large neural networks with
+Trainers of image models call it block swap. Source: Pudipeddi et al., "Training large neural networks with
 constant memory using a new execution algorithm" (L2L), 2020; Ren et al., "ZeRO-Offload", 2021.
 """
 

@@ -23,6 +23,7 @@ SMALL = {
     "dcgan_amp": 4,
     "dcgan_fp32": 8,
     "dcgan_o1": 4,
+    "diffusion_digits": 8,
     "lsgan": 8,
     "rife_demo": 1,
     "saehd_demo": 2,
@@ -43,7 +44,10 @@ FURTHER = {
 }
 """So that the phase which holds most begins within the few steps, that images are augmented on the device, and that the
 evaluation at the end takes no longer than the steps."""
-DRAWN = ("began", "dcgan_amp", "dcgan_fp32", "dcgan_o1", "lsgan", "stylegan2_16", "stylegan2_256", "vae", "wgan_gp")
+DRAWN = (
+    *("began", "dcgan_amp", "dcgan_fp32", "dcgan_o1", "diffusion_digits", "lsgan", "stylegan2_16", "stylegan2_256"),
+    *("vae", "wgan_gp"),
+)
 """Configs whose evaluation at the end draws samples: 64 of them, not 2000, which took nine tenths of the time."""
 UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
     "resnet50_imagefolder": (4, ("model.image_size=64", "dataset.augment=[]", "dataset.root=pictures")),

@@ -1,0 +1,1 @@
+"""Layers and wrappers that several denoising networks share."""
