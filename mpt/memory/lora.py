@@ -1,16 +1,19 @@
-"""Train small adapters beside frozen weights: LoRA, for fine-tuning what does not fit otherwise.
+"""Train small adapters beside frozen weights: LoRA and DoRA, for fine-tuning what does not fit otherwise.
 
-Each chosen `nn.Linear` and 1x1 `nn.Conv2d` computes W x + (alpha / rank) B A x with A of `rank` rows and B of `rank`
-columns. W and everything else stay as they were loaded, so neither gradients nor optimizer state nor the activations
-that W's gradient needs are held. B begins at zero: the first forward is the loaded network's. Layers that `full` names
-are trained as they are, which a new head must be.
+Each chosen `nn.Linear` and `nn.Conv2d` computes W x + (alpha / rank) B A x with A of `rank` rows and B of `rank`
+columns; `mpt.memory.adapters.layers` has the arithmetic, of DoRA too. W and everything else stay as they were loaded,
+so neither gradients nor optimizer state nor the activations that W's gradient needs are held. B begins at zero: the
+first forward is the loaded network's. Layers that `full` names are trained as they are, which a new head must be. The
+weights may be packed (`memory.low_bit_base`).
 
-The adapters are parameters of the layers (`lora_a`, `lora_b`), saved in checkpoints beside the weights, and are added
-into the weights for export (`fold`). Layers of subclasses are left alone, for others may read their weights past
-`forward` (torch's attention does), as are those within `nn.TransformerEncoderLayer`, whose fast path does so. Layers
-that share a weight share its adapter; a weight that another kind of layer reads too (a tied embedding) gets none.
+The adapters are parameters of the layers (`lora_a`, `lora_b`, `lora_magnitude`), saved in checkpoints beside the
+weights, and are added into the weights for export (`fold`). `mpt convert RUN --to peft` writes them alone. Layers of
+subclasses are left alone, for others may read their weights past `forward` (torch's attention does), as are those
+within `nn.TransformerEncoderLayer`, whose fast path does so. Layers that share a weight share its adapter; a weight
+that another kind of layer reads too (a tied embedding) gets none.
 
-Source: Hu et al., "LoRA: Low-rank adaptation of large language models", 2021, equation 3 and section 4.1.
+Sources: Hu et al., "LoRA: Low-rank adaptation of large language models", 2021, equation 3 and section 4.1;
+Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA", 2023; Liu et al., "DoRA", 2024.
 """
 
 from __future__ import annotations
@@ -19,20 +22,29 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TypeGuard
+from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from mpt.config.options import Options
 from mpt.errors import ConfigError
-from mpt.nn.shared.devices import compute_device
-from mpt.nn.shared.mixin import become
+from mpt.memory.adapters.layers import Adapted, fold_all, is_adaptable, is_pointwise, put_adapter, share, weight_of
+from mpt.memory.low_bit.packed_linear import PackedLinear
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
 LOSSY = True
+KINDS = {
+    "attention": (
+        *("*.to_q", "*.to_k", "*.to_v", "*.to_out.0", "*.to_add_out", "*.add_q_proj", "*.add_k_proj", "*.add_v_proj"),
+        *("*.q_proj", "*.k_proj", "*.v_proj", "*.o_proj", "*.out_proj", "*.attn.qkv", "*.attn.proj"),
+    ),
+    "linear": ("*",),
+    "convolutions": ("*",),
+}
+"""Words of `targets`: the projections of attention by the names that diffusers, transformers and timm give them, all
+Linear layers, all convolutions."""
 
 
 class Settings(Options):
@@ -44,57 +56,53 @@ class Settings(Options):
     """Rows of A and columns of B: what an adapter can express, and what it costs."""
     alpha: float | None = Field(None, gt=0)
     """The adapters' output is multiplied by alpha / rank; null is twice the rank."""
+    rank_stabilised: bool = False
+    """Multiply by alpha / sqrt(rank) instead: adapters of large rank learn as fast as small ones."""
+    dora: bool = False
+    """Train a magnitude per output as well, which scales the rows of the weight with its adapter."""
+    ranks: dict[str, int] = Field(default_factory=dict)
+    """Glob over dotted module names -> rank, where it is another one; the first that matches counts."""
+    alphas: dict[str, float] = Field(default_factory=dict)
+    """Glob over dotted module names -> alpha, where it is another one."""
     targets: list[str] = Field(default_factory=lambda: ["*"])
-    """Globs over dotted module names ("net.blocks.*.attn.qkv"): the Linear layers and 1x1 convolutions that get one."""
+    """The layers that get one: globs over dotted module names ("net.blocks.*.attn.qkv"), which choose Linear layers and
+    1x1 convolutions, or the words attention, linear and convolutions (of every size)."""
     full: list[str] = Field(default_factory=lambda: ["*.fc.*", "*.head.*", "*.heads.*", "*.classifier.*"])
     """Globs over dotted parameter names that are trained as they are, without adapter: a head for new classes."""
 
+    def rank_of(self, name: str) -> int:
+        """Return the rank of a layer's adapter by its dotted name."""
+        return first_match(self.ranks, name) or self.rank
 
-class Adapted(nn.Module):
-    """What a layer with an adapter has beside its own."""
+    def factor_of(self, name: str) -> float:
+        """Return what a layer's adapter is multiplied by."""
+        rank = self.rank_of(name)
+        alpha = first_match(self.alphas, name) or self.alpha or 2 * rank
+        return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
 
-    lora_a: nn.Parameter | None
-    """(rank, in)"""
-    lora_b: nn.Parameter | None
-    """(out, rank)"""
-    lora_factor: float
-
-    def fold(self) -> None:
-        """Add the adapter into the weight."""
-        if self.lora_a is None or self.lora_b is None:
-            return
-        weight = self.weight
-        assert isinstance(weight, Tensor)
-        change = self.lora_factor * (self.lora_b.float() @ self.lora_a.float())
-        with torch.no_grad():
-            weight.copy_(weight.float() + change.view_as(weight))
-
-    def drop(self) -> None:
-        """Leave the adapter out from now on."""
-        self.lora_a = self.lora_b = None
-
-
-class AdaptedLinear(nn.Linear, Adapted):
-    """A Linear layer with an adapter."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output and the adapter's, (..., out)."""
-        output = super().forward(input)
-        if self.lora_a is None or self.lora_b is None:
-            return output
-        return output + self.lora_factor * functional.linear(functional.linear(input, self.lora_a), self.lora_b)
+    def chooses(self, name: str, layer: nn.Module) -> bool:
+        """Return whether a layer gets an adapter by its dotted name and kind."""
+        is_linear = isinstance(layer, nn.Linear)
+        for target in self.targets:
+            if target == "convolutions":
+                is_chosen = isinstance(layer, nn.Conv2d)
+            elif target in KINDS:
+                is_chosen = is_linear and any(fnmatchcase(name, glob) for glob in KINDS[target])
+            else:
+                is_chosen = (is_linear or is_pointwise_conv(layer)) and fnmatchcase(name, target)
+            if is_chosen:
+                return True
+        return False
 
 
-class AdaptedConv2d(nn.Conv2d, Adapted):
-    """A 1x1 convolution with an adapter."""
+def first_match(values: Mapping[str, float], name: str) -> Any:
+    """Return the value of the first glob that matches a name; None where none does."""
+    return next((value for glob, value in values.items() if fnmatchcase(name, glob)), None)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output and the adapter's, (b, out, h, w)."""
-        output = super().forward(input)
-        if self.lora_a is None or self.lora_b is None:
-            return output
-        narrow = functional.conv2d(input, self.lora_a[:, :, None, None], stride=self.stride)
-        return output + self.lora_factor * functional.conv2d(narrow, self.lora_b[:, :, None, None])
+
+def is_pointwise_conv(layer: nn.Module) -> bool:
+    """Return whether a layer is a convolution that is a matrix product at each place."""
+    return isinstance(layer, nn.Conv2d) and is_pointwise(layer)
 
 
 class Lora(MemoryTrick):
@@ -135,10 +143,10 @@ class Lora(MemoryTrick):
         """
         first_names: dict[nn.Parameter, str] = {}
         for key, layer in chosen.items():
-            first_names.setdefault(layer.get_parameter("weight"), key)
+            first_names.setdefault(weight_of(layer), key)
         made: dict[str, Adapted] = {}
         for key, own_key in keys.items():
-            first = first_names[chosen[key].get_parameter("weight")]
+            first = first_names[weight_of(chosen[key])]
             layer = root.get_submodule(own_key)
             if first in made:
                 share(layer, made[first])
@@ -151,8 +159,9 @@ class Lora(MemoryTrick):
         full = self.full_parameters(name, network)
         found: list[tuple[str, nn.Linear | nn.Conv2d]] = []
         for key, module in network.named_modules():
-            is_chosen = any(fnmatchcase(f"{name}.{key}", glob) for glob in self.settings.targets)
-            if key and is_chosen and module not in closed and is_adaptable(module) and module.weight not in full:
+            if not key or module in closed or not is_adaptable(module) or weight_of(module) in full:
+                continue
+            if self.settings.chooses(f"{name}.{key}", module):
                 found.append((key, module))
         adapted = {module for _, module in found}
         read_by_others = {
@@ -161,7 +170,7 @@ class Lora(MemoryTrick):
             if module not in adapted
             for parameter in module.parameters(recurse=False)
         }
-        yield from ((key, module) for key, module in found if module.weight not in read_by_others)
+        yield from ((key, module) for key, module in found if weight_of(module) not in read_by_others)
 
     def full_parameters(self, name: str, network: nn.Module) -> set[nn.Parameter]:
         """Return the parameters that are trained as they are, under any of their names."""
@@ -175,58 +184,25 @@ class Lora(MemoryTrick):
     def adapt(self, layer: nn.Module, name: str, trained: bool) -> Adapted:
         """Give a layer its adapter. Random numbers follow from the run's seed and the name: twins begin alike."""
         assert isinstance(layer, nn.Linear | nn.Conv2d)
-        weight, rank = layer.weight, self.settings.rank
+        settings = self.settings
         generator = torch.Generator().manual_seed(zlib.crc32(f"{torch.initial_seed()} {name}".encode()))
-        bound = 1 / math.sqrt(weight.shape[1])  # nn.Linear's own, as in the published code
-        down = torch.empty(rank, weight.shape[1]).uniform_(-bound, bound, generator=generator)
-        become(layer, AdaptedLinear if isinstance(layer, nn.Linear) else AdaptedConv2d)
-        device = compute_device(layer)  # the weight may wait on the host
-        layer.lora_a = nn.Parameter(down.to(device, weight.dtype), trained)
-        up = torch.zeros(weight.shape[0], rank, dtype=weight.dtype, device=device)
-        layer.lora_b = nn.Parameter(up, trained)
-        layer.lora_factor = (self.settings.alpha or 2 * rank) / rank  # type: ignore[assignment]
-        assert isinstance(layer, Adapted)
-        return layer
+        factor = settings.factor_of(name)
+        return put_adapter(layer, settings.rank_of(name), factor, generator, trained, settings.dora)
 
     def attach(self, run: Run) -> None:
         """Say what is trained, and warn of adapters beside weights that were not loaded."""
         weights = [parameter for module in run.task.trainable.values() for parameter in module.parameters()]
         trained = sum(parameter.numel() for parameter in weights if parameter.requires_grad)
-        total = sum(parameter.numel() for parameter in weights)
+        total = sum(parameter.numel() for parameter in weights if parameter.is_floating_point())
+        layers = {layer for module in run.task.trainable.values() for layer in module.modules()}
+        total += sum(one.out_features * one.in_features for one in layers if isinstance(one, PackedLinear))
         run.messages.append(f"memory.lora: {trained:,} of {total:,} parameters are trained, adapters included")
         if not run.config.model.settings.weights:
             run.notes.append("memory.lora: the weights that stay as they are were never trained; set model.weights")
 
     def fold(self, modules: Mapping[str, nn.Module]) -> None:
-        """Add every adapter into its layer's weight, once where several layers share both."""
-        adapted = [layer for module in modules.values() for layer in module.modules() if isinstance(layer, Adapted)]
-        folded: set[Tensor] = set()
-        for layer in dict.fromkeys(adapted):
-            weight = layer.weight
-            assert isinstance(weight, Tensor)
-            if weight not in folded:
-                layer.fold()
-                folded.add(weight)
-        for layer in adapted:
-            layer.drop()
-
-
-def is_adaptable(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
-    """Return whether a layer is one that can have an adapter, and of torch's own class."""
-    return type(module) is nn.Linear or (type(module) is nn.Conv2d and is_pointwise(module))
-
-
-def share(layer: nn.Module, other: Adapted) -> None:
-    """Give a layer the adapter of another one, whose weight it has."""
-    become(layer, type(other))
-    assert isinstance(layer, Adapted)
-    layer.lora_a, layer.lora_b = other.lora_a, other.lora_b
-    layer.lora_factor = other.lora_factor
-
-
-def is_pointwise(layer: nn.Conv2d) -> bool:
-    """Return whether a convolution is a matrix product at each place."""
-    return layer.kernel_size == (1, 1) and layer.groups == 1 and layer.padding in ((0, 0), "valid")
+        """Add every adapter into its layer's weight."""
+        fold_all(modules)
 
 
 def twins(network: nn.Module, task: Task) -> Iterator[tuple[str, nn.Module]]:

@@ -24,10 +24,10 @@ from mpt.seams.undo import BufferCopies
 class MemoryTrick:
     """One way to hold less; never a branch in the step or the loop.
 
-    It meets the run when the networks are built (`host`), when the task is and before precision and optimizers are
-    (`apply`), when the optimizers are (`replace_optimizer`), when everything is built (`attach`), and in every update
-    (`forward`, `backward`, `step`: contexts around those moments). `beside_steps` is a context around evaluations and
-    samples.
+    It meets the run when the networks are built (`pack_weights`, then `host`), when the task is and before precision
+    and optimizers are (`apply`), when the optimizers are (`replace_optimizer`), when everything is built (`attach`),
+    and in every update (`forward`, `backward`, `step`: contexts around those moments). `beside_steps` is a context
+    around evaluations and samples.
     """
 
     name: str
@@ -37,6 +37,9 @@ class MemoryTrick:
     """Host memory that it holds beyond the weights, gradients and optimizer states that are there, for plans."""
     keeps_gradients: bool = False
     """Are gradients filled with zeros when an update begins, instead of released?"""
+
+    def pack_weights(self, networks: Mapping[str, nn.Module]) -> None:
+        """Put other tensors in the places of weights: on the CPU or `meta`, before any trick chooses by their sizes."""
 
     def host(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
         """Choose weights that do not go to the device: before the networks, on the CPU or `meta`, are moved there.

@@ -14,7 +14,8 @@ from torch.nn import functional
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
 from mpt.errors import CheckpointError, ConfigError
-from mpt.memory.lora import AdaptedConv2d, AdaptedLinear, Lora, Settings
+from mpt.memory.adapters.layers import AdaptedConv2d, AdaptedLinear
+from mpt.memory.lora import Lora, Settings
 from mpt.run.checkpoints.state import pack, unpack
 from mpt.run.checkpoints.state_checks import refuse_split
 from mpt.seams import Precision, Run, Task

@@ -117,7 +117,7 @@ def test_every_trick_can_be_planned(mode: str, trick: dict[str, Any]) -> None:
 
 def test_every_file_with_settings_is_a_trick_by_its_name() -> None:
     names = set(Registry().names("memory"))
-    needs_linear = {"lora"}  # tests/memory/test_lora.py
+    needs_linear = {"lora", "low_bit_base"}  # tests/memory/test_lora.py, test_low_bit_base.py
     assert names == {next(iter(trick)) for trick in PLANNED} | needs_linear
 
 

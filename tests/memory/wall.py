@@ -62,6 +62,7 @@ TRICKS: dict[str, dict[str, Any]] = {
     "park_optimizer": {"park_optimizer": True},
     "stream_weights": {"stream_weights": {"min_kibibytes": 0}},
     "lora": {"lora": 2},
+    "low_bit_base": {"low_bit_base": "nf4", "lora": 2},
     "channels_last": {"channels_last": True},
     "compile": {"compile": {"backend": "aot_eager"}},
     "expandable_segments": {"expandable_segments": True},
@@ -70,7 +71,7 @@ TRICKS: dict[str, dict[str, Any]] = {
     "set_to_none off": {"set_to_none": False},
 }
 """Every trick, with settings by which it does something to a small network."""
-ROUNDED = frozenset({"micro_batch", "low_bit_optimizer", "lora", "channels_last", "compile"})
+ROUNDED = frozenset({"micro_batch", "low_bit_optimizer", "lora", "low_bit_base", "channels_last", "compile"})
 """Those that do not claim to be bit-equal (the table in docs/how-to/memory.md)."""
 OPTIMIZERS = (
     *("sgd", "adam", "adamw", "adamax", "rmsprop", "lion", "muon", "adafactor", "schedule_free"),
@@ -84,7 +85,8 @@ WITH_EPS = frozenset({"adam", "adamw", "adamax", "rmsprop", "muon", "schedule_fr
 REFUSALS = "|".join(
     (
         "cannot be combined with",
-        "lora: no Linear layer",
+        "(lora|low_bit_base): no Linear layer",
+        "low_bit_base: O1 casts call by call",
         "lora, stream_weights: there is no trained weight",
         "cpu_optimizer: (bf16-(sr|kahan) takes|evaluations read ScheduleFreeAdamW)",
         "low_bit_optimizer: (bf16-(sr|kahan) takes|evaluations read|there is no 8-bit|needs bitsandbytes)",
@@ -118,7 +120,7 @@ class Brick:
     @property
     def loses_small_steps(self) -> bool:
         """Whether small gradients are lost by design: an adapter's first ones, to Adafactor's epsilon in float16."""
-        return self.optimizer == "adafactor" and self.mode in ("O3", "fp16-pure") and "lora" in self.tricks
+        return self.optimizer == "adafactor" and self.mode in ("O3", "fp16-pure") and not {"lora", "low_bit_base"}.isdisjoint(self.tricks)
 
 
 def build(brick: Brick) -> Run:

@@ -92,6 +92,8 @@ def build_run(
         precision.convert(networks)
     tricks = build_tricks(config)
     for trick in tricks:
+        trick.pack_weights(networks)
+    for trick in tricks:
         trick.host(networks, device)
     placed = {name: place(networks.pop(name), device, fake) for name in list(networks)}
     task = build_task(config, placed, data, precision)

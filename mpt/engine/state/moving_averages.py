@@ -53,7 +53,8 @@ def make_twin(module: nn.Module) -> nn.Module:
     """Return a frozen copy in evaluation mode, to hold an average."""
     # A deep copy of a fake tensor takes a copy of its fake mode along, which nothing else can then be mixed with.
     copies: dict[int, Tensor] = {id(buffer): buffer.clone() for buffer in module.buffers()}
-    copies |= {id(p): nn.Parameter(p.detach().clone(), requires_grad=False) for p in module.parameters()}
+    for one in module.parameters():  # bytes of a packed weight are never trained, so both have the same
+        copies[id(one)] = nn.Parameter(one.detach().clone(), requires_grad=False) if one.is_floating_point() else one
     return copy.deepcopy(module, {**copies}).eval()
 
 
@@ -111,8 +112,8 @@ def follow(twin: nn.Module, module: nn.Module, decay: float, averages_buffers: b
 
     Buffers are copied; with `averages_buffers`, those of floating numbers move too.
     """
-    ours: list[Tensor] = [p.detach() for p in twin.parameters()]
-    theirs: list[Tensor] = [p.detach() for p in module.parameters()]
+    ours: list[Tensor] = [p.detach() for p in twin.parameters() if p.is_floating_point()]
+    theirs: list[Tensor] = [p.detach() for p in module.parameters() if p.is_floating_point()]
     for mine, buffer in zip(twin.buffers(), module.buffers(), strict=True):
         if averages_buffers and mine.is_floating_point():
             ours.append(mine)

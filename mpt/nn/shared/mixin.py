@@ -41,6 +41,18 @@ def own_class(thing: Any) -> type[Any]:
     return kind
 
 
+def exchange_own_class(thing: Any, kind: type) -> None:
+    """Change an object's class behind the mixins in front of it."""
+    mixed = type(thing)
+    if len(mixed.__bases__) != 2 or not issubclass(mixed.__bases__[0], Mixin):
+        become(thing, kind)
+        return
+    own = {name: value for name, value in vars(mixed).items() if isinstance(value, FunctionType)}
+    become(thing, mixed.__bases__[1])
+    exchange_own_class(thing, kind)
+    mix_in(thing, mixed.__bases__[0], own)
+
+
 @contextlib.contextmanager
 def without_outermost(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Take the outermost mixins off inside the block, and put them back in front of what is new.

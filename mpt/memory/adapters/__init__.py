@@ -1,0 +1,1 @@
+"""Adapters: thin layers that are trained alongside frozen ones."""
