@@ -108,7 +108,7 @@ def test_what_travels_is_the_packed_weight_in_any_order(order: tuple[str, ...]) 
 
 
 class Reused(Traffic):
-    """Copies weights into three buffers in turn, as trainers with own buffers do; two would go back the way they came."""
+    """Copies weights into three buffers in turn, as trainers with own buffers do (two would hide it)."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

@@ -120,7 +120,8 @@ class Brick:
     @property
     def loses_small_steps(self) -> bool:
         """Whether small gradients are lost by design: an adapter's first ones, to Adafactor's epsilon in float16."""
-        return self.optimizer == "adafactor" and self.mode in ("O3", "fp16-pure") and not {"lora", "low_bit_base"}.isdisjoint(self.tricks)
+        has_adapters = not {"lora", "low_bit_base"}.isdisjoint(self.tricks)
+        return self.optimizer == "adafactor" and self.mode in ("O3", "fp16-pure") and has_adapters
 
 
 def build(brick: Brick) -> Run:
