@@ -1,6 +1,6 @@
 """The command `mpt`: which commands there are, and exit codes. Nothing else.
 
-What a command may be asked is declared in `mpt.commands.cli.arguments`, and its work is in `mpt.commands`, imported
+What a command may be asked is declared in its file in `mpt.commands` and read from the source; the file is imported
 when the command is called, so that `mpt --help` needs no torch. Systems and part packages from outside bring commands
 of their own: `mpt NAME COMMAND`. This is the one place where an `MptError` becomes a message on stderr and an exit
 code. The codes are in `mpt.errors`; beside them 0 is success, 2 also a wrong command line, and 130 an interrupt before
@@ -9,26 +9,23 @@ there was anything to save.
 
 from __future__ import annotations
 
-import importlib
 import io
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
-from mpt.commands.cli import arguments
 from mpt.commands.cli.command_line import PARTS, Parts, UsageError, declare, explain_usage
 from mpt.commands.cli.infer_options import with_options_of
 from mpt.commands.cli.plan_group import PlanCommand, PlanGroup
 from mpt.config.own_code import explain
 from mpt.config.part_packages import PartPackage, use_parts
-from mpt.config.part_source import read_notes
+from mpt.config.part_source import COMMAND
 from mpt.config.registry import INSTALLED, CommandPart
 from mpt.errors import ConfigError, InputOutputError, Interrupted, MptError, OwnCodeError, PartError
 from mpt.foreign.text import guard_output
@@ -38,35 +35,23 @@ from mpt.run.process.files import FULL
 from mpt.run.process.signals import Terminated, terminated_cleanly
 from mpt.version import VERSION
 
-COMMANDS: dict[str, tuple[str, type[Any]]] = {
-    "train": ("train", arguments.TrainArguments),
-    "infer": ("infer", arguments.InferArguments),
-    "evaluate": ("evaluate", arguments.EvaluateArguments),
-    "compare": ("compare", arguments.CompareArguments),
-    "plan": ("plan", arguments.PlanArguments),
-    "doctor": ("doctor", arguments.DoctorArguments),
-    "diff": ("diff", arguments.DiffArguments),
-    "verify-resume": ("verify_resume", arguments.VerifyResumeArguments),
-    "report": ("report", arguments.ReportArguments),
-    "convert": ("convert", arguments.ConvertArguments),
-    "validate": ("validate", arguments.ValidateArguments),
-    "schema": ("schema", arguments.SchemaArguments),
-    "list": ("listing", arguments.ListArguments),
-    "init": ("init", arguments.InitArguments),
-    "import": ("import_config", arguments.ImportArguments),
+COMMANDS = {
+    **{name: name for name in ("train", "infer", "evaluate", "compare", "doctor", "diff")},
+    "verify-resume": "verify_resume",
+    **{name: name for name in ("report", "convert", "validate", "schema")},
+    "list": "listing",
+    "init": "init",
+    "import": "import_config",
+    "plan": "plan",
 }
-"""Command -> its module in `mpt.commands` and what it may be asked."""
-PLAN_COMMANDS: dict[str, tuple[str, type[Any]]] = {
-    "step": ("planning.plan_step", arguments.PlanStepArguments),
-    "infer": ("planning.plan_inference", arguments.PlanInferArguments),
-    "presets": ("planning.plan_presets", arguments.PlanPresetsArguments),
-    "tune": ("planning.plan_tune", arguments.PlanTuneArguments),
-    "calibrate": ("planning.plan_calibrate", arguments.PlanCalibrateArguments),
-    "lock": ("planning.plan_lock", arguments.PlanLockArguments),
-    "check": ("planning.plan_check", arguments.PlanCheckArguments),
-    "cluster": ("planning.plan_cluster", arguments.PlanClusterArguments),
+"""Command -> its module in `mpt.commands`."""
+PLAN_COMMANDS = {
+    "step": "planning.plan_step",
+    "infer": "planning.plan_inference",
+    **{name: f"planning.plan_{name}" for name in ("presets", "tune", "calibrate", "lock", "check", "cluster")},
 }
 """Sub-command of `mpt plan` -> the same."""
+TRAIN, INFER = "mpt.commands.train", "mpt.commands.infer"
 DEBUG = "--debug"
 CODES = (
     "Exit codes: 0 done, 1 an error in a part of your own (or a defect), 2 configuration or command line, 3 data, "
@@ -76,8 +61,12 @@ CODES = (
 )
 
 
-def make_app() -> typer.Typer:
-    """Return the command line with mpt's own commands and those of every part package."""
+def make_app(word: str = "") -> typer.Typer:
+    """Return the command line with mpt's own commands and those of every part package.
+
+    With only one command of mpt's own where `word`, the command line's first, is its name: the others' files are not
+    read.
+    """
     settings = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
     app = typer.Typer(
         name="mpt",
@@ -87,11 +76,13 @@ def make_app() -> typer.Typer:
         **settings,  # type: ignore[arg-type]
     )
     app.callback(epilog=CODES)(common)
-    for name in COMMANDS:
+    for name in [word] if word in COMMANDS else COMMANDS:
         if name == "plan":
             add_plan(app, settings)
         else:
-            add_command(app, name, *COMMANDS[name])
+            add_command(app, name, INSTALLED.own_command(COMMANDS[name]))
+    if word in COMMANDS:
+        return app
     groups: dict[PartPackage, typer.Typer] = {}
 
     def group_of(package: PartPackage) -> typer.Typer:
@@ -108,9 +99,7 @@ def make_app() -> typer.Typer:
         return groups[package]
 
     for part in INSTALLED.commands():
-        declared = part.source.declared
-        notes = read_notes(part.path, declared.__name__)
-        declare(group_of(part.package), part.name.replace("_", "-"), declared, notes, partial(run_part, part))
+        add_command(group_of(part.package), part.name.replace("_", "-"), part)
     for package, name, error in INSTALLED.wrong_commands():
         add_wrong(group_of(package), name, error)
     return app
@@ -126,23 +115,30 @@ def add_wrong(group: typer.Typer, name: str, error: PartError) -> None:
 
 
 def add_command(
-    app: typer.Typer, name: str, module: str, declared: type[Any], command_class: type[TyperCommand] | None = None
+    app: typer.Typer, name: str, part: CommandPart, command_class: type[TyperCommand] | None = None
 ) -> None:
-    """Add a command of mpt's own."""
-    notes = read_notes(Path(str(arguments.__file__)), declared.__name__)
-    if declared is arguments.InferArguments:
-        declared, notes = with_options_of(declared, notes, INSTALLED.commands())
-    declare(app, name, declared, notes, partial(run_command, module, declared), command_class)
+    """Add a command of mpt's own or of a part package."""
+    declared, notes = declared_by(part, part.source.declared, part.source.notes)
+    declare(app, name, declared, notes, partial(run_command, part), command_class)
+
+
+def declared_by(
+    part: CommandPart, declared: type[Any], notes: Mapping[str, str]
+) -> tuple[type[Any], Mapping[str, str]]:
+    """Return the class of a command's arguments with its notes: that of `mpt infer` has options of other commands."""
+    if part.module_name != INFER:
+        return declared, notes
+    return with_options_of(declared, notes, INSTALLED.commands())
 
 
 def add_plan(app: typer.Typer, settings: Mapping[str, Any]) -> None:
     """Add `mpt plan` with its sub-commands."""
-    module, declared = COMMANDS["plan"]
+    part = INSTALLED.own_command(COMMANDS["plan"])
     group = typer.Typer(cls=PlanGroup, add_completion=False, **settings)
-    app.add_typer(group, name="plan", help=str(declared.__doc__).partition("\n")[0])
-    add_command(group, "plan", module, declared, PlanCommand)
-    for name, (module, declared) in PLAN_COMMANDS.items():
-        add_command(group, name, module, declared)
+    app.add_typer(group, name="plan", help=str(part.source.declared.__doc__).partition("\n")[0])
+    add_command(group, "plan", part, PlanCommand)
+    for name, module in PLAN_COMMANDS.items():
+        add_command(group, name, INSTALLED.own_command(module))
 
 
 def print_version(wanted: bool) -> None:
@@ -164,21 +160,13 @@ def common(
     """Mixed-precision training that fits the card you have."""
 
 
-def run_command(module: str, declared: type[Any], values: dict[str, Any]) -> None:
-    """Import a command of mpt and run it."""
-    call(lambda: importlib.import_module(f"mpt.commands.{module}").run, declared(**values))
-
-
-def run_part(part: CommandPart, values: dict[str, Any]) -> None:
-    """Import a command of a part package and run it."""
-    call(lambda: part.member("run"), part.member("Command")(**values))
-
-
-def call(find: Callable[[], Callable[[Any], None]], asked: Any) -> None:
-    """Run a command. An interrupt that the command did not turn into a saved run ends with 130."""
+def run_command(part: CommandPart, values: dict[str, Any]) -> None:
+    """Import a command and run it. An interrupt that the command did not turn into a saved run ends with 130."""
+    asked: Any = None
     try:
-        work = find()
-        if not isinstance(asked, arguments.TrainArguments):  # which says itself when it has imported everything
+        work = part.member("run")
+        asked = declared_by(part, part.member(COMMAND), {})[0](**values)
+        if part.module_name != TRAIN:  # which says itself when it has imported everything
             collect_rarely()
         work(asked)
         if sys.stdout is not None and not sys.stdout.closed:
@@ -250,7 +238,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         rest, debug = take_debug(rest)
         use_parts(folders)
         with terminated_cleanly():
-            code = make_app()(args=spell_resume(rest), prog_name="mpt", standalone_mode=False)
+            code = make_app(rest[0] if rest else "")(args=spell_resume(rest), prog_name="mpt", standalone_mode=False)
             sys.exit(code or 0)
     except Terminated as stop:
         print(stop, file=sys.stderr)

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mpt.report.page
-from mpt.commands.cli.arguments import TrainArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run as train
 from mpt.engine.loop.training import Training
 from mpt.run.checkpoints import checkpoint

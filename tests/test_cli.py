@@ -8,7 +8,6 @@ import re
 import runpy
 import subprocess
 import sys
-import types
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -18,20 +17,18 @@ import typer
 
 from mpt import __version__, cli, entry_point
 from mpt.cli import make_app
-from mpt.commands.cli.arguments import (
-    CompareArguments,
-    ConvertArguments,
-    InferArguments,
-    ListArguments,
-    PlanArguments,
-    PlanCalibrateArguments,
-    PlanCheckArguments,
-    PlanInferArguments,
-    ReportArguments,
-    TrainArguments,
-    ValidateArguments,
-)
+from mpt.commands.compare import Command as CompareArguments
+from mpt.commands.convert import Command as ConvertArguments
+from mpt.commands.infer import Command as InferArguments
+from mpt.commands.listing import Command as ListArguments
 from mpt.commands.listing import show_table
+from mpt.commands.plan import Command as PlanArguments
+from mpt.commands.planning.plan_calibrate import Command as PlanCalibrateArguments
+from mpt.commands.planning.plan_check import Command as PlanCheckArguments
+from mpt.commands.planning.plan_inference import Command as PlanInferArguments
+from mpt.commands.report import Command as ReportArguments
+from mpt.commands.train import Command as TrainArguments
+from mpt.commands.validate import Command as ValidateArguments
 from mpt.config import registry
 from mpt.config.load import load_config
 from mpt.config.registry import INSTALLED, SUBPACKAGES
@@ -49,17 +46,21 @@ def run(*words):
     return caught.value.code
 
 
+def replace_run(monkeypatch, work):
+    """Have every command call `work` with its part and its arguments in place of its own function."""
+    find = registry.Part.member
+
+    def member(part, name):
+        return partial(work, part) if name == "run" else find(part, name)
+
+    monkeypatch.setattr(registry.Part, "member", member)
+
+
 @pytest.fixture
 def called(monkeypatch):
     """Replace the commands by one that remembers its arguments."""
     calls = []
-
-    def import_module(name):
-        return types.SimpleNamespace(
-            run=lambda *arguments: calls.append((name.removeprefix("mpt.commands."), *arguments))
-        )
-
-    monkeypatch.setattr(cli.importlib, "import_module", import_module)
+    replace_run(monkeypatch, lambda part, asked: calls.append((part.module_name.removeprefix("mpt.commands."), asked)))
     return calls
 
 
@@ -259,7 +260,7 @@ def test_an_error_is_a_message_and_a_code(monkeypatch, capsys, error, code, word
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: types.SimpleNamespace(run=fail))
+    replace_run(monkeypatch, fail)
     assert run("report") == code
     assert capsys.readouterr().err == words
 
@@ -278,7 +279,7 @@ def test_a_command_whose_memory_ran_out_says_what_asks_for_less(monkeypatch, cap
     def fail(*_):
         raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
 
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: types.SimpleNamespace(run=fail))
+    replace_run(monkeypatch, fail)
     assert run(*words) == 7
     assert capsys.readouterr().err == f"error: out of memory (CUDA error: out of memory){advice and f'; {advice}'}\n"
 
@@ -289,8 +290,7 @@ def test_the_version_is_printed(capsys):
 
 
 def test_a_programmers_error_keeps_its_traceback(monkeypatch):
-    broken = types.SimpleNamespace(run=partial(operator.truediv, 1))  # without a frame, which would be the user's own
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: broken)
+    replace_run(monkeypatch, operator.truediv)  # without a frame, which would be the user's own
     with pytest.raises(TypeError):
         cli.main(["report"])
 

@@ -9,9 +9,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from mpt.commands.cli.arguments import CompareArguments
+import typer
+
+from mpt.commands.cli.arguments import Allow, Device, Json, Output, Quiet, Runs
 from mpt.config.registry import INSTALLED
 from mpt.errors import CheckpointError, ConfigError, GateError
 from mpt.foreign.files import read_json
@@ -29,7 +33,46 @@ from mpt.workflows.sides import is_config, resolve_mode, suggest
 from mpt.workflows.training_process import Check, Train
 
 
-def run(arguments: CompareArguments, train: Train | None = None, check: Check | None = None) -> None:
+@dataclass(frozen=True)
+class Command:
+    """Train in several modes or settings, and judge.
+
+    All are trained with the same seeds and data; the verdict says whether the metric stays within the margin of the
+    first one's, which is fp32's where that takes part. Without a configuration and --seeds a small classifier is
+    trained until its seeds decide.
+    """
+
+    what: Annotated[tuple[str, ...], typer.Argument(metavar="MODE|CONFIG|RUN|KEY=VALUE", show_default=False)] = ()
+    """Precision modes, configurations, or finished runs."""
+    config: Annotated[Path | None, typer.Option(metavar="FILE", show_default="a small classifier")] = None
+    """What to train."""
+    variant: Annotated[tuple[str, ...], typer.Option("--variant", metavar="KEY=VALUE")] = ()
+    """Compare with the configuration changed so, several settings in quotes; may be given several times."""
+    over: Annotated[str | None, typer.Option(metavar="KEY=VALUES")] = None
+    """Train each at several values of a setting, optimizer.lr=0.5x,1x,2x, and say at which it trains."""
+    seeds: Annotated[int | None, typer.Option(show_default="3")] = None
+    """Runs per mode, three at least for a verdict; with --until-decided, before the first look."""
+    until_decided: bool = False
+    """Add seeds until every verdict is in; each look is stricter for it, so that the error rates hold."""
+    max_seeds: int = 16
+    """Where --until-decided ends."""
+    jobs: Annotated[int | None, typer.Option(metavar="N", show_default="free cores or cards")] = None
+    """Runs at a time; 1 for step times of every seed. On a CPU the first seed's runs are alone, for the step times."""
+    margin: Annotated[str | None, typer.Option(show_default="1%; 10% with --over")] = None
+    """The difference that matters: 1% or 0.5."""
+    gate: bool = False
+    """Exit with 8 unless every mode is within the margin."""
+    name: str | None = None
+    """The comparison's folder below --runs."""
+    output: Output = None
+    device: Device = None
+    json: Json = False
+    quiet: Quiet = False
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
+def run(arguments: Command, train: Train | None = None, check: Check | None = None) -> None:
     """Compare modes or finished runs; print and write the comparison.
 
     `train` and `check` are what tests replace: by default each is a process of its own.
@@ -78,7 +121,7 @@ def run(arguments: CompareArguments, train: Train | None = None, check: Check | 
 def sweep(
     words: Sequence[str],
     overrides: Sequence[str],
-    arguments: CompareArguments,
+    arguments: Command,
     train: Train | None = None,
     check: Check | None = None,
 ) -> None:
@@ -114,7 +157,7 @@ def sweep(
     print(f"wrote {os.path.join(folder, 'comparison.html')} (and .md, .json)")
 
 
-def read_records(words: Sequence[str], arguments: CompareArguments, overrides: Sequence[str]) -> list[RunRecord]:
+def read_records(words: Sequence[str], arguments: Command, overrides: Sequence[str]) -> list[RunRecord]:
     """Read the runs that were named. Raises ConfigError for settings, which finished runs cannot take any more."""
     options = {"--config": arguments.config, "--device": arguments.device, "--jobs": arguments.jobs}
     given = [*overrides, *(name for name, value in options.items() if value is not None)]

@@ -7,12 +7,13 @@ The default is float16, whatever this machine computes in: the file is for other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from mpt.commands.cli.arguments import ConvertArguments
+from mpt.commands.cli.arguments import Allow, Best, Newest, NewestRun, Output, Runs, StepOfCheckpoint
 from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.loader import to_device
 from mpt.errors import ConfigError
@@ -30,10 +31,35 @@ from mpt.run.process.files import failures_explained
 from mpt.seams import Exports, Run, Task
 from mpt.seams.task_kinds import default_terms
 
+
+@dataclass(frozen=True)
+class Command:
+    """Write a run's networks as one file."""
+
+    run: NewestRun = None
+    """A run or a checkpoint."""
+    half: bool = False
+    """Write half precision."""
+    to: str | None = None
+    """pt, safetensors or onnx; without it as --output ends, else safetensors."""
+    inside: bool = False
+    """ONNX: with normalisation and softmax inside, from images in [0, 1] to probabilities."""
+    dtype: str | None = None
+    """float16 or bfloat16, with --half."""
+    best: Best = False
+    newest: Newest = False
+    step: StepOfCheckpoint = None
+    output: Output = None
+    overwrite: bool = False
+    """Write over what is there."""
+    runs: Runs = "runs"
+    allow: Allow = ()
+
+
 FORMATS = ("pt", "safetensors", "onnx")
 
 
-def run(arguments: ConvertArguments) -> None:
+def run(arguments: Command) -> None:
     """Write the networks that a run's inference calls as one file (ONNX: one per network).
 
     Raises ConfigError for formats and dtypes that are none, CheckpointError for runs without weights.
@@ -90,7 +116,7 @@ def run(arguments: ConvertArguments) -> None:
     )
 
 
-def proof(file: Path, expected: Mapping[str, Expected], arguments: ConvertArguments) -> Callable[[Path], str]:
+def proof(file: Path, expected: Mapping[str, Expected], arguments: Command) -> Callable[[Path], str]:
     """Return the check of a written file before it gets its name."""
     if arguments.inside:  # one network, which cannot be read back without what is around it
         (whole,) = expected.values()
@@ -108,7 +134,7 @@ def drawn_inputs(run: Run) -> Inputs:
     return to_device(batch, run.device, run.data), 2
 
 
-def choose_format(arguments: ConvertArguments) -> str:
+def choose_format(arguments: Command) -> str:
     """Return `--to`, else what --output's suffix says, else safetensors. Raises ConfigError for another word."""
     if arguments.to is None:
         suffix = Path(arguments.output or "").suffix.removeprefix(".")
@@ -118,7 +144,7 @@ def choose_format(arguments: ConvertArguments) -> str:
     return arguments.to
 
 
-def output_path(arguments: ConvertArguments, wanted: str, trained: Trained) -> Path:
+def output_path(arguments: Command, wanted: str, trained: Trained) -> Path:
     """Return where to write: the given file, or one named after the run in its folder."""
     suffix = f".{wanted}"
     if arguments.output is None:
@@ -135,7 +161,7 @@ def output_path(arguments: ConvertArguments, wanted: str, trained: Trained) -> P
     return path
 
 
-def refuse_taken(files: Iterable[Path], arguments: ConvertArguments) -> None:
+def refuse_taken(files: Iterable[Path], arguments: Command) -> None:
     """Raise ConfigError for a file that is there, unless it may be overwritten."""
     for file in files:
         if file.exists() and not arguments.overwrite:

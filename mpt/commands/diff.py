@@ -9,9 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from mpt.commands.cli.arguments import DiffArguments
+import typer
+
+from mpt.commands.cli.arguments import Allow, Device, Json, Runs
+from mpt.commands.cli.completion import complete_run
 from mpt.commands.shared.diff_lines import show
 from mpt.config.layers import write_override
 from mpt.config.schema import Config
@@ -20,7 +25,35 @@ from mpt.workflows.partings import compare_sides, not_finite_in, read_with_own_p
 from mpt.workflows.sides import Side, read_side, resolve_mode, vary
 
 
-def run(arguments: DiffArguments) -> None:
+@dataclass(frozen=True)
+class Command:
+    """Find where two configurations or runs first part.
+
+    Both are trained for a few steps side by side, from the same seed or from the newest checkpoint that two runs have
+    in common to the bit. Exit code 0 where they are the same or differ by rounding, 8 where they part by more.
+    """
+
+    what: Annotated[tuple[str, ...], typer.Argument(metavar="A B [KEY=VALUE]", autocompletion=complete_run)]
+    """Two of: a YAML file, a run, a checkpoint, a precision mode (then B is A in that mode)."""
+    variant: Annotated[str | None, typer.Option(metavar="KEY=VALUE")] = None
+    """In place of B: what is changed of A, several settings in quotes."""
+    steps: Annotated[int, typer.Option(min=1)] = 10
+    """Steps to take at most."""
+    seed: int | None = None
+    """The seed of both, where theirs should not count."""
+    dtype: str | None = None
+    """float16 or bfloat16: what a mode that may choose computes in; float16 on a CPU is computed as on a GPU."""
+    only_files: bool = False
+    """Compare what two runs left, and train nothing."""
+    nproc: Annotated[int | None, typer.Option(min=2)] = None
+    """In place of B: A on so many processes of this machine, each step from the same state."""
+    device: Device = None
+    json: Json = False
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
+def run(arguments: Command) -> None:
     """Find where two trainings part.
 
     Raises GateError (exit 8) where they part by more than rounding, NonFiniteError (exit 6) where neither is finite, so
@@ -47,7 +80,7 @@ def run(arguments: DiffArguments) -> None:
         )
 
 
-def compare_processes(arguments: DiffArguments, nproc: int) -> None:
+def compare_processes(arguments: Command, nproc: int) -> None:
     """Compare one process with several. Raises GateError where they part by more than the order of sums."""
     from mpt.workflows.rank_comparison import compare_with_ranks
 
@@ -68,7 +101,7 @@ def compare_processes(arguments: DiffArguments, nproc: int) -> None:
         raise GateError(f"diff: {nproc} processes do not train what one does: {found.beyond.where}")
 
 
-def read_sides(arguments: DiffArguments) -> tuple[Side, Side]:
+def read_sides(arguments: Command) -> tuple[Side, Side]:
     """Return the two that are compared. Raises ConfigError unless they are two."""
     overrides, words = split_words(arguments)
     wanted = 1 if arguments.variant is not None else 2
@@ -92,7 +125,7 @@ def read_sides(arguments: DiffArguments) -> tuple[Side, Side]:
     return first, second
 
 
-def split_words(arguments: DiffArguments) -> tuple[list[str], list[str]]:
+def split_words(arguments: Command) -> tuple[list[str], list[str]]:
     """Return the settings that are changed, and the names of what is compared."""
     overrides = [word for word in arguments.what if "=" in word]
     for key, value in (("train.device", arguments.device), ("seed", arguments.seed)):

@@ -9,10 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from mpt.commands.cli.arguments import DoctorArguments
+import typer
+
+from mpt.commands.cli.arguments import Allow, Device, Json, Output, Overrides, Patches, Runs
+from mpt.commands.cli.completion import complete_run
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.schema import Config
@@ -26,10 +30,39 @@ from mpt.workflows.sides import is_config
 if TYPE_CHECKING:
     from mpt.doctor.findings import Section
 
+
+@dataclass(frozen=True)
+class Command:
+    """Examine the machine, the data, the numerics and the speed."""
+
+    subject: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG|RUN]", show_default="this machine", autocompletion=complete_run)
+    ] = None
+    """A YAML file, a run or a checkpoint."""
+    overrides: Overrides = ()
+    only: Annotated[tuple[str, ...], typer.Option("--only", metavar="PART")] = ()
+    """environment, data, numerics or speed; may be given several times. device checks a GPU for some minutes and writes
+    device.json, or what -o says, which helps others when it is sent (docs/how-to/help.md)."""
+    dtype: str | None = None
+    """float16 or bfloat16: what a mode that may choose is examined in; on a CPU float16, as on most GPUs."""
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None
+    """Samples of the step whose numerics are examined."""
+    points: Annotated[int, typer.Option(min=1)] = 4
+    """Of a run's training, the beginning and the newest checkpoint among them, whose numerics are examined."""
+    output: Output = None
+    page: Annotated[str | None, typer.Option(metavar="FILE")] = None
+    """Write an HTML page too."""
+    device: Device = None
+    json: Json = False
+    patches: Patches = ()
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
 MARKS = {"ok": "ok", "note": "note", "warning": "WARN", "fault": "FAULT"}
 
 
-def run(arguments: DoctorArguments) -> None:
+def run(arguments: Command) -> None:
     """Examine what is asked for. Raises NonFiniteError (exit 6) when a fault was found."""
     from mpt.doctor.findings import worst_of
     from mpt.doctor.page import write_page
@@ -61,7 +94,7 @@ def run(arguments: DoctorArguments) -> None:
 
 
 def read_subject(
-    arguments: DoctorArguments,
+    arguments: Command,
 ) -> tuple[Config | None, RunDirectory | None, Sequence[Point], str]:
     """Return the configuration, the run, the points of its training to examine, and what is examined in words."""
     if arguments.subject is None:
@@ -79,7 +112,7 @@ def read_subject(
     return config, directory, points, f"{directory.path} at step {', '.join(str(point.step) for point in points)}"
 
 
-def write_cure(arguments: DoctorArguments, sections: Sequence[Section]) -> list[str]:
+def write_cure(arguments: Command, sections: Sequence[Section]) -> list[str]:
     """Write the patch that a section offers."""
     for section in sections:
         for row in section.tables.get("cure", ()):

@@ -7,10 +7,13 @@ import json
 import math
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mpt.commands.cli.arguments import EvaluateArguments
+import typer
+
+from mpt.commands.cli.arguments import Allow, Best, Device, Json, Newest, NewestRun, Runs, StepOfCheckpoint
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_datasets
 from mpt.engine.state.details import write_details
@@ -26,7 +29,35 @@ from mpt.run.checkpoints.choice import read_wish
 from mpt.seams import Dataset
 
 
-def run(arguments: EvaluateArguments) -> None:
+@dataclass(frozen=True)
+class Command:
+    """Measure a run or an export on a whole test set.
+
+    All metrics that there are for its task, on the run's own test set or on --data, with a page.
+    """
+
+    run: NewestRun = None
+    """A run, a checkpoint, or an export of mpt convert (.onnx, .safetensors, .pt)."""
+    data: Annotated[str | None, typer.Option(metavar="FOLDER")] = None
+    """Other data: a folder with a folder of images for each class, or laid out as the run's own data."""
+    half: bool = False
+    """Measure the weights in half too, and say how far its figures are from float32's."""
+    dtype: str | None = None
+    """With --half: float16 or bfloat16."""
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None
+    """Samples at once."""
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FOLDER")] = None
+    """The folder to write into; by default evaluations/ in the run, or beside an export."""
+    best: Best = False
+    newest: Newest = False
+    step: StepOfCheckpoint = None
+    device: Device = None
+    json: Json = False
+    runs: Runs = "runs"
+    allow: Allow = ()
+
+
+def run(arguments: Command) -> None:
     """Evaluate, print the figures and write `evaluation.json` and `evaluation.html`.
 
     Raises DataError for data that does not suit the run, CheckpointError for a run that cannot be read.
@@ -69,7 +100,7 @@ def run(arguments: EvaluateArguments) -> None:
         show(found, folder)
 
 
-def choose_data(trained: Trained, arguments: EvaluateArguments) -> Dataset:
+def choose_data(trained: Trained, arguments: Command) -> Dataset:
     """Return the data to measure on: the folder that was named, else the run's own test set."""
     if arguments.data is not None:
         return open_folder(trained.config, trained.train_data.spec, Path(arguments.data).expanduser())
@@ -81,7 +112,7 @@ def choose_data(trained: Trained, arguments: EvaluateArguments) -> Dataset:
         raise DataError(f"the run's own test set is not here ({error}); name another folder with --data") from error
 
 
-def make_folder(arguments: EvaluateArguments, trained: Trained, exported: bool) -> Path:
+def make_folder(arguments: Command, trained: Trained, exported: bool) -> Path:
     """Make the folder that is written into, a new one unless it was named. Raises InputOutputError."""
     if arguments.output is not None:
         folder = Path(arguments.output)
@@ -100,7 +131,7 @@ def make_folder(arguments: EvaluateArguments, trained: Trained, exported: bool) 
     return folder
 
 
-def saved_figure(trained: Trained, arguments: EvaluateArguments, exported: bool) -> float | None:
+def saved_figure(trained: Trained, arguments: Command, exported: bool) -> float | None:
     """Return the metric that training measured at this step, from the checkpoint or the exported file."""
     if not exported:
         value = trained.loaded.manifest.get("metric")

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from mpt.commands.cli.arguments import ImportArguments
+import typer
+
+from mpt.commands.cli.arguments import Allow, Output
 from mpt.commands.importing.importers import translate_command, translate_file
 from mpt.commands.shared.new_file import write_new
 from mpt.config.load import load_config
 from mpt.errors import ConfigError
 
+
+@dataclass(frozen=True)
+class Command:
+    """Translate another program's configuration or command line.
+
+    Of Hugging Face's TrainingArguments, LightningCLI, Ultralytics, timm, OneTrainer, kohya's scripts and DeepFaceLab.
+    Values come with their units (8 x 4 = 32), and what has no counterpart is listed as comments.
+    """
+
+    source: Annotated[Path | None, typer.Argument(metavar="FILE", show_default=False)] = None
+    """YAML, JSON, TOML, a DeepFaceLab model's data.dat or summary.txt, or a text file with a command line."""
+    command: Annotated[str | None, typer.Option(metavar="'COMMAND LINE'")] = None
+    """A command line in quotes, in place of a file."""
+    model: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    """The model to write, if the file names none that mpt has."""
+    output: Output = None
+    allow: Allow = ()
+
+
 MISSING_MODEL = "model.name: missing"
 
 
-def run(arguments: ImportArguments) -> None:
+def run(arguments: Command) -> None:
     """Translate and write. Raises ConfigError for what is not recognised, and for a file that is there already."""
     if (arguments.source is None) == (arguments.command is None):
         raise ConfigError("name one file, or give --command 'python train.py --lr 0.1'")
@@ -34,7 +57,7 @@ def run(arguments: ImportArguments) -> None:
     tell_problems(path, arguments)
 
 
-def tell_problems(path: Path, arguments: ImportArguments) -> None:
+def tell_problems(path: Path, arguments: Command) -> None:
     """Say what is still to be decided before it trains."""
     try:
         load_config(path, allow=arguments.allow)

@@ -12,11 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
-from mpt.commands.cli.arguments import InferArguments
+from mpt.commands.cli.arguments import Allow, Best, Device, Newest, NewestRun, Runs, StepOfCheckpoint
 from mpt.commands.inference.infer_half import infer_half
 from mpt.commands.inference.infer_handover import hand_over
 from mpt.commands.inference.infer_outputs import (
@@ -51,6 +52,55 @@ from mpt.planner.facts.gpus import DEFAULT, find_gpu, installed_gpu
 from mpt.run.checkpoints.choice import read_wish
 from mpt.seams import Inference, Legend
 
+
+@dataclass(frozen=True)
+class Command:
+    """Let a run's networks infer: samples, labels or pictures."""
+
+    run: NewestRun = None
+    """A run, a checkpoint, or an export of mpt convert (.onnx, .safetensors, .pt)."""
+    half: bool = False
+    """Run in half precision and say how far it is from fp32."""
+    dtype: str | None = None
+    """float16 or bfloat16; without --half the weights stay float32. Or float32."""
+    input: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]PATH")] = ()
+    """An image or a folder of images; once for each input of the task."""
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FOLDER|FILE.csv|FILE.png")] = None
+    """A folder for all that is made, or one file: the table, or the samples. By default inference/ in the run."""
+    overwrite: bool = False
+    """Write over what is there."""
+    top: Annotated[int, typer.Option(min=0)] = 1
+    """How many labels per image, with probabilities; 0 tells the probabilities of all classes."""
+    pictures: bool = False
+    """Write the inputs with their labels below them too, labels.png."""
+    skip_bad: bool = False
+    """Leave out inputs that cannot be read, and list them. So too where the run has dataset.on_bad_image=skip."""
+    count: Annotated[int | None, typer.Option(min=1)] = None
+    """How many samples: of a generator or of the test set, 64 by default; or the first so many of --input."""
+    single: bool = False
+    """Write each sample of a generator as a file of its own, sample-0000.png and so on."""
+    walk: Annotated[str | None, typer.Option(metavar="SEED:SEED[:...]")] = None
+    """Write the way from one seed's sample to the next's too: walk.gif, walk.png."""
+    frames: Annotated[int, typer.Option(min=2)] = 16
+    """Pictures from seed to seed of a walk."""
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None
+    """Samples at once."""
+    vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """Memory that may be used, such as 4GiB: the batch, or the tiles of frames, are chosen to fit."""
+    truncation: Annotated[float | None, typer.Option(min=0, max=1)] = None
+    """How far truncated samples go from the mean; 1 is all the way."""
+    seed: Annotated[int | None, typer.Option(min=0)] = None
+    """The seed of the samples."""
+    best: Best = False
+    newest: Newest = False
+    step: StepOfCheckpoint = None
+    nproc: Annotated[int, typer.Option(min=1, metavar="N")] = 1
+    """Share out the batches over N processes, a card for each; what is written is the same."""
+    device: Device = None
+    runs: Runs = "runs"
+    allow: Allow = ()
+
+
 MIB = 2**20
 
 
@@ -77,7 +127,7 @@ class Prepared:
         return not self.samples and not needs_inputs(self.trained.run.task)
 
 
-def run(arguments: InferArguments) -> None:
+def run(arguments: Command) -> None:
     """Infer with the named run, the newest finished one by default, and write what it makes.
 
     Raises DataError for inputs, CheckpointError for runs and InputOutputError for outputs that are none.
@@ -107,7 +157,7 @@ def run(arguments: InferArguments) -> None:
         print(f"{made} sample{'s' if made != 1 else ''} in {seconds:.2f} s ({rate:.3g} per second)")
 
 
-def check_options(arguments: InferArguments) -> None:
+def check_options(arguments: Command) -> None:
     """Raise ConfigError for options that do not go together, before anything is opened."""
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise ConfigError(f"--batch-size: found {arguments.batch_size}; allowed is 1 or more.")
@@ -119,7 +169,7 @@ def check_options(arguments: InferArguments) -> None:
         raise ConfigError("--vram: a batch is chosen for a run's networks; name a run.")
 
 
-def prepare(arguments: InferArguments) -> Prepared:
+def prepare(arguments: Command) -> Prepared:
     """Open the run and its inputs, choose the batch, and make the output folder before anything is computed."""
     seeds = walk_seeds(arguments.walk)
     devices = choose_devices(arguments.device, arguments.nproc)
@@ -138,7 +188,7 @@ def prepare(arguments: InferArguments) -> Prepared:
     samples = samples[: arguments.count]
     if (arguments.single or seeds) and (samples or needs_inputs(trained.run.task)):
         raise ConfigError("this task makes no samples from noise: leave out --single and --walk")
-    output = choose_output(arguments, Path(trained.directory.path))
+    output = choose_output(arguments.output, arguments.overwrite, Path(trained.directory.path))
     make_folder(output.folder)
     samples, bad = readable(trained, samples, arguments.skip_bad)
     count = arguments.count or SAMPLES
@@ -148,7 +198,7 @@ def prepare(arguments: InferArguments) -> Prepared:
     return Prepared(trained, samples, bad, output, devices, opening, seeds, count, batch_size)
 
 
-def work_of(prepared: Prepared, arguments: InferArguments) -> Work:
+def work_of(prepared: Prepared, arguments: Command) -> Work:
     """Return the work that the processes share."""
     numbered = prepared.from_noise and bool(arguments.count or arguments.single or arguments.vram)
     return Work(
@@ -162,7 +212,7 @@ def work_of(prepared: Prepared, arguments: InferArguments) -> Work:
     )
 
 
-def write_all(prepared: Prepared, arguments: InferArguments, results: Sequence[Inference], made: int) -> None:
+def write_all(prepared: Prepared, arguments: Command, results: Sequence[Inference], made: int) -> None:
     """Write everything that was asked for, and print where it is."""
     trained, samples, output = prepared.trained, prepared.samples, prepared.output
     task = trained.run.task
@@ -222,7 +272,7 @@ def walk_seeds(text: str | None) -> list[int]:
     return [int(part) for part in parts]
 
 
-def choose_batch(trained: Trained, arguments: InferArguments, count: int) -> int:
+def choose_batch(trained: Trained, arguments: Command, count: int) -> int:
     """Return the largest batch, `count` at most, that is planned to fit --vram on the run's GPU, and say it.
 
     With --half float32 comes first, beside the networks as they were opened, so that is what has to fit. Raises
@@ -249,7 +299,7 @@ def choose_batch(trained: Trained, arguments: InferArguments, count: int) -> int
     return min(largest, count)
 
 
-def describe_want(arguments: InferArguments, one: InferencePlan, lean: InferencePlan) -> str:
+def describe_want(arguments: Command, one: InferencePlan, lean: InferencePlan) -> str:
     """Say what a single sample needs, by the plan of it, and what asks for less where the plan of that fits."""
     needed = describe_bytes(math.ceil(one.with_room / MIB) * MIB)
     words = f"--vram: not even one sample fits in {arguments.vram}; it needs {needed} with the context"

@@ -8,10 +8,12 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mpt.commands.cli.arguments import InitArguments
+import typer
+
 from mpt.commands.cli.skeleton import write_part
 from mpt.commands.shared.new_file import write_new
 from mpt.config.json_schema import read_notes_of_schema
@@ -22,12 +24,33 @@ from mpt.config.shipped import find_shipped
 from mpt.config.yaml_text import write_text
 from mpt.errors import ConfigError
 
+
+@dataclass(frozen=True)
+class Command:
+    """Write a CONFIG or a part to start from.
+
+    CONFIG is written with every setting and what it does. With --part it is the skeleton of a part: a file that works,
+    its configuration and its test.
+    """
+
+    path: Annotated[Path | None, typer.Argument(metavar="PATH|NAME", show_default=False)] = None
+    """The file to write, by default config.yaml; with --part the part's name."""
+    model: str = "dcgan"
+    """The model to start from; see `mpt list models`."""
+    source: Annotated[str | None, typer.Option("--from", metavar="NAME")] = None
+    """Copy a configuration that comes with mpt instead; see `mpt list configs`."""
+    part: Annotated[str | None, typer.Option(metavar="KIND")] = None
+    """model, task, dataset, loss, metric, optimizer, precision, trick or command."""
+    into: Annotated[str | None, typer.Option(metavar="DIR")] = None
+    """With --part: the folder of parts, by default the one of --parts, else `parts`."""
+
+
 WIDTH = 100
 SHORT = 40
 """A note that fits beside its key stands there; a longer one stands above it."""
 
 
-def run(arguments: InitArguments, registry: Registry = INSTALLED) -> None:
+def run(arguments: Command, registry: Registry = INSTALLED) -> None:
     """Write the configuration of a model.
 
     Raises ConfigError for an unknown model or a file that is there already, InputOutputError if it cannot be written.
@@ -44,7 +67,7 @@ def run(arguments: InitArguments, registry: Registry = INSTALLED) -> None:
     print(f"wrote {path}; train it with `mpt train {path}`")
 
 
-def init_part(arguments: InitArguments) -> None:
+def init_part(arguments: Command) -> None:
     """Write the skeleton of a part, and say what to do with it."""
     if arguments.path is None:
         raise ConfigError(f"mpt init --part {arguments.part}: the part's NAME is missing")

@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from mpt.commands.cli.arguments import ListArguments
+import typer
+
+from mpt.commands.cli.arguments import Json, Runs
 from mpt.commands.shared.list_runs import list_runs
 from mpt.config.messages import unknown_name
 from mpt.config.part_source import read_description
@@ -18,6 +22,17 @@ from mpt.config.precision_names import ALIASES
 from mpt.config.registry import FUNCTIONS, INSTALLED, Part, Registry
 from mpt.config.shipped import described
 from mpt.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Command:
+    """List models, modes, runs and all the rest."""
+
+    what: Annotated[str | None, typer.Argument(metavar="WHAT", show_default=False)] = None
+    """models, datasets, precision, memory, optimizers, tasks, metrics, losses, configs or runs."""
+    json: Json = False
+    runs: Runs = "runs"
+
 
 HEADINGS = {
     "models": ("nn", "Models (model.name)"),
@@ -38,7 +53,7 @@ OTHER_MODELS = {
 }
 
 
-def run(arguments: ListArguments, registry: Registry = INSTALLED) -> None:
+def run(arguments: Command, registry: Registry = INSTALLED) -> None:
     """Print one table or all of them. Raises ConfigError for a table that does not exist."""
     what = arguments.what
     if what == RUNS:

@@ -9,11 +9,24 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
-from mpt.commands.cli.arguments import PlanArguments
+from mpt.commands.cli.arguments import (
+    AllowLossy,
+    Card,
+    Desktop,
+    Network,
+    Output,
+    PerMachine,
+    PlannedConfig,
+    PlannedFile,
+    Strategy,
+)
 from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, sharded
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import (
@@ -44,10 +57,43 @@ from mpt.planner.recipes.recipe import (
 from mpt.planner.trace.timeline import write_timeline
 from mpt.report.units import show_seconds
 
+
+@dataclass(frozen=True)
+class Command(PlannedConfig):
+    """Predict peak memory without a GPU; find what fits.
+
+    Plans one training of CONFIG; with --vram, the fastest recipe that fits is searched and written. Sub-commands:
+    infer, presets, tune, calibrate, lock, check, cluster; `mpt plan infer -h` explains one.
+    """
+
+    config: PlannedFile
+    vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """The memory to fit into, such as 6GiB; without it the configuration is planned as it is."""
+    gpu: Card = None
+    output: Output = None
+    times_from: Annotated[str | None, typer.Option(metavar="CARD")] = None
+    """Take the step time's factor of another calibrated card, moved by both cards' rooflines."""
+    desktop: Desktop = None
+    allow_lossy: AllowLossy = False
+    gate: bool = False
+    """Exit with 10 where it only may fit, and with 7 where CONFIG does not fit a card without --vram."""
+    largest: bool = False
+    """Find the largest batch that fits too: of CONFIG, or of the first recipe."""
+    nproc: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
+    """Plan for N processes with a card each; train.batch_size is the batch of all of them."""
+    strategy: Strategy = None
+    network: Network = None
+    per_machine: PerMachine = 8
+    snapshot: Annotated[str | None, typer.Option(metavar="FILE")] = None
+    """Write the planned timeline of CONFIG as it stands as a memory snapshot of torch, for pytorch.org/memory_viz."""
+    verbose: bool = False
+    """Say what holds the memory, by kind and by module."""
+
+
 PICTURED = 3
 
 
-def run(arguments: PlanArguments) -> None:
+def run(arguments: Command) -> None:
     """Print a plan, search a recipe where there is a budget, or learn from a run.
 
     Raises MemoryBudgetError (exit 7) when nothing fits, ConfigError for an unknown GPU, budget or configuration.
@@ -75,7 +121,7 @@ def run(arguments: PlanArguments) -> None:
         pass_gate(planned.plan if planned.best is None else planned.best.plan)
 
 
-def check_options(arguments: PlanArguments) -> None:
+def check_options(arguments: Command) -> None:
     """Raise ConfigError for options that go with another one that is not there."""
     if arguments.output is not None and arguments.vram is None:
         raise ConfigError("--output: a recipe is searched and written with a budget only; add --vram, such as 6GiB")
@@ -83,7 +129,7 @@ def check_options(arguments: PlanArguments) -> None:
         raise ConfigError("--gate: there is nothing to fit into; add --gpu or --vram")
 
 
-def plan_config(config: Config, arguments: PlanArguments) -> Planned:
+def plan_config(config: Config, arguments: Command) -> Planned:
     """Plan a configuration as the options say, with how far a search is on the terminal."""
     placement = find_placement(config, arguments.nproc, arguments.strategy, arguments.network, arguments.per_machine)
     with progress() as told:
@@ -101,14 +147,14 @@ def plan_config(config: Config, arguments: PlanArguments) -> Planned:
         )
 
 
-def warn_of_patches_for_other_cards(planned: Planned, arguments: PlanArguments) -> None:
+def warn_of_patches_for_other_cards(planned: Planned, arguments: Command) -> None:
     """Say on standard error which patches were made for another card, where one is named here."""
     if arguments.gpu is not None and planned.capacity.budget_bytes is not None:
         for warning in find_other_cards(arguments.patches, planned.gpu.name, planned.budget):
             print(f"warning: {warning}", file=sys.stderr)
 
 
-def show(console: Console, planned: Planned, arguments: PlanArguments) -> None:
+def show(console: Console, planned: Planned, arguments: Command) -> None:
     """Print the answer in one sentence, and what is behind it."""
     plan, best, recipes = planned.plan, planned.best, planned.found.recipes
     console.print(headline(planned.config.heading, planned.gpu, plan, recipes), style="bold", markup=False)
@@ -156,7 +202,7 @@ def nothing_fits(recipes: list[Recipe], budget: int, tried_lossy: bool) -> str:
 
 def write_results(
     path: Path,
-    arguments: PlanArguments,
+    arguments: Command,
     config: Config,
     gpu: Gpu,
     plan: Plan,
@@ -193,13 +239,13 @@ def described(recipe: Recipe) -> str:
     return f"{describe_patch(recipe.patch)} ({describe_cost(recipe)})"
 
 
-def train_command(arguments: PlanArguments, path: Path, best: Recipe) -> str:
+def train_command(arguments: Command, path: Path, best: Recipe) -> str:
     """Return the command that trains a recipe whose patch is at `path`."""
     overrides = without_conflicts(arguments.overrides, best.patch)
     return shlex.join(["mpt", "train", *common_words(arguments, overrides), "--with", str(path)])
 
 
-def plan_command(arguments: PlanArguments) -> str:
+def plan_command(arguments: Command) -> str:
     """Return the command that was given."""
     words = ["mpt", "plan", *common_words(arguments, arguments.overrides), "--vram", str(arguments.vram)]
     words += ["--gpu", arguments.gpu] if arguments.gpu else []

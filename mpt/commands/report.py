@@ -3,9 +3,13 @@ imported."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from mpt.commands.cli.arguments import ReportArguments
+import typer
+
+from mpt.commands.cli.arguments import NewestRun, Runs
 from mpt.errors import ConfigError
 from mpt.report.all_runs import write_all_runs
 from mpt.report.figures import write_figures
@@ -13,7 +17,20 @@ from mpt.report.page import write_report
 from mpt.run.records.layout import find_run, newest_run
 
 
-def run(arguments: ReportArguments) -> None:
+@dataclass(frozen=True)
+class Command:
+    """Write a run's tables, plots and page anew."""
+
+    run: NewestRun = None
+    """A run."""
+    all: bool = False
+    """Write one page over all runs instead: index.html in their folder."""
+    figures: Annotated[str | None, typer.Option(metavar="DIR")] = None
+    """Write the curves into a folder too: CSV, and each plot as SVG and PDF."""
+    runs: Runs = "runs"
+
+
+def run(arguments: Command) -> None:
     """Write `report.md`, `.json` and `.html` into the named run, the newest one by default, or a page over all runs.
 
     Raises CheckpointError if there is no such run, InputOutputError if the report cannot be written, ConfigError for

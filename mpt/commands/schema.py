@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
-from mpt.commands.cli.arguments import SchemaArguments
+from mpt.commands.cli.arguments import Output
 from mpt.commands.planning.plan_schema import plan_schema
 from mpt.config.json_schema import config_schema
 from mpt.errors import InputOutputError
 
 
-def run(arguments: SchemaArguments) -> None:
+@dataclass(frozen=True)
+class Command:
+    """Print the JSON Schema of CONFIG, or with --plan of a plan."""
+
+    output: Output = None
+    plan: bool = False
+    """The schema of what `mpt plan CONFIG --json` prints."""
+
+
+def run(arguments: Command) -> None:
     """Print the schema, or write it. Raises InputOutputError if the file cannot be written."""
     output = arguments.output
     text = json.dumps(plan_schema() if arguments.plan else config_schema(), indent=2) + "\n"

@@ -8,10 +8,14 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from mpt.commands.cli.arguments import TrainArguments
+import typer
+
+from mpt.commands.cli.arguments import Allow, ConfigFile, Device, Json, Overrides, Patches, Quiet, Runs
+from mpt.commands.cli.completion import complete_run
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
@@ -30,7 +34,41 @@ if TYPE_CHECKING:
     from mpt.run.boards.console import Style
 
 
-def run(arguments: TrainArguments) -> None:
+@dataclass(frozen=True)
+class Command:
+    """Train what CONFIG describes."""
+
+    config: ConfigFile
+    overrides: Overrides = ()
+    resume: Annotated[str | None, typer.Option(metavar="[auto|PATH]", autocompletion=complete_run)] = None
+    """Go on with the newest run of this name, or with PATH."""
+    name: str | None = None
+    """The run's folder below --runs."""
+    device: Device = None
+    seed: int | None = None
+    """The seed of every random number."""
+    smoke: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
+    """Try everything with N steps; keep nothing."""
+    dry_run: bool = False
+    """Build everything, write nothing."""
+    print_config: bool = False
+    """Print the resolved config and stop."""
+    json: Json = False
+    quiet: Quiet = False
+    exact: bool = False
+    """Refuse a resume that would not be bit-exact."""
+    nproc: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
+    """Train in N processes on this machine, a card for each (torchrun for more)."""
+    max_restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0
+    """With --nproc: begin again so often from the last checkpoint when a process is lost."""
+    no_report: bool = False
+    """Leave the report to `mpt report`."""
+    patches: Patches = ()
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
+def run(arguments: Command) -> None:
     """Train as the arguments say. Raises MptError for everything that is the user's to mend."""
     place = read_place()
     if arguments.nproc is not None and place is None and not arguments.print_config:
@@ -56,21 +94,32 @@ def run(arguments: TrainArguments) -> None:
         train_or_try(config, arguments, world)
 
 
-def train_or_try(config: Config, arguments: TrainArguments, world: World | None) -> None:
+def train_or_try(config: Config, arguments: Command, world: World | None) -> None:
     """Train, or run a few steps of everything."""
     prepare_torch(config)
     from mpt.engine.building.without_compiler import leave_out_compiler
 
     leave_out_compiler()
     if arguments.smoke and not arguments.dry_run:
-        from mpt.commands.shared.smoke import smoke
-
-        smoke(config, arguments, train, world)
+        try_everything(config, arguments, arguments.smoke, world)
     else:
         train(config, arguments, world=world)
 
 
-def start_processes(arguments: TrainArguments) -> int:
+def try_everything(config: Config, arguments: Command, steps: int, world: World | None) -> None:
+    """Run a few steps of everything, and say so on the first rank."""
+    from mpt.commands.shared.smoke import smoke
+
+    def attempt(config: Config, *, runs: str, resume: str | None, stop_after: int | None = None) -> Path | None:
+        return train(config, dataclasses.replace(arguments, runs=runs, resume=resume), stop_after, world)
+
+    smoke(config, steps, arguments.device, attempt, world)
+    if (world is None or world.is_first) and not (arguments.quiet or arguments.json):
+        done = f"{steps} steps trained, saved, resumed, evaluated" if steps > 1 else "1 step trained, saved, evaluated"
+        print(f"smoke: {done} and inferred; nothing of it is kept")
+
+
+def start_processes(arguments: Command) -> int:
     """Train in several processes of this machine and return the exit code. What is wrong is said once, before."""
     from mpt.parallel.launch import launch
 
@@ -79,7 +128,7 @@ def start_processes(arguments: TrainArguments) -> int:
     return launch(write_words(arguments), arguments.nproc, arguments.max_restarts)
 
 
-def write_words(arguments: TrainArguments) -> list[str]:
+def write_words(arguments: Command) -> list[str]:
     """Return the command line of one of several processes."""
     words = [str(arguments.config), *arguments.overrides, "--runs", arguments.runs]
     for option, value in (
@@ -102,7 +151,7 @@ def raise_code(code: int) -> None:
         raise SystemExit(code)
 
 
-def read_config(arguments: TrainArguments) -> Config:
+def read_config(arguments: Command) -> Config:
     """Read the file, its overrides and the options that stand for overrides."""
     overrides = list(arguments.overrides)
     for key, value in (
@@ -118,7 +167,7 @@ def read_config(arguments: TrainArguments) -> Config:
     return config
 
 
-def refuse_foreign_command(config: Config, arguments: TrainArguments) -> None:
+def refuse_foreign_command(config: Config, arguments: Command) -> None:
     """Raise ConfigError for a command or an address that stands in a file: the file may be another's."""
     typed = any(override.startswith("train.on_end=") for override in arguments.overrides)
     if config.train.on_end is not None and not typed and "on_end" not in arguments.allow:
@@ -128,14 +177,12 @@ def refuse_foreign_command(config: Config, arguments: TrainArguments) -> None:
         )
 
 
-def style(arguments: TrainArguments) -> Style:
+def style(arguments: Command) -> Style:
     """Return how the console should speak."""
     return "json" if arguments.json else "quiet" if arguments.quiet else "auto"
 
 
-def train(
-    config: Config, arguments: TrainArguments, stop_after: int | None = None, world: World | None = None
-) -> Path | None:
+def train(config: Config, arguments: Command, stop_after: int | None = None, world: World | None = None) -> Path | None:
     """Train as the arguments say. Return the run's folder, or None after a dry run."""
     return workflow.train(
         config,
@@ -151,7 +198,7 @@ def train(
     )
 
 
-def repeat(arguments: TrainArguments, patch: Path, resumes: bool) -> str:
+def repeat(arguments: Command, patch: Path, resumes: bool) -> str:
     """Return the command that was given, with a patch; it may be the file of one that was given, rewritten."""
     words = ["mpt", "train", str(arguments.config), *arguments.overrides]
     for option, value in (("--name", arguments.name), ("--device", arguments.device), ("--seed", arguments.seed)):

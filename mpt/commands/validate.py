@@ -8,8 +8,9 @@ in a process of its own: one set of rules, those of the parts.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
-from mpt.commands.cli.arguments import ValidateArguments
+from mpt.commands.cli.arguments import Allow, ConfigFile, Overrides, Patches, Quiet
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, DataError
@@ -18,13 +19,30 @@ from mpt.planner.client.session import Answer, Session
 from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
 
+
+@dataclass(frozen=True)
+class Command:
+    """Check CONFIG and say every mistake at once.
+
+    What is written is checked first; then the run is built and stepped on fake tensors, so that what passes trains.
+    """
+
+    config: ConfigFile
+    overrides: Overrides = ()
+    patches: Patches = ()
+    allow: Allow = ()
+    quick: bool = False
+    """Check only what is written, in a fraction of a second; a size that the network refuses is not found."""
+    quiet: Quiet = False
+
+
 CARD = "h100"
 """The fake card to build for: one that computes in every dtype, since the card is not a setting."""
 CANNOT_PLAN = "cannot plan: "
 """How the planner begins what it has no answer to. Training may have one."""
 
 
-def run(arguments: ValidateArguments) -> None:
+def run(arguments: Command) -> None:
     """Check a configuration. Raises ConfigError with one line per mistake."""
     config = arguments.config
     read = load_config(config, arguments.overrides, allow=arguments.allow, patches=arguments.patches)

@@ -7,16 +7,42 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from mpt.commands.cli.arguments import VerifyResumeArguments
+import typer
+
+from mpt.commands.cli.arguments import Allow, Device, Json, Output, Overrides, Runs
+from mpt.commands.cli.completion import complete_run
 from mpt.config.layers import write_override
 from mpt.errors import GateError
 from mpt.workflows.resume_check import Check, verify_resume
 from mpt.workflows.sides import read_side
 
 
-def run(arguments: VerifyResumeArguments) -> None:
+@dataclass(frozen=True)
+class Command:
+    """Check that CONFIG, resumed, ends bit for bit as in one go.
+
+    Exit code 0 where it does, 8 where it does not.
+    """
+
+    config: Annotated[str, typer.Argument(metavar="CONFIG|RUN", show_default=False, autocompletion=complete_run)]
+    """A YAML file, or a run whose configuration is taken."""
+    overrides: Overrides = ()
+    steps: Annotated[int, typer.Option(min=2)] = 20
+    """Total number of steps; the run is stopped halfway."""
+    kill: bool = False
+    """Kill the process three times without warning, at moments that are not chosen, instead of stopping it."""
+    output: Output = None
+    device: Device = None
+    json: Json = False
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
+def run(arguments: Command) -> None:
     """Train with and without a stop and compare. Raises GateError (exit 8) if they differ."""
     overrides = list(arguments.overrides)
     if arguments.device is not None:

@@ -27,6 +27,7 @@ ALLOWED_IMPORTS = (
     "math",
     "mpt.commands.arguments",  # until it moved: tried, so that the answer names its place
     "mpt.commands.cli.arguments",
+    "mpt.commands.cli.completion",
     "mpt.config",
     "pathlib",
     "pydantic",
@@ -73,12 +74,12 @@ def read_source(source: str, path: Path, module_name: str, wanted: str = SETTING
         return None
     declared = _execute(tree, path, module_name, wanted)
     literals = read_literals(tree, LITERALS)
-    notes = dict(_option_notes())
+    notes = dict(_option_notes()) if wanted == SETTINGS else {}
     for base in declared.__mro__[1:]:
         if base.__module__.endswith(SHARED):
             notes.update(read_notes(Path(str(sys.modules[base.__module__].__file__)), base.__name__))
     for node in classes:
-        notes.update(_notes(node))
+        notes.update(_notes(node) if wanted == SETTINGS or node.name == COMMAND else {})
     fields = declared.model_fields if issubclass(declared, Options) else vars(declared)["__dataclass_fields__"]
     return PartSource(
         names=literals.pop("NAMES", {path.stem: {}}),

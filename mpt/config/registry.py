@@ -181,6 +181,15 @@ class Registry:
                 found.append(CommandPart("commands", path.stem, path, package, source))
         return found
 
+    def own_command(self, module: str) -> CommandPart:
+        """Return a command of mpt's own, by its module below `mpt.commands`."""
+        folder, _, stem = f"commands.{module}".rpartition(".")
+        own = self.inside[0]
+        path = own.folder.joinpath(*folder.split("."), f"{stem}.py")
+        source = self._read(path, own, COMMAND)
+        assert source is not None, path
+        return CommandPart(folder, stem, path, own, source)
+
     def wrong_commands(self) -> list[tuple[PartPackage, str, PartError]]:
         """Return package, name and fault of the files of commands that cannot be read."""
         found = []

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mpt.commands import compare
-from mpt.commands.cli.arguments import CompareArguments
+from mpt.commands.compare import Command as CompareArguments
 from mpt.errors import CheckpointError, ConfigError, GateError, InputOutputError, Interrupted, MptError
 from mpt.workflows import compare_progress
 

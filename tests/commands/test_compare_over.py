@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mpt.commands import compare
-from mpt.commands.cli.arguments import CompareArguments
+from mpt.commands.compare import Command as CompareArguments
 from mpt.errors import ConfigError
 from mpt.workflows.compare_over import Over
 from tests.commands.test_compare import write_summary

@@ -10,7 +10,7 @@ import safetensors
 import torch
 
 from mpt.commands import convert
-from mpt.commands.cli.arguments import ConvertArguments
+from mpt.commands.convert import Command as ConvertArguments
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.inference import export
 from mpt.memory import lora

@@ -8,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.commands.cli.arguments import ConvertArguments, EvaluateArguments
+from mpt.commands.convert import Command as ConvertArguments
 from mpt.commands.convert import run as convert
+from mpt.commands.evaluate import Command as EvaluateArguments
 from mpt.commands.evaluate import run
 from mpt.data.digits import read_digits
 from mpt.engine.state.evaluation import evaluate

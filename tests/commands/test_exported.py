@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mpt.commands import convert, infer
-from mpt.commands.cli.arguments import ConvertArguments, InferArguments
+from mpt.commands.convert import Command as ConvertArguments
+from mpt.commands.infer import Command as InferArguments
 from mpt.data.pictures.decoding import decode_bytes
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.exported import refuse_absent_networks

@@ -12,7 +12,9 @@ import torch
 
 from mpt import vision_ops
 from mpt.commands import convert, infer
-from mpt.commands.cli.arguments import ConvertArguments, InferArguments, TrainArguments
+from mpt.commands.convert import Command as ConvertArguments
+from mpt.commands.infer import Command as InferArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run
 
 COMMON = """

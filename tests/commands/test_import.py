@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mpt.commands.cli.arguments import ImportArguments
+from mpt.commands.import_config import Command as ImportArguments
 from mpt.commands.import_config import run
 from mpt.config.load import load_config
 from mpt.errors import ConfigError

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from mpt.commands import infer
-from mpt.commands.cli.arguments import InferArguments
+from mpt.commands.infer import Command as InferArguments
 from mpt.commands.inference import infer_half, infer_outputs
 from mpt.errors import CheckpointError, ConfigError, DataError, InputOutputError
 from mpt.inference import slices
@@ -382,5 +382,5 @@ def test_what_several_processes_cannot_do_is_refused(classifier, tmp_path, monke
 @pytest.mark.parametrize("name", ["out.json", "out.txt", "OUT.JPG"])
 def test_an_output_that_would_become_a_folder_of_a_file_s_name_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match=rf"{name} is no table \(\.csv\)"):
-        infer_outputs.choose_output(InferArguments(output=str(tmp_path / name)), tmp_path)
+        infer_outputs.choose_output(str(tmp_path / name), False, tmp_path)
     assert not (tmp_path / name).exists()

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mpt.commands import report
-from mpt.commands.cli.arguments import ReportArguments
+from mpt.commands.report import Command as ReportArguments
 from mpt.errors import CheckpointError
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mpt.commands.cli.arguments import TrainArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
 from mpt.engine.loop.training import Training

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mpt.commands import verify_resume
-from mpt.commands.cli.arguments import VerifyResumeArguments
+from mpt.commands.verify_resume import Command as VerifyResumeArguments
 from mpt.config.load import load_config
 from mpt.doctor.resume_cause import find_cause
 from mpt.errors import GateError

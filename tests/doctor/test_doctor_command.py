@@ -12,7 +12,9 @@ import torch
 import yaml
 
 from mpt.commands import doctor, report, train
-from mpt.commands.cli.arguments import DoctorArguments, ReportArguments, TrainArguments
+from mpt.commands.doctor import Command as DoctorArguments
+from mpt.commands.report import Command as ReportArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.config.load import load_config
 from mpt.doctor.environment import try_dtype
 from mpt.doctor.findings import Section

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from mpt.commands import diff, train
-from mpt.commands.cli.arguments import DiffArguments, TrainArguments
+from mpt.commands.diff import Command as DiffArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.errors import CheckpointError, ConfigError, GateError, NonFiniteError
 
 BASE: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mpt.commands import diff
-from mpt.commands.cli.arguments import DiffArguments
+from mpt.commands.diff import Command as DiffArguments
 from mpt.doctor import rank_steps
 from mpt.errors import ConfigError, GateError
 from mpt.parallel import ranks

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from mpt.commands.cli.arguments import TrainArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run as train
 from mpt.engine.step import step as engine_step
 from mpt.run.checkpoints import checkpoint

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from mpt.commands.cli.arguments import TrainArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run as train
 from mpt.commands.train import write_words
 from mpt.engine.building.torch_settings import prepare_rank

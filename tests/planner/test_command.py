@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from mpt.commands import plan
-from mpt.commands.cli.arguments import PlanArguments, PlanCalibrateArguments
+from mpt.commands.plan import Command as PlanArguments
 from mpt.commands.planning import plan_calibrate
+from mpt.commands.planning.plan_calibrate import Command as PlanCalibrateArguments
 from mpt.commands.planning.plan_schema import plan_schema
 from mpt.commands.planning.plan_tables import describe_counts, headline
 from mpt.config.load import load_config

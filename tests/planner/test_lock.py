@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mpt.commands.cli.arguments import PlanArguments, PlanCheckArguments, PlanLockArguments
+from mpt.commands.plan import Command as PlanArguments
 from mpt.commands.planning import plan_check, plan_lock
+from mpt.commands.planning.plan_check import Command as PlanCheckArguments
+from mpt.commands.planning.plan_lock import Command as PlanLockArguments
 from mpt.errors import ConfigError, GateError, InputOutputError
 from mpt.planner.client.session import Session
 from tests.planner.test_command import Shared, arguments

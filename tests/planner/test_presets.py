@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from mpt.commands.cli.arguments import PlanArguments, PlanPresetsArguments
+from mpt.commands.plan import Command as PlanArguments
 from mpt.commands.planning import plan_presets
+from mpt.commands.planning.plan_presets import Command as PlanPresetsArguments
 from mpt.config import shipped
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches

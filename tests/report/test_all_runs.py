@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpt import cli
-from mpt.commands.cli.arguments import ReportArguments
+from mpt.commands.report import Command as ReportArguments
 from mpt.commands.report import run
 from mpt.errors import CheckpointError, ConfigError
 from mpt.report import read_run

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mpt.commands import report
-from mpt.commands.cli.arguments import ReportArguments
+from mpt.commands.report import Command as ReportArguments
 from mpt.errors import ConfigError
 from mpt.report.drawing import INK
 from mpt.report.figures import as_csv, write_figures

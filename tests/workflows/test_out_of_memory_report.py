@@ -18,7 +18,7 @@ from torch import Tensor
 
 import mpt
 import mpt.workflows.out_of_memory_report as report
-from mpt.commands.cli.arguments import TrainArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run
 from mpt.config.load import load_config
 from mpt.errors import MemoryBudgetError

@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
-from mpt.commands.cli.arguments import PlanTuneArguments
 from mpt.commands.planning import plan_tune
+from mpt.commands.planning.plan_tune import Command as PlanTuneArguments
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_datasets, build_run

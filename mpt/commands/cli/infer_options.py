@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, get_type_hints
 
-from mpt.config.part_source import read_notes
 from mpt.config.registry import CommandPart
 
 
@@ -26,12 +25,12 @@ def with_options_of(
     added: list[tuple[str, Any, Any]] = []
     for part in parts:
         command = part.source.declared
-        hints, texts = get_type_hints(command, include_extras=True), read_notes(part.path, command.__name__)
+        hints = get_type_hints(command, include_extras=True)
         fields = {field.name: field for field in dataclasses.fields(command)}
         for name in options_of(part):
             if name not in known:
                 added.append((name, hints[name], dataclasses.field(default=fields[name].default)))
-                notes = {**notes, name: texts.get(name, "")}
+                notes = {**notes, name: part.source.notes.get(name, "")}
                 known.add(name)
     if not added:
         return declared, notes

@@ -15,7 +15,6 @@ from typing import Any
 
 import yaml
 
-from mpt.commands.cli.arguments import InferArguments
 from mpt.commands.cli.infer_options import options_of
 from mpt.config.registry import INSTALLED, CommandPart
 from mpt.config.yaml_text import MAX_BYTES
@@ -32,9 +31,10 @@ CHOICES = ("best", "newest", "step")
 """Options that choose a checkpoint, which goes to the command as its run."""
 
 
-def hand_over(arguments: InferArguments) -> bool:
+def hand_over(arguments: Any) -> bool:
     """Run the system's command that these inputs are for; return False where there is none.
 
+    `arguments` are those of `mpt infer` with the options that the commands bring, which no class in a file declares.
     Raises ConfigError for options of `mpt infer` that the command does not have, and for those that only such a
     command has where there is none.
     """
@@ -61,7 +61,7 @@ def as_option(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def runs_command(arguments: InferArguments) -> bool:
+def runs_command(arguments: Any) -> bool:
     """Run the system's command that these inputs are for; return whether there is one."""
     if not arguments.input or is_export(arguments.run):
         return False
@@ -79,7 +79,7 @@ def runs_command(arguments: InferArguments) -> bool:
     return False
 
 
-def chosen_run(arguments: InferArguments, directory: RunDirectory) -> str:
+def chosen_run(arguments: Any, directory: RunDirectory) -> str:
     """Return the run for a system's command, or the checkpoint that --best, --newest or --step chooses of it."""
     which = read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step)
     if which is None:
@@ -102,7 +102,7 @@ def task_name(config_path: Path) -> str | None:
         return None
 
 
-def run_part(part: CommandPart, own: Mapping[str, Any], arguments: InferArguments, run: str) -> None:
+def run_part(part: CommandPart, own: Mapping[str, Any], arguments: Any, run: str) -> None:
     """Run a system's command with its own fields for the inputs and those that `mpt infer` has too."""
     command_class = part.member("Command")
     fields = {field.name: field for field in dataclasses.fields(command_class)}

@@ -17,7 +17,6 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from mpt.commands.cli.arguments import InferArguments
 from mpt.data.pictures.images import grid_of, write_grid
 from mpt.errors import ConfigError, InputOutputError
 from mpt.foreign.text import csv_cell
@@ -62,21 +61,21 @@ OTHER_FILES = (
 """What a name must not end with, for it would become a folder of that name."""
 
 
-def choose_output(arguments: InferArguments, run_folder: Path) -> Output:
+def choose_output(wanted: str | None, overwrite: bool, run_folder: Path) -> Output:
     """Return where to write. Raises ConfigError for what is there already."""
-    if arguments.output is None:
+    if wanted is None:
         folder = run_folder / "inference"
         number = 1
-        while not arguments.overwrite and folder.exists() and any(folder.iterdir()):
+        while not overwrite and folder.exists() and any(folder.iterdir()):
             number += 1
             folder = run_folder / f"inference-{number}"
         return Output(folder, folder / "labels.csv", folder / "samples.png")
-    path = Path(arguments.output)
+    path = Path(wanted)
     if path.suffix.lower() in OTHER_FILES and not path.is_dir():
         raise ConfigError(f"--output: {path} is no table (.csv), no picture (.png) and no folder; name one of them.")
     is_file = path.suffix.lower() in (".csv", ".png") and not path.is_dir()
     taken = path.exists() if is_file else path.is_dir() and any(path.iterdir())
-    if taken and not arguments.overwrite:
+    if taken and not overwrite:
         raise ConfigError(
             f"--output: {path} {'is there' if is_file else 'holds files'} already; name another, or add --overwrite."
         )

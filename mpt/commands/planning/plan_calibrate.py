@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from mpt.commands.cli.arguments import PlanCalibrateArguments
+import typer
+
+from mpt.commands.cli.arguments import Allow, Runs
+from mpt.commands.cli.completion import complete_run
 from mpt.config.load import load_config
 from mpt.config.sizes import describe_bytes
 from mpt.planner.facts.calibration import ALLOWED, read_measurement, save_calibration
@@ -13,11 +18,22 @@ from mpt.report.units import show_seconds
 from mpt.run.records.layout import find_run
 from mpt.run.records.used_parts import missing_parts_explained
 
+
+@dataclass(frozen=True)
+class Command:
+    """Learn from a run's measured peak and time what plans of its card lack."""
+
+    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False, autocompletion=complete_run)]
+    """A run that trained on the card."""
+    allow: Allow = ()
+    runs: Runs = "runs"
+
+
 UNEXPLAINED = 0.01
 """A share of the measured peak beyond the planned one that is worth a word."""
 
 
-def run(arguments: PlanCalibrateArguments) -> None:
+def run(arguments: Command) -> None:
     """Learn the unseen parts of a card from a finished run on it. Raises ConfigError for a run that teaches nothing."""
     directory, _ = find_run(arguments.run, Path(arguments.runs))
     measured = read_measurement(directory.path)

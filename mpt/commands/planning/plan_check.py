@@ -5,13 +5,39 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
-from mpt.commands.cli.arguments import PlanCheckArguments
+import typer
+
+from mpt.commands.cli.arguments import Allow, Json, Overrides, Patches
+from mpt.commands.cli.completion import complete_config
 from mpt.commands.planning.plan_lock import Lock, plan_lock, read_lock
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, GateError
 from mpt.report.units import show_seconds
+
+
+@dataclass(frozen=True)
+class Command:
+    """Exit with 8 where the plan that a lock keeps has grown since."""
+
+    lock: Annotated[Path, typer.Argument(metavar="LOCK", show_default=False)]
+    """A file of mpt plan lock."""
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", show_default="the lock's", autocompletion=complete_config)
+    ] = None
+    """A YAML file to plan in place of the lock's."""
+    overrides: Overrides = ()
+    patches: Patches = ()
+    tolerance: Annotated[str, typer.Option(metavar="SHARE")] = "1%"
+    """By how much the peak may rise and the step slow down."""
+    gpu: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    """The lock's card; another one is refused."""
+    allow: Allow = ()
+    json: Json = False
+
 
 SMALL = 100 * 2**20
 """Bytes below which whole MiB would hide a change of some percent."""
@@ -21,7 +47,7 @@ WORTH_NAMING = 2**20
 """... by so many bytes at least, the first of them aside."""
 
 
-def run(arguments: PlanCheckArguments) -> None:
+def run(arguments: Command) -> None:
     """Plan again what a lock was made of.
 
     Raises GateError (exit 8) where the peak or its tensors rose, or the step slowed, by more than the tolerance.

@@ -3,30 +3,60 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+import shlex
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
-from mpt.commands.cli.arguments import PlanClusterArguments
+from mpt.commands.cli.arguments import AllowLossy, Card, Desktop, Network, PerMachine, PlannedConfig, Strategy
 from mpt.commands.cli.command_line import given
-from mpt.commands.planning.plan_cheapest import show_cheapest
 from mpt.commands.planning.plan_config import free_name, load_planned, sharded
-from mpt.commands.planning.plan_tables import print_scaling
+from mpt.commands.planning.plan_progress import progress
+from mpt.commands.planning.plan_tables import columns, print_scaling
+from mpt.config.differences import flatten
+from mpt.config.layers import write_override
 from mpt.config.schema import Config
-from mpt.errors import ConfigError
+from mpt.config.sizes import describe_bytes
+from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.client.processes import count_workers
 from mpt.planner.client.session import Session
 from mpt.planner.facts.calibration import load_calibration
 from mpt.planner.facts.capacity import find_capacity
 from mpt.planner.facts.placement import Placement, check_placement
 from mpt.planner.recipes import scaling
+from mpt.planner.recipes.cheapest import Candidate, Cheapest, find_cheapest, parse_offers
 from mpt.planner.recipes.planned import choose_gpu
+from mpt.planner.recipes.recipe import describe_patch, without_conflicts
+from mpt.report.units import show_seconds
+
+
+@dataclass(frozen=True)
+class Command(PlannedConfig):
+    """Plan many cards: from one to thousands, or the cheapest set that trains CONFIG."""
+
+    scaling: Annotated[str | None, typer.Option(metavar="weak|strong")] = None
+    """From 1 to --nproc cards, as table and picture: with the batch per card kept (weak), or of all."""
+    cards: Annotated[tuple[str, ...], typer.Option("--cards", metavar="NAME:COUNT@PRICE")] = ()
+    """Find the cheapest set of these cards that trains CONFIG, such as rtx3090:4@0.3; once for each kind of card."""
+    nproc: Annotated[int | None, typer.Option(min=1, metavar="N", show_default="4096")] = None
+    """With --scaling: the most cards."""
+    strategy: Strategy = None
+    network: Network = None
+    per_machine: PerMachine = 8
+    vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """With --scaling: the memory of a card that may be used."""
+    gpu: Card = None
+    desktop: Desktop = None
+    allow_lossy: AllowLossy = False
+
 
 OF_SCALING = ("vram", "gpu", "desktop", "nproc", "strategy", "scaling")
 """Options that --cards finds answers to by itself."""
 
 
-def run(arguments: PlanClusterArguments) -> None:
+def run(arguments: Command) -> None:
     """Print what was planned. Raises ConfigError where it is not said what to plan, MemoryBudgetError for no set."""
     if arguments.cards:
         for option in given(arguments, OF_SCALING):
@@ -40,7 +70,7 @@ def run(arguments: PlanClusterArguments) -> None:
     show_scaling(load_planned(arguments, *sharded(arguments.strategy)), arguments)
 
 
-def show_scaling(config: Config, arguments: PlanClusterArguments) -> None:
+def show_scaling(config: Config, arguments: Command) -> None:
     """Plan from one card to many, and print and draw them."""
     gpu = choose_gpu(arguments.gpu)
     capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)
@@ -62,3 +92,99 @@ def show_scaling(config: Config, arguments: PlanClusterArguments) -> None:
         console.print(statement, markup=False)
     print_scaling(console, found, title)
     console.print(f"wrote {picture}", markup=False)
+
+
+def show_cheapest(config: Config, arguments: Command) -> None:
+    """Search and print. Raises MemoryBudgetError where no set of the cards is enough."""
+    with progress() as told:
+        found = find_cheapest(
+            config,
+            parse_offers(arguments.cards),
+            network=arguments.network,
+            per_machine=arguments.per_machine,
+            allow_lossy=arguments.allow_lossy,
+            workers=count_workers(),
+            on_answer=told,
+        )
+    if arguments.json:
+        print(json.dumps(as_data(found, arguments), indent=1))
+    else:
+        print_cheapest(Console(highlight=False), found, config, arguments)
+    if found.best is None:
+        raise MemoryBudgetError("no set of these cards trains this; use more of them, or a smaller train.batch_size")
+
+
+def print_cheapest(console: Console, found: Cheapest, config: Config, arguments: Command) -> None:
+    """Print what was planned, cheapest first, and the command for the answer."""
+    table = columns(">price", "cards", "", ">memory", "fits", ">step", ">samples/s")
+    for one in found.candidates:
+        cards = f"{one.nproc} x {one.gpu.name}"
+        if one.error:
+            table.add_row(f"{one.price:g}", cards, one.words, "", one.error.split(": ", 1)[-1][:60], "", "")
+            continue
+        seconds = one.plan.step_seconds
+        table.add_row(
+            f"{one.price:g}",
+            cards,
+            one.words,
+            describe_bytes(one.plan.total),
+            "yes" if one.fits else "close" if one.plan.fits else "no",
+            show_seconds(seconds),
+            f"{config.train.batch_size / seconds:,.0f}",
+        )
+    console.print(f"{config.heading}, batch {config.train.batch_size} of all cards together", style="bold")
+    console.print(table)
+    best = found.best
+    if best is not None:
+        console.print(
+            f"the cheapest set that trains this: {best.nproc} x {best.gpu.name}, {best.words}",
+            style="bold",
+            markup=False,
+        )
+        console.print(f"  {command_for(best, arguments)}", markup=False, soft_wrap=True)
+
+
+def command_for(best: Candidate, arguments: Command) -> str:
+    """Return what starts the training on a set of cards; of several machines, on each of them."""
+    settings = [write_override(key, value) for key, value in flatten(best.settings).items()]
+    words = [str(arguments.config), *without_conflicts(arguments.overrides, best.settings), *settings]
+    words += [word for patch in arguments.patches for word in ("--with", str(patch))]
+    if best.nproc == 1:
+        return shlex.join(["mpt", "train", *words])
+    if best.nproc <= arguments.per_machine:
+        return shlex.join(["mpt", "train", *words, "--nproc", str(best.nproc)])
+    fewest = -(-best.nproc // arguments.per_machine)
+    machines = next(number for number in range(fewest, best.nproc + 1) if best.nproc % number == 0)  # all alike
+    return shlex.join(
+        ["torchrun", f"--nnodes={machines}", f"--nproc-per-node={best.nproc // machines}", "-m", "mpt", "train", *words]
+    )
+
+
+def as_data(found: Cheapest, arguments: Command) -> dict[str, Any]:
+    """Return it as JSON can hold it."""
+    best = found.best
+    return {
+        "candidates": [one_as_data(one) for one in found.candidates],
+        "best": None if best is None else {**one_as_data(best), "command": command_for(best, arguments)},
+    }
+
+
+def one_as_data(one: Candidate) -> dict[str, Any]:
+    """Return a candidate as JSON can hold it."""
+    common = {
+        "gpu": one.gpu.name,
+        "nproc": one.nproc,
+        "price": one.price,
+        **one.way,
+        "recipe": describe_patch(one.patch),
+    }
+    if one.error:
+        return {**common, "error": one.error}
+    return {
+        **common,
+        "settings": one.settings,
+        "fits": one.fits,
+        "total_bytes": one.plan.total,
+        "budget_bytes": one.plan.budget_bytes,
+        "step_seconds": one.plan.step_seconds,
+    }

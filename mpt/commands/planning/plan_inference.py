@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
-from mpt.commands.cli.arguments import PlanInferArguments
+from mpt.commands.cli.arguments import Card, Desktop, PlannedConfig
 from mpt.commands.planning.plan_config import load_planned
 from mpt.commands.planning.plan_tables import columns, held_tables
 from mpt.config.schema import Config
@@ -27,7 +29,23 @@ from mpt.planner.recipes.planned import choose_gpu
 from mpt.report.units import show_seconds
 
 
-def run(arguments: PlanInferArguments) -> None:
+@dataclass(frozen=True)
+class Command(PlannedConfig):
+    """Plan inference: what it needs, and the largest batch or tile that fits."""
+
+    vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """The memory to fit into, such as 4GiB."""
+    gpu: Card = None
+    desktop: Desktop = None
+    half: bool = False
+    """Weights in half, as mpt infer --half stores them."""
+    dtype: str | None = None
+    """float32, float16 or bfloat16, as for mpt infer."""
+    frame: Annotated[str | None, typer.Option(metavar="WxH")] = None
+    """The size of frames that are cut into tiles, such as 1920x1080; the tile is chosen to fit."""
+
+
+def run(arguments: Command) -> None:
     """Plan a configuration's inference and print it.
 
     Raises MemoryBudgetError where not even one sample, or the smallest tile, fits.

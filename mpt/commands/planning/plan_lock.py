@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
-from mpt.commands.cli.arguments import PlanLockArguments
+import typer
+
+from mpt.commands.cli.arguments import Card, PlannedConfig
 from mpt.config.load import load_config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, InputOutputError
@@ -25,6 +28,16 @@ from mpt.planner.facts.gpus import DEFAULT, find_gpu
 from mpt.report.units import show_seconds
 from mpt.run.process.files import write_atomically
 from mpt.version import VERSION
+
+
+@dataclass(frozen=True)
+class Command(PlannedConfig):
+    """Keep the plan of CONFIG as it stands in a file for mpt plan check."""
+
+    gpu: Card = None
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE")] = "plan.lock"
+    """The file to write."""
+
 
 FORMAT = 1
 LARGEST_BYTES = 1 << 24
@@ -59,7 +72,7 @@ class Lock:
         )
 
 
-def run(arguments: PlanLockArguments) -> None:
+def run(arguments: Command) -> None:
     """Plan a configuration and write its lock."""
     path = Path(arguments.output)
     lock = plan_lock(

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
-from mpt.commands.cli.arguments import PlanPresetsArguments
+from mpt.commands.cli.arguments import AllowLossy, PlannedConfig
 from mpt.commands.planning.plan_config import load_planned
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import columns
@@ -35,6 +37,18 @@ from mpt.planner.recipes.recipe import Recipe, describe_cost, describe_patch
 from mpt.planner.recipes.search import search
 from mpt.report.units import show_seconds
 
+
+@dataclass(frozen=True)
+class Command(PlannedConfig):
+    """Write a patch for each usual size of card, 6 to 24 GB, and print a table."""
+
+    gpu: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    """The card whose kernels and times are planned, by default an RTX 2060."""
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FOLDER")] = None
+    """The folder to write into, by default presets/."""
+    allow_lossy: AllowLossy = False
+
+
 SIZES = (6, 8, 10, 12, 16, 24)
 """GB that cards are sold with."""
 REFERENCE = "rtx2060"
@@ -50,7 +64,7 @@ class Preset:
     path: Path | None = None
 
 
-def run(arguments: PlanPresetsArguments) -> None:
+def run(arguments: Command) -> None:
     """Search a recipe for every size, write those that there are, and print them as a table.
 
     Raises MemoryBudgetError where nothing fits even the largest size.
@@ -78,7 +92,7 @@ def usable_bytes(gpu: Gpu, size_gb: int) -> int:
     return replace(gpu, name="", memory_gib=size_gb, is_installed=False).usable_bytes
 
 
-def find_presets(config: Config, arguments: PlanPresetsArguments, gpu: Gpu) -> list[Preset]:
+def find_presets(config: Config, arguments: Command, gpu: Gpu) -> list[Preset]:
     """Return the first recipe for every size."""
     budgets = {size: usable_bytes(gpu, size) for size in SIZES}
     calibration, found = load_calibration(gpu.name), []

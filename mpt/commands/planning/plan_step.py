@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+import typer
 from rich.console import Console
 
-from mpt.commands.cli.arguments import PlanStepArguments
+from mpt.commands.cli.arguments import Allow, Card, Desktop, Json
 from mpt.commands.planning.plan_tables import columns, headline, print_plan
 from mpt.config.layers import read_override
 from mpt.config.sizes import describe_bytes
@@ -22,7 +23,31 @@ from mpt.planner.recipes.own_step import OwnPlanned, plan_own_step
 from mpt.report.units import show_seconds
 
 
-def run(arguments: PlanStepArguments) -> None:
+@dataclass(frozen=True)
+class Command:
+    """Plan a training step of your own code, which need not know mpt, and what to write into it.
+
+    FACTORY is a function, as FILE.py:NAME or PACKAGE.MODULE:NAME, that returns the step, or (model, optimizer, batch,
+    step). `mpt plan FACTORY` does the same.
+    """
+
+    factory: Annotated[str, typer.Argument(metavar="FACTORY", show_default=False)]
+    """Where the function is."""
+    overrides: Annotated[tuple[str, ...], typer.Argument(metavar="[NAME=VALUE]...", show_default=False)] = ()
+    """Arguments for it; with batch_size among them --largest can vary it."""
+    vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
+    """The memory to fit into, such as 6GiB."""
+    gpu: Card = None
+    desktop: Desktop = None
+    largest: bool = False
+    """Find the largest batch_size that fits."""
+    snapshot: Annotated[str | None, typer.Option(metavar="FILE")] = None
+    """Write the planned timeline as a memory snapshot of torch, for pytorch.org/memory_viz."""
+    allow: Allow = ()
+    json: Json = False
+
+
+def run(arguments: Command) -> None:
     """Plan a step and print what it needs and what to write into the script.
 
     Raises MemoryBudgetError where neither it nor any way fits.
@@ -65,7 +90,7 @@ def as_data(planned: OwnPlanned) -> dict[str, Any]:
     }
 
 
-def show(console: Console, planned: OwnPlanned, arguments: PlanStepArguments) -> None:
+def show(console: Console, planned: OwnPlanned, arguments: Command) -> None:
     """Print the sentence, what is behind it, and the ways."""
     plan = planned.plan
     name = planned.found.name

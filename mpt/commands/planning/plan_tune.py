@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt.commands.cli.arguments import PlanTuneArguments
+from mpt.commands.cli.arguments import Output, PlannedConfig
 from mpt.commands.planning.plan_config import choose_output, common_words, load_planned
 from mpt.config.schema import Config
 from mpt.config.yaml_text import write_text
@@ -18,14 +19,24 @@ if TYPE_CHECKING:
     from mpt.workflows.tuning import Trial, Tuning
 
 
-def run(arguments: PlanTuneArguments) -> None:
+@dataclass(frozen=True)
+class Command(PlannedConfig):
+    """Measure here which kernels are fastest, and write what gains.
+
+    Optimizer kernels and the order of channels are tried on this device.
+    """
+
+    output: Output = None
+
+
+def run(arguments: Command) -> None:
     """Measure which kernels are fastest for CONFIG's step on this device."""
     path = choose_output(arguments, arguments.output, "tuned")
     words = ["mpt", "train", *common_words(arguments, arguments.overrides)]
     show_tuning(load_planned(arguments), arguments, path, words)
 
 
-def show_tuning(config: Config, arguments: PlanTuneArguments, path: Path, words: list[str]) -> None:
+def show_tuning(config: Config, arguments: Command, path: Path, words: list[str]) -> None:
     """Measure, print a row for each candidate as it comes, and write what gains to `path`.
 
     `words` is the command that trains the configuration.

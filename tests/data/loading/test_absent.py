@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from mpt.commands import convert, infer
-from mpt.commands.cli.arguments import ConvertArguments, InferArguments, TrainArguments
+from mpt.commands.convert import Command as ConvertArguments
+from mpt.commands.infer import Command as InferArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import run as train
 from mpt.data.loading.absent import AbsentDataset
 from mpt.errors import DataError

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from mpt.commands import compare, train
-from mpt.commands.cli.arguments import CompareArguments, TrainArguments
+from mpt.commands.compare import Command as CompareArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.data.loading.fingerprint import Fingerprint, combine, hash_of_list
 from mpt.errors import ConfigError
 from mpt.run.records.data_layout import read_training_list

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpt.commands import doctor
-from mpt.commands.cli.arguments import DoctorArguments
+from mpt.commands.doctor import Command as DoctorArguments
 from mpt.doctor.card import section
 from mpt.doctor.card.checks import KINDS, check_names
 from mpt.errors import NonFiniteError

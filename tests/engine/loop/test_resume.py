@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mpt.commands.cli.arguments import TrainArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
 from mpt.data import digits

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpt.commands.cli.arguments import TrainArguments
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
 from mpt.engine.loop import rollback

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from mpt.commands import infer
-from mpt.commands.cli.arguments import InferArguments, PlanInferArguments
+from mpt.commands.infer import Command as InferArguments
 from mpt.commands.planning import plan_inference
+from mpt.commands.planning.plan_inference import Command as PlanInferArguments
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.engine.building.build import build_run

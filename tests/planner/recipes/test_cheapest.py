@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import pytest
 
-from mpt.commands.cli.arguments import PlanClusterArguments
 from mpt.commands.planning import plan_cluster
+from mpt.commands.planning.plan_cluster import Command as PlanClusterArguments
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, MemoryBudgetError
 from mpt.planner.answers.plan import Plan

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from rich.console import Console
 
 from mpt.commands import plan
-from mpt.commands.cli.arguments import PlanArguments, PlanClusterArguments
+from mpt.commands.plan import Command as PlanArguments
 from mpt.commands.planning import plan_cluster
+from mpt.commands.planning.plan_cluster import Command as PlanClusterArguments
 from mpt.commands.planning.plan_tables import print_scaling
 from mpt.errors import ConfigError
 from mpt.planner.client.session import Answer, Session

@@ -65,7 +65,7 @@ class Command:
 
 def run(command: Command) -> None:
     """Do all three steps. Raises what they raise."""
-    from mpt.commands.cli.arguments import TrainArguments
+    from mpt.commands.train import Command as TrainArguments
     from mpt.commands.train import run as train
     from mpt.run.process.files import failures_explained, write_atomically
     from mpt.systems.deepfacelab.commands import merge

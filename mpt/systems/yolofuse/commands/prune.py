@@ -12,7 +12,8 @@ import torch
 import typer
 from torch import nn
 
-from mpt.commands.cli.arguments import Device, Runs, TrainArguments
+from mpt.commands.cli.arguments import Device, Runs
+from mpt.commands.train import Command as TrainArguments
 from mpt.commands.train import train
 from mpt.config.load import load_config
 from mpt.data.loading.absent import AbsentDataset

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from mpt.commands import infer
-from mpt.commands.cli.arguments import InferArguments
+from mpt.commands.infer import Command as InferArguments
 from mpt.config.load import load_config
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.state.state import capture
