@@ -29,6 +29,7 @@ from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map_only
 
 from mpt.planner.device import cpu_routes, direct_results
 from mpt.planner.device.outcomes import Form, Outcome
@@ -210,7 +211,25 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         route = cpu_routes.ROUTES.get(func)
         result = NotImplemented if route is None else route(func, *args, **kwargs)
-        return super()._dispatch_impl(func, types, args, kwargs) if result is NotImplemented else result
+        if result is not NotImplemented:
+            return result
+        places = {one.fake_device for one in _fakes_in(chain(args, kwargs.values())) if one.fake_device.type != "cpu"}
+        try:
+            return super()._dispatch_impl(func, types, args, kwargs)
+        except NotImplementedError:  # an operator without a rule for shapes, which torch runs on zeros (QR, Dirichlet)
+            if len(places) != 1:
+                raise
+        host, (device,) = torch.device("cpu"), places
+        args, kwargs = self._moved((args, kwargs), host)
+        return self._moved(super()._dispatch_impl(func, types, args, kwargs), device)
+
+    def _moved(self, values: Any, device: torch.device) -> Any:
+        """Return nested arguments or results with each fake tensor replaced by a new one on a device."""
+
+        def move(one: FakeTensor) -> FakeTensor:
+            return cast(FakeTensor, self._make(Form(tuple(one.shape), one.stride(), one.dtype, device), ()))
+
+        return tree_map_only(FakeTensor, move, values)
 
     def _is_plain(self, value: Any) -> bool:
         return (

@@ -96,6 +96,12 @@ def test_recurrent_layers_and_silu_run_as_single_kernels(seen: Any) -> None:
     assert seen["silu_is_one_kernel"]
 
 
+def test_an_operator_without_a_rule_for_shapes_gives_what_the_cpus_does(seen: Any) -> None:
+    (rows, columns), device, (scales,), other = seen["without_a_rule"]
+    assert min(rows, columns) == scales
+    assert device == other == "fgpu"
+
+
 def test_asking_for_a_device_is_no_operator(seen: Any) -> None:
     assert seen["operators_of_an_addition"] == ["aten::add"]
 
