@@ -2,14 +2,15 @@
 
 A command of a part package that can do more with some inputs than a task, which sees a batch, declares
 `from_infer(task, inputs)`: given the name of the run's task and each `--input` as (name or None, path) it returns its
-own fields for these inputs, or None where they are not for it. `mpt infer` then runs that command, with its own
-options where the command has the same ones.
+own fields for these inputs, or None where they are not for it. A file in the place of a run that mpt did not write is
+asked about in the same way, without a task. `mpt infer` then runs that command, with its own options where the command
+has the same ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from mpt.config.registry import INSTALLED, CommandPart
 from mpt.config.yaml_text import MAX_BYTES
 from mpt.errors import ConfigError
 from mpt.foreign.files import read_text
-from mpt.inference.exported import is_export
+from mpt.inference.exported import SUFFIXES, is_export
 from mpt.run.checkpoints.choice import load_wanted, read_wish
 from mpt.run.records.ending import newest_finished_run
 from mpt.run.records.layout import RunDirectory, find_run
 
-ALIKE = ("half", "dtype", "batch_size", "vram", "overwrite", "device", "runs")
+ALIKE = ("half", "dtype", "batch_size", "vram", "overwrite", "device", "runs", "count", "seed", "truncation")
 """Options that mean the same in `mpt infer` and in a system's command that has them."""
 CHOICES = ("best", "newest", "step")
 """Options that choose a checkpoint, which goes to the command as its run."""
@@ -63,18 +64,36 @@ def as_option(field: str) -> str:
 
 def runs_command(arguments: Any) -> bool:
     """Run the system's command that these inputs are for; return whether there is one."""
+    if is_foreign(arguments.run) and not arguments.input:
+        inputs = [(None, Path(str(arguments.run)))]
+        return runs_part_for(None, inputs, arguments, lambda: str(arguments.run))
     if not arguments.input or is_export(arguments.run):
         return False
     directory = find_run(arguments.run, Path(arguments.runs))[0] if arguments.run else None
     if directory is None:
         directory = newest_finished_run(Path(arguments.runs))[0]
+    given = [named(text) for text in arguments.input]
     task = task_name(directory.config_path)
-    inputs = [named(text) for text in arguments.input]
+    return runs_part_for(task, given, arguments, lambda: chosen_run(arguments, directory))
+
+
+def is_foreign(run: str | None) -> bool:
+    """Return whether a file stands in the place of a run that is none of `mpt convert`'s."""
+    return run is not None and Path(run).is_file() and not run.endswith(SUFFIXES)
+
+
+def runs_part_for(
+    task: str | None,
+    inputs: Sequence[tuple[str | None, Path]],
+    arguments: InferArguments,
+    run: Callable[[], str],
+) -> bool:
+    """Run the first command that these inputs are for; return whether there is one."""
     for part in INSTALLED.commands():
         asks = part.optional("from_infer")
         own = asks(task, inputs) if asks is not None else None
         if own is not None:
-            run_part(part, own, arguments, chosen_run(arguments, directory))
+            run_part(part, own, arguments, run())
             return True
     return False
 

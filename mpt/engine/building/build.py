@@ -29,7 +29,7 @@ from mpt.engine.building.optimizers import build_optimizers, clip_norm, optimize
 from mpt.engine.building.start_notes import lost_decay, start_notes
 from mpt.engine.state.averages import describe as describe_averages
 from mpt.engine.state.early_stopping import Rule
-from mpt.engine.state.moving_averages import add_averages
+from mpt.engine.state.moving_averages import add_averages, fill_averages
 from mpt.engine.step.built_parts import Networks, check_networks, require
 from mpt.errors import ConfigError, DataError
 from mpt.metrics.shared.choice import metrics_of
@@ -98,6 +98,7 @@ def build_run(
     placed = {name: place(networks.pop(name), device, fake) for name in list(networks)}
     task = build_task(config, placed, data, precision)
     averages = add_averages(task, config.train.ema)
+    fill_averages(averages, start.averages if start else {})
     frozen = freeze(task, config.train.freeze, config.train.frozen_norm) if trains else None
     if world.size > 1:
         prepare_ranks(config, task, world)
@@ -151,7 +152,9 @@ def load_start(config: Config, networks: dict[str, nn.Module]) -> Start | None:
     weights = setting_of(config.model.settings, "weights")
     if not weights:
         return None
-    return load_initial_weights(networks, Path(weights), config.model.plugin.optional("translate_weights"))
+    plugin = config.model.plugin
+    translate, read = plugin.optional("translate_weights"), plugin.optional("read_weights")
+    return load_initial_weights(networks, Path(weights), translate, read)
 
 
 def build_precision(config: Config, device: torch.device) -> Precision:

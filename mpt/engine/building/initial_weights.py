@@ -31,6 +31,7 @@ SHOWN = 5
 LEAST_SHARE, LEAST_TRANSLATED = 0.5, 0.25
 """Share of the model's tensors that must be in a file: by its own names, and as a related model's."""
 Translate = Callable[[Mapping[str, nn.Module], Mapping[str, Tensor]], dict[str, Tensor] | None]
+Read = Callable[[Path], dict[str, Tensor] | None]
 MOST_PREFIXES = 3
 
 
@@ -61,15 +62,19 @@ class Start:
     """The names of what stays as it was made."""
     is_own: bool
     """Whether mpt wrote the file: its names are those of the networks, not those of a library's model."""
+    averages: Mapping[str, Tensor] = field(default_factory=dict)
+    """Where the file has averages besides the weights: the twins' tensors by name (`train.ema`)."""
     passed_over: tuple[str, ...] = ()
     """Which newer checkpoints of the run are damaged, why, and which one was read instead."""
 
 
-def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate: Translate | None = None) -> Start:
+def load_initial_weights(
+    modules: Mapping[str, nn.Module], path: Path, translate: Translate | None = None, read: Read | None = None
+) -> Start:
     """Copy a file's tensors into networks that were just built.
 
-    `translate` is the model file's own: where it knows the file for one of a related model, it returns the tensors
-    that this one can use, under its names, or None.
+    Both functions are the model file's own: `read` reads a format that only it knows, and `translate` returns the
+    tensors of a related model's file that this one can use, under its names. Each returns None for other files.
     Raises CheckpointError for a file that is refused, that fits less than half of the networks it touches, that holds
     another kind of numbers, or weights that are not finite.
     """
@@ -77,9 +82,12 @@ def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate
     if not path.exists():
         looked = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside the configuration"
         raise CheckpointError(f"model.weights: there is no file {path}{looked}")
-    path, file, passed_over = read_start(path)
+    foreign = read(path) if read is not None else None
+    path, file, passed_over = read_start(path) if foreign is None else (path, WeightsFile(foreign), ())
     translated = translate(modules, file.tensors) if translate is not None else None
-    match = best_match(modules, file.tensors if translated is None else translated)
+    twins = {name: value for name, value in (translated or {}).items() if name.partition(".")[0] not in modules}
+    given = file.tensors if translated is None else {k: v for k, v in translated.items() if k not in twins}
+    match = best_match(modules, given)
     least = LEAST_SHARE if translated is None else LEAST_TRANSLATED
     if not match.found or len(match.found) < least * match.count:
         raise CheckpointError(
@@ -92,7 +100,8 @@ def load_initial_weights(modules: Mapping[str, nn.Module], path: Path, translate
         for name, tensor in match.found.items():
             own[name].copy_(tensor)
     is_own = any(name in file.tensors or f"modules.{name}" in file.tensors for name in match.found)
-    return Start(describe(match, file, path), tuple(name.partition(" ")[0] for name in match.new), is_own, passed_over)
+    made = tuple(name.partition(" ")[0] for name in match.new)
+    return Start(describe(match, file, path), made, is_own, twins, passed_over)
 
 
 def read_start(path: Path) -> tuple[Path, WeightsFile, tuple[str, ...]]:

@@ -39,6 +39,16 @@ def add_averages(task: Task, settings: MovingAverage | None) -> dict[str, nn.Mod
     return twins
 
 
+@torch.no_grad()
+def fill_averages(averages: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    """Copy averages that a file of weights had (`gen_ema.layer.weight`) into the twins, where their shapes agree."""
+    for name, twin in averages.items():
+        for key, value in twin.state_dict(keep_vars=True).items():
+            given = tensors.get(f"{name}{SUFFIX}.{key}")
+            if given is not None and given.shape == value.shape:
+                value.copy_(given)
+
+
 def trained_modules(task: Task) -> list[str]:
     """Return the names of the task's modules that are trained, or are part of what is trained."""
     trained = {parameter for module in task.trainable.values() for parameter in module.parameters()}

@@ -92,12 +92,12 @@ class Foreign:
     items: dict[Any, Any] = field(default_factory=dict)
 
 
-def interpret(stream: BytesIO) -> tuple[Any, dict[str, Storage]]:
+def interpret(stream: BytesIO, most_work: int = MOST_WORK) -> tuple[Any, dict[str, Storage]]:
     """Interpret the pickle at the stream's position, leave the stream behind it, and return its value and storages.
 
     Raises ValueError at the first thing that is not data.
     """
-    machine = TorchMachine(MOST_WORK)
+    machine = TorchMachine(most_work)
     return machine.run(stream), machine.storages
 
 

@@ -15,9 +15,9 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import BufferedReader, BytesIO
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from mpt.errors import CheckpointError
 from mpt.run.checkpoints.tensor_file import read_tensors
 from mpt.run.process.files import open_regular
 from mpt.run.process.host_memory import available_bytes
-from mpt.run.weights.torch_pickle import Described, Foreign, Storage, interpret
+from mpt.run.weights.torch_pickle import MOST_WORK, Described, Foreign, Storage, interpret
 
 LARGEST_PICKLE_BYTES = 64 << 20
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -78,7 +78,7 @@ def read_weights_file(path: Path) -> WeightsFile:
                     return find_weights(*read_archive(archive))
             if start[:1] != b"\x80":
                 raise ValueError("it is neither safetensors nor what torch.save writes")
-            return find_weights(*read_legacy(file))
+            return find_weights(*read_legacy(file, os.fstat(file.fileno()).st_size))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, MemoryError) as error:
@@ -134,21 +134,20 @@ def read_archive(archive: zipfile.ZipFile) -> tuple[Any, ReadStorage]:
     return interpret(BytesIO(archive.read(names[0])))[0], read
 
 
-def read_legacy(file: BufferedReader) -> tuple[Any, ReadStorage]:
+def read_legacy(file: BinaryIO, size: int, most_work: int = MOST_WORK) -> tuple[Any, ReadStorage]:
     """Return what a file from before PyTorch 1.6 describes, and how to read its storages.
 
     Five pickles (a magic number, the version, the writer's system, the object, the storages' keys in order), then each
-    storage: its count in eight bytes and its numbers.
+    storage: its count in eight bytes and its numbers. Each pickle may have `most_work` operations.
     """
-    size = os.fstat(file.fileno()).st_size
     stream = BytesIO(file.read(LARGEST_PICKLE_BYTES))
-    if interpret(stream)[0] != LEGACY_MAGIC or interpret(stream)[0] != LEGACY_PROTOCOL:
+    if interpret(stream, most_work)[0] != LEGACY_MAGIC or interpret(stream, most_work)[0] != LEGACY_PROTOCOL:
         raise ValueError("it is a pickle, but not one of torch.save")
-    system = interpret(stream)[0]
+    system = interpret(stream, most_work)[0]
     if not isinstance(system, dict) or system.get("little_endian") is not (sys.byteorder == "little"):
         raise ValueError("its bytes are in another machine's order")
-    value, storages = interpret(stream)
-    keys = interpret(stream)[0]
+    value, storages = interpret(stream, most_work)
+    keys = interpret(stream, most_work)[0]
     named = isinstance(keys, list) and len(keys) == len(storages) and all(type(key) is str for key in keys)
     if not named or set(keys) != set(storages):
         raise ValueError("its storages are not those that its pickle names")

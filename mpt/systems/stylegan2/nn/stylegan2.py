@@ -5,18 +5,20 @@ Half precision is designed in: `set_half` gives the highest `num_fp16_res` resol
 lowest; the image is accumulated, and the mapping and the discriminator's last layers run, in float32. That is what
 `precision.mode: native` switches on; under the other modes blocks follow their input. The noise of the synthesis
 layers is an argument, so that one draw serves a whole batch however it is split. The mean style for truncation is
-computed from the weights when it is needed (the paper tracks a running average in training), so it cannot lag behind
-them.
+computed from the weights when it is needed, so it cannot lag behind them; with `published` it is the running mean that
+the paper's program tracks, which its files hold.
 
-Not here: class conditioning, projection, and the fused CUDA kernels of the original.
+NVIDIA's network pickles are read by `mpt.systems.stylegan2.nn.weights`. Not here: projection, and the fused CUDA
+kernels of the original.
 Source: Karras et al. 2020 (StyleGAN2), configuration F, and Karras et al. 2020 (ADA) for sizes by resolution.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping as Names
 from collections.abc import Sequence
-from itertools import pairwise
+from pathlib import Path
 
 import torch
 from pydantic import Field
@@ -26,6 +28,7 @@ from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.nn.shared.generative_bodies import check_image
 from mpt.seams import DataSpec
+from mpt.systems.stylegan2.nn.shared.mapping import Mapping
 from mpt.systems.stylegan2.nn.shared.resampling import Blur
 from mpt.systems.stylegan2.nn.shared.stylegan2_layers import (
     EqualConv,
@@ -36,6 +39,8 @@ from mpt.systems.stylegan2.nn.shared.stylegan2_layers import (
 )
 
 TASK = "stylegan2"
+CLASS_LAYERS = 8
+"""Layers by which the discriminator maps labels."""
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 MEAN_STYLE_SEED = 0x7374796C65
 """No run's seed: with that, the first latents would equal the weights of the mapping's first layer."""
@@ -59,6 +64,12 @@ class Settings(ModelOptions):
     """How many of the highest resolutions run in half under `precision.mode: native`."""
     conv_clamp: float | None = Field(256.0, gt=0)
     """Limit of every convolution's output."""
+    classes: int = Field(0, ge=0)
+    """Number of classes whose labels condition both networks; 0: labels are not used."""
+    deviation_group: int = Field(4, ge=1)
+    """Samples over which the discriminator's deviation of the batch is taken."""
+    published: bool = False
+    """Keep the further state of NVIDIA's files: the running mean of styles, for truncation, and fixed noise."""
 
     def width(self, resolution: int) -> int:
         """Return the number of channels at a resolution."""
@@ -67,22 +78,6 @@ class Settings(ModelOptions):
     def resolutions(self) -> list[int]:
         """Return 4, 8, ... image_size."""
         return [2**power for power in range(2, int(math.log2(self.image_size)) + 1)]
-
-
-class Mapping(nn.Module):
-    """Map latents (b, latent) to styles (b, style)."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        sizes = [settings.latent_size, *[settings.style_size] * settings.mapping_layers]
-        self.layers = nn.Sequential(
-            *(EqualLinear(a, b, lr_multiplier=0.01, activated=True) for a, b in pairwise(sizes))
-        )
-
-    def forward(self, latent_bd: Tensor) -> Tensor:
-        latent = latent_bd.float()  # 1e-8 is zero in float16
-        style: Tensor = self.layers(latent * (latent.square().mean(1, keepdim=True) + 1e-8).rsqrt())
-        return style
 
 
 class SynthesisBlock(nn.Module):
@@ -117,6 +112,8 @@ class SynthesisBlock(nn.Module):
 class Synthesis(nn.Module):
     """Map one style per layer (b, layers, style) and the layers' noise to an image (b, c, h, w) in float32."""
 
+    fixed_noise: Tensor | None
+
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.resolutions = settings.resolutions()
@@ -124,6 +121,7 @@ class Synthesis(nn.Module):
         self.blocks = nn.ModuleList(SynthesisBlock(settings, resolution) for resolution in self.resolutions)
         self.style_count = 2 * len(self.resolutions)
         self.noise_shapes = [size for size in self.resolutions for _ in range(1 if size == 4 else 2)]
+        self.register_buffer("fixed_noise", torch.randn(self.noise_size) if settings.published else None)
 
     @property
     def noise_size(self) -> int:
@@ -158,21 +156,29 @@ class Generator(nn.Module):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self.latent_size = settings.latent_size
-        self.mapping, self.synthesis = Mapping(settings), Synthesis(settings)
+        self.latent_size, self.classes = settings.latent_size, settings.classes
+        sizes = (settings.latent_size, settings.style_size, settings.mapping_layers)
+        self.mapping = Mapping(*sizes, classes=settings.classes, tracks_mean=settings.published)
+        self.synthesis = Synthesis(settings)
         self.num_fp16_res = settings.num_fp16_res
 
     def set_half(self, dtype: torch.dtype) -> int:
         """Run the highest `num_fp16_res` resolutions in `dtype`; return how many that are."""
         return _set_half(self.synthesis.blocks, self.synthesis.resolutions, dtype, self.num_fp16_res)
 
-    def styles(self, latent_bd: Tensor, other_bd: Tensor | None = None, crossover_b: Tensor | None = None) -> Tensor:
+    def styles(
+        self,
+        latent_bd: Tensor,
+        other_bd: Tensor | None = None,
+        crossover_b: Tensor | None = None,
+        label_b: Tensor | None = None,
+    ) -> Tensor:
         """Return one style per layer; from layer `crossover` on, those of the other latents."""
         count = self.synthesis.style_count
-        style: Tensor = self.mapping(latent_bd).unsqueeze(1).expand(-1, count, -1)
+        style: Tensor = self.mapping(latent_bd, label_b).unsqueeze(1).expand(-1, count, -1)
         if other_bd is None or crossover_b is None:
             return style
-        other = self.mapping(other_bd).unsqueeze(1).expand(-1, count, -1)
+        other = self.mapping(other_bd, label_b).unsqueeze(1).expand(-1, count, -1)
         first = torch.arange(count, device=latent_bd.device) < crossover_b.unsqueeze(1)
         mixed: Tensor = torch.where(first.unsqueeze(2), style, other)
         return mixed
@@ -185,21 +191,34 @@ class Generator(nn.Module):
         crossover_b: Tensor | None = None,
         mean_style_d: Tensor | None = None,
         truncation: float = 1.0,
+        label_b: Tensor | None = None,
     ) -> Tensor:
-        style = self.styles(latent_bd, other_bd, crossover_b)
+        style = self.styles(latent_bd, other_bd, crossover_b, label_b)
         if mean_style_d is not None:
-            style = mean_style_d.to(style.dtype).lerp(style, truncation)
+            style = truncated(style, mean_style_d, truncation)
         image: Tensor = self.synthesis(style, noise_bn)
         return image
 
     @torch.no_grad()
     def mean_style(self, samples: int = 4096, seed: int = MEAN_STYLE_SEED) -> Tensor:
-        """Return the mean style (d,), towards which truncation moves, from a fixed draw of latents."""
+        """Return the mean style (d,), towards which truncation moves: the tracked one, or that of fixed latents.
+
+        The latents go through all classes in turn.
+        """
+        if self.mapping.average is not None:
+            return self.mapping.average.float()
         numbers = torch.Generator().manual_seed(seed)
         device = self.synthesis.constant.device
         latents = torch.randn(samples, self.latent_size, generator=numbers).to(device)
-        mean: Tensor = self.mapping(latents).float().mean(0)
+        label = torch.arange(samples, device=device) % self.classes if self.classes else None
+        mean: Tensor = self.mapping(latents, label).float().mean(0)
         return mean
+
+
+def truncated(style_bld: Tensor, mean_d: Tensor, amount: float, cutoff: int | None = None) -> Tensor:
+    """Return the styles of the first `cutoff` layers (None: all) moved to the mean, by 1 - `amount` of the way."""
+    moved = mean_d.to(style_bld.dtype).lerp(style_bld, amount)
+    return moved if cutoff is None else torch.cat((moved[:, :cutoff], style_bld[:, cutoff:]), 1)
 
 
 class DiscriminatorBlock(nn.Module):
@@ -235,23 +254,30 @@ class Discriminator(nn.Module):
         self.blocks = nn.ModuleList(DiscriminatorBlock(settings, size) for size in self.resolutions[:-1])
         self.last = EqualConv(width + 1, width, 3, clamp=settings.conv_clamp)
         self.hidden = EqualLinear(width * 16, width, activated=True)
-        self.score = EqualLinear(width, 1)
+        self.score = EqualLinear(width, width if settings.classes else 1)
+        self.classes, self.deviation_group = settings.classes, settings.deviation_group
+        self.mapping = Mapping(0, width, CLASS_LAYERS, classes=settings.classes) if settings.classes else None
         self.num_fp16_res = settings.num_fp16_res
 
     def set_half(self, dtype: torch.dtype) -> int:
         """Run the highest `num_fp16_res` resolutions in `dtype`; return how many that are."""
         return _set_half(self.blocks, self.resolutions[:-1], dtype, self.num_fp16_res)
 
-    def forward(self, image_bchw: Tensor) -> Tensor:
+    def forward(self, image_bchw: Tensor, label_b: Tensor | None = None) -> Tensor:
         dtype = self.blocks[0].half_dtype
         x = self.from_image(image_bchw if dtype is None else image_bchw.to(dtype))  # type: ignore[arg-type]
         for block in self.blocks:
             x = block(x)
         if dtype is not None:
             x = x.float()  # the deviation over the batch and the last layers stay in full precision
-        x = self.last(batch_deviation(x))
+        x = self.last(batch_deviation(x, self.deviation_group))
         score: Tensor = self.score(self.hidden(x.flatten(1)))
-        return score.flatten()
+        if self.mapping is None:
+            return score.flatten()
+        assert label_b is not None, "a conditional discriminator judges images by their labels"
+        wanted = self.mapping(None, label_b)
+        projected: Tensor = (score * wanted.to(score.dtype)).sum(1) / math.sqrt(wanted.shape[1])
+        return projected
 
 
 def _set_half(blocks: nn.ModuleList, resolutions: Sequence[int], dtype: torch.dtype, count: int) -> int:
@@ -274,4 +300,25 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
             f"{', '.join(map(str, SIZES))}. Set one of them; the data set's images are resized to it."
         )
     check_image(data, settings.image_size, settings.channels, "stylegan2")
+    if settings.classes and settings.classes != len(data.classes):
+        raise ConfigError(
+            f"model.classes: stylegan2 is to tell {settings.classes} classes apart, and the data have "
+            f"{len(data.classes) or 'none'}; set their number, or 0 to leave labels out"
+        )
     return {"gen": Generator(settings), "disc": Discriminator(settings)}
+
+
+def read_weights(path: Path) -> dict[str, Tensor] | None:
+    """Return the tensors of an NVIDIA network pickle by its names, "G_ema." and the like in front; None for others."""
+    from mpt.systems.stylegan2.nn.weights.network_pickle import is_network_pickle, read_network_pickle
+
+    return read_network_pickle(path).tensors() if is_network_pickle(path) else None
+
+
+def translate_weights(networks: Names[str, nn.Module], tensors: Names[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the tensors of an NVIDIA network by our names, at the resolutions that both have; None for others."""
+    from mpt.systems.stylegan2.nn.weights.names import to_ours
+
+    if not any(name.startswith(("G.", "D.", "G_ema.")) for name in tensors):
+        return None
+    return to_ours(networks["gen"].synthesis.resolutions, tensors)  # type: ignore[union-attr, arg-type]

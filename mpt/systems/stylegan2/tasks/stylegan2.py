@@ -105,8 +105,23 @@ class StyleGan2(gan.Gan):
             phases.append(Phase("disc_r1", self.disc, optimizers["disc"], self.r1_losses, style.r1_every, scaled=False))
         return phases
 
+    @property
+    def _classes(self) -> int:
+        return self.gen.classes
+
     def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Add latents, style mixing, noise and augmentation draws; the path phase gets half a batch and no images."""
+        """Add latents, style mixing, noise and augmentation draws; the path phase gets half a batch and no images.
+
+        Samples have the labels of the batch, whose frequencies are those of the data.
+        """
+        drawn = self._draw(batch, phase)
+        if self._classes:
+            drawn["label"] = batch["label"][: len(next(iter(drawn.values())))]
+        if "latent" in drawn:
+            self.gen.mapping.track(drawn["latent"], drawn.get("label"))
+        return drawn
+
+    def _draw(self, batch: Batch, phase: Phase) -> Batch:
         image = batch["image"]
         self.batch_size = len(image)
         for module in (*self.gen.modules(), *self.disc.modules()):
@@ -145,14 +160,15 @@ class StyleGan2(gan.Gan):
 
     def fake_side(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return generated images in [-1, 1]."""
-        return (self.gen(batch["latent"], batch["noise"], batch["other"], batch["crossover"]),)
+        mixed = (batch["latent"], batch["noise"], batch["other"], batch["crossover"])
+        return (self.gen(*mixed, label_b=batch.get("label")),)
 
     def judge(self, side: tuple[Tensor, ...], batch: Batch, real: bool) -> Judgement:
         """Return the scores of images, augmented where that is on."""
         (image,) = side
         if self.augment is not None:
             image = self.augment(image, batch["augment_real" if real else "augment_fake"])
-        return Judgement(self.disc(image))
+        return Judgement(self.disc(image, batch["label"]) if self._classes else self.disc(image))
 
     def _disc_losses(self, side: tuple[Tensor, ...], batch: Batch, kind: Literal["real", "fake"]) -> list[Loss]:
         verdict = self.judge(side, batch, real=kind == "real")
@@ -175,7 +191,7 @@ class StyleGan2(gan.Gan):
         yield Loss("loss", self.style.path_weight * self.style.path_every * penalty)
 
     def _measure_paths(self, batch: Batch) -> Tensor:
-        styles = self.gen.styles(batch["latent"], batch["other"], batch["crossover"])
+        styles = self.gen.styles(batch["latent"], batch["other"], batch["crossover"], batch.get("label"))
         image = self.gen.synthesis(styles, batch["noise"])
         return adversarial.path_lengths(image, styles, batch["projection"])
 
@@ -218,7 +234,10 @@ class StyleGan2(gan.Gan):
         return f"task.r1_gamma={10 * self.style.r1_gamma or 1:g}"
 
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
-        """Return images in [0, 1], with noise that depends on the sample's number."""
+        """Return images in [0, 1]; sample i has class (first + i) mod classes.
+
+        Their noise depends on the sample's number, or is the network's fixed noise where it has that.
+        """
         gen = self.gen
         with self.precision.float32():
             mean = gen.mean_style() if truncation < 1 else None
@@ -226,10 +245,17 @@ class StyleGan2(gan.Gan):
         for start in range(0, len(latent_bz), SAMPLE_CHUNK):
             chunk = latent_bz[start : start + SAMPLE_CHUNK]
             numbers = range(first + start, first + start + len(chunk))
-            noise = torch.stack([draw_noise(gen.synthesis.noise_size, number) for number in numbers])
-            image = gen(chunk, noise.to(chunk.device), mean_style_d=mean, truncation=truncation)
+            label = torch.tensor(numbers, device=chunk.device) % self._classes if self._classes else None
+            noise = self._noise(numbers, chunk.device)
+            image = gen(chunk, noise, mean_style_d=mean, truncation=truncation, label_b=label)
             images.append(self.to_image(image))
         return torch.cat(images)
+
+    def _noise(self, numbers: Sequence[int], device: torch.device) -> Tensor:
+        synthesis = self.gen.synthesis
+        if synthesis.fixed_noise is not None:
+            return synthesis.fixed_noise.expand(len(numbers), -1)
+        return torch.stack([draw_noise(synthesis.noise_size, number) for number in numbers]).to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the mean path length and the signs counted since the last change of the probability."""

@@ -12,11 +12,12 @@ from mpt.engine.state.evaluation import apart_from_training, evaluate_batches, i
 from mpt.engine.state.moving_averages import follow_step
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
+from mpt.errors import ConfigError
 from mpt.seams import loss_scales
 from mpt.systems.stylegan2.nn.shared.stylegan2_layers import Convolution
 from mpt.systems.stylegan2.tasks.stylegan2 import Settings, StyleGan2, draw_noise
 from mpt.tasks.shared.samples import METRIC_SEED
-from tests.tasks.generative import build, make_batch, take_step, weights
+from tests.tasks.generative import STYLEGAN2, build, make_batch, take_step, weights
 
 ADAPTIVE = {"metric_samples": 8, "preview_count": 4, "ada_target": 0.6, "ada_kimg": 1.0}
 
@@ -268,3 +269,24 @@ def test_float16_on_a_gpu_takes_twenty_finite_steps(mode: str) -> None:
     sample = infer(run, None, 4).tiles
     assert sample is not None
     assert torch.isfinite(sample).all()
+
+
+def test_classes_condition_both_networks_and_the_running_mean_is_tracked() -> None:
+    model = {**STYLEGAN2, "classes": 2, "published": True}
+    run = build(model, task=ADAPTIVE)
+    before = weights(run)
+    for step in range(2):
+        assert all(done.finite for done in take_step(run, step).values())
+    after = weights(run)
+    for module, old in before.items():
+        assert all(not torch.equal(a, b) for a, b in zip(old, after[module], strict=True))
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    average = task.gen.mapping.average
+    assert average is not None
+    assert float(average.abs().max()) > 0
+    first, second = task.generate(torch.ones(2, 8)), task.generate(torch.ones(1, 8), first=1)
+    assert torch.allclose(first[1], second[0], atol=1e-6), "a sample's class follows its number"
+    assert not torch.allclose(first[0], first[1], atol=1e-3)
+    with pytest.raises(ConfigError, match="tell 3 classes apart, and the data have 2"):
+        build({**model, "classes": 3})

@@ -1,0 +1,1 @@
+"""Networks that are run as they were published, and not trained here."""

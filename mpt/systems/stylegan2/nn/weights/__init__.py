@@ -1,0 +1,1 @@
+"""NVIDIA's network pickles: read, and written back."""
