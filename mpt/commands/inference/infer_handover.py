@@ -85,7 +85,7 @@ def is_foreign(run: str | None) -> bool:
 def runs_part_for(
     task: str | None,
     inputs: Sequence[tuple[str | None, Path]],
-    arguments: InferArguments,
+    arguments: Any,
     run: Callable[[], str],
 ) -> bool:
     """Run the first command that these inputs are for; return whether there is one."""
