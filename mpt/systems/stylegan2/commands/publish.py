@@ -42,8 +42,8 @@ def run(command: Command) -> None:
     from mpt.inference.half import rebuild
     from mpt.inference.trained import open_trained
     from mpt.run.process.files import write_atomically
+    from mpt.systems.stylegan2.inference.publishing import like_pattern, network_bytes, published_tensors
     from mpt.systems.stylegan2.nn.stylegan2 import Discriminator, Generator, Settings
-    from mpt.systems.stylegan2.nn.weights.publishing import like_pattern, network_bytes, published_tensors
 
     if command.output.suffix not in (".pkl", ".pt"):
         raise ConfigError(f"OUT: found {command.output}; name a .pkl or a .pt file")

@@ -1,1 +1,1 @@
-"""NVIDIA's network pickles: read, and written back."""
+"""NVIDIA's network pickles and names."""

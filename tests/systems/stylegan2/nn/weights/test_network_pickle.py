@@ -12,6 +12,7 @@ import torch
 
 from mpt.errors import CheckpointError
 from mpt.systems.stylegan2.inference.generators import Look, Painter, as_bytes, open_painter
+from mpt.systems.stylegan2.inference.publishing import fragment
 from mpt.systems.stylegan2.nn.stylegan2 import Discriminator, Generator, Settings, truncated
 from mpt.systems.stylegan2.nn.weights.names import settings_of, to_ours
 from mpt.systems.stylegan2.nn.weights.network_pickle import (
@@ -20,7 +21,6 @@ from mpt.systems.stylegan2.nn.weights.network_pickle import (
     is_network_pickle,
     read_network_pickle,
 )
-from mpt.systems.stylegan2.nn.weights.publishing import fragment
 from tests.systems.stylegan2.original import apart, network_pickle, recorded, written
 
 NAMES = ("a32", "b64")

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mpt.errors import CheckpointError, ConfigError
+from mpt.systems.stylegan2.inference.publishing import like_pattern, network_bytes, published_tensors
 from mpt.systems.stylegan2.nn.stylegan2 import Discriminator, Generator, Settings
 from mpt.systems.stylegan2.nn.weights.names import settings_of
 from mpt.systems.stylegan2.nn.weights.network_pickle import read_network_pickle
-from mpt.systems.stylegan2.nn.weights.publishing import like_pattern, network_bytes, published_tensors
 from tests.systems.stylegan2.original import network_pickle
 
 
