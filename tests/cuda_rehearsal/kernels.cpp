@@ -235,8 +235,8 @@ void give_nan_its_bits(void* address, int64_t count, Bits infinity, Bits nan) {
 
 // Give every NaN the bits that CUDA's arithmetic gives it: 0x7FFFFFFF, and 0x7FFF in half.
 void give_nan_its_bits(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage() || !tensor.numel()) {
-    return;
+  if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage() || !tensor.numel() || tensor._is_zerotensor()) {
+    return;  // the zeros of autograd that are written nowhere have no memory
   }
   const auto kind = tensor.scalar_type();
   if (kind != at::kFloat && kind != at::kHalf && kind != at::kBFloat16) {

@@ -25,6 +25,14 @@ def test_tensors_say_cuda_and_compute() -> None:
     assert torch.equal(weight.grad.cpu(), expected.grad)
 
 
+def test_zeros_that_autograd_writes_nowhere_are_zeros() -> None:
+    for dtype in (torch.float32, torch.float16):
+        values = torch.tensor([1.0, -2.0], device="cuda", dtype=dtype, requires_grad=True)
+        (gradient,) = torch.autograd.grad(values.sgn().sum(), values)
+        assert gradient.is_cuda
+        assert (gradient + values).tolist() == [1, -2]
+
+
 def test_views_share_memory_and_results_written_in_place_are_seen() -> None:
     whole = torch.zeros(2, 8, device="cuda")
     whole.view(16)[3:5].fill_(1)
