@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from scripts.fault_battery_process import (
     ERRORS,
     FAIL,
@@ -179,11 +181,18 @@ def again(battery: Battery, place: Path, runs: Path, scenario: str) -> Verdict:
         words.append("--resume")
     if scenario == "infer" and (runs / "out").is_dir() and any((runs / "out").iterdir()):
         words.append("--overwrite")  # without it the message is that the folder holds files
+    converted = runs / "weights.safetensors"
+    if scenario == "convert" and converted.exists():
+        try:
+            load_file(converted)  # under its name the file is there whole or not at all
+        except Exception as error:
+            return "lost", f"half a file was left: {error}"
+        words.append("--overwrite")
     ended = call(words, place / "again.log")
     bad = failure_of(ended, (0,))
     if bad is not None:
         return bad if bad[0] in ("traceback", "hang") else ("lost", f"--resume: {bad[1]}")
-    if scenario == "convert" and not (runs / "weights.safetensors").is_file():
+    if scenario == "convert" and not converted.is_file():
         return "lost", "no file was converted"
     if scenario == "infer" and inferred(runs / "out") != battery.inferred:
         return "lost", "another inference"

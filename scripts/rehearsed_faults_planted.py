@@ -282,6 +282,14 @@ NUMBERS = (
         "these lines take float64 in the steps",
     ),
     Fault(
+        "losses in half",
+        "autocast is switched off for the CPU while a loss is computed, and goes on for the card",
+        "mpt/precision/shared/float32_modules.py",
+        "        torch.set_autocast_enabled(device_type, False)\n",
+        '        torch.set_autocast_enabled("cpu", False)\n',
+        f"{MODES_FILE}::test_losses_are_computed_in_float32_on_the_card",
+    ),
+    Fault(
         "TF32 in fp32",
         "convolutions of the mode fp32 round to TF32, as torch's own default has it",
         PRODUCTS,

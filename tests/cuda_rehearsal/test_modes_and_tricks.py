@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cuda_rehearsal.programs import CLASSIFIER, GAN, MODES, train
 from tests.cuda_rehearsal.torch_cuda import installed
@@ -31,6 +32,33 @@ def test_a_mode_trains_resumes_and_infers(mode: str, tmp_path: Path) -> None:
     if mode in ("fp32", "tf32"):
         expected = "float32" if mode == "fp32" else "tf32"
         assert {product.kind for product in products} == {expected}
+
+
+def test_losses_are_computed_in_float32_on_the_card() -> None:
+    """Autocast and O1 are switched off by the kind of device: a guard of the CPU's leaves the card in half."""
+    from mpt.config.load import load_config
+    from mpt.engine.building.build import build_run
+    from mpt.engine.step.step import update
+    from mpt.tasks import classify
+    from tests.engine.parts import DIGITS, batch
+
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    def measured(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append((logits.dtype, (logits @ logits.t()).dtype))
+        return torch.nn.functional.cross_entropy(logits, labels)
+
+    classify.find_loss = lambda *settings: measured
+    card, model = torch.device("cuda", 0), {"name": "small_cnn", "features": 4}
+    on_card = {name: value.to(card) for name, value in batch().items()}
+    for mode in (*MODES, "{mode: amp, losses: inherit}"):
+        run = build_run(
+            load_config({"model": model, "dataset": "digits", "optimizer": "sgd"}, [f"precision={mode}"]), card, DIGITS
+        )
+        update(run, run.phases[0], on_card)
+    *guarded, inherited = seen
+    assert guarded == [(torch.float32, torch.float32)] * len(MODES)
+    assert inherited == (torch.float16, torch.float16)
 
 
 @pytest.mark.parametrize(
