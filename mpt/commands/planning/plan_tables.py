@@ -71,9 +71,9 @@ def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, 
     if ranks:
         source += f"; {describe_bytes(ranks.communicator_bytes)} of it are NCCL's buffers"
     table.add_row("context", describe_bytes(plan.context_bytes), source)
-    table.add_row("total", describe_bytes(plan.total), verdict(plan))
     if plan.assumed_workspace:
         table.add_row("cuDNN", f"up to {describe_bytes(plan.assumed_workspace)}", describe_workspace(plan))
+    table.add_row("total", describe_bytes(plan.total), verdict(plan))
     table.add_row("peak", "", plan.moment)
     for name, moment in plan.moments.items():
         if moment.problem:
@@ -104,7 +104,7 @@ def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, 
 
 def describe_workspace(plan: Plan) -> str:
     """Return what is assumed of cuDNN's workspace, and whether there would be no room for it."""
-    said = "assumed for its workspace and not in the total, until `mpt plan calibrate RUN` has measured it"
+    said = "assumed for its workspace, until `mpt plan calibrate RUN` has measured it"
     room = None if plan.budget_bytes is None else plan.budget_bytes - plan.context_bytes - plan.allocated
     if not plan.fits or room is None or plan.assumed_workspace <= room:
         return said

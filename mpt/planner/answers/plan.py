@@ -185,7 +185,8 @@ class Plan:
     """Host memory for what waits there: weights, gradients, optimizer states, activations; pinned blocks are rounded
     up to powers of two."""
     assumed_workspace: Bytes = 0
-    """What cuDNN may take for a moment, by assumption; not in the totals. 0 for a card that is calibrated."""
+    """What cuDNN may take for a moment, by assumption; in the totals, not in what is reserved. 0 for a card that is
+    calibrated."""
     at_budgets: dict[str, WithinBudget] = field(default_factory=dict)
     """What the same trace says about other budgets, in bytes as text."""
 
@@ -198,12 +199,19 @@ class Plan:
     @property
     def with_room(self) -> Bytes:
         """Bytes that it would take from the card where there is room."""
-        return self.reserved + self.context_bytes
+        return self.reserved + self.context_bytes + self.assumed_workspace
+
+    @property
+    def without_assumed(self) -> Bytes:
+        """The total without an assumed workspace: held back by the budget where it fits, else what it would like."""
+        return (self.reserved_in_budget if self.fits else self.reserved) + self.context_bytes
 
     @property
     def total(self) -> Bytes:
-        """Bytes that it takes from the card: held back by the budget where it fits, else what it would like."""
-        return (self.reserved_in_budget if self.fits else self.reserved) + self.context_bytes
+        """Bytes that it takes from the card; where it fits, cuDNN takes what there is room for."""
+        if not self.fits:
+            return self.without_assumed + self.assumed_workspace
+        return min(self.without_assumed + self.assumed_workspace, max(self.without_assumed, self.budget))
 
     def at_budget(self, budget_bytes: int | None) -> Plan:
         """Return the plan as it is within another of the budgets that it was judged by."""

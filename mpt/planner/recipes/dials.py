@@ -28,9 +28,9 @@ class Turn:
 
     def __post_init__(self) -> None:
         self.most = self.dial.end({name: size / 2**30 for name, size in self.plain.plan.by_category.items()})
-        self.too_large: tuple[float, int] = self.dial.least, self.plain.total
+        self.too_large: tuple[float, int] = self.dial.least, self.plain.plan.without_assumed
         if self.strongest is not None and self.strongest.fits_well:
-            self.fitting = self.most, self.strongest.total
+            self.fitting = self.most, self.strongest.plan.without_assumed
 
     def patch(self, value: float) -> Patch:
         """Return the patch with a value."""
@@ -44,9 +44,9 @@ class Turn:
         if recipe.fits_well:
             self.fastest = min(self.fastest or math.inf, recipe.plan.step_seconds)
         if recipe.fits_well and (self.fitting is None or nearer < abs(self.fitting[0] - self.dial.least)):
-            self.fitting = value, recipe.total
+            self.fitting = value, recipe.plan.without_assumed
         elif not recipe.fits_well and nearer > abs(self.too_large[0] - self.dial.least):
-            self.too_large = value, recipe.total
+            self.too_large = value, recipe.plan.without_assumed
 
     def next_values(self) -> list[float]:
         """Return the values to try next: where the budget would be met on a line, and halfway to what is too large."""

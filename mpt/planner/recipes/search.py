@@ -237,7 +237,7 @@ class _Search:
         plain = next((one for one in self.recipes if str(one.patch) == str(precision)), None)
         if plain is None or plain.fits_well:
             return False
-        room = min(plain.total, self.budget_bytes) - plain.plan.context_bytes
+        room = min(plain.plan.without_assumed, self.budget_bytes) - plain.plan.context_bytes
         return plain.plan.held_throughout >= HEAVY * room
 
     def turn_dials(self, precisions: Sequence[Patch]) -> None:

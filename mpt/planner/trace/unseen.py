@@ -11,8 +11,8 @@ calibration of one real run (`mpt.planner.facts.calibration`) replaces the parts
   up to 128 and head size to 32 (`flash_api.cpp`).
 - cuDNN: chosen by a heuristic inside the library. Counted as a share of input and output of convolutions in one group
   with kernels larger than 1x1, the classes for which the library unrolls. Until a card is calibrated the share is 0 in
-  a plan's total, and the plan names next to it what a share of 1 of the largest convolution would come to
-  (`ASSUMED_SHARE`). Under `torch.backends.cudnn.benchmark` it can reach gigabytes for a moment.
+  the trace, and a plan's total has a share of 1 of the largest convolution (`ASSUMED_SHARE`) as far as there is room.
+  Under `torch.backends.cudnn.benchmark` it can reach gigabytes for a moment.
 - Context: 300 to 500 MiB with CUDA 12 and lazy loading, depending on the card.
 """
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mpt.planner.answers.plan import Growing, Plan, PlannedMoment, PlannedRanks, StepSeconds, WithinBudget
+from mpt.planner.facts.verdict import judge
 from tests.planner.made_plans import make_plan
 
 pytestmark = pytest.mark.tier("fast")
@@ -62,3 +63,12 @@ def test_a_plan_of_another_version_is_read_without_what_it_lacks_and_has_beside(
 def test_a_plan_is_as_it_is_within_another_of_its_budgets() -> None:
     other = LARGE.at_budget(100)
     assert (other.budget, other.fits, other.total) == (100, False, LARGE.with_room)
+
+
+def test_an_assumed_workspace_counts_in_the_total_as_far_as_there_is_room() -> None:
+    plan = make_plan(reserved=600, reserved_in_budget=600, context_bytes=100, budget_bytes=1000, fits=True)
+    assert [replace(plan, assumed_workspace=size).total for size in (0, 200, 500)] == [700, 900, 1000]
+    assert replace(plan, assumed_workspace=500, fits=False).total == 1200
+    assert replace(plan, assumed_workspace=500, fits=None, budget_bytes=None).total == 1200
+    larger = replace(plan, assumed_workspace=500)
+    assert (larger.with_room, larger.without_assumed, judge(larger)) == (1200, 700, judge(plan))
