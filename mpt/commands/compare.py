@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Annotated
 import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Output, Quiet, Runs
+from mpt.commands.shared.console import open_console
 from mpt.config.registry import INSTALLED
 from mpt.errors import CheckpointError, ConfigError, GateError
 from mpt.foreign.files import read_json
@@ -178,10 +178,9 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
     if as_json:
         print(json.dumps(read_json(folder / "comparison.json")))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = open_console()
     table = Table(title=None)
     table.add_column("mode")
     for heading in ("peak memory", "step", "samples/s", "skipped", f"{comparison.metric}, final", "best"):

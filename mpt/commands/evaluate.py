@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mpt.commands.cli.arguments import Allow, Best, Device, Json, Newest, NewestRun, Runs, StepOfCheckpoint
+from mpt.commands.shared.console import open_console
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_datasets
 from mpt.engine.state.details import write_details
@@ -172,10 +172,9 @@ def as_json(found: Evaluated) -> dict[str, Any]:
 
 def show(found: Evaluated, folder: Path) -> None:
     """Print the table, what training measured, and where the page is."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+    console = open_console()
     console.print(
         f"{found.name}, step {found.step}, on {found.data} ({found.samples} samples, {found.device})", markup=False
     )

@@ -38,6 +38,7 @@ from mpt.commands.planning.plan_tables import (
     print_search,
     worth_showing,
 )
+from mpt.commands.shared.console import open_console
 from mpt.config.patch_origin import describe_origin, find_other_cards
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
@@ -112,9 +113,9 @@ def run(arguments: Command) -> None:
         found = as_data(planned.gpu, planned.calibration, planned.plan, planned.found, written)
         print(json.dumps(found, indent=1))
     else:
-        show(Console(highlight=False), planned, arguments)
+        show(open_console(), planned, arguments)
         if written:
-            show_written(Console(highlight=False), written, train_command(arguments, path, planned.found.recipes[0]))
+            show_written(open_console(), written, train_command(arguments, path, planned.found.recipes[0]))
     if arguments.vram and planned.best is None:
         raise MemoryBudgetError(nothing_fits(planned.found.recipes, planned.budget, arguments.allow_lossy))
     if arguments.gate:

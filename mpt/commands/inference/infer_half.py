@@ -12,7 +12,6 @@ import gc
 import itertools
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from mpt import accelerator
+from mpt.commands.shared.console import open_console
 from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.state.evaluation import evaluate
@@ -197,10 +197,9 @@ def sentences(statement: Statement) -> list[str]:
 
 def print_statement(statement: Statement) -> None:
     """Print the table and the sentences."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = open_console()
     table = Table()
     table.add_column("")
     for heading in (statement.full.name, statement.half.name, "ratio"):

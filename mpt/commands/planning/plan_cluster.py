@@ -15,6 +15,7 @@ from mpt.commands.cli.command_line import given
 from mpt.commands.planning.plan_config import free_name, load_planned, sharded
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import columns, print_scaling
+from mpt.commands.shared.console import open_console
 from mpt.config.differences import flatten
 from mpt.config.layers import write_override
 from mpt.config.schema import Config
@@ -87,7 +88,7 @@ def show_scaling(config: Config, arguments: Command) -> None:
     if arguments.json:
         print(json.dumps({**scaling.as_data(found), "gpu": asdict(gpu), "written": [str(picture)]}, indent=1))
         return
-    console = Console(highlight=False)
+    console = open_console()
     for statement in capacity.statements:
         console.print(statement, markup=False)
     print_scaling(console, found, title)
@@ -109,7 +110,7 @@ def show_cheapest(config: Config, arguments: Command) -> None:
     if arguments.json:
         print(json.dumps(as_data(found, arguments), indent=1))
     else:
-        print_cheapest(Console(highlight=False), found, config, arguments)
+        print_cheapest(open_console(), found, config, arguments)
     if found.best is None:
         raise MemoryBudgetError("no set of these cards trains this; use more of them, or a smaller train.batch_size")
 

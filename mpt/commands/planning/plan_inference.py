@@ -16,6 +16,7 @@ from rich.console import Console
 from mpt.commands.cli.arguments import Card, Desktop, PlannedConfig
 from mpt.commands.planning.plan_config import load_planned
 from mpt.commands.planning.plan_tables import columns, held_tables
+from mpt.commands.shared.console import open_console
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError
@@ -70,7 +71,7 @@ def run(arguments: Command) -> None:
             json.dumps({"gpu": asdict(gpu), "calibration": asdict(calibration), "inference": plan.as_data()}, indent=1)
         )
     else:
-        print_inference(Console(highlight=False), config, gpu, capacity, plan, frame)
+        print_inference(open_console(), config, gpu, capacity, plan, frame)
     if frame is not None and plan.tile is None:
         raise MemoryBudgetError(f"not even the smallest tile of a frame fits in {describe_bytes(plan.budget)}")
     if plan.largest_batch == 0:

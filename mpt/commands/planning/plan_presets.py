@@ -23,6 +23,7 @@ from mpt.commands.cli.arguments import AllowLossy, PlannedConfig
 from mpt.commands.planning.plan_config import load_planned
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import columns
+from mpt.commands.shared.console import open_console
 from mpt.config.patch_origin import describe_origin
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
@@ -82,7 +83,7 @@ def run(arguments: Command) -> None:
     if arguments.json:
         print(json.dumps({"gpu": asdict(gpu), "presets": [as_data(one) for one in written]}, indent=1))
     else:
-        print_presets(Console(highlight=False), config, gpu, written)
+        print_presets(open_console(), config, gpu, written)
     if all(one.recipe is None for one in written):
         raise MemoryBudgetError(f"nothing fits even {SIZES[-1]} GB; use a smaller train.batch_size or image")
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from mpt.commands.cli.arguments import Allow, Card, Desktop, Json
 from mpt.commands.planning.plan_tables import columns, headline, print_plan
+from mpt.commands.shared.console import open_console
 from mpt.config.layers import read_override
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError
@@ -65,7 +66,7 @@ def run(arguments: Command) -> None:
     if arguments.json:
         print(json.dumps(as_data(planned), indent=1))
     else:
-        show(Console(highlight=False), planned, arguments)
+        show(open_console(), planned, arguments)
     if planned.plan.fits is False and not any(way.plan.fits for way in planned.ways):
         raise MemoryBudgetError(f"nothing that was tried fits in {describe_bytes(planned.plan.budget)}")
 
