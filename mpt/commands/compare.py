@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from mpt.commands.cli.arguments import Allow, Device, Json, Output, Quiet, Runs
-from mpt.commands.shared.console import open_console
+from mpt.commands.cli.console import open_console
 from mpt.config.registry import INSTALLED
 from mpt.errors import CheckpointError, ConfigError, GateError
 from mpt.foreign.files import read_json

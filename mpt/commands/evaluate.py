@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mpt.commands.cli.arguments import Allow, Best, Device, Json, Newest, NewestRun, Runs, StepOfCheckpoint
-from mpt.commands.shared.console import open_console
+from mpt.commands.cli.console import open_console
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.building.build import build_datasets
 from mpt.engine.state.details import write_details

@@ -27,6 +27,7 @@ from mpt.commands.cli.arguments import (
     PlannedFile,
     Strategy,
 )
+from mpt.commands.cli.console import open_console
 from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, sharded
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import (
@@ -38,7 +39,6 @@ from mpt.commands.planning.plan_tables import (
     print_search,
     worth_showing,
 )
-from mpt.commands.shared.console import open_console
 from mpt.config.patch_origin import describe_origin, find_other_cards
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes

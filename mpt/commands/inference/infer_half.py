@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from mpt import accelerator
-from mpt.commands.shared.console import open_console
+from mpt.commands.cli.console import open_console
 from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.absent import AbsentDataset
 from mpt.engine.state.evaluation import evaluate

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from mpt.commands.cli.arguments import AllowLossy, Card, Desktop, Network, PerMachine, PlannedConfig, Strategy
 from mpt.commands.cli.command_line import given
+from mpt.commands.cli.console import open_console
 from mpt.commands.planning.plan_config import free_name, load_planned, sharded
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import columns, print_scaling
-from mpt.commands.shared.console import open_console
 from mpt.config.differences import flatten
 from mpt.config.layers import write_override
 from mpt.config.schema import Config

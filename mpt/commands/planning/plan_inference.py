@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from mpt.commands.cli.arguments import Card, Desktop, PlannedConfig
+from mpt.commands.cli.console import open_console
 from mpt.commands.planning.plan_config import load_planned
 from mpt.commands.planning.plan_tables import columns, held_tables
-from mpt.commands.shared.console import open_console
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError

@@ -20,10 +20,10 @@ import typer
 from rich.console import Console
 
 from mpt.commands.cli.arguments import AllowLossy, PlannedConfig
+from mpt.commands.cli.console import open_console
 from mpt.commands.planning.plan_config import load_planned
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import columns
-from mpt.commands.shared.console import open_console
 from mpt.config.patch_origin import describe_origin
 from mpt.config.schema import Config
 from mpt.config.sizes import describe_bytes

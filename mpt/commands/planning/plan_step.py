@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from mpt.commands.cli.arguments import Allow, Card, Desktop, Json
+from mpt.commands.cli.console import open_console
 from mpt.commands.planning.plan_tables import columns, headline, print_plan
-from mpt.commands.shared.console import open_console
 from mpt.config.layers import read_override
 from mpt.config.sizes import describe_bytes
 from mpt.errors import ConfigError, MemoryBudgetError

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mpt.commands.shared.console import open_console
+from mpt.commands.cli.console import open_console
 
 pytestmark = pytest.mark.tier("fast")
 
