@@ -1,5 +1,7 @@
 """`mpt convert RUN --half --to pt|safetensors|onnx`: the small file of what inference needs.
 
+`--to peft|diffusers|kohya`: the adapters of `memory.lora` alone.
+
 The default is float16, whatever this machine computes in: the file is for others. Normalisations and the modules in
 `precision.keep_fp32` stay float32, as in `mpt infer --half`.
 """
@@ -17,6 +19,7 @@ from mpt.commands.cli.arguments import Allow, Best, Newest, NewestRun, Output, R
 from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.loader import to_device
 from mpt.errors import ConfigError
+from mpt.inference import adapters
 from mpt.inference.export import write_onnx, write_weights
 from mpt.inference.exported import description
 from mpt.inference.half import networks, rebuild, rebuild_half, watch_calls
@@ -41,7 +44,7 @@ class Command:
     half: bool = False
     """Write half precision."""
     to: str | None = None
-    """pt, safetensors or onnx; without it as --output ends, else safetensors."""
+    """pt, safetensors, onnx; adapters alone: peft, diffusers, kohya. Without it as --output ends, else safetensors."""
     inside: bool = False
     """ONNX: with normalisation and softmax inside, from images in [0, 1] to probabilities."""
     dtype: str | None = None
@@ -57,6 +60,7 @@ class Command:
 
 
 FORMATS = ("pt", "safetensors", "onnx")
+"""Of whole networks; `mpt.inference.adapters` has those of adapters alone."""
 
 
 def run(arguments: Command) -> None:
@@ -71,6 +75,8 @@ def run(arguments: Command) -> None:
         )
     if arguments.inside and wanted != "onnx":
         raise ConfigError("--inside: only --to onnx holds what is computed around the network.")
+    if wanted in adapters.FORMATS and arguments.half:
+        raise ConfigError("--half: adapters are written in the dtype in which they were trained; leave it out.")
     which = read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step)
     trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow, which=which)
     path = output_path(arguments, wanted, trained)
@@ -80,6 +86,9 @@ def run(arguments: Command) -> None:
             infer_one(trained, next(iter(read_inputs(trained, [], 2))))
         if unfolded.task.inputs:  # an encoder is called for inputs alone
             infer_one(trained, drawn_inputs(unfolded))
+    if wanted in adapters.FORMATS:
+        print(adapters.export_adapters(trained, called, wanted, path))
+        return
     dtype = arguments.dtype or "float16"
     if arguments.inside and whole_of(unfolded.task, nn.Identity()) is None:
         raise ConfigError(f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out.")
@@ -139,23 +148,27 @@ def choose_format(arguments: Command) -> str:
     if arguments.to is None:
         suffix = Path(arguments.output or "").suffix.removeprefix(".")
         return suffix if suffix in FORMATS else "safetensors"
-    if arguments.to not in FORMATS:
-        raise ConfigError(f"--to: found {arguments.to!r}; allowed are {', '.join(FORMATS)}.")
+    known = (*FORMATS, *adapters.FORMATS)
+    if arguments.to not in known:
+        raise ConfigError(f"--to: found {arguments.to!r}; allowed are {', '.join(known)}.")
     return arguments.to
 
 
 def output_path(arguments: Command, wanted: str, trained: Trained) -> Path:
     """Return where to write: the given file, or one named after the run in its folder."""
-    suffix = f".{wanted}"
+    suffix = "" if wanted == "peft" else ".safetensors" if wanted in adapters.FORMATS else f".{wanted}"
     if arguments.output is None:
         half = "-half" if arguments.half else ""
-        path = trained.directory.path / f"{trained.directory.name}{half}{suffix}"
+        name = f"{trained.directory.name}{half}{suffix}"
+        if wanted in adapters.FORMATS:
+            name = adapters.default_name(trained.directory.name, wanted)
+        path = trained.directory.path / name
         refuse_taken([path], arguments)
         return path
     path = Path(arguments.output)
-    if path.is_dir():
+    if path.is_dir() and suffix:
         raise ConfigError(f"--output: {path} is a folder; name a file ending in {suffix}.")
-    if path.suffix != suffix:
+    if suffix and path.suffix != suffix:
         raise ConfigError(f"--output: {path} does not end in {suffix}, which --to {wanted} writes.")
     refuse_taken([path], arguments)
     return path

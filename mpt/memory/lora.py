@@ -22,6 +22,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from torch import nn
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.adapters.layers import Adapted, fold_all, is_adaptable, is_pointwise, put_adapter, share, weight_of
+from mpt.memory.adapters.reading import load_adapters, read_adapters
 from mpt.memory.low_bit.packed_linear import PackedLinear
 from mpt.seams import MemoryTrick, Precision, Run, Task
 
@@ -69,6 +71,8 @@ class Settings(Options):
     1x1 convolutions, or the words attention, linear and convolutions (of every size)."""
     full: list[str] = Field(default_factory=lambda: ["*.fc.*", "*.head.*", "*.heads.*", "*.classifier.*"])
     """Globs over dotted parameter names that are trained as they are, without adapter: a head for new classes."""
+    weights: str | None = None
+    """A file of adapters to begin with: PEFT's folder, or a safetensors file of diffusers or kohya."""
 
     def rank_of(self, name: str) -> int:
         """Return the rank of a layer's adapter by its dotted name."""
@@ -188,6 +192,12 @@ class Lora(MemoryTrick):
         generator = torch.Generator().manual_seed(zlib.crc32(f"{torch.initial_seed()} {name}".encode()))
         factor = settings.factor_of(name)
         return put_adapter(layer, settings.rank_of(name), factor, generator, trained, settings.dora)
+
+    def begin(self, task: Task) -> str | None:
+        """Read the adapters that the settings name, if they do."""
+        if self.settings.weights is None:
+            return None
+        return load_adapters(task.modules, read_adapters(Path(self.settings.weights)))
 
     def attach(self, run: Run) -> None:
         """Say what is trained, and warn of adapters beside weights that were not loaded."""

@@ -50,6 +50,13 @@ class MemoryTrick:
     def apply(self, task: Task, precision: Precision) -> None:
         """Change the built task, before optimizers exist."""
 
+    def begin(self, task: Task) -> str | None:
+        """Read what the run begins with, after `apply`; return a line about it.
+
+        Not called for plans, inference and runs that a checkpoint restores.
+        """
+        return None
+
     def replace_optimizer(self, optimizer: Optimizer, precision: Precision) -> Optimizer:
         """Return the optimizer that takes this one's place. ConfigError where none can."""
         return optimizer

@@ -104,6 +104,7 @@ def build_run(
         prepare_ranks(config, task, world)
     for trick in tricks:
         trick.apply(task, precision)
+    begun = [trick.begin(task) for trick in tricks] if trains and not fake and not restores else []
     prepare_precision(config, task, precision, device, world)
     settings_by_module = {name: optimizer_settings(config, name) for name in task.trainable}
     optimizers: dict[str, Optimizer] = {}
@@ -129,7 +130,7 @@ def build_run(
         clip_norms={phase.name: clip_norm(phase, optimizers, settings_by_module) for phase in phases},
         buffers=BufferCopies([buffer.detach() for module in task.trainable.values() for buffer in module.buffers()]),
         adaptation=Adaptation(is_allowed=config.memory.on_oom == "adapt"),
-        messages=[said for said in (start.message if start else None, frozen) if said],
+        messages=[said for said in (start.message if start else None, frozen, *begun) if said],
         notes=list(precision.numerics.notes),
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         averages=averages,

@@ -1,0 +1,127 @@
+"""How files of adapters name a layer: PEFT's, diffusers' and kohya's keys, and what they say of scale and magnitude.
+
+| Format | Key of layer `a.b` | Scale |
+|---|---|---|
+| PEFT | `base_model.model.a.b.lora_A.weight`, `.lora_B.weight`, `.lora_magnitude_vector` | adapter_config.json |
+| diffusers | `unet.a.b.lora_A.weight`, or `transformer.`, `text_encoder.` | in B: the scale is 1 |
+| kohya | `lora_unet_a_b.lora_down.weight`, `.lora_up.weight`, `.alpha`, `.dora_scale` | alpha / rank |
+
+Names are those within the library's model: what mpt's own network has around it is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mpt.memory.adapters.layers import Adapted
+from mpt.nn.shared.mixin import own_class
+
+LIBRARIES = ("diffusers", "transformers")
+KOHYA = {"unet": "lora_unet_", "text_encoder": "lora_te_"}
+PREFIXES = ("base_model.model.", "unet.", "transformer.", "text_encoder.", "text_encoder_2.", "diffusion_model.")
+KOHYA_PREFIXES = ("lora_unet_", "lora_te_", "lora_te1_", "lora_te2_", "lora_transformer_")
+PARTS = {
+    "lora_A.weight": "a",
+    "lora_B.weight": "b",
+    "lora.down.weight": "a",
+    "lora.up.weight": "b",
+    "lora_down.weight": "a",
+    "lora_up.weight": "b",
+    "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude",
+    "dora_scale": "magnitude",
+    "alpha": "alpha",
+}
+"""End of a key -> what it holds."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A network, or the library's model within it, by which layers are named."""
+
+    name: str
+    """Of the network in the task, and the path of the model within it."""
+    model: nn.Module
+
+    @property
+    def library(self) -> str:
+        """The library whose model it is, or ""."""
+        package = own_class(self.model).__module__.partition(".")[0]
+        return package if package in LIBRARIES else ""
+
+    @property
+    def kind(self) -> str:
+        """The model's name in a pipeline of diffusers: unet, transformer or text_encoder; "" for another model."""
+        name = own_class(self.model).__name__
+        if self.library == "diffusers":
+            return "unet" if "UNet" in name else "transformer" if "Transformer" in name else ""
+        return "text_encoder" if self.library == "transformers" and "Text" in name else ""
+
+    def adapted(self) -> dict[str, Adapted]:
+        """Return the layers with adapters by their names."""
+        return {name: layer for name, layer in self.model.named_modules() if isinstance(layer, Adapted)}
+
+
+def places(networks: Mapping[str, nn.Module]) -> Iterator[Place]:
+    """Yield the models of libraries in some networks that have adapters, and networks of another kind as they are."""
+    for name, network in networks.items():
+        inner = [
+            Place(f"{name}.{path}".rstrip("."), module)
+            for path, module in network.named_modules()
+            if own_class(module).__module__.partition(".")[0] in LIBRARIES
+        ]
+        outermost = [
+            one
+            for one in inner
+            if not any(one.name.startswith(f"{other.name}.") for other in inner if other is not one)
+        ]
+        for place in outermost or [Place(name, network)]:
+            if place.adapted():
+                yield place
+
+
+def split_key(key: str) -> tuple[str, str] | None:
+    """Return a key's layer and which of an adapter's tensors it holds; None for another key."""
+    for end, part in PARTS.items():
+        if key.endswith(f".{end}"):
+            return key.removesuffix(f".{end}"), part
+    return None
+
+
+def flat(name: str) -> str:
+    """Return a layer's name as kohya writes it, without any prefix: dots are underscores."""
+    for prefix in (*PREFIXES, *KOHYA_PREFIXES):
+        name = name.removeprefix(prefix)
+    return name.replace(".", "_")
+
+
+def as_conv(layer: Adapted, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return A and B as other programs hold them: of a convolution with four dimensions."""
+    if not isinstance(layer, nn.Conv2d):
+        return a, b
+    return a if a.dim() == 4 else a[:, :, None, None], b[:, :, None, None]
+
+
+def matrices(layer: Adapted) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return A, B and the magnitude of a layer on the CPU, A and B in the shapes of other programs."""
+    assert layer.lora_a is not None
+    assert layer.lora_b is not None
+    a, b = as_conv(layer, layer.lora_a.detach().cpu(), layer.lora_b.detach().cpu())
+    magnitude = layer.lora_magnitude
+    return a, b, None if magnitude is None else magnitude.detach().cpu()
+
+
+def rank_of(layer: Adapted) -> int:
+    """Return the rank of a layer's adapter."""
+    assert layer.lora_a is not None
+    return layer.lora_a.shape[0]
+
+
+@torch.no_grad()
+def scaled(b: Tensor, factor: float) -> Tensor:
+    """Return B with the scale in it."""
+    return b if factor == 1.0 else b.float().mul(factor).to(b.dtype)
