@@ -14,6 +14,8 @@ from mpt.commands.convert import Command as ConvertArguments
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.inference import export
 from mpt.memory import lora
+from mpt.run.checkpoints import checkpoint
+from mpt.run.records.layout import open_run
 from mpt.run.weights.weights_file import load_weights_file
 from tests.commands.conftest import GENERATOR, move_adapters, save_better, save_run
 
@@ -191,6 +193,38 @@ def test_adapters_are_added_into_the_weights_of_an_export(make_classifier, tmp_p
         names = list(load_weights_file(run / "classifier.safetensors"))
     assert names
     assert not any("lora" in name for name in names)
+
+
+def test_adapters_alone_are_written_proved_and_begun_from(make_classifier, tmp_path, monkeypatch, capsys):
+    run = make_classifier("memory.lora={rank: 2, full: []}")
+    move_adapters(run)
+    go(run, tmp_path, to="peft", half=False)
+    folder = run / "classifier-peft"
+    said = capsys.readouterr().out
+    assert f"wrote {folder}: " in said
+    assert "read back, it computes what the run does (outputs differ by " in said
+    assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    again = make_classifier("memory.lora={rank: 2, full: [], weights: " + str(folder) + "}")
+    ours, theirs = (checkpoint.load(open_run(one)).state["modules"]["net"] for one in (again, run))
+    adapters = [name for name in theirs if name.endswith(("lora_a", "lora_b"))]
+    assert adapters
+    assert all(torch.equal(ours[name], theirs[name]) for name in adapters)
+    with pytest.raises(ConfigError, match="is there already"):
+        go(run, tmp_path, to="peft", half=False)
+    with pytest.raises(ConfigError, match="no model of diffusers; use --to peft"):
+        go(run, tmp_path, to="diffusers", half=False)
+    with pytest.raises(ConfigError, match="--half: adapters are written in the dtype"):
+        go(run, tmp_path, to="peft")
+    monkeypatch.setattr("mpt.inference.adapters.load_adapters", lambda modules, file: "")
+    with pytest.raises(CheckpointError, match="does not compute what the run's does"):
+        go(run, tmp_path, to="peft", half=False, output=str(tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+    assert not list(tmp_path.glob("**/.partial*"))
+
+
+def test_a_run_without_adapters_says_so(classifier, tmp_path):
+    with pytest.raises(ConfigError, match=r"this run has no adapters \(memory.lora\)"):
+        go(classifier, tmp_path, to="kohya", half=False)
 
 
 @pytest.mark.parametrize("half", [False, True])
