@@ -87,7 +87,11 @@ def run(arguments: Command) -> None:
         if unfolded.task.inputs:  # an encoder is called for inputs alone
             infer_one(trained, drawn_inputs(unfolded))
     if wanted in adapters.FORMATS:
-        print(adapters.export_adapters(trained, called, wanted, path))
+        made = adapters.export_adapters(trained, called, wanted, path)
+        print(
+            f"wrote {path}: {made.count} adapters, {show_bytes(made.bytes)} ({made.networks}, step {trained.loaded.step}); "
+            f"read back, it {made.proof}"
+        )
         return
     dtype = arguments.dtype or "float16"
     if arguments.inside and whole_of(unfolded.task, nn.Identity()) is None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpt.config.precision_names import FLOAT32
@@ -18,7 +19,6 @@ from mpt.inference.trained import Trained
 from mpt.memory.adapters.names import Place, places
 from mpt.memory.adapters.reading import load_adapters, read_adapters
 from mpt.memory.adapters.writing import FORMATS, drop_adapters, write
-from mpt.report.units import show_bytes
 from mpt.seams import Run
 
 __all__ = ["FORMATS", "default_name", "export_adapters"]
@@ -29,8 +29,19 @@ def default_name(run: str, wanted: str) -> str:
     return f"{run}-peft" if wanted == "peft" else f"{run}-{wanted}.safetensors"
 
 
-def export_adapters(trained: Trained, called: Calls, wanted: str, path: Path) -> str:
-    """Write the adapters of the networks that inference calls; return a sentence on what was written.
+@dataclass(frozen=True)
+class Written:
+    """What was written."""
+
+    count: int
+    networks: str
+    bytes: int
+    proof: str
+    """A sentence on how far the file's adapters are from the run's."""
+
+
+def export_adapters(trained: Trained, called: Calls, wanted: str, path: Path) -> Written:
+    """Write the adapters of the networks that inference calls.
 
     Raises ConfigError for a run without adapters and for what the format cannot hold, CheckpointError if what is read
     back does not compute what the run does.
@@ -49,10 +60,7 @@ def export_adapters(trained: Trained, called: Calls, wanted: str, path: Path) ->
     finally:
         remove(partial)
     count, names = sum(len(place.adapted()) for place in found), ", ".join(place.name for place in found)
-    return (
-        f"wrote {path}: {count} adapters, {show_bytes(size_of(path))} ({names}, step "
-        f"{trained.loaded.step}); read back, it {computes_alike(apart)}"
-    )
+    return Written(count, names, size_of(path), computes_alike(apart))
 
 
 def adapted_places(run: Run, called: Calls) -> list[Place]:
