@@ -88,10 +88,8 @@ def run(arguments: Command) -> None:
             infer_one(trained, drawn_inputs(unfolded))
     if wanted in adapters.FORMATS:
         made = adapters.export_adapters(trained, called, wanted, path)
-        print(
-            f"wrote {path}: {made.count} adapters, {show_bytes(made.bytes)} ({made.networks}, step {trained.loaded.step}); "
-            f"read back, it {made.proof}"
-        )
+        size, step = show_bytes(made.bytes), trained.loaded.step
+        print(f"wrote {path}: {made.count} adapters, {size} ({made.networks}, step {step}); read back, it {made.proof}")
         return
     dtype = arguments.dtype or "float16"
     if arguments.inside and whole_of(unfolded.task, nn.Identity()) is None:
