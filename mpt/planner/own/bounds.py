@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
+from mpt.planner.own.sequences import PackedSequences, alignments_gradient, counted, ctc_loss, most_alignments
 
 KNOWN_VALUES = 64
 """Tensors of so many numbers keep those that a script wrote, such as a detector's strides; torch keeps single ones."""
@@ -35,11 +36,15 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         """How many of the values that were read are integers."""
         self.bounded = 0
         """How many shapes were taken at their bound."""
+        self.packed = PackedSequences()
         self._rules: dict[Any, Callable[..., Any]] = {
             _aten.nonzero.default: most_places,
             _aten.masked_select.default: most_selected,
             _aten._unique2.default: most_different,
             _aten.unique_consecutive.default: most_different,
+            _aten._ctc_loss.Tensor: most_alignments,
+            _aten._ctc_loss_backward.Tensor: alignments_gradient,
+            _aten.bincount.default: counted,
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -68,6 +73,8 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
             found.append(f"the step reads values ({self.reads} times), which were taken as 0")
         if self.integers:
             found.append(f"{self.integers} of them are integers; where one is a size, the step needs more than planned")
+        if self.packed.count:
+            found.append(f"{self.packed.count} packed sequences were taken to be as long as the longest in their batch")
         if self.bounded:
             found.append(f"{self.bounded} results whose size depends on values were taken as large as they can be")
         return found
@@ -76,11 +83,19 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 class WithoutMemory(TorchFunctionMode):
     """Answers what torch's own functions would take from a tensor's memory, or what a script would end at."""
 
+    def __init__(self, packed: PackedSequences) -> None:
+        super().__init__()
+        self.packed = packed
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__:
             return copy_deeply(*args)
         if func in (torch.isfinite, Tensor.isfinite) and not args[0].dim():
             return torch.tensor(True)
+        if func is nn.functional.ctc_loss:
+            return ctc_loss(*args, **(kwargs or {}))
+        if self.packed.handles(func, args):
+            return self.packed.call(func, args)
         return func(*args, **(kwargs or {}))
 
 
@@ -135,5 +150,5 @@ def without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 def without_values() -> Iterator[BoundedShapes]:
     """Let a step inside the block do without values."""
     known = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_VALUES)
-    with known, WithoutMemory(), values_by(BoundedShapes()) as values:
+    with known, values_by(BoundedShapes()) as values, WithoutMemory(values.packed):
         yield values

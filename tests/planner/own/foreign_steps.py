@@ -108,6 +108,39 @@ def masked():
     return step
 
 
+def sentences(is_packed=True, samples=8, times=64):
+    """A recurrent network over sentences, packed or padded."""
+    model = nn.LSTM(16, 32, batch_first=True).cuda()
+    rnn = nn.utils.rnn
+
+    def step():
+        given = torch.randn(samples, times, 16, device="cuda")
+        if is_packed:
+            given = rnn.pack_padded_sequence(given, torch.arange(samples) + 1, batch_first=True, enforce_sorted=False)
+        found, _ = model(given)
+        if is_packed:
+            found, _ = rnn.pad_packed_sequence(found, batch_first=True)
+        assert found.shape == (samples, times, 32)
+        found.square().sum().backward()
+
+    return step
+
+
+def letters(labels=100, as_lists=False):
+    """CTC's loss, with lengths in tensors of the CPU or in lists."""
+    model = nn.Linear(16, 30).cuda()
+
+    def step():
+        scores = model(torch.randn(200, 8, 16, device="cuda")).log_softmax(2)
+        targets = torch.randint(1, 30, (8, labels), device="cuda")
+        lengths = [200] * 8, [labels] * 8
+        times, long = lengths if as_lists else map(torch.tensor, lengths)
+        nn.functional.ctc_loss(scores, targets, times, long).backward()
+        torch.bincount(targets.flatten(), minlength=30)
+
+    return step
+
+
 def ends():
     """A step that ends the program."""
     nn.Linear(2, 2).cuda()

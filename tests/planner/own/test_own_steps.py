@@ -82,6 +82,21 @@ def test_shapes_that_depend_on_values_are_taken_at_their_bound() -> None:
     assert "2 results whose size depends on values were taken as large as they can be" in found.plan.notes
 
 
+def test_packed_sequences_are_planned_as_long_as_the_longest() -> None:
+    packed, padded = (mpt.plan_step(foreign_steps.sentences, is_packed=each).plan for each in (True, False))
+    assert any("packed sequences were taken to be as long as the longest" in note for note in packed.notes)
+    result, given = 8 * 64 * 32 * 4, 8 * 64 * 16 * 4
+    held = [plan.by_category["activations"] for plan in (packed, padded)]
+    assert 0 <= held[0] - held[1] <= 2 * (result + given)  # packing and unpacking copy
+
+
+@pytest.mark.parametrize("as_lists", [False, True])
+def test_the_table_of_ctc_grows_with_the_labels(as_lists: bool) -> None:
+    few, many = (mpt.plan_step(foreign_steps.letters, labels=each, as_lists=as_lists).plan for each in (100, 1000))
+    table = 8 * 200 * 2 * (1000 - 100) * 4
+    assert many.allocated - few.allocated == pytest.approx(2 * table, rel=0.02)  # of forward and of backward
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
