@@ -103,14 +103,15 @@ Command: `python scripts/low_bit_table.py -o docs/benchmarks/low_bit_base.md`, t
 
 ## Planned
 
-{MODEL["name"]}, `bf16`, batch {BATCH}, AdamW, `memory.lora: {RANK}`, planned for an {CARD}; nothing of this table was measured on a card.
+{MODEL["name"]}, `bf16`, batch {BATCH}, AdamW, `memory.lora: {RANK}`, planned for an {CARD}; nothing of this table was \
+measured on a card.
 
 {planned_rows}
 
 ## Measured on a processor
 
-One frozen layer of {SIDE} x {SIDE} in bfloat16, forward and the input's gradient, processor time, median of {ROUNDS}. The
-weight is unpacked twice, once for each product.
+One frozen layer of {SIDE} x {SIDE} in bfloat16, forward and the input's gradient, processor time, median of {ROUNDS}.
+The weight is unpacked twice, once for each product.
 
 {measured_rows}
 """
