@@ -1,0 +1,51 @@
+"""Encode pictures and captions once, for fine-tuning: latents and text embeddings in files, and a configuration."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpt.commands.cli.arguments import Device
+
+SIZE = re.compile(r"(\d+)(?:x(\d+))?")
+
+
+@dataclass(frozen=True)
+class Command:
+    """Encode pictures and captions once, for fine-tuning.
+
+    Writes train.safetensors and test.safetensors, as dataset latents reads them, and train.yaml, which trains a LoRA
+    on them. Encoders are not needed after that. What is there already and was made of the same is kept.
+    """
+
+    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE", show_default=False)]
+    """A local folder in diffusers' layout: Stable Diffusion 1, 2, SDXL, SD3 or Flux."""
+    pictures: Annotated[Path, typer.Argument(metavar="PICTURES", show_default=False)]
+    """A folder of pictures, each with a caption in a .txt of its name; a folder 10_name counts ten times."""
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR")] = Path("data/latents")
+    """The folder to write into."""
+    size: Annotated[str, typer.Option(metavar="SIDE|WIDTHxHEIGHT")] = "512"
+    """Pictures are cut around the centre to these proportions, and resized."""
+    caption: str | None = None
+    """The caption of pictures without one."""
+    test_fraction: Annotated[float, typer.Option(min=0, max=0.9)] = 0.1
+    """The share held out; two pictures at least."""
+    seed: int = 0
+    """Of the latents' noise."""
+    device: Device = None
+
+
+def run(command: Command) -> None:
+    """Encode as the arguments say."""
+    from mpt.errors import ConfigError
+    from mpt.systems.diffusion.commands.shared.encoding import prepare
+
+    match = SIZE.fullmatch(command.size)
+    if match is None:
+        raise ConfigError(f"--size: found {command.size!r}; write a side or WIDTHxHEIGHT, such as 512 or 832x1216")
+    width, height = int(match[1]), int(match[2] or match[1])
+    prepare(command, width, height)

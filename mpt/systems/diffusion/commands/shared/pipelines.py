@@ -1,0 +1,195 @@
+"""Local folders in diffusers' layout: which family they are of, and their encoders of pictures and captions.
+
+Text goes through the pipeline's own `encode_prompt`, so that training sees what sampling will give. Nothing is
+downloaded, and the denoising network is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpt.errors import ConfigError
+from mpt.foreign.files import read_json
+
+LARGEST_INDEX_BYTES = 1 << 20
+READ_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of pipeline."""
+
+    network: str
+    """Folder of the denoising network."""
+    encoders: tuple[str, ...]
+    """Folders without which nothing can be encoded."""
+    multiple: int
+    """Sides of latents are multiples of this."""
+    prompts: int
+    """How many texts `encode_prompt` takes first."""
+
+
+FAMILIES = {
+    "StableDiffusionPipeline": Family("unet", ("vae", "text_encoder", "tokenizer"), 1, 1),
+    "StableDiffusionXLPipeline": Family(
+        "unet", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 1, 2
+    ),
+    "StableDiffusion3Pipeline": Family(
+        "transformer", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 2, 3
+    ),
+    "FluxPipeline": Family("transformer", ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"), 2, 2),
+}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A folder, opened."""
+
+    folder: Path
+    kind: str
+    parts: Any
+    """diffusers' pipeline without its denoising network."""
+
+    @property
+    def family(self) -> Family:
+        """What is known of its kind."""
+        return FAMILIES[self.kind]
+
+    @property
+    def side(self) -> int:
+        """Sides of pictures are multiples of so many pixels."""
+        halvings = len(self.parts.vae.config.block_out_channels) - 1
+        return self.family.multiple << halvings
+
+    @torch.no_grad()
+    def encode_pictures(self, image_bchw: Tensor, generator: torch.Generator) -> Tensor:
+        """Return latents of uint8 pictures as the network sees them, (b, c, h, w)."""
+        vae = self.parts.vae
+        pixels = image_bchw.to(vae.device, vae.dtype) / 127.5 - 1
+        spread = vae.encode(pixels).latent_dist
+        noise = torch.randn(spread.mean.shape, generator=generator).to(vae.device, vae.dtype)
+        latent = spread.mean + spread.std * noise
+        shift = getattr(vae.config, "shift_factor", None) or 0.0
+        found: Tensor = (latent - shift) * vae.config.scaling_factor
+        return found
+
+    @torch.no_grad()
+    def encode_caption(self, caption: str) -> dict[str, Tensor]:
+        """Return a caption's embeddings: `text` (tokens, features) and, but for SD 1 and 2, `pooled` (features)."""
+        device, texts = self.parts.vae.device, [caption] * self.family.prompts
+        if self.kind == "StableDiffusionPipeline":
+            found = self.parts.encode_prompt(caption, device, 1, False)
+            return {"text": found[0][0]}
+        if self.kind == "FluxPipeline":
+            text, pooled, _ = self.parts.encode_prompt(*texts, device=device)
+        else:
+            text, _, pooled, _ = self.parts.encode_prompt(*texts, device=device, do_classifier_free_guidance=False)
+        return {"text": text[0], "pooled": pooled[0]}
+
+    def weights(self) -> Path:
+        """Return the file of the denoising network's weights. Raises ConfigError where there is none."""
+        folder = self.folder / self.family.network
+        names = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
+        found = next((folder / name for name in names if (folder / name).is_file()), None)
+        if found is None:
+            raise ConfigError(f"PIPELINE: {folder} has no {names[0]}")
+        return found
+
+    def objective(self) -> dict[str, Any]:
+        """Return the task's settings by which this network was trained, from its scheduler's."""
+        path = self.folder / "scheduler" / "scheduler_config.json"
+        settings = read_settings(path)
+        if str(settings.get("_class_name", "")).startswith("FlowMatch"):
+            return {"objective": "flow", "shift": float(settings.get("shift", 1.0))}
+        kinds = {"epsilon": "epsilon", "v_prediction": "v"}
+        kind = kinds.get(settings.get("prediction_type", "epsilon"))
+        if kind is None:
+            raise ConfigError(f"PIPELINE: {path} has prediction_type {settings['prediction_type']!r}, not known here")
+        return {
+            "objective": kind,
+            "noise_steps": int(settings.get("num_train_timesteps", 1000)),
+            "beta_schedule": settings.get("beta_schedule", "scaled_linear"),
+            "beta_start": float(settings.get("beta_start", 0.00085)),
+            "beta_end": float(settings.get("beta_end", 0.012)),
+        }
+
+
+def read_settings(path: Path) -> Mapping[str, Any]:
+    """Return a JSON file's mapping. Raises ConfigError for another file."""
+    try:
+        settings = read_json(path, LARGEST_INDEX_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"PIPELINE: {path} is missing, or cannot be read as JSON") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"PIPELINE: {path} holds a {type(settings).__name__}, not a mapping")
+    return settings
+
+
+def open_pipeline(folder: Path, device: torch.device) -> Pipeline:
+    """Open a folder's encoders. Raises ConfigError for a folder of another layout or family, and missing encoders."""
+    folder = folder.expanduser()
+    kind = str(read_settings(folder / "model_index.json").get("_class_name"))
+    family = FAMILIES.get(kind)
+    if family is None:
+        raise ConfigError(f"PIPELINE: {folder} is a {kind}; known here are {', '.join(FAMILIES)}")
+    missing = [name for name in family.encoders if not (folder / name).is_dir()]
+    if missing:
+        raise ConfigError(f"PIPELINE: {folder} lacks {', '.join(missing)}, without which nothing can be encoded")
+    library = import_library()
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    without: dict[str, Any] = {family.network: None}
+    if kind == "StableDiffusionPipeline":
+        without |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parts = getattr(library, kind).from_pretrained(
+                str(folder), local_files_only=True, torch_dtype=dtype, **without
+            )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"PIPELINE: diffusers cannot open {folder}: {str(error).splitlines()[0]}") from error
+    return Pipeline(folder, kind, parts.to(device))
+
+
+def import_library() -> Any:
+    """Return diffusers. Raises ConfigError where it, or transformers, is not installed."""
+    from mpt import vision_ops
+
+    vision_ops.import_torchvision()  # transformers imports it, and fails where its binary does not fit torch
+    missing = [name for name in ("diffusers", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"mpt diffusion prepare: {' and '.join(missing)} not installed; "
+            "`pip install 'mpt-trainer[diffusion]'` adds them"
+        )
+    return importlib.import_module("diffusers")
+
+
+def hash_of(files: Mapping[str, Path], settings: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of some settings and of files' contents, by their names."""
+    found = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode())
+    for name, path in sorted(files.items()):
+        found.update(f"\n{name}\n".encode())
+        with path.open("rb") as file:
+            while piece := file.read(READ_AT_ONCE):
+                found.update(piece)
+    return found.hexdigest()
+
+
+def encoder_files(folder: Path, kind: str) -> dict[str, Path]:
+    """Return the files that encoding depends on, by their paths in the folder."""
+    names = [name for name in FAMILIES[kind].encoders if (folder / name).is_dir()]
+    names += [name for name in ("text_encoder_3", "tokenizer_3") if (folder / name).is_dir()]
+    found = (path for name in names for path in sorted((folder / name).rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path for path in found}
