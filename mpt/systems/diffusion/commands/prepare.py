@@ -42,10 +42,22 @@ class Command:
 def run(command: Command) -> None:
     """Encode as the arguments say."""
     from mpt.errors import ConfigError
-    from mpt.systems.diffusion.commands.shared.encoding import prepare
+    from mpt.systems.diffusion.commands.shared.encoding import Wish, prepare
 
     match = SIZE.fullmatch(command.size)
     if match is None:
         raise ConfigError(f"--size: found {command.size!r}; write a side or WIDTHxHEIGHT, such as 512 or 832x1216")
     width, height = int(match[1]), int(match[2] or match[1])
-    prepare(command, width, height)
+    prepare(
+        Wish(
+            command.pipeline,
+            command.pictures,
+            command.output,
+            width,
+            height,
+            command.caption,
+            command.test_fraction,
+            command.seed,
+            command.device or "auto",
+        )
+    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,47 +21,65 @@ from mpt.run.process.files import failures_explained, write_atomically
 from mpt.systems.diffusion.commands.shared.captions import Captioned, find_pictures, split
 from mpt.systems.diffusion.commands.shared.pipelines import Pipeline, encoder_files, hash_of, open_pipeline
 
-if TYPE_CHECKING:
-    from mpt.systems.diffusion.commands.prepare import Command
-
 MOST_PIXELS = 178_000_000
 LEAST_TEST = 2
 """As many as the task needs to be evaluated."""
 
 
-def prepare(command: Command, width: int, height: int) -> None:
+@dataclass(frozen=True)
+class Wish:
+    """What is to be encoded, and how."""
+
+    pipeline: Path
+    pictures: Path
+    output: Path
+    width: int
+    height: int
+    caption: str | None
+    test_fraction: float
+    seed: int
+    device: str
+
+
+def prepare(wish: Wish) -> None:
     """Write both splits and a configuration. Raises DataError and ConfigError for what cannot be encoded."""
-    train, test = split(find_pictures(command.pictures, command.caption), command.test_fraction, LEAST_TEST)
-    device = choose_device(command.device or "auto")
-    pipeline = open_pipeline(command.pipeline, device)
-    if width % pipeline.side or height % pipeline.side:
-        raise ConfigError(f"--size: {width}x{height}; sides of a {pipeline.kind} are multiples of {pipeline.side}")
-    output = command.output.expanduser()
+    train, test = split(find_pictures(wish.pictures, wish.caption), wish.test_fraction, LEAST_TEST)
+    pipeline = open_pipeline(wish.pipeline, choose_device(wish.device))
+    if wish.width % pipeline.side or wish.height % pipeline.side:
+        raise ConfigError(
+            f"--size: {wish.width}x{wish.height}; sides of a {pipeline.kind} are multiples of {pipeline.side}"
+        )
+    output = wish.output.expanduser()
     with failures_explained(output):
         output.mkdir(parents=True, exist_ok=True)
     for name, pictures in (("train", train), ("test", test)):
-        path = output / f"{name}.safetensors"
-        made_by = made_of(pipeline, pictures, width, height, command.seed)
-        if hash_in(path) == made_by:
-            print(f"kept {path}: {len(pictures)} samples, made of the same pictures, captions and encoders")
-            continue
-        tensors = encode(pipeline, pictures, width, height, command.seed)
-        with failures_explained(path):
-            write_atomically(path, save(tensors, {"classes": "[]", "made_by": made_by}))
-        shapes = ", ".join(f"{key} {'x'.join(map(str, value.shape[1:]))}" for key, value in tensors.items())
-        print(f"wrote {path}: {len(pictures)} samples ({shapes})")
+        write_split(output / f"{name}.safetensors", pipeline, pictures, wish)
     config = output / "train.yaml"
     with failures_explained(config):
-        write_atomically(config, configuration(command, pipeline, output).encode())
+        write_atomically(config, configuration(wish, pipeline, output).encode())
     print(f"wrote {config}: train with `mpt train {config}`")
 
 
-def made_of(pipeline: Pipeline, pictures: Sequence[Captioned], width: int, height: int, seed: int) -> str:
+def write_split(path: Path, pipeline: Pipeline, pictures: Sequence[Captioned], wish: Wish) -> None:
+    """Write one file, unless what is there was made of the same."""
+    made_by = made_of(pipeline, pictures, wish)
+    if hash_in(path) == made_by:
+        print(f"kept {path}: {len(pictures)} samples, made of the same pictures, captions and encoders")
+        return
+    tensors = encode(pipeline, pictures, wish)
+    with failures_explained(path):
+        write_atomically(path, save(tensors, {"classes": "[]", "made_by": made_by}))
+    shapes = ", ".join(f"{key} {'x'.join(map(str, value.shape[1:]))}" for key, value in tensors.items())
+    print(f"wrote {path}: {len(pictures)} samples ({shapes})")
+
+
+def made_of(pipeline: Pipeline, pictures: Sequence[Captioned], wish: Wish) -> str:
     """Return the hash of the encoders, the pictures, their captions and what is done to them."""
     files = encoder_files(pipeline.folder, pipeline.kind)
     files |= {f"picture {number}": one.path for number, one in enumerate(pictures)}
     captions = [one.caption for one in pictures]
-    return hash_of(files, {"captions": captions, "size": [width, height], "seed": seed, "kind": pipeline.kind})
+    settings = {"size": [wish.width, wish.height], "seed": wish.seed, "kind": pipeline.kind}
+    return hash_of(files, {"captions": captions, **settings})
 
 
 def hash_in(path: Path) -> str | None:
@@ -73,28 +92,28 @@ def hash_in(path: Path) -> str | None:
         return None
 
 
-def encode(pipeline: Pipeline, pictures: Sequence[Captioned], width: int, height: int, seed: int) -> dict[str, Tensor]:
+def encode(pipeline: Pipeline, pictures: Sequence[Captioned], wish: Wish) -> dict[str, Tensor]:
     """Return the tensors of some pictures, each encoded once however often it counts."""
     known: dict[Path, dict[str, Tensor]] = {}
     for one in pictures:
         if one.path not in known:
-            known[one.path] = encode_one(pipeline, one, width, height, seed)
+            known[one.path] = encode_one(pipeline, one, wish)
     samples = [known[one.path] for one in pictures]
     return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
-def encode_one(pipeline: Pipeline, one: Captioned, width: int, height: int, seed: int) -> dict[str, Tensor]:
+def encode_one(pipeline: Pipeline, one: Captioned, wish: Wish) -> dict[str, Tensor]:
     """Return one picture's fields. Raises DataError for a picture that cannot be read, or latents that overflow."""
     try:
         whole = decode_bytes(one.path, 3, None, MOST_PIXELS)
-        image = decode_bytes(one.path, 3, (height, width), MOST_PIXELS)
+        image = decode_bytes(one.path, 3, (wish.height, wish.width), MOST_PIXELS)
     except BadImageError as error:
         raise DataError(str(error)) from error
-    number = int.from_bytes(hashlib.sha256(f"{seed} {one.path.name}".encode()).digest()[:8], "big") >> 1
+    number = int.from_bytes(hashlib.sha256(f"{wish.seed} {one.path.name}".encode()).digest()[:8], "big") >> 1
     latent = pipeline.encode_pictures(image[None], torch.Generator().manual_seed(number))[0]
     fields = {"latent": latent, **pipeline.encode_caption(one.caption)}
     if pipeline.kind == "StableDiffusionXLPipeline":
-        fields["sizes"] = torch.tensor(sizes_of(whole.shape[1], whole.shape[2], width, height))
+        fields["sizes"] = torch.tensor(sizes_of(whole.shape[1], whole.shape[2], wish.width, wish.height))
     bad = [name for name, value in fields.items() if not bool(value.isfinite().all())]
     if bad:
         raise DataError(f"{one.path}: its {bad[0]} is not finite in {latent.dtype}; its encoder overflows")
@@ -111,7 +130,7 @@ def sizes_of(rows: int, columns: int, width: int, height: int) -> list[float]:
     return [float(rows), float(columns), float(round(top)), float(round(left)), float(height), float(width)]
 
 
-def configuration(command: Command, pipeline: Pipeline, output: Path) -> str:
+def configuration(wish: Wish, pipeline: Pipeline, output: Path) -> str:
     """Return a configuration that trains a LoRA on the files."""
     data: dict[str, Any] = {
         "model": {"name": "diffusers", "folder": str(pipeline.folder), "weights": str(pipeline.weights())},
@@ -123,7 +142,7 @@ def configuration(command: Command, pipeline: Pipeline, output: Path) -> str:
         "memory": {"lora": {"rank": 16, "targets": ["attention"], "full": []}},
     }
     head = (
-        f"# A LoRA of {pipeline.kind} on {command.pictures}. Smaller: memory.low_bit_base: nf4 (or fp8),\n"
+        f"# A LoRA of {pipeline.kind} on {wish.pictures}. Smaller: memory.low_bit_base: nf4 (or fp8),\n"
         "# recompute: all, stream_weights: 0.5; `mpt plan` says what fits. Then `mpt convert RUN --to diffusers`.\n"
     )
     return head + write_text(data)
