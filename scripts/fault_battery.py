@@ -55,6 +55,7 @@ from mpt.run.records.recorder import drop_half_line, read_lines
 from scripts import fault_battery_inputs as inputs
 from scripts import fault_battery_pickles as pickles
 from scripts import fault_battery_power as power
+from scripts import fault_battery_power_ranks as power_ranks
 from scripts import fault_battery_ranks as ranks
 from scripts import fault_battery_runs as runs
 from scripts.fault_battery_process import Running, end_all, make_folder, start
@@ -67,6 +68,7 @@ KINDS: dict[str, tuple[str, int, Callable[[runs.Battery], list[Case]]]] = {
     "errors": ("a file operation fails, once or from there on", 1, runs.error_cases),
     "signals": ("SIGTERM, SIGINT, SIGHUP, SIGUSR1 at a file operation of a training", 1, runs.signal_cases),
     "power": ("a state that a power loss at a file operation of a training leaves", 1, power.power_cases),
+    "shards": ("such a state of two ranks that write a sharded checkpoint", 1, power_ranks.rank_power_cases),
     "files": ("a file of a run flipped, cut, emptied, grown, replaced or removed", 1, runs.file_cases),
     "checkpoints": ("a checkpoint's file flipped, cut, grown or with a hole", inputs.PER_CASE, inputs.checkpoint_cases),
     "planted": ("a link, pipe, folder or full device in a file's place", 1, runs.planted_cases),

@@ -72,21 +72,6 @@ class PowerRecorder:
         self.look()
         self.synced.update(self.moments[0].contents)
         self.moments[0].synced.update(self.synced)
-        sys.addaudithook(lambda event, arguments: self.look() if event in EVENTS else None)
-        for name in ("write", "fsync", "fdatasync"):
-            setattr(os, name, self.watched(getattr(os, name)))
-
-    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of `os` on a descriptor that is looked at."""
-
-        def call(descriptor: int, *arguments: Any) -> Any:
-            self.look()
-            result = function(descriptor, *arguments)
-            if function.__name__ != "write":
-                self.note_sync(descriptor)
-            return result
-
-        return call
 
     def look(self) -> None:
         """Take down the folder as it is, if anything has changed."""
@@ -107,19 +92,18 @@ class PowerRecorder:
             if last is None or not same or (self.synced, self.oldest) != (last.synced, last.oldest):
                 self.moments.append(Moment(names, contents, dict(self.synced), self.oldest))
 
-    def note_sync(self, descriptor: int) -> None:
-        """Take down what an fsync has made durable."""
-        self.look()
+    def note_sync(self, inode: int, folder: str | None) -> None:
+        """Take down what an fsync of a file, or of the folder of that path, has made durable."""
         with self.lock:
-            found = os.fstat(descriptor)
-            if not stat.S_ISDIR(found.st_mode):
-                number = self.numbers.get(found.st_ino)
+            self.look()
+            if folder is None:
+                number = self.numbers.get(inode)
                 if number is not None:
                     self.synced[number] = self.moments[-1].contents[number]
                 return
-            folder = os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), self.folder)
-            if not folder.startswith(".."):
-                self.oldest = max(self.oldest, self.last_change(folder))
+            below = os.path.relpath(folder, self.folder)
+            if not below.startswith(".."):
+                self.oldest = max(self.oldest, self.last_change(below))
 
     def last_change(self, folder: str) -> int:
         """Return the moment at which the names in a folder became what they are."""
@@ -142,6 +126,26 @@ class PowerRecorder:
         end = come_back(self.moments[last.oldest].names, last, "lost")
         found.pop(digest(end), None)
         return [*found.values(), end]
+
+
+def watch_operations(look: Callable[[], object], note_sync: Callable[[int, str | None], object]) -> None:
+    """Call `look` before each file operation of this process, and `note_sync` after each fsync."""
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(descriptor: int, *arguments: Any) -> Any:
+            look()
+            result = function(descriptor, *arguments)
+            if function.__name__ != "write":
+                found = os.fstat(descriptor)
+                path = os.readlink(f"/proc/self/fd/{descriptor}") if stat.S_ISDIR(found.st_mode) else None
+                note_sync(found.st_ino, path)
+            return result
+
+        return call
+
+    sys.addaudithook(lambda event, arguments: look() if event in EVENTS else None)
+    for name in ("write", "fsync", "fdatasync"):
+        setattr(os, name, watched(getattr(os, name)))
 
 
 def read_tree(folder: Path) -> tuple[Names, dict[int, bytes]]:
@@ -221,6 +225,7 @@ def record(battery: Battery, scenario: str) -> int:
 
         recorder = PowerRecorder(runs)
         recorder.start()
+        watch_operations(recorder.look, recorder.note_sync)
         try:
             main(battery.words(scenario, runs))
         finally:

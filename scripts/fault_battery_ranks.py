@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from scripts.fault_battery_process import KILL, SIGNAL, Ended, Fault, start
+from scripts.fault_battery_process import KILL, SIGNAL, Ended, Fault, Running, start
 from scripts.fault_battery_runs import Battery, Verdict, check_run, failure_of, lines_of, weights_of
 
 SIZE = 2
@@ -34,6 +34,18 @@ def train_together(
     battery: Battery, place: Path, runs: Path, options: list[str], faults: dict[int, tuple[int, int, int]]
 ) -> list[Ended]:
     """Run `mpt train` on every rank to its end. `faults` has, by rank, an operation, an action and its detail."""
+    return [one.wait() for one in begin_together(battery, place, runs, options, faults)]
+
+
+def begin_together(
+    battery: Battery,
+    place: Path,
+    runs: Path,
+    options: list[str],
+    faults: dict[int, tuple[int, int, int]],
+    before: Callable[[], None] = lambda: None,
+) -> list[Running]:
+    """Start `mpt train` on every rank, each of which calls `before` first."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -43,12 +55,12 @@ def train_together(
         own.mkdir(exist_ok=True)
         folder = runs if rank == 0 else own
         at, action, detail = faults.get(rank, (-1, 0, 0))
-        work = as_rank(rank, port, own, [*battery.words("train", runs), PATIENCE, *options])
+        work = as_rank(rank, port, own, [*battery.words("train", runs), PATIENCE, *options], before)
         running.append(start(work, place / f"rank{rank}.log", Fault(folder, at, action, detail)))
-    return [one.wait() for one in running]
+    return running
 
 
-def as_rank(rank: int, port: int, temporary: Path, words: list[str]) -> Callable[[], None]:
+def as_rank(rank: int, port: int, temporary: Path, words: list[str], before: Callable[[], None]) -> Callable[[], None]:
     """Return what runs a command line as one of several processes."""
 
     def work() -> None:
@@ -57,6 +69,7 @@ def as_rank(rank: int, port: int, temporary: Path, words: list[str]) -> Callable
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": SIZE, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in place.items()})
         tempfile.tempdir = str(temporary)
+        before()
         main(words)
 
     return work

@@ -61,6 +61,7 @@ class Battery:
     lines: dict[str, list[str]] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)
     weights_of_ranks: str = ""
+    weights_of_shards: str = ""
     inferred: str = ""
 
     @property
@@ -110,9 +111,11 @@ def prepare(folder: Path, learn: Callable[[Iterable[str]], None] = lambda module
 
 
 def weights_of(run: Path) -> str:
-    """Return a hash of the newest checkpoint's tensors: weights, moments, random states."""
+    """Return a hash of the newest checkpoint's tensors: weights, moments, random states, of all ranks."""
     newest = max((run / "checkpoints").glob("step-*"), key=lambda path: path.name, default=None)
-    return hashlib.sha256((newest / "state.safetensors").read_bytes()).hexdigest() if newest else "no checkpoint"
+    if newest is None:
+        return "no checkpoint"
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(newest.glob("*.safetensors")))).hexdigest()
 
 
 def lines_of(run: Path) -> list[str]:
