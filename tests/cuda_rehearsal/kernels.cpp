@@ -42,7 +42,8 @@ const std::set<std::string> kMeeting = {
     "aten::index_put",           "aten::_unsafe_index_put"};
 
 const std::set<std::string> kMatrixProducts = {
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmv", "aten::mv"};
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmv", "aten::mv",
+    "aten::addmm_", "aten::baddbmm_", "aten::addmv_"};
 
 struct Call {
   const c10::OperatorHandle& op;

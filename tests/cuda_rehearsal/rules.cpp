@@ -276,9 +276,12 @@ void look_at_arguments(const std::string& name, const c10::OperatorHandle& op, c
 #ifdef REHEARSE_XPU
   return;  // Intel's kernels have rules of their own
 #endif
-  const auto plain = name.substr(0, name.find('.'));
-  refuse_dtypes(name, plain, stack, first);
+  auto plain = name.substr(0, name.find('.'));
   refuse_numbers_of_the_host(plain, op, stack, first);
+  if (plain.back() == '_') {
+    plain.pop_back();  // a product in place is the same product; `mv` is addmv_
+  }
+  refuse_dtypes(name, plain, stack, first);
   refuse_cublas_without_workspaces(plain);
   look_at_order(name, stack, first);
   note_float64(name, stack, first);

@@ -22,6 +22,7 @@ def on_card(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 REFUSED_IN_INTEGERS: dict[str, Callable[[torch.dtype], Tensor]] = {
     "addmm_cuda": lambda dtype: on_card(2, 2, dtype=dtype) @ on_card(2, 2, dtype=dtype),
     "baddbmm_cuda": lambda dtype: torch.bmm(on_card(1, 2, 2, dtype=dtype), on_card(1, 2, 2, dtype=dtype)),
+    "addmv_impl_cuda": lambda dtype: on_card(2, 2, dtype=dtype) @ on_card(2, dtype=dtype),
     "dot": lambda dtype: torch.dot(on_card(2, dtype=dtype), on_card(2, dtype=dtype)),
     "convolution_cuda": lambda dtype: functional.conv2d(
         on_card(1, 1, 4, 4, dtype=dtype), on_card(1, 1, 3, 3, dtype=dtype)
