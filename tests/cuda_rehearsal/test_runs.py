@@ -118,8 +118,14 @@ def test_an_update_that_is_repeated_begins_with_no_more_memory(tmp_path: Path) -
 
     (card,) = installed().memory.cards
     update: Any = out_of_memory.update
+    climb: Any = out_of_memory.MemoryLadder.climb
     held: list[int] = []
     failed: list[int] = []
+    gradients: list[int] = []
+
+    def climbing(ladder: Any, phase: Any, *args: Any) -> Any:
+        gradients.append(sum(weight.grad is not None for weight in phase.module.parameters()))
+        return climb(ladder, phase, *args)
 
     def noted(*args: Any) -> Any:
         held.append(card.allocated)
@@ -130,6 +136,7 @@ def test_an_update_that_is_repeated_begins_with_no_more_memory(tmp_path: Path) -
             raise
 
     out_of_memory.update = noted
+    out_of_memory.MemoryLadder.climb = climbing  # type: ignore[method-assign]
     installed().fail_once("aten::convolution_backward", calls_before=7)
     said = train(
         tmp_path, WIDE, "memory.on_oom=adapt", "train.steps=4", "train.checkpoint_every=0", "train.log_every=9"
@@ -137,3 +144,4 @@ def test_an_update_that_is_repeated_begins_with_no_more_memory(tmp_path: Path) -
     assert said.code == 0, said
     (second,) = failed
     assert held[second] <= held[second - 1]
+    assert gradients == [0], "they would lie in segments that the emptied cache cannot return"
