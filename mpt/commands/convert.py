@@ -8,11 +8,14 @@ The default is float16, whatever this machine computes in: the file is for other
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import nn
 
 from mpt.commands.cli.arguments import Allow, Best, Newest, NewestRun, Output, Runs, StepOfCheckpoint
@@ -20,14 +23,17 @@ from mpt.config.precision_names import FLOAT32
 from mpt.data.loading.loader import to_device
 from mpt.errors import ConfigError
 from mpt.inference import adapters
-from mpt.inference.export import write_onnx, write_weights
+from mpt.inference.export import in_batches_of, write_onnx, write_weights
 from mpt.inference.exported import description
+from mpt.inference.graphs.gate import Place
+from mpt.inference.graphs.writing import Wishes, finish
 from mpt.inference.half import networks, rebuild, rebuild_half, watch_calls
 from mpt.inference.inputs import Inputs, infer_one, needs_inputs, read_inputs
 from mpt.inference.measurement import stored_bytes
 from mpt.inference.proof import Calls, Expected, expect, prove, prove_session
 from mpt.inference.trained import Trained, open_trained
 from mpt.precision.shared.choice import DTYPES
+from mpt.report.statistics import Margin
 from mpt.report.units import show_bytes
 from mpt.run.checkpoints.choice import read_wish
 from mpt.run.process.files import failures_explained
@@ -49,6 +55,14 @@ class Command:
     """ONNX: with normalisation and softmax inside, from images in [0, 1] to probabilities."""
     dtype: str | None = None
     """float16 or bfloat16, with --half."""
+    int8: bool = False
+    """ONNX: convolutions and matrix products in 8 bits, calibrated on the training data."""
+    gate: str | None = None
+    """ONNX: by how much the task's metric may be worse, 1% or 0.5; 1% unless given, 2% in 8 bits."""
+    samples: Annotated[int, typer.Option(min=2)] = 256
+    """ONNX: test samples that the metric is measured on, and training samples that calibrate --int8."""
+    batch: Annotated[int | None, typer.Option(min=1)] = None
+    """ONNX: a fixed batch; it is free otherwise."""
     best: Best = False
     newest: Newest = False
     step: StepOfCheckpoint = None
@@ -59,6 +73,8 @@ class Command:
     allow: Allow = ()
 
 
+PROOF_BATCH = 32
+"""Samples at once where a file is measured."""
 FORMATS = ("pt", "safetensors", "onnx")
 """Of whole networks; `mpt.inference.adapters` has those of adapters alone."""
 
@@ -73,10 +89,7 @@ def run(arguments: Command) -> None:
         raise ConfigError(
             f"--dtype: found {arguments.dtype!r}; allowed are {' and '.join(DTYPES)}, together with --half."
         )
-    if arguments.inside and wanted != "onnx":
-        raise ConfigError("--inside: only --to onnx holds what is computed around the network.")
-    if wanted in adapters.FORMATS and arguments.half:
-        raise ConfigError("--half: adapters are written in the dtype in which they were trained; leave it out.")
+    check_options(arguments, wanted)
     which = read_wish(best=arguments.best, newest=arguments.newest, step=arguments.step)
     trained = open_trained(arguments.run, Path(arguments.runs), "cpu", allow=arguments.allow, which=which)
     path = output_path(arguments, wanted, trained)
@@ -113,10 +126,14 @@ def run(arguments: Command) -> None:
                 whole_network = whole_of(chosen.task, module)
                 assert whole_network is not None
                 module, terms, own = whole_network, (terms[0], ("probabilities",)), {**own, "mpt_inside": "true"}
-            kind = DTYPES[dtype] if arguments.half else torch.float32
             over = " over the file that was there" * file.exists()
-            check = proof(file, {name: expected[name]}, arguments)
-            said = write_onnx(file, module, called[name][1], kind, terms, own, check)
+            wishes = wishes_of(arguments, dtype)
+            if wishes is not None:
+                module = module if not arguments.half else module_of(full.task, name, arguments.inside)
+            kind = DTYPES[dtype] if arguments.half and wishes is None else torch.float32
+            place = Place(trained, (name,), arguments.inside, arguments.samples, arguments.batch or PROOF_BATCH)
+            check = checks(file, {name: expected[name]}, arguments, place, wishes, called[name][1])
+            said = write_onnx(file, module, called[name][1], kind, terms, own, check, arguments.batch)
             print(f"wrote {file}{over}: {show_bytes(file.stat().st_size)}; {said}")
         return
     over = " over the file that was there" * path.exists()
@@ -133,6 +150,61 @@ def proof(file: Path, expected: Mapping[str, Expected], arguments: Command) -> C
         (whole,) = expected.values()
         return lambda partial: prove_session(partial, str(file), whole)
     return lambda partial: prove(partial, str(file), expected, arguments.allow)
+
+
+def checks(
+    file: Path,
+    expected: Mapping[str, Expected],
+    arguments: Command,
+    place: Place,
+    wishes: Wishes | None,
+    inputs: tuple[Any, ...],
+) -> Callable[[Path], str]:
+    """Return what is done to a float32 graph before it gets its name: fewer bits, the metric, the comparison."""
+    compares = proof(file, expected, arguments)
+    if wishes is None:
+        return compares
+    example = in_batches_of(arguments.batch or len(inputs[0]), inputs)
+    return lambda partial: finish(partial, file, place, wishes, example, compares)
+
+
+def check_options(arguments: Command, wanted: str) -> None:
+    """Raise ConfigError for options that do not go together."""
+    if wanted != "onnx":
+        given = {
+            "--inside": arguments.inside,
+            "--int8": arguments.int8,
+            "--gate": arguments.gate,
+            "--batch": arguments.batch,
+        }
+        for option, value in given.items():
+            if value:
+                raise ConfigError(f"{option}: only --to onnx holds what is computed, and is run.")
+    if wanted in adapters.FORMATS and arguments.half:
+        raise ConfigError("--half: adapters are written in the dtype in which they were trained; leave it out.")
+    if arguments.int8 and arguments.half:
+        raise ConfigError("--half and --int8: choose one.")
+    if arguments.int8 and importlib.util.find_spec("onnxruntime") is None:
+        raise ConfigError("--int8 is written by the package onnxruntime: pip install onnxruntime")
+    if arguments.gate is not None:
+        Margin.parse(arguments.gate)
+
+
+def wishes_of(arguments: Command, dtype: str) -> Wishes | None:
+    """Return how a graph is to be proved; None where ONNX Runtime is not here, or cannot compute its dtype."""
+    if importlib.util.find_spec("onnxruntime") is None or (arguments.half and dtype != "float16"):
+        return None
+    kind = "int8" if arguments.int8 else "float16" if arguments.half else "float32"
+    gate = arguments.gate or ("2%" if arguments.int8 else "1%")
+    return Wishes(kind, Margin.parse(gate), arguments.samples)
+
+
+def module_of(task: Task, name: str, inside: bool) -> nn.Module:
+    """Return a network of a task by its name, or with what goes around it."""
+    network = dict(networks(task.modules))[name]
+    whole = whole_of(task, network) if inside else network
+    assert whole is not None
+    return whole
 
 
 def drawn_inputs(run: Run) -> Inputs:
@@ -160,7 +232,7 @@ def output_path(arguments: Command, wanted: str, trained: Trained) -> Path:
     """Return where to write: the given file, or one named after the run in its folder."""
     suffix = "" if wanted == "peft" else ".safetensors" if wanted in adapters.FORMATS else f".{wanted}"
     if arguments.output is None:
-        half = "-half" if arguments.half else ""
+        half = "-half" if arguments.half else "-int8" if arguments.int8 else ""
         name = f"{trained.directory.name}{half}{suffix}"
         if wanted in adapters.FORMATS:
             name = adapters.default_name(trained.directory.name, wanted)

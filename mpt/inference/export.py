@@ -135,10 +135,12 @@ def write_onnx(
     terms: tuple[tuple[str, ...], tuple[str, ...]] = (("inputs",), ("outputs",)),
     about: Mapping[str, str] = MappingProxyType({}),
     prove: Proof = unproved,
+    batch_size: int | None = None,
 ) -> str:
-    """Write a network as ONNX with a free batch dimension and check it; return a sentence on how it was checked.
+    """Write a network as ONNX and check it; return a sentence on how it was checked.
 
-    `terms` are names for the tensors in and out, `about` is kept in the file's metadata.
+    `terms` are names for the tensors in and out, `about` is kept in the file's metadata; the batch is free unless a
+    size is given. `prove` may write the file anew before it gets its name.
     Raises ConfigError where the exporter is not installed or cannot follow the network.
     """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
@@ -149,6 +151,8 @@ def write_onnx(
     network = as_half_network(network.cpu(), dtype)
     inputs = tuple(value.detach().cpu() if isinstance(value, Tensor) else value for value in inputs)
     check_finite(network.state_dict())
+    if batch_size is not None:
+        inputs = in_batches_of(batch_size, inputs)
     partial = path.with_name(f".partial-{path.name}")
     with torch.no_grad():
         single = isinstance(network(*inputs), Tensor)
@@ -164,7 +168,7 @@ def write_onnx(
                 dynamo=True,
                 external_data=False,
                 verbose=False,
-                dynamic_shapes=(shapes,),
+                dynamic_shapes=(shapes,) if batch_size is None else None,
                 input_names=names_for(sum(isinstance(value, Tensor) for value in inputs), terms[0]),
                 output_names=list(terms[1]) if single else None,
             )
@@ -187,6 +191,17 @@ def write_onnx(
         with contextlib.suppress(OSError):  # what hindered the writing may hinder this too, and was said
             partial.unlink(missing_ok=True)
     return said
+
+
+def in_batches_of(count: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return inputs with as many samples: the first ones, or the same again."""
+
+    def resized(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.ndim:
+            return value
+        return value[torch.arange(count) % len(value)]
+
+    return tuple(map(resized, inputs))
 
 
 def describe_cause(error: BaseException) -> str:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -54,6 +55,7 @@ def description(trained: Trained, task: Task, names: list[str], dtype: str) -> d
     about = {
         "mpt_version": VERSION,
         "mpt_config": trained.config.to_yaml(),
+        "mpt_run": trained.directory.name,
         "mpt_step": str(trained.loaded.step),
         **metric_text(trained),
         "mpt_dtype": dtype,
@@ -178,21 +180,43 @@ def refuse_absent_networks(path: Path, task: Task, names: list[str]) -> None:
 
 def use_session(path: Path, task: Task, names: list[str], whole: bool) -> None:
     """Let an ONNX file compute in place of the task's network. Raises CheckpointError where it names none of them."""
-    found = {name: module for name, module in networks(task.modules) if name in names}
-    if len(found) != 1:
+    if len({name for name, _ in networks(task.modules)} & set(names)) != 1:
         raise CheckpointError(f"{path}: it is one network of several, or of another task ({', '.join(names)})")
-    session = open_session(path)
+    attach(task, names, whole, open_session(path))
+
+
+def attach(task: Task, names: Sequence[str], whole: bool, session: Any) -> None:
+    """Let an ONNX Runtime session compute in place of the task's network of one of the names."""
+    slots = session.get_inputs()
 
     def run_session(*inputs: Any) -> Any:
         tensors = [value for value in inputs if isinstance(value, Tensor)]
-        if len(session.get_inputs()) == 1 and len(tensors) > 1 and whole:
+        if len(slots) == 1 and len(tensors) > 1 and whole:
             tensors = [torch.cat(tensors, 1)]  # its channels lie behind each other
-        feeds = {slot.name: value.float().cpu().numpy() for slot, value in zip(session.get_inputs(), tensors)}
-        made = [torch.from_numpy(one).to(tensors[0].device) for one in session.run(None, feeds)]
+        if len(tensors) != len(slots):
+            raise CheckpointError(
+                f"the exported file takes {', '.join(slot.name for slot in slots)}, and this asks for more: for a "
+                "generator's samples leave truncation out (--truncation 1), or name the run"
+            )
+        feeds = {slot.name: value.float().cpu().numpy() for slot, value in zip(slots, tensors)}
+        made = [torch.from_numpy(one).to(tensors[0].device) for one in run_in_batches(session, feeds)]
         return made[0] if len(made) == 1 else tuple(made)
 
     forward: Callable[..., Any] = run_session
     if whole:
         assert isinstance(task, Exports)  # nothing else was written with what goes around it
         forward = lambda *inputs: task.from_whole(inputs, run_session)  # noqa: E731
-    next(iter(found.values())).forward = forward
+    next(module for name, module in networks(task.modules) if name in names).forward = forward
+
+
+def run_in_batches(session: Any, feeds: Mapping[str, Any]) -> list[Any]:
+    """Run a session, in pieces of its batch where that is fixed; the last piece is filled up by its last sample."""
+    shape = session.get_inputs()[0].shape
+    batch, count = shape[0] if shape else None, len(next(iter(feeds.values())))
+    if not isinstance(batch, int) or batch == count:
+        return list(session.run(None, dict(feeds)))
+    pieces = []
+    for start in range(0, count, batch):
+        rows = [min(row, count - 1) for row in range(start, start + batch)]
+        pieces.append(session.run(None, {name: value[rows] for name, value in feeds.items()}))
+    return [numpy.concatenate(parts)[:count] for parts in zip(*pieces, strict=True)]

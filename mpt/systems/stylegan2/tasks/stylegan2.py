@@ -247,7 +247,8 @@ class StyleGan2(gan.Gan):
             numbers = range(first + start, first + start + len(chunk))
             label = torch.tensor(numbers, device=chunk.device) % self._classes if self._classes else None
             noise = self._noise(numbers, chunk.device)
-            image = gen(chunk, noise, mean_style_d=mean, truncation=truncation, label_b=label)
+            # By position, so that an exported file can compute in the generator's place.
+            image = gen(chunk, noise, None, None, mean, truncation, label)
             images.append(self.to_image(image))
         return torch.cat(images)
 

@@ -1,0 +1,1 @@
+"""ONNX graphs: watched, stored in fewer bits, and kept only within a gate."""
