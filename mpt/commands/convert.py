@@ -25,8 +25,6 @@ from mpt.errors import ConfigError
 from mpt.inference import adapters
 from mpt.inference.export import in_batches_of, write_onnx, write_weights
 from mpt.inference.exported import description
-from mpt.inference.graphs.gate import Place
-from mpt.inference.graphs.writing import Wishes, finish
 from mpt.inference.half import networks, rebuild, rebuild_half, watch_calls
 from mpt.inference.inputs import Inputs, infer_one, needs_inputs, read_inputs
 from mpt.inference.measurement import stored_bytes
@@ -39,6 +37,8 @@ from mpt.run.checkpoints.choice import read_wish
 from mpt.run.process.files import failures_explained
 from mpt.seams import Exports, Run, Task
 from mpt.seams.task_kinds import default_terms
+from mpt.workflows.export_gate import Place
+from mpt.workflows.export_graphs import Wishes, finish
 
 
 @dataclass(frozen=True)

@@ -142,8 +142,10 @@ def open_session(path: Path) -> Any:
     if importlib.util.find_spec("onnxruntime") is None:
         raise ConfigError("an .onnx file is run by the package onnxruntime: pip install onnxruntime")
     runtime = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
     try:
-        return runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common class
         raise CheckpointError(f"{path}: not an ONNX file, or damaged ({str(error).splitlines()[0]})") from error
 

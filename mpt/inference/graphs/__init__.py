@@ -1,1 +1,1 @@
-"""ONNX graphs: watched, stored in fewer bits, and kept only within a gate."""
+"""ONNX graphs: watched, and stored in fewer bits."""

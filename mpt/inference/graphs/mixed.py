@@ -154,8 +154,10 @@ def has_graph(node: Any) -> bool:
 
 def to_half_attributes(node: Any) -> None:
     """Change what a node's attributes say of float32."""
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
+    if node.op_type == "ConstantOfShape" and not node.attribute:  # float32 zeros
+        node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1, np.float16))))
     for one in node.attribute:
         if one.name in ("to", "dtype") and one.i == TensorProto.FLOAT:
             one.i = TensorProto.FLOAT16

@@ -18,11 +18,11 @@ from torch import Tensor
 from mpt.config.schema import Config
 from mpt.errors import ConfigError, DataError, GateError
 from mpt.inference.graphs.eight_bits import candidates, prepared, to_eight_bits
-from mpt.inference.graphs.gate import Judged, Place, Recording, loss_of, search
 from mpt.inference.graphs.mixed import ALWAYS_FLOAT32, beyond_half, named_nodes, of_modules, to_half
 from mpt.inference.graphs.watched import Feeds, magnitudes, session
 from mpt.report.exported_page import write_page
 from mpt.report.statistics import Margin
+from mpt.workflows.export_gate import Judged, Place, Recording, loss_of, search
 
 WATCHED = 64
 """Samples whose ranges are measured."""
