@@ -1,4 +1,4 @@
-"""Time reading and warping a batch of faces, to compare with a training step: for docs/how-to/saehd.md.
+"""Time reading and warping a batch of faces, to compare with a training step: for docs/benchmarks/saehd.md.
 
     python scripts/bench_face_loader.py
 

@@ -6,6 +6,7 @@ Torch is not imported.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
 from mpt.config.yaml_text import write_text
 
-PAGE = Path(__file__).parent.parent / "docs" / "reference" / "settings.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 INTRODUCTION = """# Every setting
 
 Written by `python scripts/config_reference.py` from what the plugins declare; do not edit. `mpt init` writes the same
@@ -53,7 +54,7 @@ def write_page(registry: Registry | None = None) -> str:
     notes = read_notes_of_schema()
     parts = [INTRODUCTION, "## Top level: `seed` and `name`\n", table(GeneralOptions, {}, notes)]
     parts += ["## `train`\n", table(Train, {}, notes)]
-    parts += ["## `parallel` (docs/how-to/parallel.md)\n", table(Parallel, {}, notes)]
+    parts += ["## `parallel` ([several processes](../how-to/parallel.md))\n", table(Parallel, {}, notes)]
     for subpackage, section, heading, common in SUBPACKAGES:
         parts += list(subpackage_parts(subpackage, section, heading, common, registry))
     return "\n".join(parts).rstrip("\n") + "\n"
@@ -175,6 +176,16 @@ def limits(field: Mapping[str, Any]) -> str:
     return " " + " and ".join(said) if said else ""
 
 
+def write_all() -> dict[Path, str]:
+    """Make the text of every generated page: settings, cards, commands, signatures, exit codes, reference.yaml."""
+    sys.path.insert(0, str(PAGE.parents[2]))
+    from scripts import command_reference, part_cards, reference_yaml
+
+    pages = {PAGE: write_page(), reference_yaml.PAGE: reference_yaml.write_yaml(kind, scalar)}
+    return {**pages, **part_cards.write_cards(), **command_reference.write_pages()}
+
+
 if __name__ == "__main__":
-    PAGE.write_text(write_page(), "utf-8")
-    print(f"wrote {PAGE}")
+    for path, text in write_all().items():
+        path.write_text(text, "utf-8")
+        print(f"wrote {path.relative_to(PAGE.parents[2])}")

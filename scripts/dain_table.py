@@ -1,4 +1,4 @@
-"""The tables of docs/how-to/dain.md: what half precision saves of DAIN, part by part, and the tiles of a small card.
+"""The tables of docs/benchmarks/dain.md: how much memory half precision saves in DAIN, and tiles for a small card.
 
 `python scripts/dain_table.py` prints them as Markdown; a few minutes on a CPU. Bytes are those of live tensors,
 measured on real passes of the full-size networks at two small sizes; they are linear in the pixels, which the figures

@@ -43,7 +43,7 @@ train: {steps: 4, batch_size: 64, log_every: 1, checkpoint_every: 2, keep_last: 
 name: run
 """
 TOLD_CODES = (0, 2, 3, 4, 5, 6, 7)
-"""The exit codes of docs/reference/faults.md that a damaged or hindered command may end with."""
+"""The exit codes of tests/faults.md that a damaged or hindered command may end with."""
 DAMAGES = ("flip", "cut", "empty", "hole", "grown", "text", "missing")
 TEXTS = (b"{}", b"[]", b"null", b"\xff\xfe", b"{" * 3000, b"1e999", b'{"step": "x"}\n')
 PLANTED = ("link", "link to nothing", "link to itself", "pipe", "folder", "full device")

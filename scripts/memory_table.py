@@ -1,6 +1,6 @@
-"""Measure every memory trick on two real steps and write the tables of docs/how-to/memory.md.
+"""Measure every memory trick on two real steps and write the tables of docs/benchmarks/memory.md.
 
-Usage: OMP_NUM_THREADS=1 python scripts/memory_table.py [--output docs/how-to/memory.md] [--quick]
+Usage: OMP_NUM_THREADS=1 python scripts/memory_table.py [--output docs/benchmarks/memory.md] [--quick]
 
 For each trick the same training is built anew: what the first phase keeps for backward (saved bytes, weights aside),
 the peak of live bytes in the second step on this CPU (`mpt.run.process.memory_meter`), the peak that the planner
@@ -227,7 +227,7 @@ def write_table(workload: Workload) -> str:
 def main() -> None:
     """Measure, and replace the tables in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("docs/how-to/memory.md"))
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks/memory.md"))
     parser.add_argument("--quick", action="store_true", help="small models: to try the script, not for the page")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")

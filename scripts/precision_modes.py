@@ -1,4 +1,4 @@
-"""Print the table of docs/how-to/precision.md that sets every mode's bytes, step time and quality side by side.
+"""Print the table of docs/benchmarks/precision.md that sets every mode's bytes, step time and quality side by side.
 
 Usage: python scripts/precision_modes.py [--config FILE] [--seeds N] [--margin 1%] [--runs DIR] [MODE|KEY=VALUE ...]
 

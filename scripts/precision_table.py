@@ -1,4 +1,4 @@
-"""Print what each precision mode does to which operator, as docs/how-to/precision.md shows it.
+"""Print what each precision mode does to which operator, as docs/reference/operators.md shows it.
 
 Usage: python scripts/precision_table.py
 

@@ -1,4 +1,4 @@
-"""Where each GiB of SAEHD at 512 pixels goes, trick by trick: the table of docs/how-to/saehd.md.
+"""Where each GiB of SAEHD at 512 pixels goes, trick by trick: the table of docs/benchmarks/saehd.md.
 
     python scripts/saehd_memory.py                      # predicted, for an RTX 2060
     python scripts/saehd_memory.py --measure            # with what this machine's GPU takes, under a hard cap of 6 GiB

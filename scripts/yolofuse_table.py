@@ -1,4 +1,4 @@
-"""Fill the demo's table in docs/how-to/yolofuse.md: every fusion on the drawn scenes, and half against float32.
+"""Fill the demo's table in docs/benchmarks/yolofuse.md: every fusion on the drawn scenes, and half against float32.
 
 Usage:
     python scripts/yolofuse_table.py                   # CPU: eight short trainings and a comparison, half an hour
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "how-to" / "yolofuse.md"
+DOCUMENT = ROOT / "docs" / "benchmarks" / "yolofuse.md"
 PICTURE = ROOT / "docs" / "pictures" / "yolofuse_detections.png"
 CONFIG = ROOT / "configs" / "yolofuse_demo.yaml"
 COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]

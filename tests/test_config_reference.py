@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Literal
 
 import pytest
+import yaml
 from pydantic import Field
 
 from mpt.config.json_schema import read_notes_of_schema
+from mpt.config.load import load_config
 from mpt.config.options import Options
 from mpt.config.registry import INSTALLED, SUBPACKAGES
 from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
@@ -31,9 +34,34 @@ def reference() -> ModuleType:
     return module
 
 
-def test_the_page_is_up_to_date(reference: ModuleType) -> None:
-    current = (ROOT / "docs" / "reference" / "settings.md").read_text("utf-8") == reference.write_page()
-    assert current, "docs/reference/settings.md is out of date: run python scripts/config_reference.py"
+def test_every_generated_page_is_up_to_date(reference: ModuleType) -> None:
+    pages = reference.write_all()
+    old = [str(path.relative_to(ROOT)) for path, text in pages.items() if path.read_text("utf-8") != text]
+    assert old == [], "run python scripts/config_reference.py"
+
+
+def test_the_reference_configuration_has_every_setting_and_only_true_defaults() -> None:
+    text = (ROOT / "configs" / "reference.yaml").read_text("utf-8")
+    bare = "\n".join(re.sub(r"^# ", "", line) for line in text.splitlines() if not re.match(r"^# *#|^# ---", line))
+    for subpackage in SUBPACKAGES:
+        for name in INSTALLED.names(subpackage):
+            plugin = INSTALLED.find(subpackage, name)
+            assert plugin
+            assert all(re.search(rf"^ *{key}:", bare, re.M) for key in plugin.settings_class.model_fields), name
+    general = bare[bare.index("\ntrain:\n  steps:") :].partition("\nparallel:")[0]
+    known = load_config({"model": "small_cnn"}).train.model_dump()
+    assert yaml.safe_load(general)["train"]["batch_size"] == known["batch_size"]
+    assert set(yaml.safe_load(general)["train"]) == set(known)
+
+
+def test_every_card_says_what_the_part_is_and_links_to_its_settings() -> None:
+    settings = (ROOT / "docs" / "reference" / "settings.md").read_text("utf-8")
+    for page in sorted((ROOT / "docs" / "reference" / "cards").glob("*.md")):
+        for card in page.read_text("utf-8").split("\n## ")[1:]:
+            heading, _, rest = card.partition("\n")
+            assert len(rest.split()) > 10, heading
+            if page.stem != "systems":
+                assert f"### {heading}\n" in settings
 
 
 @pytest.mark.parametrize("subpackage", SUBPACKAGES)

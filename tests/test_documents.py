@@ -13,7 +13,7 @@ from mpt.cli import make_app
 from mpt.config.load import load_config
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "tests" / "faults.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 TESTS = re.compile(r"`((?:\w+/)*test_\w+\.py)::(\w+)`")
 PAGES = re.compile(r"\bdocs/[a-z_/-]+\.md")
 LINKS = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
@@ -33,7 +33,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 def test_there_are_documents() -> None:
     names = {path.name for path in DOCUMENTS}
-    assert names >= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "decisions.md", "faults.md"}
+    assert names >= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "decisions.md", "exit_codes.md"}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
@@ -50,7 +50,7 @@ def test_every_test_named_is_there(path: Path) -> None:
 def test_every_fault_has_a_test() -> None:
     rows = [
         line
-        for line in (ROOT / "docs" / "reference" / "faults.md").read_text("utf-8").splitlines()
+        for line in (ROOT / "tests" / "faults.md").read_text("utf-8").splitlines()
         if line.startswith("| ") and not re.match(r"\| (fault|code|\d+)", line)
     ]
     assert len(rows) > 25

@@ -289,4 +289,5 @@ def test_the_page_lists_what_is_rehearsed_where() -> None:
 @pytest.mark.here
 def test_every_shipped_config_is_rehearsed() -> None:
     shipped = {path.stem for path in (ROOT / "configs").glob("*.yaml") if not path.name.endswith(".plan.yaml")}
+    shipped.remove("reference")  # classify_digits with every setting as a comment
     assert shipped <= SHIPPED, "add the new config, with a batch that a CPU can take"

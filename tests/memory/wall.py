@@ -72,7 +72,7 @@ TRICKS: dict[str, dict[str, Any]] = {
 }
 """Every trick, with settings by which it does something to a small network."""
 ROUNDED = frozenset({"micro_batch", "low_bit_optimizer", "lora", "low_bit_base", "channels_last", "compile"})
-"""Those that do not claim to be bit-equal (the table in docs/how-to/memory.md)."""
+"""Those that do not claim to be bit-equal (the table in docs/benchmarks/memory.md)."""
 OPTIMIZERS = (
     *("sgd", "adam", "adamw", "adamax", "rmsprop", "lion", "muon", "adafactor", "schedule_free"),
     *("adabelief", "rmsprop_leras", "sgd_warmup"),

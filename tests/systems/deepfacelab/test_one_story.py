@@ -23,7 +23,7 @@ def test_plan_preset_and_pages_say_the_same_of_512_pixels_in_6_gb():
     )
     assert f"| {memory} | {seconds} s |" in row
     table = next(
-        line for line in (TOP / "docs" / "how-to" / "saehd.md").read_text().splitlines() if "(**the plan**)" in line
+        line for line in (TOP / "docs" / "benchmarks" / "saehd.md").read_text().splitlines() if "(**the plan**)" in line
     )
     cells = [cell.strip() for cell in table.strip("|").split("|")]
     gib = int(memory.removesuffix(" MiB").replace(",", "")) / 1024
