@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpt.systems.diffusion.tasks.shared.sampling import import_diffusers
+from mpt.systems.diffusion.nn.shared.library import import_diffusers
 
 
 def diffusers() -> Any:

@@ -21,6 +21,7 @@ from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.nn.shared.generative_bodies import check_image, class_count
 from mpt.seams import DataSpec
+from mpt.systems.diffusion.nn.shared.denoiser import Denoiser
 from mpt.systems.diffusion.nn.shared.embedding import TimeEmbedding
 
 TASK = "diffusion"
@@ -59,7 +60,7 @@ class Block(nn.Module):
         return mixed
 
 
-class SmallDenoiser(nn.Module):
+class SmallDenoiser(Denoiser):
     """Map noisy pictures (b, c, h, w), levels in ticks (b,) and classes (b,) to answers (b, c, h, w).
 
     The class with the number `classes` is that of pictures whose class is left out.
@@ -68,7 +69,7 @@ class SmallDenoiser(nn.Module):
     def __init__(self, settings: Settings, classes: int) -> None:
         super().__init__()
         width = settings.features
-        self.classes, self.channels = classes, settings.channels
+        self.classes, self.conditions = classes, ("label",) if classes else ()
         self.time = TimeEmbedding(2 * (settings.embedding // 8), settings.embedding)
         self.label = nn.Embedding(classes + 1, settings.embedding) if classes else None
         self.input = nn.Conv2d(settings.channels, width, 3, padding=1)
@@ -79,11 +80,11 @@ class SmallDenoiser(nn.Module):
         for parameter in self.output.parameters():
             nn.init.zeros_(parameter)
 
-    def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, label_b: Tensor | None = None) -> Tensor:
+    def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         embedding = self.time(ticks_b)
         if self.label is not None:
-            assert label_b is not None, "a conditional network was called without classes"
-            embedding = embedding + self.label(label_b)
+            (label,) = conditions
+            embedding = embedding + self.label(label)
         x = self.input(noisy_bchw) + self.position
         for block in self.blocks:
             x = block(x, embedding)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mpt.errors import ConfigError
 from mpt.systems.diffusion.losses.shared.objectives import Ddpm, Edm, Flow, Objective
+from mpt.systems.diffusion.nn.shared.library import import_diffusers
 
 Answer = Callable[[Tensor, Tensor], Tensor]
 """Noisy pictures as the network sees them (b, c, h, w) and levels as it sees them (b,) -> its answer."""
@@ -105,17 +106,3 @@ def scheduler_settings(name: str, objective: Objective, betas: dict[str, Any]) -
     answers = "epsilon" if objective.answers == "epsilon" else "v_prediction"
     unclipped = {"clip_sample": False} if name in ("DDIMScheduler", "DDPMScheduler") else {}
     return {**betas, "prediction_type": answers, "timestep_spacing": "trailing", **unclipped}
-
-
-def import_diffusers(reader: str) -> Any:
-    """Return the package diffusers. Raises ConfigError if it is not installed."""
-    from mpt import vision_ops
-
-    vision_ops.import_torchvision()  # transformers imports it, and fails where its binary does not fit torch
-    try:
-        import diffusers
-    except ImportError as error:
-        raise ConfigError(
-            f"{reader}: diffusers is not installed; `pip install 'mpt-trainer[diffusion]'` adds it"
-        ) from error
-    return diffusers

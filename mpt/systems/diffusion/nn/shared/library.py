@@ -1,0 +1,21 @@
+"""The package diffusers, imported where it is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpt.errors import ConfigError
+
+
+def import_diffusers(reader: str) -> Any:
+    """Return the package diffusers. Raises ConfigError if it is not installed."""
+    from mpt import vision_ops
+
+    vision_ops.import_torchvision()  # transformers imports it, and fails where its binary does not fit torch
+    try:
+        import diffusers
+    except ImportError as error:
+        raise ConfigError(
+            f"{reader}: diffusers is not installed; `pip install 'mpt-trainer[diffusion]'` adds it"
+        ) from error
+    return diffusers
