@@ -61,7 +61,7 @@ class Latents(Dataset):
     def file(self) -> Any:
         """Return the open file."""
         if self._file is None:
-            self._file = safe_open(self.path, framework="pt").__enter__()
+            self._file = safe_open(self.path, framework="pt")
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def check_picture(data: DataSpec, channels: int) -> None:
     found = data.require(name, "model diffusers").shape[0]
     if found != channels:
         advice = "model.channels" if name == "image" else "the folder that the latents were made with"
-        raise ConfigError(f"model: the network sees {channels} channels, and the data's {name} has {found}; see {advice}")
+        raise ConfigError(
+            f"model: the network sees {channels} channels, and the data's {name} has {found}; see {advice}"
+        )
 
 
 def network_config(settings: Settings) -> dict[str, Any]:

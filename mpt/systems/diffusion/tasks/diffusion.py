@@ -1,14 +1,18 @@
-"""Train a denoising network: DDPM, EDM or rectified flow, on pixels, with or without classes.
+"""Train a denoising network: DDPM, EDM or rectified flow, on pixels or cached latents, with or without conditions.
 
 One phase, the mean squared error at random levels of noise. Conditions are left out for a share of the samples, so that
 sampling may move away from the unconditional answer (classifier-free guidance). Samples come from the moving average
 (`train.ema`), by samplers of this package or diffusers' schedulers, always in float32 between the network's calls.
+
+On pixels the figure is the Frechet distance of samples; on latents, and with text, it is the test loss over all levels:
+latents are shown only if `decoder` names the autoencoder that made them, and text comes from the test set.
 
 Sources: see `mpt.systems.diffusion.losses.shared.objectives`; Ho & Salimans 2021 (guidance).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -25,13 +29,16 @@ from mpt.metrics.shared.float64 import in_float64
 from mpt.nn.shared.devices import compute_device
 from mpt.seams import Batch, DataSpec, Evidence, Inference, Legend, Loss, Phase, Precision, Samples, gather
 from mpt.systems.diffusion.losses.shared.objectives import Ddpm, Edm, Flow, Objective
+from mpt.systems.diffusion.nn.shared.denoiser import Denoiser
 from mpt.systems.diffusion.nn.shared.embedding import to_ticks
 from mpt.systems.diffusion.tasks.shared import levels, sampling
+from mpt.systems.diffusion.tasks.shared.decoding import Decoder
 from mpt.tasks.shared.samples import Quality, Sampler
 
 TEST_SAMPLES = 2
 EMA = {"decay": 0.9999}
-NOISE_SEED, SHOWN_STEPS = 4321, 8
+SHOWN_STEPS = 8
+Conditions = tuple[Tensor, ...]
 
 
 class Settings(Options):
@@ -82,6 +89,8 @@ class Settings(Options):
     """Of edm: mean of the level's logarithm."""
     sigma_log_std: float = Field(1.2, gt=0)
     """Of edm: standard deviation of the level's logarithm."""
+    decoder: str | None = None
+    """Local folder of diffusers' AutoencoderKL, by which samples of cached latents are shown."""
     preview_count: int = Field(64, ge=1)
     """Samples in each preview."""
     truncation: float = Field(1.0, ge=0, le=1)
@@ -97,24 +106,36 @@ class Diffusion(Samples, Legend):
 
     metric, higher_is_better = "frechet_distance", False
 
-    def __init__(self, settings: Settings, net: nn.Module, data: DataSpec, precision: Precision) -> None:
+    def __init__(self, settings: Settings, net: Denoiser, data: DataSpec, precision: Precision) -> None:
         if settings.inception_weights:
             require_inception(settings.inception_weights)
         self.settings, self.precision, self.data, self.net = settings, precision, data, net
         self.modules = self.trainable = {"net": net}
-        self.classes = int(getattr(net, "classes", 0))
+        self.names, self.classes = net.conditions, net.classes
         self.device = compute_device(net)
         self.objective = make_objective(settings, self.device)
-        self.shape = tuple(data.fields["image"].shape)
-        self.metric_note = explain_distance(data)
-        size = self.shape[0] * self.shape[1] * self.shape[2]
-        self.sampler = Sampler(self.generate, size, "normal", self.device, precision, self.classes)
-        self.quality = Quality(data, self.device, settings.inception_weights)
-        self.evaluation_samples = settings.metric_samples
+        self.field = "latent" if "latent" in data.fields else "image"
+        self.shape = tuple(data.fields[self.field].shape)
+        self.sampler = Sampler(self.generate, math.prod(self.shape), "normal", self.device, precision, self.classes)
         self.preview_columns = self.sampler.columns
+        self.decoder: Decoder | None = None
+        if settings.decoder is not None:
+            self.decoder = Decoder(settings.decoder, self.field, self.device)
+        self.quality: Quality | None = None
+        if self.field == "image" and not self.needs_batch:
+            self.metric_note = explain_distance(data)
+            self.quality = Quality(data, self.device, settings.inception_weights)
+            self.evaluation_samples = settings.metric_samples
+        else:
+            self.metric = "test_loss"
         self.squared_error = precision.loss(squared_errors)
         if settings.sampler not in ("euler", "heun"):
             self.scheduler()  # refuses one that does not fit, before the first step
+
+    @property
+    def needs_batch(self) -> bool:
+        """Whether samples need conditions that only data have: text, not classes."""
+        return bool(set(self.names) - {"label"})
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the one phase."""
@@ -122,7 +143,7 @@ class Diffusion(Samples, Legend):
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
         """Add noise, levels, and the share by which conditions are left out."""
-        image = batch["image"]
+        image = batch[self.field]
         drawn = {
             "noise": torch.randn_like(image),
             "level": self.objective.draw(len(image), image.device),
@@ -137,22 +158,32 @@ class Diffusion(Samples, Legend):
 
     def losses(self, batch: Batch) -> tuple[Loss]:
         """Return the weighted mean squared error."""
-        clean, level = self.to_network(batch["image"]), batch["level"]
+        clean, level = self.to_network(batch[self.field]), batch["level"]
         answer = self.answer_to(clean, batch["noise"], level, self.conditions(batch))
         error = self.squared_error(answer, self.objective.target(clean, batch["noise"], level))
         weight = self.objective.weight(level)
         return (Loss("loss", (error if weight is None else weight * error).mean()),)
 
-    def conditions(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the network's conditions with those left out that the draw says."""
-        if not self.classes:
-            return ()
-        label = batch["label"]
-        if "left_out" not in batch:
-            return (label,)
-        return (torch.where(batch["left_out"] < self.settings.condition_dropout, self.classes, label),)
+    def conditions(self, batch: Batch) -> Conditions:
+        """Return the network's conditions; those are left out that the draw says."""
+        given = tuple(batch[name] for name in self.names)
+        if "left_out" not in batch or not self.settings.condition_dropout:
+            return given
+        is_left_out = batch["left_out"] < self.settings.condition_dropout
+        return tuple(
+            torch.where(is_left_out.view(-1, *(1,) * (value.dim() - 1)), none, value)
+            for value, none in zip(given, self.without(given), strict=True)
+        )
 
-    def answer_to(self, clean: Tensor, noise: Tensor, level_b: Tensor, conditions: tuple[Tensor, ...]) -> Tensor:
+    def without(self, conditions: Conditions) -> Conditions:
+        """Return what stands for no condition: the class after the last one, and zeros for text; sizes stay."""
+        none = {"label": self.classes, "text": 0, "pooled": 0}
+        return tuple(
+            torch.full_like(value, none[name]) if name in none else value
+            for name, value in zip(self.names, conditions, strict=True)
+        )
+
+    def answer_to(self, clean: Tensor, noise: Tensor, level_b: Tensor, conditions: Conditions) -> Tensor:
         """Return the network's answer to clean pictures with noise of a level added."""
         with self.precision.float32():
             noisy = self.objective.noisy(clean, noise, level_b)
@@ -161,11 +192,15 @@ class Diffusion(Samples, Legend):
         return answer
 
     def to_network(self, image_bchw: Tensor) -> Tensor:
-        """Map images from [0, 1] to [-1, 1]."""
-        return image_bchw * 2 - 1
+        """Map images from [0, 1] to [-1, 1]; latents are as the network sees them."""
+        return image_bchw * 2 - 1 if self.field == "image" else image_bchw
 
     def to_image(self, made_bchw: Tensor) -> Tensor:
-        """Map samples from [-1, 1] to images in [0, 1], float32."""
+        """Map samples to images in [0, 1], float32. Raises ConfigError for latents without a decoder."""
+        if self.decoder is not None:
+            return self.decoder.images(made_bchw)
+        if self.field == "latent":
+            raise ConfigError("task.decoder: name the autoencoder's folder to see samples of latents")
         return ((made_bchw.float() + 1) / 2).clamp(0, 1)
 
     def scheduler(self) -> Any:
@@ -179,11 +214,11 @@ class Diffusion(Samples, Legend):
         }
         return sampling.make_scheduler(settings.sampler, self.objective, betas)
 
-    def trajectory(self, noise: Tensor, label_b: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield pictures and clean pictures in [-1, 1] after each of the sampler's steps."""
+    def trajectory(self, noise: Tensor, conditions: Conditions) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield pictures and clean pictures, as the network sees them, after each of the sampler's steps."""
 
         def answer(seen: Tensor, time_b: Tensor) -> Tensor:
-            return self.guided(seen, to_ticks(time_b), label_b)
+            return self.guided(seen, to_ticks(time_b), conditions)
 
         steps = self.settings.sampling_steps
         with self.precision.float32():
@@ -193,22 +228,26 @@ class Diffusion(Samples, Legend):
             else:
                 yield from sampling.integrate_by_library(answer, self.scheduler(), noise, steps)
 
-    def guided(self, seen: Tensor, ticks_b: Tensor, label_b: Tensor | None) -> Tensor:
+    def guided(self, seen: Tensor, ticks_b: Tensor, conditions: Conditions) -> Tensor:
         """Return the network's answer in float32, moved away from the unconditional one."""
         scale = self.settings.guidance
         with self.precision.forward():
-            if label_b is None:
-                return self.net(seen, ticks_b).float()  # type: ignore[no-any-return]
-            if scale == 1.0:
-                return self.net(seen, ticks_b, label_b).float()  # type: ignore[no-any-return]
-            none = torch.full_like(label_b, self.classes)
-            both: Tensor = self.net(torch.cat([seen, seen]), torch.cat([ticks_b, ticks_b]), torch.cat([none, label_b]))
+            if not conditions or scale == 1.0:
+                return self.net(seen, ticks_b, *conditions).float()  # type: ignore[no-any-return]
+            pairs = zip(self.without(conditions), conditions, strict=True)
+            both: Tensor = self.net(
+                torch.cat([seen, seen]), torch.cat([ticks_b, ticks_b]), *(torch.cat(pair) for pair in pairs)
+            )
         without, conditional = both.float().chunk(2)
         return without + scale * (conditional - without)
 
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
         """Return images in [0, 1]; sample i has class (first + i) mod classes. Truncation scales the noise."""
-        for made, _ in self.trajectory(self.noise(latent_bz) * truncation, self.labels(len(latent_bz), first)):
+        return self.sample_with(self.noise(latent_bz) * truncation, self.labels(len(latent_bz), first))
+
+    def sample_with(self, noise: Tensor, conditions: Conditions) -> Tensor:
+        """Return images in [0, 1] from noise (b, c, h, w) under conditions."""
+        for made, _ in self.trajectory(noise, conditions):
             last = made
         return self.to_image(last)
 
@@ -216,14 +255,19 @@ class Diffusion(Samples, Legend):
         """Return vectors of noise in the pictures' shape."""
         return latent_bz.view(-1, *self.shape)
 
-    def labels(self, count: int, first: int = 0) -> Tensor | None:
-        """Return the classes of samples by their numbers; None where there are none."""
+    def labels(self, count: int, first: int = 0) -> Conditions:
+        """Return the classes of samples by their numbers as conditions. Raises ConfigError if text is needed."""
+        if self.needs_batch:
+            raise ConfigError(
+                "this network samples from text embeddings, which a run does not hold; its previews show those of the "
+                "test set. Export it, and sample with diffusers' pipeline"
+            )
         numbers = torch.arange(first, first + count, device=self.device)
-        return numbers % self.classes if self.classes else None
+        return (numbers % self.classes,) if self.classes else ()
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
-        """Return squared errors and mean squared targets (b, levels), and the features of the images."""
-        clean = self.to_network(batch["image"])
+        """Return squared errors and mean squared targets (b, levels), and the features of images."""
+        clean = self.to_network(batch[self.field])
         found: dict[str, list[Tensor]] = {"errors": [], "targets": []}
         for level in self.objective.evaluation_levels(levels.LEVELS, clean.device):
             noise, level_b = torch.randn_like(clean), level.expand(len(clean))
@@ -232,11 +276,14 @@ class Diffusion(Samples, Legend):
             found["errors"].append(self.squared_error(answer, target))
             found["targets"].append(target.float().square().flatten(1).mean(1))
         stacked = {name: torch.stack(values, dim=1) for name, values in found.items()}
+        if self.quality is None:
+            return stacked
         with self.precision.float32():
             return {**stacked, **self.quality.features(batch["image"], "real")}
 
     def evaluate_samples(self, first: int, count: int) -> Evidence:
         """Return the features of samples."""
+        assert self.quality is not None
         image = self.sampler.part(self.evaluation_samples, first, count)
         with self.precision.float32():
             return self.quality.features(image, "fake")
@@ -246,11 +293,18 @@ class Diffusion(Samples, Legend):
         errors, targets = gather(evidence, "errors"), gather(evidence, "targets")
         at = self.objective.evaluation_levels(levels.LEVELS, torch.device("cpu")).tolist()
         self.details = {"section": levels.section(at, errors, targets)}
-        return {"test_loss": float(in_float64(errors).mean()), **self.quality.figures(evidence)}
+        quality = {} if self.quality is None else self.quality.figures(evidence)
+        return {"test_loss": float(in_float64(errors).mean()), **quality}
 
     def preview(self, batch: Batch) -> Tensor | None:
-        """Return samples from fixed noise."""
-        return self.sampler.sample(self.settings.preview_count, seed=0)
+        """Return samples from fixed noise, under the batch's text if the network needs it; None without a decoder."""
+        if self.field == "latent" and self.decoder is None:
+            return None
+        if not self.needs_batch:
+            return self.sampler.sample(self.settings.preview_count, seed=0)
+        count = min(self.settings.preview_count, len(batch[self.field]))
+        given = tuple(batch[name][:count] for name in self.names)
+        return self.sample_with(self.noise(self.sampler.latents(count, 0)), given)
 
     def samples(self, total: int, first: int, count: int, seed: int, truncation: float = 1.0) -> Tensor:
         """Return samples by their numbers."""
@@ -301,6 +355,20 @@ def make_objective(settings: Settings, device: torch.device) -> Objective:
 def build(
     settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
 ) -> Diffusion:
-    """Build the task around `net`."""
-    data.require("image", "task diffusion")
-    return Diffusion(settings, modules["net"], data, precision)
+    """Build the task around `net`. Raises ConfigError for another kind of network, DataError for missing conditions."""
+    net = modules["net"]
+    if not isinstance(net, Denoiser):
+        raise ConfigError(
+            f"model: task diffusion trains networks of mpt.systems.diffusion.nn.shared.denoiser.Denoiser, not "
+            f"a {type(net).__name__}"
+        )
+    for name in net.conditions:
+        data.require(name, "task diffusion")
+    if net.classes and not net.has_none and (settings.condition_dropout or settings.guidance != 1.0):
+        raise ConfigError(
+            f"task.condition_dropout: the network has vectors for {net.classes} classes and none for pictures without "
+            "a class; set condition_dropout=0 and guidance=1, or give it one more"
+        )
+    if "latent" not in data.fields:
+        data.require("image", "task diffusion")
+    return Diffusion(settings, net, data, precision)

@@ -109,7 +109,7 @@ def test_guidance_of_one_is_the_conditional_answer_and_of_zero_the_unconditional
         torch.nn.init.normal_(task_of(run).net.label.weight)
         noise, ticks = torch.randn(2, 1, 8, 8), to_ticks(torch.tensor([500.0, 500.0]))
         with torch.no_grad():
-            answers[scale] = task_of(run).guided(noise, ticks, label)
+            answers[scale] = task_of(run).guided(noise, ticks, (label,))
             without = task_of(run).net(noise, ticks, torch.tensor([10, 10]))
     torch.testing.assert_close(answers[0.0], without)
     torch.testing.assert_close(answers[0.5], (answers[0.0] + answers[1.0]) / 2)

@@ -98,9 +98,9 @@ class TextAndSizeUnet(LibraryDenoiser):
     def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         text, pooled, sizes = conditions
         added = {"text_embeds": pooled, "time_ids": sizes}
-        answer: Tensor = self.inner(
-            noisy_bchw, from_ticks(ticks_b), text, added_cond_kwargs=added, return_dict=False
-        )[0]
+        answer: Tensor = self.inner(noisy_bchw, from_ticks(ticks_b), text, added_cond_kwargs=added, return_dict=False)[
+            0
+        ]
         return answer
 
 
