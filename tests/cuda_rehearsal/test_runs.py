@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,12 @@ def test_a_resume_with_another_trick_goes_on_bit_for_bit(trick: str, tmp_path: P
 def test_a_resume_of_a_shipped_config_goes_on_bit_for_bit(config: str, tmp_path: Path) -> None:
     os.chdir(tmp_path)
     saves = ("train.evaluate_every=0", "train.checkpoint_every=2", *words_of(config))
-    for name, steps, further in (("whole", 4, ()), ("parts", 2, ()), ("parts", 4, ("--resume", "runs/parts"))):
-        said = attempt(config, SMALL[config], steps, name, *saves, *further)
-        assert said.code == 0, said
+    said = attempt(config, SMALL[config], 4, "whole", *saves)
+    assert said.code == 0, said
+    shutil.copytree("runs/whole", "runs/parts")  # not a shorter training, in which a schedule ends earlier
+    shutil.rmtree("runs/parts/checkpoints/step-00000004")
+    said = attempt(config, SMALL[config], 4, "parts", *saves, "--resume", "runs/parts/checkpoints/step-00000002")
+    assert said.code == 0, said
     same_tensors(tmp_path / "runs/whole", tmp_path / "runs/parts", 4)
 
 
