@@ -351,6 +351,15 @@ RUNS = (
         f"{RUNS_FILE}::test_figures_of_a_run_on_the_second_card_stay_there[vae]",
     ),
     Fault(
+        "ranks share a card",
+        "all ranks of a machine work on its first card",
+        "mpt/parallel/start.py",
+        "        torch.cuda.set_device(place.local_rank)\n",
+        "        torch.cuda.set_device(0)\n",
+        "tests/cuda_rehearsal/test_ranks_on_cards.py"
+        "::test_a_rank_works_on_the_card_of_its_number_and_opens_no_context_on_another[1]",
+    ),
+    Fault(
         "error keeps the graph",
         "out of memory, the error is kept, whose traceback holds the forward that was too much",
         LADDER,
@@ -385,15 +394,6 @@ LIMITS = (
         "torch.backends.cudnn.benchmark = True",
         f"{CONFIG}[classify_digits]",
         limit="cuDNN's workspaces are not modelled; scripts/gpu_check.py measures them",
-    ),
-    Fault(
-        "ranks share a card",
-        "all ranks of a machine work on its first card",
-        "mpt/parallel/start.py",
-        "        torch.cuda.set_device(place.local_rank)\n",
-        "        torch.cuda.set_device(0)\n",
-        f"{RUNS_FILE}::test_figures_of_a_run_on_the_second_card_stay_there[vae]",
-        limit="NCCL is not there, so ranks on two cards are not rehearsed",
     ),
     Fault(
         "cache is kept after a refusal",
