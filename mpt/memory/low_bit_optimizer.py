@@ -1,8 +1,9 @@
-"""Adam and AdamW with 8-bit state: two bytes per weight instead of eight.
+"""Adam, AdamW and Muon with state in few bits: two bytes per weight instead of eight, or four, or one.
 
-The state is quantised in blocks of 256 values, each with its own scale (Dettmers et al., "8-bit optimizers via
+8-bit state is quantised in blocks of 256 values, each with its own scale (Dettmers et al., "8-bit optimizers via
 block-wise quantization", 2022), by one of two extras: bitsandbytes (CUDA kernels, the fastest) or torchao (compiled
-PyTorch, any device with a compiler). The update is rounded differently from the full one, so training is not
+PyTorch, any device with a compiler); or by `own`, plain PyTorch that needs neither, has 4 and 16 bits too, and Muon's
+momentum (`mpt.memory.low_bit.states`). The update is rounded differently from the full one, so training is not
 bit-equal; small tensors (under 4096 values) keep full state.
 """
 
@@ -19,6 +20,8 @@ from torch.optim import Optimizer
 from mpt.config.options import Options
 from mpt.errors import ConfigError
 from mpt.memory.cpu_optimizer import refuse_own_steps
+from mpt.memory.low_bit.states import LowBitAdam, LowBitMuon
+from mpt.optim.muon import MuonWithAdam
 from mpt.seams import MemoryTrick, Precision
 
 CONFLICTS = {
@@ -38,8 +41,10 @@ class Settings(Options):
 
     shorthand: ClassVar[str | None] = "backend"
 
-    backend: Literal["auto", "bitsandbytes", "torchao"] = "auto"
-    """`auto` takes bitsandbytes where it is installed, else torchao."""
+    backend: Literal["auto", "bitsandbytes", "torchao", "own"] = "auto"
+    """`auto` takes bitsandbytes where it is installed, else torchao; `own` needs neither and is slower."""
+    bits: Literal[4, 8, 16] = 8
+    """Bits of each running mean; 4 and 16 (bfloat16), and Muon, are `own`'s."""
 
 
 class LowBitOptimizer(MemoryTrick):
@@ -53,6 +58,9 @@ class LowBitOptimizer(MemoryTrick):
     def replace_optimizer(self, optimizer: Optimizer, precision: Precision) -> Optimizer:
         """Return an 8-bit optimizer with the same groups and hyperparameters."""
         refuse_own_steps(optimizer, precision, "memory.low_bit_optimizer")
+        own = self.own_optimizer(optimizer)
+        if own is not None:
+            return own
         if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
             raise ConfigError(
                 f"memory.low_bit_optimizer: there is no 8-bit {type(optimizer).__name__}; use optimizer=adam or adamw"
@@ -62,6 +70,25 @@ class LowBitOptimizer(MemoryTrick):
         if torch._guards.detect_fake_mode() is not None:
             return AllocatedAdam(optimizer.param_groups)
         return make_low_bit(optimizer, choose_backend(self.settings.backend))
+
+    def own_optimizer(self, optimizer: Optimizer) -> Optimizer | None:
+        """Return the optimizer that is written here, where settings or the kind ask for it."""
+        backend, bits = self.settings.backend, self.settings.bits
+        is_muon = type(optimizer) is MuonWithAdam
+        if backend not in ("own", "auto") and (bits != 8 or is_muon):
+            raise ConfigError(
+                f"memory.low_bit_optimizer: {backend} has no {bits}-bit {'Muon' if is_muon else 'state here'}; use "
+                "backend: own"
+            )
+        groups = [dict(group) for group in optimizer.param_groups]
+        if any(group.get("amsgrad") for group in groups):
+            return None
+        if is_muon:
+            return LowBitMuon(groups, bits)
+        is_adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+        if not is_adam or (backend != "own" and bits == 8):
+            return None
+        return LowBitAdam(groups, bits, type(optimizer) is torch.optim.AdamW)
 
 
 class AllocatedAdam(Optimizer):

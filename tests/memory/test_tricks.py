@@ -51,7 +51,7 @@ EVERY: list[dict[str, Any]] = [
     {"micro_batch": 2},
     {"compile": {"backend": "aot_eager"}},
 ]
-PLANNED = [*EVERY, {"low_bit_optimizer": True}]
+PLANNED = [*EVERY, {"low_bit_optimizer": True}, {"low_bit_optimizer": {"bits": 4}}]
 MAKERS = {"classifier": parts.classifier, "gan": parts.gan}
 
 
