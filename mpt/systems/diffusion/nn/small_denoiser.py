@@ -34,6 +34,7 @@ class Settings(ModelOptions):
     features: int = Field(48, ge=8)
     """Channels of the hidden layers, a multiple of 8."""
     blocks: int = Field(4, ge=1)
+    """Residual blocks, one after the other."""
     embedding: int = Field(128, ge=8)
     """Length of the vector of noise level and class."""
     labels: Literal["condition", "ignore"] = "condition"
