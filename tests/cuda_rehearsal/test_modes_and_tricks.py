@@ -18,6 +18,7 @@ TRICKS = (
     "recompute: sqrt",
     "cpu_optimizer: true",
     "stream_weights: {min_kibibytes: 0}",
+    "lora: {rank: 2, full: []}, low_bit_base: {format: nf4, keep: []}",
     "channels_last: true",
     "micro_batch: 8",
 )
