@@ -128,6 +128,8 @@ class Diffusion(Samples, Legend):
             self.evaluation_samples = settings.metric_samples
         else:
             self.metric = "test_loss"
+        if self.needs_batch:
+            self.inputs, self.optional_inputs = (self.field, *self.names), False
         self.squared_error = precision.loss(squared_errors)
         if settings.sampler not in ("euler", "heun"):
             self.scheduler()  # refuses one that does not fit, before the first step
@@ -315,7 +317,12 @@ class Diffusion(Samples, Legend):
         return self.sampler.walk(seeds, frames)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return samples, samples from scaled noise, ways between samples, and what the network saw over time."""
+        """Return samples, samples from scaled noise, ways between samples, and what the network saw over time.
+
+        Of a batch: what the network takes for clean in it, and samples under its text where a decoder shows them.
+        """
+        if batch is not None:
+            return self.infer_batch(batch)
         made = self.sampler.infer(count, seed, self.settings.truncation)
         rows = min(count, self.sampler.columns or SHOWN_STEPS)
         noise = self.noise(self.sampler.latents(rows, seed))
@@ -324,6 +331,18 @@ class Diffusion(Samples, Legend):
         made.figures["over_time"] = torch.stack(chosen, dim=1).flatten(0, 1)
         made.figure_columns["over_time"] = SHOWN_STEPS
         return made
+
+    def infer_batch(self, batch: Batch) -> Inference:
+        """Return clean latents as the network sees them in the batch with noise of a medium level, and how far off."""
+        clean = self.to_network(batch[self.field])
+        noise, level = torch.randn_like(clean), self.objective.evaluation_levels(levels.LEVELS, clean.device)
+        level_b = level[len(level) // 2].expand(len(clean))
+        answer = self.answer_to(clean, noise, level_b, self.conditions(batch)).float()
+        with self.precision.float32():
+            seen = self.objective.denoised(self.objective.noisy(clean, noise, level_b), answer, level_b)
+            errors = squared_errors(seen, clean.float()).tolist()
+        rows = [{"level": f"{float(level_b[0]):.4g}", "squared_error": error} for error in errors]
+        return Inference(tiles=self.preview(batch), rows=rows, outputs=seen)
 
 
 def squared_errors(answer: Tensor, target: Tensor) -> Tensor:

@@ -135,7 +135,13 @@ def configuration(wish: Wish, pipeline: Pipeline, output: Path) -> str:
     data: dict[str, Any] = {
         "model": {"name": "diffusers", "folder": str(pipeline.folder), "weights": str(pipeline.weights())},
         "dataset": {"name": "latents", "root": str(output)},
-        "task": {"name": "diffusion", **pipeline.objective(), "condition_dropout": 0.0},
+        "task": {
+            "name": "diffusion",
+            **pipeline.objective(),
+            "condition_dropout": 0.0,
+            "sampler": "euler",
+            "decoder": str(pipeline.folder / "vae"),
+        },
         "precision": "bf16",
         "optimizer": {"name": "adamw", "lr": 1e-4},
         "train": {"steps": 1000, "batch_size": 1, "ema": None},
