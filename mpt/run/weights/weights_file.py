@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from mpt.errors import CheckpointError
+from mpt.foreign.files import read_json
 from mpt.run.checkpoints.tensor_file import read_tensors
 from mpt.run.process.files import open_regular
 from mpt.run.process.host_memory import available_bytes
@@ -35,6 +36,7 @@ WRAPPERS = (
     *("model_state", "model", "params", "module", "net", "network", "weights"),
 )
 """Keys under which training scripts put the weights beside other things; averages, which they evaluate, first."""
+INDEX = ".safetensors.index.json"
 MOST_DEPTH, LONGEST_NAME = 100, 1000
 MOST_ENTRIES = 300_000
 """Modules and tensors of a file, counted as often as they are reached. The largest published networks have 100,000."""
@@ -62,8 +64,11 @@ def load_weights_file(path: Path) -> dict[str, Tensor]:
 def read_weights_file(path: Path) -> WeightsFile:
     """Read the tensors of a `.safetensors`, or of a `.pt`/`.pth`/`.bin` that holds a state_dict, on the CPU.
 
-    Raises CheckpointError for anything else, with the reason; nothing in the file is ever run.
+    Of a file in parts the index is named, `NAME.safetensors.index.json`. Raises CheckpointError for anything else, with
+    the reason; nothing in the file is ever run.
     """
+    if path.name.endswith(INDEX):
+        return read_parts(path)
     try:
         with open(open_regular(path.resolve()), "rb") as file:
             if path.suffix == ".safetensors":
@@ -86,6 +91,25 @@ def read_weights_file(path: Path) -> WeightsFile:
             f"{path} is refused as a weights file: {error}. Give a .safetensors, or save the plain "
             "state_dict with torch.save."
         ) from error
+
+
+def read_parts(index: Path) -> WeightsFile:
+    """Read the tensors of safetensors files that lie next to their index. Raises CheckpointError for missing ones."""
+    try:
+        places = read_json(index, LARGEST_PICKLE_BYTES)["weight_map"]
+        parts = sorted({str(part) for part in places.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is refused as an index of weights: it has no weight_map") from error
+    inside = [part for part in parts if Path(part).name != part or not part.endswith(".safetensors")]
+    if inside:
+        raise CheckpointError(f"{index} names {inside[0]}, and its parts are .safetensors files in the same folder")
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        tensors |= read_weights_file(index.with_name(part)).tensors
+    missing = [name for name in places if name not in tensors]
+    if missing:
+        raise CheckpointError(f"{index}: {missing[0]} is not in {places[missing[0]]}; the file is another one's part")
+    return WeightsFile(tensors)
 
 
 def refuse_programs(members: Sequence[str]) -> None:
