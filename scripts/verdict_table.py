@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy
 from numpy.typing import NDArray
 
-from mpt.report.statistics import LEVEL, Margin, judge, judge_until, resolution_of
+from mpt.report.intervals import LEVEL
+from mpt.report.statistics import Margin, judge, judge_until, resolution_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "verdicts.md"
 MARGIN = Margin(0.01, relative=True)

@@ -20,9 +20,40 @@ WORST = {"numerics: parameters": "gradient_error", "numerics: operators": "relat
 
 def write_page(path: Path, subject: str, sections: Sequence[Section]) -> None:
     """Write one self-contained HTML page. Raises InputOutputError."""
-    ranges, exponents = (
-        [row for section in sections for row in section.tables.get(name, ())] for name in ("ranges", "exponents")
+    found = [(section.name, one) for section in sections for one in section.findings]
+    faults = of_level(found, "fault")
+    groups = {
+        "Other faults": faults[1:],
+        "Warnings": of_level(found, "warning"),
+        "Notes": [(name, one) for name, one in of_level(found, "note") if one.about != "cure"],
+    }
+    template = environment().get_template("doctor.html.j2")
+    text = template.render(
+        subject=subject,
+        worst=worst_of(sections),
+        headline=headline(found),
+        details=[one.advice for _, one in faults[:1] if one.advice],
+        cures=cures_of(sections),
+        groups=[(title, own) for title, own in groups.items() if own],
+        fine=of_level(found, "ok"),
+        numerics=map_numerics(rows_of(sections, "ranges"), rows_of(sections, "exponents")),
+        tables=shown_tables(sections),
     )
+    write_atomically(path, text)
+
+
+def of_level(found: Sequence[tuple[str, Finding]], level: str) -> list[tuple[str, Finding]]:
+    """Return the findings of one level, each with its section's name."""
+    return [(name, one) for name, one in found if one.level == level]
+
+
+def rows_of(sections: Sequence[Section], table: str) -> list[dict[str, Any]]:
+    """Return the rows that all sections have in tables of one name."""
+    return [row for section in sections for row in section.tables.get(table, ())]
+
+
+def shown_tables(sections: Sequence[Section]) -> Mapping[str, Sequence[dict[str, Any]]]:
+    """Return the tables that are printed as such; of those in `WORST` the rows that are most wrong."""
     tables = {
         f"{section.name}: {name}": rows
         for section in sections
@@ -33,27 +64,7 @@ def write_page(path: Path, subject: str, sections: Sequence[Section]) -> None:
         if name in tables:  # None is an error that is not finite
             worst = sorted(tables[name], key=lambda row: -math.inf if row[key] is None else -row[key])
             tables[name] = [{**row, key: "not finite" if row[key] is None else row[key]} for row in worst[:MOST_ROWS]]
-    found = [(section.name, one) for section in sections for one in section.findings]
-    faults = [(name, one) for name, one in found if one.level == "fault"]
-    shown = faults[1:] if len(faults) > 1 else []
-    groups = [
-        ("Other faults", shown),
-        ("Warnings", [(name, one) for name, one in found if one.level == "warning"]),
-        ("Notes", [(name, one) for name, one in found if one.level == "note" and one.about != "cure"]),
-    ]
-    template = environment().get_template("doctor.html.j2")
-    text = template.render(
-        subject=subject,
-        worst=worst_of(sections),
-        headline=headline(found),
-        details=[faults[0][1].advice] if faults and faults[0][1].advice else [],
-        cures=cures_of(sections),
-        groups=[(title, own) for title, own in groups if own],
-        fine=[(name, one) for name, one in found if one.level == "ok"],
-        numerics=map_numerics(ranges, exponents),
-        tables=tables,
-    )
-    write_atomically(path, text)
+    return tables
 
 
 def headline(found: Sequence[tuple[str, Finding]]) -> str:

@@ -121,13 +121,9 @@ class Reasons:
     def place_in(self, step: int, phase: str, looks: Sequence[Step], *, exact: bool) -> Parting | None:
         """Return the first difference in a phase's forward and backward."""
         one, other = looks[0], looks[1]
-        for name, value in one.drawn.items():
-            if name in other.drawn and value.shape == other.drawn[name].shape and not same(value, other.drawn[name]):
-                if not exact and error_of(other.drawn[name].float().cpu(), value.float().cpu()) <= self.unit:
-                    continue
-                reason = "other random numbers: the generators' states differ"
-                reason += f" ({self.settings('seed')})" if self.settings("seed") else ""
-                return Parting(step, phase, "random numbers", f"drawn input {name!r}", "", "", reason)
+        drawn = self.drawn_parting(step, phase, one, other, exact=exact)
+        if drawn is not None:
+            return drawn
         splits = split_of(one.results, other.results)
         if splits is None:
             third = looks[2].results if len(looks) > 2 else []
@@ -135,6 +131,26 @@ class Reasons:
             found = first_operator(one.results, other.results, third, self.unit, exact=exact, is_scaled=is_scaled)
             if found is not None:
                 return self.operator_parting(step, phase, *found, is_scaled=is_scaled)
+        return self.gradient_parting(step, phase, looks, splits, exact=exact)
+
+    def drawn_parting(self, step: int, phase: str, one: Step, other: Step, *, exact: bool) -> Parting | None:
+        """Return the first random input of both that differs."""
+        for name, value in one.drawn.items():
+            there = other.drawn.get(name)
+            if there is None or value.shape != there.shape or same(value, there):
+                continue
+            if not exact and error_of(there.float().cpu(), value.float().cpu()) <= self.unit:
+                continue
+            reason = "other random numbers: the generators' states differ"
+            reason += f" ({self.settings('seed')})" if self.settings("seed") else ""
+            return Parting(step, phase, "random numbers", f"drawn input {name!r}", "", "", reason)
+        return None
+
+    def gradient_parting(
+        self, step: int, phase: str, looks: Sequence[Step], splits: str | None, *, exact: bool
+    ) -> Parting | None:
+        """Return the first gradient that differs, or that does by more than rounding explains."""
+        one, other = looks[0], looks[1]
         whole = math.sqrt(sum(float(value.norm()) ** 2 for value in one.gradients.values()))
         for name, value in one.gradients.items():
             there = other.gradients.get(name)

@@ -98,42 +98,62 @@ class Lockstep:
             if found.bits is not None:
                 found.beyond = found.bits  # other data are no rounding
                 return
+        told = self.take_both(step, batches, found)
+        if told is None:
+            return
+        equal = told[0] == told[1] and not differing(self.first.weights(), self.second.weights())
+        if not equal and self.third is None:
+            self.third = self.set_out(before[0], step, found)
+        if not equal or self.third is not None:
+            self.judge(step, batches, before, told, found)
+        found.rows.append(self.row(step, told))
+
+    def take_both(self, step: int, batches: Sequence[Batch], found: Comparison) -> list[Told] | None:
+        """Take a step of both. Where one alone is refused note that, and return None; raise what both are refused."""
         told: list[Told] = []
         refusals: list[Refusal | None] = []
-        for side, batch in zip(sides, batches, strict=True):
+        for side, batch in zip((self.first, self.second), batches, strict=True):
             try:
                 told.append(take(side, step, batch))
                 refusals.append(None)
             except Exception as error:  # the model, or torch, refuses what the other training does
                 refusals.append(Refusal.of(error, side.run.task.modules))
                 failure = error
-        if any(refusals):
-            if all(refusals):
-                raise failure
-            found.bits = found.bits or self.refused(step, *refusals)
-            found.beyond = self.refused(step, *refusals)
+        if all(refusals):
+            raise failure
+        if not any(refusals):
+            return told
+        found.beyond = self.refused(step, *refusals)
+        found.bits = found.bits or found.beyond
+        return None
+
+    def judge(
+        self,
+        step: int,
+        batches: Sequence[Batch],
+        before: Sequence[dict[str, Any]],
+        told: Sequence[Told],
+        found: Comparison,
+    ) -> None:
+        """Note the first place that differs, and the first beyond rounding, of a step that was taken from `before`."""
+        before_third = self.third.snapshot() if self.third is not None else None
+        third = take(self.third, step, batches[0], self.unit / 2) if self.third is not None else None
+        is_first, is_beyond = found.bits is None, self.is_beyond(told[0], told[1], third)
+        if not is_first and not is_beyond:
             return
-        equal = told[0] == told[1] and not differing(self.first.weights(), self.second.weights())
-        if not equal and self.third is None:
-            self.third = self.set_out(before[0], step, found)
-        if not equal or self.third is not None:
-            before_third = self.third.snapshot() if self.third is not None else None
-            third = take(self.third, step, batches[0], self.unit / 2) if self.third is not None else None
-            beyond = self.is_beyond(told[0], told[1], third)
-            if found.bits is None or beyond:
-                after = [side.snapshot() for side in sides]
-                after_third = self.third.snapshot() if self.third is not None else None
+        after = [side.snapshot() for side in (self.first, self.second)]
+        after_third = self.third.snapshot() if self.third is not None else None
+        unplaced = self.reasons.unplaced(step, [side.losses for side in told])
+        self.rewind(before, before_third)
+        place = self.place(step, batches, exact=is_first)
+        if is_first:
+            found.bits = place or unplaced
+        if is_beyond:
+            if place is not None and not exceeds(place, self.unit):
                 self.rewind(before, before_third)
-                place = self.place(step, batches, exact=found.bits is None)
-                if found.bits is None:
-                    found.bits = place or self.reasons.unplaced(step, [side.losses for side in told])
-                if beyond:
-                    if place is not None and not exceeds(place, self.unit):
-                        self.rewind(before, before_third)
-                        place = self.place(step, batches, exact=False)
-                    found.beyond = place or self.reasons.unplaced(step, [side.losses for side in told])
-                self.rewind(after, after_third)
-        found.rows.append(self.row(step, told))
+                place = self.place(step, batches, exact=False)
+            found.beyond = place or unplaced
+        self.rewind(after, after_third)
 
     def refused(self, step: int, *refusals: Refusal | None) -> Parting:
         """Return the place at which one of the two raises."""

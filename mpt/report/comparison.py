@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from mpt.config.differences import flatten
 from mpt.config.precision_names import FLOAT32
 from mpt.errors import ConfigError
+from mpt.report.intervals import Spread, spread
 from mpt.report.log_values import curves
 from mpt.report.run_record import RunRecord
-from mpt.report.statistics import Margin, Spread, Verdict, judge, judge_until, resolution_of, spread
+from mpt.report.statistics import Margin, Verdict, judge, judge_until, resolution_of
 
 MOST_NOTES = 3
 """Settings of a section that differ and are told one by one."""

@@ -30,13 +30,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.special import stdtrit
-
 from mpt.errors import ConfigError
+from mpt.report.intervals import LEVEL, covariance, difference_interval, fieller_interval, student_quantile
 from mpt.report.sequential import FEWEST, levels
 
-LEVEL = 0.05
-"""Error rate of each of the two one-sided tests."""
 POWER = 0.8
 """Chance of a decision that the wanted number of seeds should give."""
 MOST_SEEDS = 100_000
@@ -79,18 +76,6 @@ class Margin:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How far apart the seeds of one mode lie: the scale against which any difference is to be read."""
-
-    count: int
-    mean: float
-    deviation: float
-    """Sample standard deviation; NaN for one seed."""
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Verdict:
     """The answer for one mode. Differences are mode minus baseline; relative ones are shares of the baseline's mean."""
 
@@ -122,23 +107,6 @@ def resolution_of(values: Sequence[float], samples: int) -> float:
     finite = [value * samples for value in values if math.isfinite(value)]
     counts = bool(finite) and samples > 0 and all(abs(count - round(count)) < 1e-4 for count in finite)
     return 1 / samples if counts and all(0 <= count <= samples + 1e-4 for count in finite) else 0.0
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Describe the values of one mode over its seeds."""
-    if not values:
-        return Spread(0, math.nan, math.nan, math.nan, math.nan)
-    mean = math.fsum(values) / len(values)
-    deviation = math.sqrt(covariance(values, values)) if len(values) > 1 else math.nan
-    return Spread(len(values), mean, deviation, min(values), max(values))
-
-
-def covariance(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the sample covariance (divided by n - 1)."""
-    count = len(first)
-    mean_first, mean_second = math.fsum(first) / count, math.fsum(second) / count
-    products = ((one - mean_first) * (other - mean_second) for one, other in zip(first, second, strict=True))
-    return math.fsum(products) / (count - 1)
 
 
 def judge(
@@ -352,39 +320,6 @@ def join(seeds: Sequence[int]) -> str:
     return ", ".join(str(seed) for seed in seeds)
 
 
-def difference_interval(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
-    """Return the interval of the mean of second - first, paired, that misses it at `level` on each side."""
-    differences = [after - before for before, after in zip(first, second, strict=True)]
-    centre = math.fsum(differences) / len(differences)
-    error = math.sqrt(covariance(differences, differences) / len(differences))
-    reach = student_quantile(1 - level, len(differences) - 1) * error
-    return centre - reach, centre + reach
-
-
-def fieller_interval(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
-    """Return the interval of (mean(second) - mean(first)) / |mean(first)|, paired, that misses at `level` a side.
-
-    The ratios r not rejected by a t test of mean(second - r * first) = 0 solve a quadratic (Fieller 1954). Unbounded
-    when the baseline's mean is not clearly apart from zero.
-    """
-    count = len(first)
-    mean_first = math.fsum(first) / count
-    weight = student_quantile(1 - level, count - 1) ** 2 / count
-    # In d = second - first and q = ratio - 1, which keeps equal inputs exactly equal:
-    # mean(d - q * first)^2 <= weight * var(d - q * first)
-    delta = [after - before for before, after in zip(first, second, strict=True)]
-    mean_delta = math.fsum(delta) / count
-    square = mean_first**2 - weight * covariance(first, first)
-    if square <= 0:
-        return -math.inf, math.inf
-    half_linear = mean_first * mean_delta - weight * covariance(first, delta)
-    constant = mean_delta**2 - weight * covariance(delta, delta)
-    root = math.sqrt(max(0.0, half_linear**2 - square * constant))
-    ends = (half_linear - root) / square, (half_linear + root) / square
-    sign = math.copysign(1.0, mean_first)  # the ratio to a negative mean falls as the metric rises
-    return min(sign * ends[0], sign * ends[1]), max(sign * ends[0], sign * ends[1])
-
-
 def seeds_to_decide(first: Sequence[float], second: Sequence[float], margin: Margin, difference: float) -> int | None:
     """Return about how many paired seeds would decide, or None if no number would.
 
@@ -415,8 +350,3 @@ def seeds_to_decide(first: Sequence[float], second: Sequence[float], margin: Mar
         middle = (few + many) // 2
         few, many = (few, middle) if decides(middle) else (middle, many)
     return many
-
-
-def student_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's t."""
-    return float(stdtrit(freedom, probability))

@@ -20,7 +20,8 @@ from typing import Literal
 
 from mpt.errors import ConfigError
 from mpt.report.comparison import Group, check_comparable, check_test_sets
-from mpt.report.statistics import LEVEL, Margin, Spread, judge, resolution_of, spread, student_quantile
+from mpt.report.intervals import LEVEL, Spread, spread, student_quantile
+from mpt.report.statistics import Margin, judge, resolution_of
 
 State = Literal["trains", "does not train", "not decided"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from inspect import get_annotations
 from types import CodeType, FunctionType
@@ -17,29 +17,34 @@ LIKENESS = 0.85
 
 
 def check_members(what: str, part: object, kind: type) -> None:
-    """Raise PartError if a part's class has a member that its base class no longer has, or misspells one.
-
-    A public method that neither the class nor its module names, and that has nearly the name of a hook which is not
-    overridden, would never be called.
-    """
+    """Raise PartError if a part's class has a member that its base class no longer has, or misspells one."""
     made = type(part)
     own = {name: value for base in made.__mro__ if not is_of_mpt(base) for name, value in vars(base).items()}
-    methods = [name for name, value in own.items() if isinstance(value, FunctionType) and not name.startswith("_")]
     known = {name for base in made.__mro__ if is_of_mpt(base) for name in (*vars(base), *get_annotations(base))}
     for name in (*own, *vars(part)):
         moved = None if name in known else moved_member(made, name, on_object=name not in own)
         if moved is not None:
             raise PartError(f"{what} returned {article_of(made)}, whose {name} has no effect: {moved}")
+    for name, meant in misspelt_hooks(made, own, known):
+        raise PartError(
+            f"{what} returned {article_of(made)}, whose {name} nothing calls; is {kind.__name__}.{meant} meant? "
+            "A method for yourself may begin with an underscore"
+        )
+
+
+def misspelt_hooks(made: type, own: Mapping[str, Any], known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield public methods that would never be called, each with the hook that is probably meant.
+
+    Neither the class nor its module names them, and they have nearly the name of a hook which is not overridden.
+    """
     near = [*own.values(), *vars(sys.modules[made.__module__]).values()]
     mentioned = {name for value in near for code in codes_of(value) for name in code.co_names}
     hooks = [name for name in known if not name.startswith("_") and name not in own]
-    for name in methods:
-        meant = [] if name in known or name in mentioned else get_close_matches(name, hooks, 1, LIKENESS)
-        if meant:
-            raise PartError(
-                f"{what} returned {article_of(made)}, whose {name} nothing calls; is {kind.__name__}.{meant[0]} meant? "
-                "A method for yourself may begin with an underscore"
-            )
+    for name, value in own.items():
+        if name.startswith("_") or not isinstance(value, FunctionType) or name in known or name in mentioned:
+            continue
+        for meant in get_close_matches(name, hooks, 1, LIKENESS):
+            yield name, meant
 
 
 def is_of_mpt(kind: type) -> bool:

@@ -7,19 +7,9 @@ import numpy
 import pytest
 
 from mpt.errors import ConfigError
+from mpt.report.intervals import LEVEL, difference_interval, fieller_interval, spread, student_quantile
 from mpt.report.sequential import levels
-from mpt.report.statistics import (
-    LEVEL,
-    Margin,
-    difference_interval,
-    fieller_interval,
-    judge,
-    judge_until,
-    resolution_of,
-    seeds_to_decide,
-    spread,
-    student_quantile,
-)
+from mpt.report.statistics import Margin, judge, judge_until, resolution_of, seeds_to_decide
 
 ONE_PER_CENT = Margin(0.01, relative=True)
 

@@ -145,11 +145,6 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def first_number(value: Any) -> float:
-    """Return a number, or the first of a list of them. Raises ValueError or TypeError."""
-    return float(value[0] if isinstance(value, list | tuple) else value)
-
-
 def is_true(value: Any) -> bool:
     """Return whether a switch is on, however it is written."""
     return value is True or str(value).casefold() in ("true", "yes", "1", "on")

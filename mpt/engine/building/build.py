@@ -86,17 +86,13 @@ def build_run(
     """
     seed_everything(config.seed)
     networks = build_networks(config, data, fake)
-    start = load_start(config, networks) if trains and not fake and not restores else None
+    begins = trains and not fake and not restores
+    start = load_start(config, networks) if begins else None
     precision = build_precision(config, device)
     with unset_fake_temporarily():
         precision.convert(networks)
     tricks = build_tricks(config)
-    for trick in tricks:
-        trick.pack_weights(networks)
-    for trick in tricks:
-        trick.host(networks, device)
-    placed = {name: place(networks.pop(name), device, fake) for name in list(networks)}
-    task = build_task(config, placed, data, precision)
+    task = build_task(config, place_networks(networks, tricks, device, fake), data, precision)
     averages = add_averages(task, config.train.ema)
     fill_averages(averages, start.averages if start else {})
     frozen = freeze(task, config.train.freeze, config.train.frozen_norm) if trains else None
@@ -104,15 +100,16 @@ def build_run(
         prepare_ranks(config, task, world)
     for trick in tricks:
         trick.apply(task, precision)
-    begun = [trick.begin(task) for trick in tricks] if trains and not fake and not restores else []
+    begun = [trick.begin(task) for trick in tricks] if begins else []
     prepare_precision(config, task, precision, device, world)
     settings_by_module = {name: optimizer_settings(config, name) for name in task.trainable}
     optimizers: dict[str, Optimizer] = {}
+    phases: list[Phase] = []
     if trains:
         is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses by itself
         says_foreach = device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
         optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach)
-    phases = list(task.phases(optimizers)) if trains else []
+        phases = list(task.phases(optimizers))
     precision.bind(phases)
     optimizers, phases = replace_optimizers(tricks, optimizers, phases, precision)
     run = Run(
@@ -146,6 +143,17 @@ def build_run(
         for trick in tricks:
             trick.attach(run)
     return run
+
+
+def place_networks(
+    networks: dict[str, nn.Module], tricks: Sequence[MemoryTrick], device: torch.device, fake: bool
+) -> dict[str, nn.Module]:
+    """Return the networks on the device, one after the other; weights that tricks pack or keep on the host are so."""
+    for trick in tricks:
+        trick.pack_weights(networks)
+    for trick in tricks:
+        trick.host(networks, device)
+    return {name: place(networks.pop(name), device, fake) for name in list(networks)}
 
 
 def load_start(config: Config, networks: dict[str, nn.Module]) -> Start | None:

@@ -6,18 +6,16 @@ before it hold, and computes that block's own again, whole. So there is a limit 
 sum over the calls before it. Bytes are taken where they cost least by the limit that is exceeded most; what turned out
 needless is given back at the end.
 
-For one limit that is Dantzig's rule for the knapsack's relaxation, whose optimum is a bound from below for any choice
-(`lower_bound`); the tests compare with trying everything. Nothing here knows torch.
+For one limit that is Dantzig's rule for the knapsack's relaxation; the tests compare with trying
+everything. Nothing here knows torch.
 Source: Dantzig, "Discrete-variable extremum problems", 1957; recomputation as a knapsack: Feng & Huang, "Optimal
 gradient checkpoint search", 2021.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 ROUNDING = 1e-6
 
@@ -159,43 +157,3 @@ class Blocks:
 
     def _last_price(self, block: int) -> float:
         return self.choice(block).seconds - self.choices[block][self.chosen[block] - 1].seconds
-
-
-def solve(choices: Sequence[Sequence[Choice]], losses: Losses, share: float) -> list[Choice]:
-    """Return a choice for each block, so that the loads stay below this share of the largest one without any.
-
-    Choices are those of `convex`. Loads that cannot be brought there are as small as they can be.
-    """
-    blocks = Blocks(choices, losses)
-    blocks.shrink(share * blocks.peak())
-    return [blocks.choice(block) for block in range(len(choices))]
-
-
-def lower_bound(choices: Sequence[Sequence[Choice]], losses: Losses, share: float) -> float:
-    """Return seconds that no choice of these can go below: the worst of the limits taken alone, with parts of choices.
-
-    For blocks that are called once in a loss. Infinite where the share cannot be reached.
-    """
-    blocks = Blocks(choices, losses)
-    allowed, bound = share * blocks.peak(), 0.0
-    for loss, loads in enumerate(blocks.loads()):
-        for position, load in enumerate(loads):
-            if load > allowed:
-                bound = max(bound, _fractional(choices, losses[loss][:position], load - allowed))
-    return bound
-
-
-def _fractional(choices: Sequence[Sequence[Choice]], before: Sequence[Call], wanted: float) -> float:
-    steps: list[tuple[int, float]] = []  # bytes gained, seconds
-    for call in before:
-        for now, then in pairwise(choices[call.block] if call.block is not None else ()):
-            gained = now.held[call.number] - then.held[call.number]
-            if gained > 0:
-                steps.append((gained, then.seconds - now.seconds))
-    seconds = 0.0
-    for gained, price in sorted(steps, key=lambda step: step[1] / step[0]):
-        part = min(1.0, wanted / gained)
-        seconds, wanted = seconds + part * price, wanted - part * gained
-        if wanted <= ROUNDING:
-            return seconds
-    return math.inf

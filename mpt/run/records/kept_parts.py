@@ -47,12 +47,6 @@ def kept_packages(directory: RunDirectory) -> dict[str, Path]:
     return found
 
 
-def edited_packages(directory: RunDirectory) -> dict[str, Path]:
-    """Return those of the kept packages that are another by now."""
-    changed = {file.partition("/")[0] for file in changed_parts(directory.parts_path)}
-    return {name: folder for name, folder in kept_packages(directory).items() if name in changed}
-
-
 def lost_parts(directory: RunDirectory) -> list[str]:
     """Return the parts that are not here as the run used them, neither in their package nor in the run's folder."""
     kept = kept_packages(directory)

@@ -272,20 +272,25 @@ def find_run(text: str, runs_dir: Path) -> tuple[RunDirectory, Path | None]:
                 return open_run(path), None
     except OSError as error:
         raise CheckpointError(f"{text[:100]!r} cannot be looked for: {error.strerror}.") from error
+    raise CheckpointError(explain_no_run(text, runs_dir))
+
+
+def explain_no_run(text: str, runs_dir: Path) -> str:
+    """Return why a text names neither a run nor a checkpoint, and what to name."""
     for path in (Path(text), runs_dir / text):
         inner = list_runs(path)
         if inner:
-            raise CheckpointError(f"{path} is no run but holds runs: name one of them, such as {inner[0].path}.")
+            return f"{path} is no run but holds runs: name one of them, such as {inner[0].path}."
         if path.is_dir() and any(file.suffix.lower() in PICTURES for file in path.rglob("*.*")):
-            raise CheckpointError(f"{path} is a folder of pictures, not a run: mpt infer RUN --input {path}")
+            return f"{path} is a folder of pictures, not a run: mpt infer RUN --input {path}"
         if path.is_file():
             use = ", or train from these weights with model.weights=" + str(path) if path.suffix in WEIGHTS else ""
-            raise CheckpointError(f"{path} is a file, not a run or checkpoint: name a run{use}.")
+            return f"{path} is a file, not a run or checkpoint: name a run{use}."
     names = [run.name for run in list_runs(runs_dir)]
     nearest = get_close_matches(text, names, n=1)
     which = "Runs here" if len(names) <= 5 else f"The newest of {len(names)} runs"
     hint = f" Did you mean {nearest[0]}?" if nearest else f" {which}: {', '.join(names[-5:]) or 'none'}."
-    raise CheckpointError(f"There is no run or checkpoint {text!r}, neither as a path nor in {runs_dir}.{hint}")
+    return f"There is no run or checkpoint {text!r}, neither as a path nor in {runs_dir}.{hint}"
 
 
 def raise_missing_checkpoint(path: Path) -> NoReturn:

@@ -57,7 +57,6 @@ def test_the_choice_keeps_the_budget_and_is_near_the_cheapest_of_all(share: floa
                 best = trial.seconds
         blocks = knapsack.Blocks(choices, losses)
         blocks.shrink(allowed)
-        assert knapsack.solve(choices, losses, share) == [blocks.choice(number) for number in range(4)]
         if best is None:
             assert blocks.peak() > allowed
             continue
@@ -65,7 +64,6 @@ def test_the_choice_keeps_the_budget_and_is_near_the_cheapest_of_all(share: floa
             (then.seconds - now.seconds for options in choices for now, then in itertools.pairwise(options)), default=0
         )
         assert blocks.peak() <= allowed
-        assert knapsack.lower_bound(choices, losses, share) <= best + 1e-9
         assert best - 1e-9 <= blocks.seconds <= best + dearest + 1e-9
         near += blocks.seconds <= 1.1 * best + 1e-9
     assert near >= 28

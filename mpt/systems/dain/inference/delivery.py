@@ -52,27 +52,32 @@ def output_rate(source: FrameStream, pace: Pace) -> Fraction:
 
 def choose_film(source: FrameStream, pace: Pace, output: Path, sound: str | None) -> Film:
     """Return how a video is written, and print what becomes of its sound and what is lost. Raises ConfigError."""
-    if sound is not None and sound not in SOUND:
-        raise ConfigError(f"--sound: found {sound!r}; allowed are {' and '.join(SOUND)}")
     slow = sound_factor(source, pace)
-    if sound is not None and slow == 1 and sound == "stretch":
-        raise ConfigError("--sound: nothing is slowed down, so sound is copied as it is; leave it out, or write drop")
-    if slow < 1 and sound is None and source.properties is not None and source.properties.audio:
-        raise ConfigError("--input-rate: it is above the video's own rate; its sound is not sped up: add --sound drop")
-    timed = not source.is_even and pace.rate is None
-    lost = source.not_kept()
     audio = source.properties.audio if source.properties is not None else ()
+    check_sound(sound, slow, has_sound=bool(audio))
+    keeps_sound, timed = sound != "drop", not source.is_even and pace.rate is None
     if is_video(output) and source.video is not None:
-        dropped = [f"sound ({', '.join(audio)})"] if sound == "drop" and audio else []
-        lost += dropped + lost_tracks(source.video, output.suffix.lower(), slow, sound != "drop")
-        if audio and slow != 1 and sound != "drop":
+        lost = [f"sound ({', '.join(audio)})"] if audio and not keeps_sound else []
+        lost += lost_tracks(source.video, output.suffix.lower(), slow, keeps_sound)
+        if audio and slow != 1 and keeps_sound:
             print(f"sound: made {float(slow):g} times as long with its pitch kept, encoded as AAC (--sound drop: none)")
-    elif audio:
-        lost.append("sound: a folder of pictures has none")
+    else:
+        lost = ["sound: a folder of pictures has none"] if audio else []
     if timed and not is_video(output):
         lost.append("frame times, which are uneven: pictures have none")
+    lost = [*source.not_kept(), *lost]
     if lost:
         print(f"not kept: {'; '.join(lost)}")
     tracks = source.video if source.has_tracks else None
     colour: Colour = source.colour
-    return Film(output_rate(source, pace), timed, colour, tracks, slow, sound != "drop")
+    return Film(output_rate(source, pace), timed, colour, tracks, slow, keeps_sound)
+
+
+def check_sound(sound: str | None, slow: Fraction, *, has_sound: bool) -> None:
+    """Raise ConfigError for a wish about sound that cannot be met."""
+    if sound is not None and sound not in SOUND:
+        raise ConfigError(f"--sound: found {sound!r}; allowed are {' and '.join(SOUND)}")
+    if slow == 1 and sound == "stretch":
+        raise ConfigError("--sound: nothing is slowed down, so sound is copied as it is; leave it out, or write drop")
+    if slow < 1 and sound is None and has_sound:
+        raise ConfigError("--input-rate: it is above the video's own rate; its sound is not sped up: add --sound drop")

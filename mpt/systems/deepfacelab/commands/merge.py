@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +22,7 @@ from mpt.engine.state.evaluation import inferring
 from mpt.errors import ConfigError
 from mpt.foreign.files import open_foreign
 from mpt.inference.half import choose_half, rebuild, rebuild_half
-from mpt.inference.trained import open_trained
+from mpt.inference.trained import Trained, open_trained
 from mpt.seams import Run
 from mpt.systems.deepfacelab.data.faces.face_files import check_face_types, list_faces
 from mpt.systems.deepfacelab.data.faces.opencv import opencv
@@ -37,7 +37,7 @@ from mpt.systems.deepfacelab.inference.frames import (
     record_of,
     write_frame,
 )
-from mpt.systems.deepfacelab.inference.masks import load_segment
+from mpt.systems.deepfacelab.inference.masks import Segment, load_segment
 from mpt.systems.deepfacelab.inference.merging import NETWORK_MASKS, MergeSettings
 from mpt.systems.deepfacelab.inference.planning import largest_batch
 
@@ -135,6 +135,16 @@ def from_infer(task: str | None, inputs: Sequence[tuple[str | None, Path]]) -> d
     return {"frames": given["frames"], "aligned": given["aligned"]}
 
 
+@dataclass(frozen=True)
+class Target:
+    """Where merged frames and their masks go, and which frames are still to be made."""
+
+    folders: list[Path]
+    """That of the frames, and that of the masks where they are kept."""
+    names: list[str]
+    wanted: set[int]
+
+
 def run(command: Command) -> None:
     """Write the merged frames, and the video where one is asked for.
 
@@ -142,65 +152,103 @@ def run(command: Command) -> None:
     on from there.
     """
     opencv()  # said before anything is loaded
-    trained = open_trained(command.run, Path(command.runs), command.device or "auto", which="newest")
-    if trained.config.task.name != "face_swap":
-        raise ConfigError(f"{trained.directory.path}: its task is {trained.config.task.name}; a face_swap is needed")
+    trained = open_swapper(command)
     face_type = command.face_type or trained.train_data.spec.extra.get("face_type") or "f"
     frames = open_frames(command.frames)
     listed = list_faces(command.aligned, "dst")
     check_face_types({"dst": listed}, face_type)
     faces = match_faces(frames, listed, command.aligned)
     settings = settings_of(command)
-    segment = None
-    if settings.mask in NETWORK_MASKS:
-        if command.xseg is None:
-            raise ConfigError(f"--mask {settings.mask}: an XSeg network draws it: name one with --xseg")
-        segment = load_segment(command.xseg, trained.run.device)
-    folder = folder_of(command.output)
-    mask_folder = folder_of(command.mask_output) if command.mask_output else None
-    if mask_folder == folder:
-        raise ConfigError(f"--mask-output: {mask_folder} is where the frames go; name another")
-    half = choose_half(None, trained.run.device) if command.half else None
-    if half:
-        print(half.statement)
-    record = record_of(
-        settings,
-        run=str(trained.directory.path.resolve()),
-        step=trained.loaded.step,
-        face_type=face_type,
-        dtype=half.dtype if half else "float32",
-        frames=str(command.frames.resolve()),
-        xseg=None if segment is None else str(command.xseg),
+    segment = open_segment(command, settings, trained.run.device)
+    dtype = choose_dtype(command, trained.run.device)
+    target = begin(
+        command,
+        frames,
+        record_of(
+            settings,
+            run=str(trained.directory.path.resolve()),
+            step=trained.loaded.step,
+            face_type=face_type,
+            dtype=dtype or "float32",
+            frames=str(command.frames.resolve()),
+            xseg=None if segment is None else str(command.xseg),
+        ),
     )
-    folders = [folder] if mask_folder is None else [folder, mask_folder]
-    for place in folders:
-        begin_output(place, record, command.overwrite)
-    batch_size = command.batch_size or BATCH_SIZE
-    if command.vram:
-        batch_size, planned = largest_batch(trained, half.dtype if half else None, parse_budget(command.vram))
-        print(f"planned: {batch_size} faces at once, at most {describe_bytes(planned)} on the device")
-    built = rebuild_half(trained, half.dtype) if half else rebuild(trained, FLOAT32)
-    names = output_names(frames)
-    wanted = {index for index, name in enumerate(names) if not all((place / name).is_file() for place in folders)}
+    batch_size = choose_batch(command, trained, dtype)
+    built = rebuild_half(trained, dtype) if dtype else rebuild(trained, FLOAT32)
     count = sum(len(found) for found in faces.values())
-    print(f"{len(frames.names)} frames, {count} faces in {len(faces)} of them; {len(wanted)} frames to do")
+    print(f"{len(frames.names)} frames, {count} faces in {len(faces)} of them; {len(target.wanted)} frames to do")
     if count < len(listed):
         print(f"{len(listed) - count} of the {len(listed)} faces in {command.aligned} are from other frames: left out")
     size = trained.config.model.settings.image_size
-    motions = motions_of(faces, len(names)) if settings.motion_blur else {}
+    motions = motions_of(faces, len(target.names)) if settings.motion_blur else {}
     merging = Merging(drawing(built), size, face_type, settings, batch_size, motions, segment)
-    merged = merge_frames(frames, faces, wanted, merging)
+    write_frames(merge_frames(frames, faces, target.wanted, merging), target)
+    for output, place in zip((command.output, command.mask_output), target.folders):
+        if output is not None and is_video(output):
+            write_video(output, command.fps, frames, [place / name for name in target.names])
+
+
+def open_swapper(command: Command) -> Trained:
+    """Open the run. Raises ConfigError for one of another task."""
+    trained = open_trained(command.run, Path(command.runs), command.device or "auto", which="newest")
+    if trained.config.task.name != "face_swap":
+        raise ConfigError(f"{trained.directory.path}: its task is {trained.config.task.name}; a face_swap is needed")
+    return trained
+
+
+def open_segment(command: Command, settings: MergeSettings, device: torch.device) -> Segment | None:
+    """Open the XSeg network of masks that one draws. Raises ConfigError where none is named."""
+    if settings.mask not in NETWORK_MASKS:
+        return None
+    if command.xseg is None:
+        raise ConfigError(f"--mask {settings.mask}: an XSeg network draws it: name one with --xseg")
+    return load_segment(command.xseg, device)
+
+
+def choose_dtype(command: Command, device: torch.device) -> str | None:
+    """Return the half precision to draw in, which is printed with its reason; None for float32."""
+    if not command.half:
+        return None
+    half = choose_half(None, device)
+    print(half.statement)
+    return half.dtype
+
+
+def begin(command: Command, frames: Frames, record: dict[str, Any]) -> Target:
+    """Make the folders, or find what a merge with the same settings left there. Raises ConfigError for another's."""
+    folders = [folder_of(command.output)]
+    if command.mask_output:
+        folders.append(folder_of(command.mask_output))
+        if folders[0] == folders[1]:
+            raise ConfigError(f"--mask-output: {folders[1]} is where the frames go; name another")
+    for place in folders:
+        begin_output(place, record, command.overwrite)
+    names = [f"{name}.png" for name in frames.names]
+    wanted = {index for index, name in enumerate(names) if not all((place / name).is_file() for place in folders)}
+    return Target(folders, names, wanted)
+
+
+def choose_batch(command: Command, trained: Trained, dtype: str | None) -> int:
+    """Return how many faces are drawn at once: as many as are planned to fit --vram where that is given."""
+    if not command.vram:
+        return command.batch_size or BATCH_SIZE
+    batch_size, planned = largest_batch(trained, dtype, parse_budget(command.vram))
+    print(f"planned: {batch_size} faces at once, at most {describe_bytes(planned)} on the device")
+    return batch_size
+
+
+def write_frames(merged: Iterable[tuple[Any, ...]], target: Target) -> None:
+    """Write merged frames as they come: index, frame, and mask where masks are kept."""
+    count = len(target.wanted)
     started = told = time.perf_counter()
     for done, (index, *pictures) in enumerate(merged, start=1):
-        for place, picture in zip(folders, pictures):
-            write_frame(place / names[index], picture)
-        if time.perf_counter() - told > SECONDS_BETWEEN_LINES or done == len(wanted):
+        for place, picture in zip(target.folders, pictures):
+            write_frame(place / target.names[index], picture)
+        if time.perf_counter() - told > SECONDS_BETWEEN_LINES or done == count:
             told = time.perf_counter()
-            print(f"{done}/{len(wanted)} frames, {done / (told - started):.2f} frames/s", flush=True)
-    print(f"wrote {len(names)} frames to {folder}")
-    for output, place in zip((command.output, command.mask_output), folders):
-        if output is not None and is_video(output):
-            write_video(output, command.fps, frames, [place / name for name in names])
+            print(f"{done}/{count} frames, {done / (told - started):.2f} frames/s", flush=True)
+    print(f"wrote {len(target.names)} frames to {target.folders[0]}")
 
 
 def settings_of(command: Command) -> MergeSettings:
@@ -212,11 +260,6 @@ def settings_of(command: Command) -> MergeSettings:
 def folder_of(output: Path) -> Path:
     """Return the writer of frames for a folder or a video."""
     return output.with_name(f"{output.stem}-frames") if is_video(output) else output
-
-
-def output_names(frames: Frames) -> list[str]:
-    """Return the files of the merged frames."""
-    return [f"{name}.png" for name in frames.names]
 
 
 def drawing(built: Run) -> Callable[[Tensor], Mapping[str, Tensor]]:

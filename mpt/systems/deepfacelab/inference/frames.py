@@ -26,6 +26,7 @@ from mpt.errors import ConfigError, DataError, InputOutputError, MemoryBudgetErr
 from mpt.foreign.files import LARGEST_PICTURE_BYTES, LARGEST_RECORD_BYTES, read_bytes, read_text
 from mpt.run.process.files import failures_explained, write_atomically
 from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, open_image
+from mpt.systems.deepfacelab.inference.filters import to_levels
 from mpt.systems.deepfacelab.inference.masks import Segment
 from mpt.systems.deepfacelab.inference.merging import (
     STILL,
@@ -37,7 +38,6 @@ from mpt.systems.deepfacelab.inference.merging import (
     lay_together,
     merge_face,
     motion_between,
-    to_levels,
 )
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
 
 from mpt.systems.deepfacelab.data.faces.colour_transfer import (
     Picture,
@@ -28,6 +27,14 @@ from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, open_image
 from mpt.systems.deepfacelab.data.faces.face_geometry import Matrix, Points, face_matrix, invert, transform_points
 from mpt.systems.deepfacelab.data.faces.face_masks import HULL_PARTS, raise_brows
 from mpt.systems.deepfacelab.data.faces.opencv import opencv
+from mpt.systems.deepfacelab.inference.filters import (
+    Sharpening,
+    blur_along,
+    degrade,
+    reduce_colours,
+    sharpen,
+    to_levels,
+)
 from mpt.systems.deepfacelab.inference.masks import Segment
 
 Mode = Literal["overlay", "hist-match", "seamless", "seamless-hist-match", "original", "raw-rgb", "raw-predict"]
@@ -41,7 +48,6 @@ MaskMode = Literal[
 was drawn with the destination; their product; their sum; what was painted or applied; the product of all three; what
 an XSeg network finds in the drawing, in the frame's face, in both; that times `learned`."""
 Colours = Literal["none", "rct", "lct", "mkl", "mkl-m", "idt", "idt-m", "sot", "sot-m", "mix-m"]
-Sharpening = Literal["none", "box", "gaussian"]
 MASK_SCALE = 4
 NOISE = np.float32(1 / 255)
 SMALLEST = 4
@@ -49,7 +55,6 @@ SMALLEST = 4
 SOT_DIRECTIONS = 30
 XSEG_SIDE = 256
 MOST_MOTION = 50
-PALETTE = 256
 MOTION_SIDE = 256
 NETWORK_MASKS = ("xseg-prd", "xseg-dst", "xseg-both", "all")
 """Masks that an XSeg network draws."""
@@ -182,7 +187,7 @@ def merge_face(
     if settings.reworks:
         upright = face_matrix(landmarks, size, face_type)
         again = rework(cut(result, upright, size).clip(0, 1), target, area, settings, numbers, motion)
-        result = blend(degrade(frame, settings), put(again, upright, frame), mask)
+        result = blend(degrade(frame, settings.denoise, settings.bicubic_degrade), put(again, upright, frame), mask)
     if settings.color_degrade:
         share = settings.color_degrade / 100
         result = result * (1 - share) + reduce_colours(result) * share
@@ -356,11 +361,6 @@ def clone(face: Picture, frame: Picture, mask: Picture) -> Picture:
     return np.asarray(cloned.astype(np.float32) / 255)
 
 
-def to_levels(picture: Picture) -> Picture:
-    """Return grey levels, cut off as DeepFaceLab's, uint8."""
-    return np.asarray((picture.clip(0, 1) * 255).astype(np.uint8))
-
-
 def rework(
     face: Picture, target: Picture, area: Picture, settings: MergeSettings, numbers: Any, motion: Motion
 ) -> Picture:
@@ -373,58 +373,3 @@ def rework(
     if reach >= 1:
         face = blur_along(face, min(reach + 1, MOST_MOTION), motion.degrees)
     return sharpen(face, settings.sharpen_mode, settings.sharpen) if settings.sharpen else face
-
-
-def blur_along(image: Picture, size: int, degrees: float) -> Picture:
-    """Return an image blurred along a line of `size` pixels."""
-    cv2 = opencv()
-    line = np.zeros((size, size), np.float32)
-    line[(size - 1) // 2] = 1
-    middle = size / 2 - 0.5
-    line = cv2.warpAffine(line, cv2.getRotationMatrix2D((middle, middle), degrees, 1.0), (size, size))
-    return np.asarray(cv2.filter2D(image, -1, line / line.sum()))
-
-
-def sharpen(image: Picture, mode: Sharpening, amount: int) -> Picture:
-    """Return an image with its difference from its blur over 3 pixels added, or, for a negative amount, smoothed."""
-    cv2 = opencv()
-    if amount < 0:
-        return smooth(image, -amount * 10, 100)
-    if mode == "box":
-        point = np.zeros((3, 3), np.float32)
-        point[1, 1] = 1
-        return np.asarray(cv2.filter2D(image, -1, point + (point - np.float32(1 / 9)) * amount))
-    if mode == "gaussian":
-        blurred = cv2.GaussianBlur(image, (3, 3), 0)
-        return np.asarray(cv2.addWeighted(image, 1 + 0.5 * amount, blurred, -0.5 * amount, 0))
-    return image
-
-
-def smooth(image: Picture, percent: int, less: int) -> Picture:
-    """Return an image after medians of 5 x 5, the first at `percent` and each next at `less` percent less."""
-    while percent > 0:
-        share = min(percent / 100, 1.0)
-        image = (image * (1 - share) + opencv().medianBlur(image, 5) * share).astype(np.float32)
-        percent -= less
-    return image
-
-
-def degrade(frame: Picture, settings: MergeSettings) -> Picture:
-    """Return the frame around the face as it is made worse."""
-    cv2 = opencv()
-    if settings.denoise:
-        frame = smooth(frame, settings.denoise, 10)
-    if settings.bicubic_degrade:
-        share = 1 - settings.bicubic_degrade / 101
-        height, width = frame.shape[:2]
-        size = (max(1, int(width * share)), max(1, int(height * share)))
-        frame = cv2.resize(frame, size, interpolation=cv2.INTER_CUBIC)
-        frame = cv2.resize(frame, (width, height), interpolation=cv2.INTER_CUBIC)
-    return frame
-
-
-def reduce_colours(image: Picture) -> Picture:
-    """Return an image in the 256 colours that fit it best."""
-    picture = Image.fromarray(to_levels(image)[..., ::-1])
-    few = picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=PALETTE).convert("RGB")
-    return np.asarray(few, np.float32)[..., ::-1] / 255

@@ -93,12 +93,6 @@ def invert(matrix: Matrix) -> Matrix:
     return np.column_stack((linear, -linear @ matrix[:, 2]))
 
 
-def compose(second: Matrix, first: Matrix) -> Matrix:
-    """Return the map that does `first`, then `second`."""
-    linear = second[:, :2] @ first[:, :2]
-    return np.column_stack((linear, second[:, :2] @ first[:, 2] + second[:, 2]))
-
-
 def asymmetry(landmarks: Points) -> float:
     """Return by how much the cheek beyond the nose's bridge is wider than the one before it, in the points' units."""
     bridge, first, last = landmarks[27:30, 0], landmarks[0:3, 0], landmarks[[16, 15, 14], 0]
