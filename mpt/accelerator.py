@@ -53,7 +53,7 @@ def index_of(device: torch.device) -> int:
 
 
 def name_of(device: torch.device) -> str:
-    """Return the name of a card as its driver has it; the kind of device where there is no name."""
+    """Return the name of a card as its driver has it; the kind of device if there is no name."""
     module = torch.get_device_module(device)
     return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
 

@@ -89,7 +89,7 @@ class Built:
         return copy.deepcopy(capture(self.run))  # optimizers take the tensors of a state that they load for their own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put a state back. Raises CheckpointError where it does not fit."""
+        """Put a state back. Raises CheckpointError if it does not fit."""
         from mpt.engine.state.state import restore
 
         restore(self.run, state)
@@ -189,7 +189,7 @@ def plan(
 ) -> Planned:
     """Predict a configuration's peak memory and step time on a GPU that need not be here, as `mpt plan` does.
 
-    With `vram` ("6GiB") recipes are searched: `.best` is the fastest that fits, None where none does. Raises
+    With `vram` ("6GiB") recipes are searched: `.best` is the fastest that fits, None if none does. Raises
     ConfigError for an unknown GPU or budget, MemoryBudgetError for a budget that not even the weights fit.
     """
     from mpt.planner.recipes.planned import make_plan

@@ -142,7 +142,7 @@ def add_plan(app: typer.Typer, settings: Mapping[str, Any]) -> None:
 
 
 def print_version(wanted: bool) -> None:
-    """Print the version and stop, where that is wanted."""
+    """Print the version and stop, if that is wanted."""
     if wanted:
         print(f"mpt {VERSION}")
         raise typer.Exit

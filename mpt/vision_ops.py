@@ -101,7 +101,7 @@ def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Call torchvision's operator `nms`: the compiled one where it loads, `suppress` where it does not."""
+    """Call torchvision's operator `nms`: the compiled one if it loads, `suppress` if it does not."""
     if not hasattr(torch.ops.torchvision, "nms"):
         import_torchvision()
     kept: Tensor = torch.ops.torchvision.nms(boxes, scores, iou_threshold)
@@ -126,7 +126,7 @@ def import_torchvision(submodule: str = "") -> ModuleType:
 def import_detection() -> ModuleType:
     """Import and return `torchvision.models.detection`, with a suppression and a RoI align that need no binary.
 
-    Where the binary loads, nothing is replaced. Otherwise the detectors' `nms` becomes ours, and their `roi_align`
+    If the binary loads, nothing is replaced. Otherwise the detectors' `nms` becomes ours, and their `roi_align`
     torchvision's own in Python, which it would compile first (that takes a C++ compiler, and longer than a short run).
     """
     import_torchvision()

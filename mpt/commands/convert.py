@@ -191,7 +191,7 @@ def check_options(arguments: Command, wanted: str) -> None:
 
 
 def wishes_of(arguments: Command, dtype: str) -> Wishes | None:
-    """Return how a graph is to be proved; None where ONNX Runtime is not here, or cannot compute its dtype."""
+    """Return how a graph is to be proved; None if ONNX Runtime is not here, or cannot compute its dtype."""
     if importlib.util.find_spec("onnxruntime") is None or (arguments.half and dtype != "float16"):
         return None
     kind = "int8" if arguments.int8 else "float16" if arguments.half else "float32"

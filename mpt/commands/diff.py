@@ -30,7 +30,7 @@ class Command:
     """Find where two configurations or runs first part.
 
     Both are trained for a few steps side by side, from the same seed or from the newest checkpoint that two runs have
-    in common to the bit. Exit code 0 where they are the same or differ by rounding, 8 where they part by more.
+    in common to the bit. Exit code 0 if they are the same or differ by rounding, 8 if they part by more.
     """
 
     what: Annotated[tuple[str, ...], typer.Argument(metavar="A B [KEY=VALUE]", autocompletion=complete_run)]
@@ -56,7 +56,7 @@ class Command:
 def run(arguments: Command) -> None:
     """Find where two trainings part.
 
-    Raises GateError (exit 8) where they part by more than rounding, NonFiniteError (exit 6) where neither is finite, so
+    Raises GateError (exit 8) if they part by more than rounding, NonFiniteError (exit 6) if neither is finite, so
     that nothing can be said.
     """
     if arguments.nproc is not None:
@@ -81,7 +81,7 @@ def run(arguments: Command) -> None:
 
 
 def compare_processes(arguments: Command, nproc: int) -> None:
-    """Compare one process with several. Raises GateError where they part by more than the order of sums."""
+    """Compare one process with several. Raises GateError if they part by more than the order of sums."""
     from mpt.workflows.rank_comparison import compare_with_ranks
 
     overrides, words = split_words(arguments)

@@ -74,7 +74,7 @@ class Command:
     pictures: bool = False
     """Write the inputs with their labels below them too, labels.png."""
     skip_bad: bool = False
-    """Leave out inputs that cannot be read, and list them. So too where the run has dataset.on_bad_image=skip."""
+    """Leave out inputs that cannot be read, and list them. So too if the run has dataset.on_bad_image=skip."""
     count: Annotated[int | None, typer.Option(min=1)] = None
     """How many samples: of a generator or of the test set, 64 by default; or the first so many of --input."""
     single: bool = False
@@ -237,7 +237,7 @@ def write_all(prepared: Prepared, arguments: Command, results: Sequence[Inferenc
 
 
 def readable(trained: Trained, samples: list[Sample], skip: bool) -> tuple[list[Sample], dict[str, str]]:
-    """Return the samples, without those whose files are bad where that is wanted, and what was left out and why."""
+    """Return the samples, without those whose files are bad if that is wanted, and what was left out and why."""
     bad: dict[str, str] = {}
     if samples and (skip or trained.config.dataset.settings.model_dump().get("on_bad_image") == "skip"):
         samples = list(without_bad(trained, samples, bad))
@@ -276,7 +276,7 @@ def choose_batch(trained: Trained, arguments: Command, count: int) -> int:
     """Return the largest batch, `count` at most, that is planned to fit --vram on the run's GPU, and say it.
 
     With --half float32 comes first, beside the networks as they were opened, so that is what has to fit. Raises
-    MemoryBudgetError where one sample is too much.
+    MemoryBudgetError if one sample is too much.
     """
     assert arguments.vram is not None
     budget, device = parse_budget(arguments.vram), trained.run.device

@@ -77,7 +77,7 @@ class Command(PlannedConfig):
     desktop: Desktop = None
     allow_lossy: AllowLossy = False
     gate: bool = False
-    """Exit with 10 where it only may fit, and with 7 where CONFIG does not fit a card without --vram."""
+    """Exit with 10 if it only may fit, and with 7 if CONFIG does not fit a card without --vram."""
     largest: bool = False
     """Find the largest batch that fits too: of CONFIG, or of the first recipe."""
     nproc: Annotated[int | None, typer.Option(min=1, metavar="N")] = None
@@ -95,7 +95,7 @@ PICTURED = 3
 
 
 def run(arguments: Command) -> None:
-    """Print a plan, search a recipe where there is a budget, or learn from a run.
+    """Print a plan, search a recipe if there is a budget, or learn from a run.
 
     Raises MemoryBudgetError (exit 7) when nothing fits, ConfigError for an unknown GPU, budget or configuration.
     """

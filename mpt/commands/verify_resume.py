@@ -25,7 +25,7 @@ from mpt.workflows.sides import read_side
 class Command:
     """Check that CONFIG, resumed, ends bit for bit as in one go.
 
-    Exit code 0 where it does, 8 where it does not.
+    Exit code 0 if it does, 8 if it does not.
     """
 
     config: Annotated[str, typer.Argument(metavar="CONFIG|RUN", show_default=False, autocompletion=complete_run)]

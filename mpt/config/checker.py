@@ -97,7 +97,7 @@ class Checker:
         )
 
     def section(self, name: str) -> Node:
-        """Return a section's mapping, empty where it is absent; a section that is no mapping is reported."""
+        """Return a section's mapping, empty if it is absent; a section that is no mapping is reported."""
         node = self.sections.get(name, Node({}, self.root.place))
         if isinstance(node.value, dict):
             return node

@@ -6,7 +6,7 @@ A file says it in literals, so that a new mode is planned and proposed without b
 - `PROPOSALS`: names that may be proposed, of which the first that the GPU computes with is.
 - `NEEDS_BFLOAT16`: those of its names that need a GPU with bfloat16.
 - `SCALED`: those of its names that have a loss scale, which some tricks refuse.
-- `LOSSY = True`: it changes what is learnt; proposed only where that is allowed.
+- `LOSSY = True`: it changes what is learnt; proposed only if that is allowed.
 - `RANK`: the order in which files are asked.
 """
 
@@ -29,7 +29,7 @@ class Lighter:
     rank: int
 
     def usable(self, has_bfloat16: bool, *, unscaled: bool = False) -> str | None:
-        """Return the first of its modes that a GPU computes with; None where there is none."""
+        """Return the first of its modes that a GPU computes with; None if there is none."""
         names = (name for name in self.names if not (unscaled and name in self.scaled))
         return next((name for name in names if has_bfloat16 or name not in self.needs_bfloat16), None)
 

@@ -82,7 +82,7 @@ def refuse_impossible_paths(config: Config) -> None:
 
 
 def impossible_path(written: str) -> str | None:
-    """Return why no file can have this path, None where one may."""
+    """Return why no file can have this path, None if one may."""
     if re.match(r"(https?|s3|gs|hf)://", written):
         return "which is an address: nothing is downloaded; fetch the file, and write its path"
     try:
@@ -124,7 +124,7 @@ def paths_of(section: str, choice: Choice) -> tuple[str, ...]:
 
 
 def path_beside(settings: Options, name: str, file: Path) -> str | None:
-    """Return what a setting names in the folder of the configuration; None where it is to stay as it is written."""
+    """Return what a setting names in the folder of the configuration; None if it is to stay as it is written."""
     written = setting_of(settings, name)
     if not isinstance(written, str) or written.startswith("~") or Path(written).exists():
         return None

@@ -60,7 +60,7 @@ def distance(first: str, second: str) -> int:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that was probably meant, or None where nothing is near."""
+    """Return the candidate that was probably meant, or None if nothing is near."""
     if len(word) > 60:
         return None
     folded = word.casefold().replace("-", "_")

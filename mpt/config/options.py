@@ -69,14 +69,14 @@ class Options(BaseModel):
 
 
 def setting_of(settings: Options, name: str, default: Any = None) -> Any:
-    """Return a setting that not every part of a kind has, such as a model's `image_size`; the default where it lacks
+    """Return a setting that not every part of a kind has, such as a model's `image_size`; the default if it lacks
     it.
     """
     return settings.__dict__.get(name, default) if name in type(settings).model_fields else default
 
 
 def bare_setting(settings: Options) -> Any:
-    """Return the setting that a bare scalar gives (`shorthand`); None where there is none."""
+    """Return the setting that a bare scalar gives (`shorthand`); None if there is none."""
     return None if settings.shorthand is None else setting_of(settings, settings.shorthand)
 
 
@@ -113,9 +113,9 @@ class DatasetOptions(Options):
     """Settings that every data set has. `image_size` and `channels` default to what the model wants."""
 
     image_size: int | None = Field(None, ge=1)
-    """Side in pixels. null takes the model's own, where it has one."""
+    """Side in pixels. null takes the model's own, if it has one."""
     channels: int | None = Field(None, ge=1, le=4)
-    """1 is grey, 3 is RGB. null takes the model's own, where it has one."""
+    """1 is grey, 3 is RGB. null takes the model's own, if it has one."""
     workers: int = Field(0, ge=0, le=512)
     """Processes that prepare batches; 0 prepares them in the training's own. The result is the same for any number."""
     sampling: Literal["shuffle", "balanced"] = "shuffle"
@@ -155,9 +155,9 @@ class ParameterGroup(Options):
     weight_decay: float | None = Field(None, ge=0)
     """The optimizer's weight decay there."""
     momentum: float | None = Field(None, ge=0, lt=1)
-    """The optimizer's momentum there, where it has one."""
+    """The optimizer's momentum there, if it has one."""
     eps: float | None = Field(None, gt=0)
-    """The optimizer's eps there, where it has one."""
+    """The optimizer's eps there, if it has one."""
 
 
 class OptimizerOptions(Options):
@@ -169,7 +169,7 @@ class OptimizerOptions(Options):
     """Whether torch's fused kernel passes over memory much less often than the others do."""
 
     lr: float = Field(1e-3, gt=0)
-    """Learning rate, at its highest where there is a schedule."""
+    """Learning rate, at its highest if there is a schedule."""
     clip_grad_norm: float | None = Field(None, gt=0)
     """Limit of the norm of all gradients of one optimizer together, measured after unscaling."""
     schedule: Literal["constant", "cosine", "linear", "one_cycle"] = "constant"
@@ -179,7 +179,7 @@ class OptimizerOptions(Options):
     phases: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Changes per trained module: `phases: {disc: {lr: 4e-4}}`."""
     parts: dict[str, ParameterGroup] = Field(default_factory=dict)
-    """Changes per glob over dotted parameter names: `parts: {"net.trunk.*": {lr_scale: 0.1, weight_decay: 0}}`. Where
+    """Changes per glob over dotted parameter names: `parts: {"net.trunk.*": {lr_scale: 0.1, weight_decay: 0}}`. If
     several match a parameter, the later ones win."""
     no_decay: list[Literal["bias", "norm"]] = Field(default_factory=list)
     """Parameters without weight decay: biases, and those of normalisation layers. `parts` may say otherwise."""

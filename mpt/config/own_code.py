@@ -28,7 +28,7 @@ def explain(error: BaseException) -> str | None:
 
 
 def explain_own_code(error: BaseException) -> str | None:
-    """Return what failed in code of the user's own and where, or None where no such code was running."""
+    """Return what failed in code of the user's own and where, or None if no such code was running."""
     own = [(frame, line) for frame, line in walk(error.__traceback__) if is_own(frame)]
     if not own:
         return None
@@ -43,7 +43,7 @@ def explain_own_code(error: BaseException) -> str | None:
 
 
 def explain_library_model(error: BaseException) -> str | None:
-    """Return which module of an installed model library raised, or None where none of them was running.
+    """Return which module of an installed model library raised, or None if none of them was running.
 
     An input of the wrong size or an option that does not suit ends in a library's own assertion: that line says more
     than the way through torch and mpt to it.

@@ -62,7 +62,7 @@ class PartSource:
 
 
 def read_source(source: str, path: Path, module_name: str, wanted: str = SETTINGS) -> PartSource | None:
-    """Return what a source file declares, or None where it has no top-level class of the wanted name.
+    """Return what a source file declares, or None if it has no top-level class of the wanted name.
 
     Raises whatever its allowed statements raise, SyntaxError, and TypeError for a class of another family.
     """

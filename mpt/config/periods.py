@@ -43,7 +43,7 @@ Period = Annotated[
 
 
 def in_steps(period: int | str, total_steps: int, steps_per_epoch: int, has_epochs: bool) -> int:
-    """Return a period in steps; 0 where it is not shorter than the run.
+    """Return a period in steps; 0 if it is not shorter than the run.
 
     `has_epochs`: the run's length was given in epochs, so that `auto` is one of them.
     """

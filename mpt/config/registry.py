@@ -51,7 +51,7 @@ class Part:
         return f"{self.package.module_name}.{self.subpackage}.{self.path.stem}"
 
     def load(self) -> ModuleType:
-        """Import the part's module and return it. Raises PartError where a part from outside cannot be imported."""
+        """Import the part's module and return it. Raises PartError if a part from outside cannot be imported."""
         try:
             return importlib.import_module(self.module_name)
         except MptError:
@@ -64,7 +64,7 @@ class Part:
             raise PartError(f"{place(error, self.path)}: {what}") from error
 
     def member(self, name: str) -> Any:
-        """Import the part and return its function or class of that name. Raises PartError where there is none."""
+        """Import the part and return its function or class of that name. Raises PartError if there is none."""
         module = self.load()
         if not hasattr(module, name):
             raise PartError(f"{self.path}: it has no {name}, which a {KINDS[self.subpackage]} needs")
@@ -216,7 +216,7 @@ class Registry:
         return {name: path for path, file in files if file for name in file.names}
 
     def _check_names(self, subpackage: str) -> None:
-        """Raise PartError where a part from outside has a name that another part has already."""
+        """Raise PartError if a part from outside has a name that another part has already."""
         outside = [package for package in self.packages if package.outside and package.paths(subpackage)]
         key = (subpackage, tuple(outside))
         if not outside or key in self.unique:

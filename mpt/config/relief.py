@@ -15,7 +15,7 @@ anywhere else:
 - `RANK`: a number by which tricks of a kind are tried, those that cost less time first.
 - `IN_PARTS = False`: not proposed together with a trick that splits the batch.
 - `POINTLESS_ON`: device type -> why it relieves nothing there.
-- `LOSSY = True`: it changes what is learnt, beyond the rounding of a sum; proposed only where that is allowed.
+- `LOSSY = True`: it changes what is learnt, beyond the rounding of a sum; proposed only if that is allowed.
 - `ENVIRONMENT`: variables to set before torch first allocates, where the user has not.
 """
 
@@ -69,7 +69,7 @@ class Relief:
     proposals: tuple[Any, ...]
     dials: tuple[Dial, ...]
     ladder: Any
-    """None where it is not for the ladder."""
+    """None if it is not for the ladder."""
     rank: int
     in_parts: bool
     is_lossy: bool

@@ -237,7 +237,7 @@ class Parallel(Options):
 
     @model_validator(mode="after")
     def shard_with_fsdp(self) -> Self:
-        """Refuse a way of sharding where nothing is sharded."""
+        """Refuse a way of sharding if nothing is sharded."""
         if self.strategy == "ddp" and (self.shard != "full" or self.shard_ranks is not None):
             raise ValueError("parallel.shard and shard_ranks are for strategy: fsdp, and it is ddp. Set strategy: fsdp")
         if self.strategy == "ddp" and self.offload:
@@ -280,7 +280,7 @@ class Choice:
         return self.plugin.load()
 
     def member(self, name: str) -> Any:
-        """Import the plugin and return its function of that name. Raises PartError where one from outside has none."""
+        """Import the plugin and return its function of that name. Raises PartError if one from outside has none."""
         return self.plugin.member(name)
 
     def native_settings(self) -> Any:

@@ -43,10 +43,10 @@ class Settings(DatasetOptions):
     fit: Literal["crop", "letterbox", "stretch"] = "crop"
     """How pictures of other proportions become square: cut around the centre, between black bars, or distorted."""
     test_fraction: float = Field(0.1, gt=0, lt=1)
-    """The share held out for testing, where there is no test folder."""
+    """The share held out for testing, if there is no test folder."""
     decoding: Literal["exact", "fast"] = "exact"
-    """fast: JPEGs are decoded at a half, a quarter or an eighth where that is still twice the wanted size, by
-    simplejpeg where that is installed and they are decoded whole, and RandomResizedCrop cuts bytes. Pixels differ from
+    """fast: JPEGs are decoded at a half, a quarter or an eighth if that is still twice the wanted size, by
+    simplejpeg if that is installed and they are decoded whole, and RandomResizedCrop cuts bytes. Pixels differ from
     those of exact by a few levels of 255."""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """What to do at an image that cannot be read: stop the run, or skip the image."""
@@ -93,7 +93,7 @@ class ImageFolder(Dataset):
         return len(self.paths)
 
     def make_cache(self) -> RamCache:
-        """Return room for the decoded images. Raises DataError where there is none, or they have no common size."""
+        """Return room for the decoded images. Raises DataError if there is none, or they have no common size."""
         if self.reads_whole:
             raise ConfigError(
                 "dataset.cache: RandomResizedCrop as the first augmentation cuts from whole pictures, which are not "
@@ -134,7 +134,7 @@ class ImageFolder(Dataset):
         return self.labels
 
     def name_of(self, index: int) -> str:
-        """Return the file that stands at this place, the next good one where it was found to be bad."""
+        """Return the file that stands at this place, the next good one if it was found to be bad."""
         numbers = ((index + attempt) % len(self.paths) for attempt in range(len(self.paths)))
         return next((str(self.paths[one]) for one in numbers if str(self.paths[one]) not in self.bad_files), "")
 
@@ -219,7 +219,7 @@ def refuse_empty_classes(folder: Path, classes: Sequence[str], labels: Sequence[
 def share_of_split(
     root: Path, paths: Sequence[Path], labels: Sequence[int], split: str, test_fraction: float
 ) -> tuple[list[Path], list[int]]:
-    """Return one split's images with their labels, of a folder that has all. Raises DataError where it has none."""
+    """Return one split's images with their labels, of a folder that has all. Raises DataError if it has none."""
     kept = [n for n, path in enumerate(paths) if is_held_out(path, root, test_fraction) == (split == "test")]
     if paths and not kept:
         raise DataError(

@@ -1,4 +1,4 @@
-"""One picture twice, also where it was encoded again: found by thumbnails, as perceptual hashes do.
+"""One picture twice, also if it was encoded again: found by thumbnails, as perceptual hashes do.
 
 A thumbnail of 16 x 16 pixels keeps what a picture shows and loses what an encoder changes. Two pictures count as one if
 their thumbnails are near for this set, and far nearer than the next pictures are: in a set of small digits, which are

@@ -2,7 +2,7 @@
 
 Two steps are held against each other, float32's and the mode's, and a third in float32 with weights and inputs moved by
 rounding shows what is no operator's fault. What follows from a wrong input is not blamed, whatever becomes of it: a
-number that is wrong but finite often overflows layers later. Where one fault hides the next, the step is taken again
+number that is wrong but finite often overflows layers later. If one fault hides the next, the step is taken again
 with the first one's module in float32.
 """
 
@@ -19,7 +19,7 @@ Key = tuple[str, str, bool, int]
 WRONG = 0.05
 """Relative error from which on a result is wrong, if rounding does not explain it."""
 JUMP = 0.25
-"""Relative error of a result that is wrong where nothing says what rounding does."""
+"""Relative error of a result that is wrong if nothing says what rounding does."""
 BEYOND_ROUNDING = 8.0
 """Times what rounding the inputs does, from which on an error is a fault."""
 INPUTS = 4

@@ -29,7 +29,7 @@ class Cure:
 
     patch: dict[str, Any]
     kept: SmallestList | None
-    """What it keeps in float32; None where it changes something else."""
+    """What it keeps in float32; None if it changes something else."""
     trials: int
     places: tuple[Place, ...] = ()
     """Where the forms are that it replaces."""

@@ -99,7 +99,7 @@ def nearly_black(high: float) -> str:
 
 
 def dark(seen: Samples) -> list[int]:
-    """Return the pictures without a bright spot, of a set that has others; () where pixels are not in 0 to 1."""
+    """Return the pictures without a bright spot, of a set that has others; () if pixels are not in 0 to 1."""
     if any(found.is_odd or found.high < 0.1 for found in seen.ranges.values()):
         return []
     return [index for index, small in seen.thumbnails.items() if float(small.max()) < DARK]
@@ -187,7 +187,7 @@ def is_shifted(one: Tensor, other: Tensor) -> bool:
 
 
 def swapped(one: Tensor, other: Tensor) -> tuple[int, ...] | None:
-    """Return the order in which the second set's channels are the first's; None where they are in order.
+    """Return the order in which the second set's channels are the first's; None if they are in order.
 
     Colours are compared, each channel against the mean of all: brightness varies far more from picture to picture.
     """

@@ -77,7 +77,7 @@ def total(moves: Mapping[str, Move]) -> float:
 
 
 def split_of(one: Sequence[Result], other: Sequence[Result]) -> str | None:
-    """Say that one of the two computes its batch in parts, and what that does to BatchNorm; None where neither does."""
+    """Say that one of the two computes its batch in parts, and what that does to BatchNorm; None if neither does."""
     there = {result.key: result for result in other}
     for result in one:
         match = there.get(result.key)

@@ -19,7 +19,7 @@ TABLE = "docs/how-to/gpu.md has a table of wheels and drivers"
 
 
 def driver_version() -> str:
-    """Return the NVIDIA driver's version ("580.95.05"), "" where none is loaded or it does not say."""
+    """Return the NVIDIA driver's version ("580.95.05"), "" if none is loaded or it does not say."""
     try:
         first = VERSION_FILE.read_text("utf-8", "replace").partition("\n")[0]
     except OSError:

@@ -12,7 +12,7 @@ LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "fault")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `advice` is what to do, empty where nothing is."""
+    """One thing that was looked at. `advice` is what to do, empty if nothing is."""
 
     level: Level
     about: str

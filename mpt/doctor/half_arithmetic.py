@@ -36,7 +36,7 @@ PRODUCTS = frozenset(
         aten.mkldnn_convolution,
     }
 )
-"""Operators that are always computed in float32; others only where the CPU has no kernel in float16."""
+"""Operators that are always computed in float32; others only if the CPU has no kernel in float16."""
 MISSING = ("not implemented for 'Half'", "not supported on", "could not create a primitive", "unsupported dtype")
 
 

@@ -128,7 +128,7 @@ class Result:
         return float(((values > 0) & (values < SMALLEST / 2)).float().mean())
 
     def bad_samples(self, batch_size: int) -> tuple[int, ...]:
-        """Return which samples of a batch are not finite; () where all are, or its first dimension is not the batch."""
+        """Return which samples of a batch are not finite; () if all are, or its first dimension is not the batch."""
         rows = self.bad_rows if self.shape[:1] == (batch_size,) else ()
         return rows if len(rows) < batch_size else ()
 
@@ -278,7 +278,7 @@ def fingerprint(value: Tensor) -> int:
 
 
 def error_of(value: Tensor, true: Tensor) -> float:
-    """Return the error of a sample relative to the true one's norm; infinite where it is not finite."""
+    """Return the error of a sample relative to the true one's norm; infinite if it is not finite."""
     if value.shape != true.shape:
         return math.nan
     if not bool(torch.isfinite(value).all()):

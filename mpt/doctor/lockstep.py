@@ -147,7 +147,7 @@ class Training:
         follow_step(self.run, step)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return all weights and buffers by dotted name, in float32 where they have a float32 master."""
+        """Return all weights and buffers by dotted name, in float32 if they have a float32 master."""
         return {
             f"{name}.{key}": value
             for name, module in self.run.task.modules.items()

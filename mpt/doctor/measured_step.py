@@ -58,7 +58,7 @@ class Step:
 def take_step(run: Run, phase: Phase, batch: Batch, *, watched: bool = False) -> Step:
     """Return one update's losses and gradients, without the optimizer; the run stays as it was.
 
-    Where gradients overflow at a dynamic loss scale, the step is repeated at half of it until they do not. What
+    If gradients overflow at a dynamic loss scale, the step is repeated at half of it until they do not. What
     overflows is watched once at most: looking takes several times as long as the step.
     """
     scaler = run.precision.scalers.get(phase.name)

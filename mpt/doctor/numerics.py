@@ -76,7 +76,7 @@ class Examination:
     by_cuda_lists: list[str] = field(default_factory=list)
     """Operators that a CPU computed in float32 because CUDA's autocast does."""
     updates: dict[str, Effect] = field(default_factory=dict)
-    """Parameter -> what the mode makes of its update; empty where the gradients are at fault already."""
+    """Parameter -> what the mode makes of its update; empty if the gradients are at fault already."""
 
     @property
     def is_healthy(self) -> bool:
@@ -273,7 +273,7 @@ def compare_gradients(true: Step, moved: Step, step: Step) -> list[ParameterErro
 
 
 def operator_errors(true: Sequence[Result], seen: Sequence[Result]) -> Iterator[tuple[Result, float]]:
-    """Yield each operator of the float32 step with the error of its result in the mode, where both have it."""
+    """Yield each operator of the float32 step with the error of its result in the mode, if both have it."""
     by_key = {one.key: one for one in seen}
     for one in true:
         other = by_key.get(one.key)

@@ -1,6 +1,6 @@
 """Which operators of two steps are each other's, also if one of the steps has operators that the other lacks.
 
-Where both have the same, they are paired by module, direction, name and number. Else the calls of each module and
+If both have the same, they are paired by module, direction, name and number. Else the calls of each module and
 direction are aligned as the lines of two texts are (`difflib`): first by operator, shape and numbers, and between what
 is paired by operator alone. So an added call shifts none of the others.
 """

@@ -41,7 +41,7 @@ class Parting:
 
 @dataclass
 class Comparison:
-    """What a lockstep found. Partings are None where there are none in the steps that were taken."""
+    """What a lockstep found. Partings are None if there are none in the steps that were taken."""
 
     start: int
     steps: int
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def not_finite(self) -> dict[str, Any]:
-        """The first step at which a loss is NaN or infinite in both: step, name; empty where none is."""
+        """The first step at which a loss is NaN or infinite in both: step, name; empty if none is."""
         for row in self.rows:
             one, other = row["losses"]
             for name, value in one.items():

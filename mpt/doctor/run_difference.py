@@ -31,10 +31,10 @@ class RunDifference:
     environment: list[str] = field(default_factory=list)
     """What the runs were made with and differs."""
     logged: dict[str, Any] = field(default_factory=dict)
-    """The first logged step whose losses differ: step, name, both values; empty where none does."""
+    """The first logged step whose losses differ: step, name, both values; empty if none does."""
     evaluated: dict[str, Any] = field(default_factory=dict)
     not_finite: dict[str, Any] = field(default_factory=dict)
-    """The first logged step at which a loss is NaN or infinite in both: step, name; empty where none is."""
+    """The first logged step at which a loss is NaN or infinite in both: step, name; empty if none is."""
     last_equal_log: int | None = None
     """The last logged step up to which everything is the same."""
     checkpoints: list[dict[str, Any]] = field(default_factory=list)

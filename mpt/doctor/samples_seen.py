@@ -53,7 +53,7 @@ class Range:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of all values; NaN where there is none."""
+        """Standard deviation of all values; NaN if there is none."""
         if not self.count:
             return float("nan")
         return math.sqrt(max(self.squares / self.count - (self.total / self.count) ** 2, 0.0))

@@ -26,7 +26,7 @@ class Effect:
     still: float
     """Share of the elements that move in float32 and do not in the mode."""
     arrived: float
-    """Share of float32's update that arrives, along its direction: 1 also where each element is rounded at random."""
+    """Share of float32's update that arrives, along its direction: 1 also if each element is rounded at random."""
     finite: bool
 
 
@@ -46,7 +46,7 @@ def moves(run: Run, phase: Phase, batch: Batch, scale: float | None) -> dict[str
 
 
 def weights(run: Run) -> dict[str, Tensor]:
-    """Return a copy of every trained parameter by dotted name, of its master where it has one, float32 on the CPU."""
+    """Return a copy of every trained parameter by dotted name, of its master if it has one, float32 on the CPU."""
     found = {}
     for name, module in run.task.modules.items():
         trained = {key for key, parameter in module.named_parameters() if parameter.requires_grad}

@@ -141,7 +141,7 @@ def write_onnx(
 
     `terms` are names for the tensors in and out, `about` is kept in the file's metadata; the batch is free unless a
     size is given. `prove` may write the file anew before it gets its name.
-    Raises ConfigError where the exporter is not installed or cannot follow the network.
+    Raises ConfigError if the exporter is not installed or cannot follow the network.
     """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:

@@ -138,7 +138,7 @@ def read_about(path: Path) -> Mapping[str, str]:
 
 
 def open_session(path: Path) -> Any:
-    """Return an ONNX Runtime session. Raises ConfigError where it is not installed, CheckpointError for bad files."""
+    """Return an ONNX Runtime session. Raises ConfigError if it is not installed, CheckpointError for bad files."""
     if importlib.util.find_spec("onnxruntime") is None:
         raise ConfigError("an .onnx file is run by the package onnxruntime: pip install onnxruntime")
     runtime = importlib.import_module("onnxruntime")
@@ -181,7 +181,7 @@ def refuse_absent_networks(path: Path, task: Task, names: list[str]) -> None:
 
 
 def use_session(path: Path, task: Task, names: list[str], whole: bool) -> None:
-    """Let an ONNX file compute in place of the task's network. Raises CheckpointError where it names none of them."""
+    """Let an ONNX file compute in place of the task's network. Raises CheckpointError if it names none of them."""
     if len({name for name, _ in networks(task.modules)} & set(names)) != 1:
         raise CheckpointError(f"{path}: it is one network of several, or of another task ({', '.join(names)})")
     attach(task, names, whole, open_session(path))
@@ -212,7 +212,7 @@ def attach(task: Task, names: Sequence[str], whole: bool, session: Any) -> None:
 
 
 def run_in_batches(session: Any, feeds: Mapping[str, Any]) -> list[Any]:
-    """Run a session, in pieces of its batch where that is fixed; the last piece is filled up by its last sample."""
+    """Run a session, in pieces of its batch if that is fixed; the last piece is filled up by its last sample."""
     shape = session.get_inputs()[0].shape
     batch, count = shape[0] if shape else None, len(next(iter(feeds.values())))
     if not isinstance(batch, int) or batch == count:

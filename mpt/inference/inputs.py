@@ -34,7 +34,7 @@ Sample = dict[str, Path]
 
 @dataclass(frozen=True)
 class Given:
-    """One `--input`: the files of a folder, or one, and the field they are for where it was said."""
+    """One `--input`: the files of a folder, or one, and the field they are for if it was said."""
 
     text: str
     files: tuple[Path, ...]
@@ -143,7 +143,7 @@ def fit_of(trained: Trained) -> Fit:
 
 
 def needs_inputs(task: Task) -> bool:
-    """Does the task infer from inputs only, so that test samples stand in where none are given?"""
+    """Does the task infer from inputs only, so that test samples stand in if none are given?"""
     return bool(task.inputs) and not (isinstance(task, Samples) and task.optional_inputs)
 
 
@@ -155,7 +155,7 @@ def sampler_of(task: Task) -> Samples:
 
 
 def find_files(wanted: Sequence[str]) -> list[Given]:
-    """Return what each `--input` names, before any run is opened. Raises DataError where there is nothing."""
+    """Return what each `--input` names, before any run is opened. Raises DataError if there is nothing."""
     found = []
     for text in wanted:
         field, _, rest = text.partition("=")
@@ -169,7 +169,7 @@ def find_files(wanted: Sequence[str]) -> list[Given]:
 def match_files(task: Task, model: str, given: Sequence[Given]) -> list[Sample]:
     """Return the samples that the files make for this task.
 
-    Raises ConfigError where the inputs are not those of the task, DataError where files have no partner.
+    Raises ConfigError if the inputs are not those of the task, DataError if files have no partner.
     """
     fields = tuple(task.inputs)
     if given and not fields:

@@ -45,7 +45,7 @@ class Distance:
     """Mean error over the mean magnitude of the reference."""
     finite: bool
     agreement: float | None
-    """Share of equal decisions; None where nothing is decided."""
+    """Share of equal decisions; None if nothing is decided."""
     decisions: int
 
 

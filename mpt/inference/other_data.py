@@ -51,7 +51,7 @@ def as_image_folder(config: Config, spec: DataSpec) -> Config:
 
 
 def with_folder(config: Config, folder: Path) -> Config:
-    """Return the configuration with another place for its test data. Raises ConfigError where it has none."""
+    """Return the configuration with another place for its test data. Raises ConfigError if it has none."""
     settings = config.dataset.settings
     key = next((one for one in ("test_root", "root") if one in type(settings).model_fields), None)
     if key is None:

@@ -58,7 +58,7 @@ def expect(called: Calls, dtype: str) -> dict[str, Expected]:
 def prove(file: Path, name: str, expected: Mapping[str, Expected], allow: tuple[str, ...]) -> str:
     """Compute with a written file what the run computed; return a sentence on how far apart they are.
 
-    `name` is the file's in messages. Raises CheckpointError where the distance is more than rounding.
+    `name` is the file's in messages. Raises CheckpointError if the distance is more than rounding.
     """
     found = dict(networks(open_exported(file, "cpu", (), allow).run.task.modules))
     apart = {
@@ -81,7 +81,7 @@ def prove_session(file: Path, name: str, expected: Expected) -> str:
 def prove_folding(unfolded: Calls, modules: Mapping[str, nn.Module]) -> None:
     """Compare networks into whose weights adapters were folded with those that were trained.
 
-    Raises CheckpointError where the distance is more than rounding.
+    Raises CheckpointError if the distance is more than rounding.
     """
     found = dict(networks(modules))
     for network, one in expect(unfolded, "float32").items():
@@ -90,7 +90,7 @@ def prove_folding(unfolded: Calls, modules: Mapping[str, nn.Module]) -> None:
 
 
 def refuse_beyond(expected: Expected, outputs: list[Tensor], name: str, end: str = "it was not kept") -> float:
-    """Return how far outputs are from the run's. Raises CheckpointError where that is more than rounding."""
+    """Return how far outputs are from the run's. Raises CheckpointError if that is more than rounding."""
     apart = distance(outputs, expected.outputs)
     if not apart <= expected.allowed:
         raise CheckpointError(

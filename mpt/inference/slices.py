@@ -45,7 +45,7 @@ class Work:
 def infer_all(trained: Trained, work: Work, devices: Sequence[str]) -> list[Inference]:
     """Return the results of all batches in order, made with a process for each of the devices.
 
-    `trained` stands on the first device and infers in the dtype that is wanted. Raises RankError where a process was
+    `trained` stands on the first device and infers in the dtype that is wanted. Raises RankError if a process was
     lost, and what opening and inference raise.
     """
     count = len(devices)
@@ -93,7 +93,7 @@ def batches_of(trained: Trained, work: Work, first: int, every: int) -> Iterator
 
 
 def choose_devices(wanted: str | None, count: int) -> list[str]:
-    """Return a device for each of several processes. Raises ConfigError where there are too few."""
+    """Return a device for each of several processes. Raises ConfigError if there are too few."""
     if count == 1:
         return [wanted or "auto"]
     if wanted not in (None, "auto", "cpu", "cuda"):

@@ -114,7 +114,7 @@ class CpuOptimizer(MemoryTrick):
 
 
 def refuse_own_steps(optimizer: Optimizer, precision: Precision, trick: str) -> None:
-    """Raise ConfigError where something else works on the optimizer's state: bf16-sr, bf16-kahan, or evaluations."""
+    """Raise ConfigError if something else works on the optimizer's state: bf16-sr, bf16-kahan, or evaluations."""
     if precision.numerics.lifts_state:
         raise ConfigError(
             f"{trick}: {precision.name} takes the optimizer's steps on bfloat16 state itself; leave the trick out, "

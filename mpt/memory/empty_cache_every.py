@@ -1,6 +1,6 @@
 """Give unused cached memory back to the driver every so many updates.
 
-Helps where another process shares the card, or where rare phases leave blocks of odd sizes behind; costs a
+Helps if another process shares the card, or if rare phases leave blocks of odd sizes behind; costs a
 synchronisation and new allocations each time. Results are unchanged. On other devices there is nothing to empty.
 """
 
@@ -40,7 +40,7 @@ class EmptyCacheEvery(MemoryTrick):
         self.has_cache = False
 
     def attach(self, run: Run) -> None:
-        """Say where there is nothing to empty."""
+        """Say if there is nothing to empty."""
         self.has_cache = accelerator.has_allocator(run.device)
         if not self.has_cache:
             run.notes.append(f"memory.empty_cache_every: {run.device} has no cache to empty; nothing is done")

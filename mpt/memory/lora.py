@@ -100,7 +100,7 @@ class Settings(Options):
 
 
 def first_match(values: Mapping[str, float], name: str) -> Any:
-    """Return the value of the first glob that matches a name; None where none does."""
+    """Return the value of the first glob that matches a name; None if none does."""
     return next((value for glob, value in values.items() if fnmatchcase(name, glob)), None)
 
 

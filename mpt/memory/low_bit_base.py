@@ -117,7 +117,7 @@ class LowBitBase(MemoryTrick):
         )
 
     def fold(self, modules: Mapping[str, nn.Module]) -> None:
-        """Unpack every weight, once where several layers share it."""
+        """Unpack every weight, once if several layers share it."""
         unpack_all(modules)
 
 

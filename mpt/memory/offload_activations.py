@@ -65,7 +65,7 @@ class Offloaded:
         self.fetched: weakref.ref[Tensor] | None = None
         self.incoming: tuple[Tensor, Any] | None = None
         self.left: Any = None
-        """The event after which the tensor is on the host; None where that is so at once."""
+        """The event after which the tensor is on the host; None if that is so at once."""
         self.host = torch.empty_like(tensor, device="cpu", pin_memory=stream is not None)
         blocks.take(self.host.nbytes)
         if stream is None:

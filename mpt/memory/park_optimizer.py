@@ -49,7 +49,7 @@ class ParkOptimizer(MemoryTrick):
             for state, name in list(self.on_device()):
                 parked.append((state, name, copy_into(state, name, torch.device("cpu"))))
             yield
-        finally:  # also where the host had no room for all of it
+        finally:  # also if the host had no room for all of it
             for state, name, device in parked:
                 copy_into(state, name, device)
 

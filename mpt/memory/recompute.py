@@ -101,7 +101,7 @@ class Recompute(MemoryTrick):
             self.wrap(self.choose())
 
     def attach(self, run: Run) -> None:
-        """Choose by measured bytes, where there is a budget."""
+        """Choose by measured bytes, if there is a budget."""
         if self.settings.budget is not None:
             units = [unit for chain in self.chains for unit in chain]
             if self.settings.per == "tensor":
@@ -196,7 +196,7 @@ def _can_be_joined(chain: Chain) -> bool:
 
 
 def _joined(chain: Chain, length: int) -> list[Unit]:
-    """Return a chain's runs of at most `length` units, each as one unit where they can be joined."""
+    """Return a chain's runs of at most `length` units, each as one unit if they can be joined."""
     if length == 1 or not _can_be_joined(chain):
         return chain
     runs = [(run[0], run[-1]) for run in _segments(chain, length)]

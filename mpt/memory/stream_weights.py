@@ -48,7 +48,7 @@ class Settings(Options):
     fraction: float | None = Field(None, ge=0, le=1)
     """Share of the blocks of every network whose weights wait on the host. null, without `blocks`, is all of them."""
     blocks: int | None = Field(None, ge=1)
-    """So many blocks of every network, all where it has fewer."""
+    """So many blocks of every network, all if it has fewer."""
     min_kibibytes: float = Field(64.0, ge=0)
     """Smaller weights (biases, norms) stay on the device: a copy has a fixed cost."""
 

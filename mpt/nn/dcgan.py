@@ -1,7 +1,7 @@
 """DCGAN: a convolutional generator and discriminator (Radford, Metz, Chintala 2016, arXiv:1511.06434).
 
-Strided convolutions instead of pooling, BatchNorm everywhere but at the image, ReLU in the generator and LeakyReLU .2
-in the discriminator, weights from N(0, .02). Any power of two from 16 pixels up; the paper's network is 64 with 128
+Strided convolutions instead of pooling, BatchNorm everywhere but at the image, ReLU in the generator and LeakyReLU 0.2
+in the discriminator, weights from N(0, 0.02). Any power of two from 16 pixels up; the paper's network is 64 with 128
 features. The discriminator returns logits: a sigmoid followed by BCE is what half precision cannot carry.
 
 Shapes: b batch, c channels, h height, w width, z latent.
@@ -93,7 +93,7 @@ class Discriminator(nn.Module):
 
 
 def initialize(module: nn.Module) -> None:
-    """Draw weights as the paper does: N(0, .02), BatchNorm's scale N(1, .02)."""
+    """Draw weights as the paper does: N(0, 0.02), BatchNorm's scale N(1, 0.02)."""
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         nn.init.normal_(module.weight, 0.0, 0.02)
         if module.bias is not None:

@@ -60,7 +60,7 @@ def build(settings: Settings, data: DataSpec, name: str) -> dict[str, nn.Module]
 
 
 def published_scaling(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return the mean and standard deviation of images for which a library publishes weights; None where it has none.
+    """Return the mean and standard deviation of images for which a library publishes weights; None if it has none.
 
     Both are in the library itself: nothing is downloaded.
     """

@@ -1,6 +1,6 @@
 """Nine small adversarial models that are one pair of networks: what differs is the loss and what the labels do.
 
-The generator maps a latent vector, and a condition where there is one, to an image in [0, 1]. The discriminator is
+The generator maps a latent vector, and a condition if there is one, to an image in [0, 1]. The discriminator is
 either a scorer or an autoencoder whose reconstruction error is the score (BEGAN, EBGAN). Scores are logits: no
 network here ends in a sigmoid that a loss would have to undo. `objective` and its numbers are the defaults that
 `mpt.tasks.gan` takes up.

@@ -3,7 +3,7 @@
 A rank is a micro-batch that runs at the same time: its losses carry their share of the samples already, so gradients
 are summed. torch's DistributedDataParallel reduces at every backward and cannot know which of the losses that a phase
 yields is the last, so the buckets are filled here: hooks on the weights send a bucket as soon as its gradients are
-whole, during the backward that was the last one of the update before. Where that guess was wrong on any rank, all
+whole, during the backward that was the last one of the update before. If that guess was wrong on any rank, all
 ranks send all buckets again.
 
 Every rank sends every bucket in every update exactly once, in one order, whatever happened to it meanwhile: a rank that
@@ -134,7 +134,7 @@ class Exchange:
         return total.to(weight.dtype), count.to(weight.dtype)
 
     def send_rest(self, failed: bool) -> None:
-        """Send what has not left yet; zeros where this rank's update failed."""
+        """Send what has not left yet; zeros if this rank's update failed."""
         while self.awaits_weights:
             self.add_weight(torch.zeros((), device=self.device), 0)
         self.is_active = self.is_last = False

@@ -36,7 +36,7 @@ def group_of(tensors: Iterable[Any]) -> Any:
 def place_of(tensors: Iterable[Any]) -> tuple[int, int, bool]:
     """Return which part of sharded tensors this rank holds, of how many, and whether it is the one to write it.
 
-    Where parts have replicas, the first replica's ranks write. Without any tensor there is one part, of rank 0.
+    If parts have replicas, the first replica's ranks write. Without any tensor there is one part, of rank 0.
     """
     mesh = next((tensor.device_mesh for tensor in tensors if is_sharded(tensor)), None)
     if mesh is None:

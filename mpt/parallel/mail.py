@@ -28,7 +28,7 @@ class Mail:
         self.store.set(f"mail/{name}", text)
 
     def wait(self, names: Sequence[str]) -> list[str]:
-        """Return texts as soon as all are there. Raises RankError where `until` comes before."""
+        """Return texts as soon as all are there. Raises RankError if `until` comes before."""
         keys = [f"mail/{name}" for name in names]
         while not self.store.check(keys):
             if self.until is not None and time.monotonic() > self.until:

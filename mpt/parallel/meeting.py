@@ -18,7 +18,7 @@ CONNECT_SECONDS = 60.0
 
 
 def connect(place: Place, is_master: bool) -> Any:
-    """Return a connection to the store that ranks meet at. Raises RankError where there is none."""
+    """Return a connection to the store that ranks meet at. Raises RankError if there is none."""
     where = f"MASTER_ADDR={place.address} MASTER_PORT={place.port}"
     if not is_master:
         await_answer(place, where)
@@ -33,10 +33,10 @@ def connect(place: Place, is_master: bool) -> Any:
 
 
 def open_store(place: Place, is_master: bool) -> Any:
-    """Return torch's store. Raises TimeoutError where something listens at the port that does not answer.
+    """Return torch's store. Raises TimeoutError if something listens at the port that does not answer.
 
     The timeout of torch's own does not hold for the first answer, which it awaits for ever (torch 2.13,
-    `TCPStore::ping`): a thread waits for it, and is left behind where another program listens there.
+    `TCPStore::ping`): a thread waits for it, and is left behind if another program listens there.
     """
     found: list[Any] = []
     failed: list[BaseException] = []
@@ -61,7 +61,7 @@ def open_store(place: Place, is_master: bool) -> Any:
 
 
 def await_answer(place: Place, where: str) -> None:
-    """Wait until somebody listens there; torch's own waiting fills the screen. Raises RankError where nobody does."""
+    """Wait until somebody listens there; torch's own waiting fills the screen. Raises RankError if nobody does."""
     until = time.monotonic() + CONNECT_SECONDS
     while True:
         try:

@@ -65,7 +65,7 @@ class Ranks(World):
         watch.remember(0)  # the store may go with it
 
     def choose_device(self, wanted: str) -> str:
-        """Return this rank's card, by its number on this machine. Raises ConfigError where there are too few."""
+        """Return this rank's card, by its number on this machine. Raises ConfigError if there are too few."""
         if not self.on_gpu:
             return "cpu" if wanted == "auto" else wanted
         number, cards = self.location.local_rank, torch.cuda.device_count()
@@ -137,7 +137,7 @@ class Ranks(World):
     def agree(self, site: str, own: Outcome, exchange: Exchange) -> tuple[Outcome, list[bool]]:
         """Return how an update went on all ranks together, and which weights have a gradient on any.
 
-        Sends the buckets again where any rank had sent them too early. Raises PeerFaultError where another rank failed
+        Sends the buckets again if any rank had sent them too early. Raises PeerFaultError if another rank failed
         worse than this one did.
         """
         flags = exchange.with_gradients()
@@ -187,7 +187,7 @@ class Ranks(World):
         return box[0]
 
     def ask(self, work: Callable[[], T]) -> T:
-        """Let the first rank do something and return its result. Where it fails there, all end alike."""
+        """Let the first rank do something and return its result. If it fails there, all end alike."""
         if self.is_first:
             try:
                 result = work()
@@ -258,7 +258,7 @@ class Ranks(World):
         self.location.moves += 1
 
     def watch_over(self, on_lost: Callable[[str], None]) -> None:
-        """Call a function with a text where this is the process that is to record that another one was lost."""
+        """Call a function with a text if this is the process that is to record that another one was lost."""
         self.watch.on_lost = on_lost
 
     def ending(self, error: BaseException) -> None:

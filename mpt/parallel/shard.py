@@ -119,7 +119,7 @@ def shard(
 def give_rows(networks: Iterable[nn.Module], in_half: Collection[Tensor]) -> set[Tensor]:
     """Replace single numbers (a noise's strength) by weights of one row, in place, which alone FSDP2 shards.
 
-    Where such a weight is multiplied or added it is broadcast, and nothing changes. Returns `in_half` with the new.
+    If such a weight is multiplied or added it is broadcast, and nothing changes. Returns `in_half` with the new.
     """
     rows: dict[Tensor, nn.Parameter] = {}
     for module in (module for network in networks for module in network.modules()):
@@ -144,7 +144,7 @@ def numbers(networks: Mapping[str, nn.Module]) -> list[str]:
 def parts(network: nn.Module, in_half: Collection[Tensor]) -> Iterator[nn.Module]:
     """Yield what of a network is sharded by itself, inner parts first: its units and itself.
 
-    What a part gathers is of one dtype; a unit with several is taken apart. Raises ConfigError where that cannot be.
+    What a part gathers is of one dtype; a unit with several is taken apart. Raises ConfigError if that cannot be.
     """
     for unit in (*units(network), network):
         for part in (unit,) if is_uniform(unit, in_half) else (*leaves(unit), unit):

@@ -32,7 +32,7 @@ def joined(config: Config) -> Iterator[World]:
     """Be one of the processes that torchrun started, within the block; alone, do nothing.
 
     A failure inside the block is told once: by the rank it happened on, or by the first one to find that another was
-    lost. Raises RankError where others cannot be reached or were lost, and SystemExit where the failure was told
+    lost. Raises RankError if others cannot be reached or were lost, and SystemExit if the failure was told
     elsewhere.
     """
     place = read_place()
@@ -151,7 +151,7 @@ def explain(error: BaseException, place: Place, watch: Watch, store: Any) -> Non
     """Tell of a failure once, and let it end all ranks alike.
 
     All ranks may have failed alike, and then rank 0 tells of it; or this one alone; or because another was lost. Raises
-    what this rank is to end with where that is not `error`.
+    what this rank is to end with if that is not `error`.
     """
     try:
         if is_broken_connection(error):

@@ -3,7 +3,7 @@
 Each rank tells the common store twice a second that it lives, and where it is. Rank 0 looks at all of them, the others
 at rank 0. A rank that fails by itself (a file it cannot read, a mistake of the program) writes a fault; one that says
 nothing any more, or does not move while others wait for it, is named by whoever finds it. A rank that reads a fault has
-a moment to end by itself: then its process is ended here, since a collective that waits cannot be interrupted. Where no
+a moment to end by itself: then its process is ended here, since a collective that waits cannot be interrupted. If no
 agent of torchrun keeps the store, it goes with rank 0: what was read before then still counts. A store whose process
 is stopped neither answers nor fails, and a call to it waits for ever: a second thread counts the time and ends this
 process.
@@ -45,7 +45,7 @@ class Fault:
     finder: int
     """The rank that tells of it."""
     lost: int | None
-    """The rank it happened to, where that is known."""
+    """The rank it happened to, if that is known."""
     text: str
     code: int
     """The exit code that all end with."""
@@ -113,7 +113,7 @@ class Watch:
                 self._end(self.explain_lost_store())
 
     def _guard_store(self) -> None:
-        """Count the seconds, and end this process where neither the store answers nor the training moves."""
+        """Count the seconds, and end this process if neither the store answers nor the training moves."""
         limit = min(SILENT_SECONDS, self.timeout)
         moves, moved, before = self.place.moves, 0.0, time.monotonic()
         while not self.ended.wait(BEAT_SECONDS):

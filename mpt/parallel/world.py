@@ -123,7 +123,7 @@ class World:
         """Remember the step for what is said of this rank when it is lost."""
 
     def watch_over(self, on_lost: Callable[[str], None]) -> None:
-        """Call a function with a text where this is the process that is to record that another one was lost."""
+        """Call a function with a text if this is the process that is to record that another one was lost."""
 
     def ending(self, error: BaseException) -> None:
         """Tell that this rank ends with a failure by itself."""
@@ -144,7 +144,7 @@ ALONE = World()
 
 
 def share(count: int, rank: int, size: int) -> tuple[int, int]:
-    """Return where a rank's part of `count` begins and ends. The first ones have one more where it does not divide."""
+    """Return where a rank's part of `count` begins and ends. The first ones have one more if it does not divide."""
     least, rest = divmod(count, size)
     start = rank * least + min(rank, rest)
     return start, start + least + (rank < rest)

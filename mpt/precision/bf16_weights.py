@@ -4,7 +4,7 @@ Nothing is kept in float32. The optimizer is any: a piece of the weights and its
 optimizer takes its step there, and the results are written back to bfloat16. `bf16-sr` rounds them at random, so that
 updates below half an ulp are not lost on average; `bf16-kahan` keeps what the weights' rounding leaves as a second
 bfloat16 number and adds it the next time. The state of the optimizer is rounded at random in both: with a decay of
-.999, averages that are rounded to the nearest would never fall.
+0.999, averages that are rounded to the nearest would never fall.
 
 Per weight with Adam: 8 bytes, or 10 with the compensation, against 16 of float32 and 8 of `bf16-pure`, which loses the
 small updates. Beside them stands one piece in float32 while the optimizer steps
@@ -63,7 +63,7 @@ class LearningBfloat16(HalfWeights):
         self.table: Tensor | None = None
 
     def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
-        """Convert the weights; let gradients add up in float32 where that is asked."""
+        """Convert the weights; let gradients add up in float32 if that is asked."""
         super().prepare(task, is_sharded=is_sharded)
         if self.settings.accumulate == "float32":
             for module in task.trainable.values():

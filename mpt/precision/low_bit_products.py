@@ -5,9 +5,9 @@ scale per tensor (compute capability 8.9 and later), int8 with a scale per row (
 Weights stay float32, and so do their gradients and the optimizer's state; autograd saves what `bf16` saves. So time may
 be saved, memory is not.
 
-A layer takes part where both sides are multiples of 16 and the predicted gain is worth it. The prediction is a
+A layer takes part if both sides are multiples of 16 and the predicted gain is worth it. The prediction is a
 roofline of the layer's three products and of the passes over their operands that the scaling adds; it is said before
-the first step. Convolutions stay in bfloat16: torchao has no 8-bit kernels for them. The casts are cheap only where
+the first step. Convolutions stay in bfloat16: torchao has no 8-bit kernels for them. The casts are cheap only if
 they are fused: use `memory.compile`.
 
 Source: Micikevicius et al., "FP8 formats for deep learning", 2022. Speeds: the makers' datasheets.
@@ -53,7 +53,7 @@ class Settings(PrecisionOptions):
     min_speedup: float = Field(1.05, ge=0)
     """Layers that are predicted to gain less, whatever the batch, stay in bfloat16."""
     emulate: bool = False
-    """Compute fp8's numbers in float32 where there is no hardware for them, slowly: for tests."""
+    """Compute fp8's numbers in float32 if there is no hardware for them, slowly: for tests."""
 
 
 class LowBitProducts(Autocast):
@@ -63,7 +63,7 @@ class LowBitProducts(Autocast):
     can_fall_back = False
 
     def prepare(self, task: Task, *, is_sharded: bool = False) -> None:
-        """Replace the layers that gain, and say which and how much. Raises ConfigError where none does."""
+        """Replace the layers that gain, and say which and how much. Raises ConfigError if none does."""
         super().prepare(task, is_sharded=is_sharded)
         capability = check_device(self.name, self.device, self.settings.emulate)
         if find_spec("torchao") is None:
@@ -141,7 +141,7 @@ def tell(name: str, chosen: dict[tuple[int, int], list[str]], reasons: dict[str,
 
 
 def check_device(name: str, device: torch.device, emulate: bool) -> tuple[int, int]:
-    """Return the compute capability, (0, 0) on a CPU. Raises ConfigError where the device cannot run the mode."""
+    """Return the compute capability, (0, 0) on a CPU. Raises ConfigError if the device cannot run the mode."""
     if device.type != "cpu" and torch._guards.detect_fake_mode() is not None and not torch.cuda.is_available():
         return 0, 0  # a plan for a card that is not here
     if device.type != "cuda":

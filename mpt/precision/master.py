@@ -7,8 +7,8 @@ add up in float32, as in Apex. Affine BatchNorm stays float32 and the saved stat
 are no masters: the saving is largest and small updates are lost to rounding.
 
 A weight that a float32 module shares with others stays one and float32, and so do the modules that own it. Each
-trainable network casts its floating inputs down and its outputs back to float32, as Apex does, here also where it is
-entered by another public method than forward. EMA copies stay float32: averages with a decay of .999 vanish in half.
+trainable network casts its floating inputs down and its outputs back to float32, as Apex does, here also if it is
+entered by another public method than forward. EMA copies stay float32: averages with a decay of 0.999 vanish in half.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Cell:
 
 
 def read_classification(run_path: Path) -> dict[str, Any] | None:
-    """Return what the template shows, or None where the run has no such evaluation."""
+    """Return what the template shows, or None if the run has no such evaluation."""
     content = read_json_object(run_path / "evaluation.json")
     try:
         names = [str(name) for name in content["classes"]]
@@ -76,7 +76,7 @@ def read_sample(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cells(matrix: Any, size: int, totals: Any = None) -> list[list[Cell]]:
-    """Return the matrix's cells; none where it was left out. `totals` says what each row's shares are of: its sum."""
+    """Return the matrix's cells; none if it was left out. `totals` says what each row's shares are of: its sum."""
     if not matrix or len(matrix) != size:
         return []
     of = [sum(map(int, row)) for row in matrix] if totals is None else [int(total) for total in totals]

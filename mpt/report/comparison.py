@@ -2,7 +2,7 @@
 
 A group is one mode's runs by seed. Ratios of time and memory are taken per seed and their median is shown: the runs
 of one seed were trained next to each other, so a drift of the machine falls out. Times are those of runs that had the
-processor for themselves, as long as there are such. The baseline is fp32 where it takes part, else the first group
+processor for themselves, as long as there are such. The baseline is fp32 if it takes part, else the first group
 named. Runs are comparable when they train the same model on the same data towards the same metric; whatever else their
 configs disagree on is allowed, because that may be what is being compared, but said.
 """
@@ -37,12 +37,12 @@ class Group:
 
     @property
     def finals(self) -> dict[int, float]:
-        """Seed -> last metric; NaN where the run diverged."""
+        """Seed -> last metric; NaN if the run diverged."""
         return {seed: math.nan if seed in self.failed else record.final for seed, record in self.runs.items()}
 
     @property
     def timed(self) -> Mapping[int, RunRecord]:
-        """The runs whose times count: those that had the processor for themselves, or all where none had."""
+        """The runs whose times count: those that had the processor for themselves, or all if none had."""
         return {seed: record for seed, record in self.runs.items() if record.at_a_time == 1} or self.runs
 
     @property
@@ -53,7 +53,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """One mode's figures and their ratios to the baseline's (NaN where either was not measured)."""
+    """One mode's figures and their ratios to the baseline's (NaN if either was not measured)."""
 
     group: Group
     peak_bytes: float

@@ -31,7 +31,7 @@ MOST_ROWS = 200
 
 
 def read_section(run_path: Path) -> dict[str, Any] | None:
-    """Return what the template shows of a run's last evaluation, or None where its task gave no section."""
+    """Return what the template shows of a run's last evaluation, or None if its task gave no section."""
     content = read_json_object(run_path / "evaluation.json")
     try:
         return show_section(content["section"], int(content["step"]))
@@ -77,5 +77,5 @@ def draw_chart(chart: Mapping[str, Any], number: int) -> str:
 
 
 def finite(values: Any) -> list[float]:
-    """Return numbers, NaN where one is not finite, which leaves a gap."""
+    """Return numbers, NaN if one is not finite, which leaves a gap."""
     return [value if math.isfinite(value) else math.nan for value in map(float, values)]

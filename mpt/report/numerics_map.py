@@ -51,7 +51,7 @@ class NumericsMap:
 
 
 def read_numerics(run: Path) -> NumericsMap | None:
-    """Return what the doctor left in a run; None where there is nothing that can be shown."""
+    """Return what the doctor left in a run; None if there is nothing that can be shown."""
     record = read_object(run / "doctor.json", [], needed=False)
     sections = record.get("sections")
     if not isinstance(sections, list):
@@ -70,7 +70,7 @@ def rows_of(tables: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def map_numerics(ranges: Sequence[Mapping[str, Any]], exponents: Sequence[Mapping[str, Any]]) -> NumericsMap | None:
-    """Arrange the doctor's rows; None where there are none."""
+    """Arrange the doctor's rows; None if there are none."""
     steps = sorted({whole(row.get("step", 0)) for row in ranges})
     by_place: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for row in ranges:

@@ -44,7 +44,7 @@ HASH_DIGITS = 16
 
 
 def memory_kind(record: RunRecord) -> str:
-    """Return how a run's memory was measured; "" where it was not."""
+    """Return how a run's memory was measured; "" if it was not."""
     if not record.memory.get("kind"):
         return ""
     return (

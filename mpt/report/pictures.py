@@ -26,7 +26,7 @@ WIDE = 2.5
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture for a page; `source` is a data address, empty where the file could not be read."""
+    """A picture for a page; `source` is a data address, empty if the file could not be read."""
 
     label: str
     source: str
@@ -35,7 +35,7 @@ class Picture:
 
 
 def embed(path: Path, label: str) -> Picture:
-    """Read a picture as a data address, made smaller where it has more pixels than a page should hold."""
+    """Read a picture as a data address, made smaller if it has more pixels than a page should hold."""
     try:
         with open_foreign(path, LARGEST_PICTURE_BYTES) as file, Image.open(file) as image:
             image.load()
@@ -66,7 +66,7 @@ def choose(paths: Sequence[Path], most: int) -> list[Path]:
 def side_by_side(comparison: Comparison) -> tuple[int, list[list[Picture]]] | None:
     """Return the first seed that all modes have samples of, and the rows of pictures: a mode each, moments beside.
 
-    The moments are those that all these runs have; None where there are none. The runs of one seed start from the same
+    The moments are those that all these runs have; None if there are none. The runs of one seed start from the same
     weights and random inputs, so pictures above each other show the same samples.
     """
     for seed in comparison.seeds:

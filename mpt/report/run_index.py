@@ -61,7 +61,7 @@ def as_entry(row: Any, made_of: list[list[int] | None]) -> dict[str, Any]:
 
 
 def from_entry(entry: Any, kind: type[Any], path: Path, made_of: list[list[int] | None]) -> Any | None:
-    """Return the row of an entry, None where the run has changed or the entry is none."""
+    """Return the row of an entry, None if the run has changed or the entry is none."""
     if not isinstance(entry, dict) or entry.get("made_of") != made_of or not isinstance(entry.get("row"), dict):
         return None
     values = {**entry["row"], "path": path}

@@ -22,7 +22,7 @@ class Planned:
 
     @property
     def error(self) -> float:
-        """How far the plan was off, as a share of what was measured; NaN where one of them is missing."""
+        """How far the plan was off, as a share of what was measured; NaN if one of them is missing."""
         return self.planned / self.measured - 1 if self.measured else math.nan
 
 
@@ -32,7 +32,7 @@ MEASURED_ON_CPU = ("live tensors", "tracked")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run left behind. Mappings are as in the files; the properties fill gaps where they can."""
+    """What a run left behind. Mappings are as in the files; the properties fill gaps if they can."""
 
     path: Path
     config_text: str = ""
@@ -44,7 +44,7 @@ class RunRecord:
     summary: Mapping[str, Any] = field(default_factory=dict)
     samples: Sequence[Path] = ()
     plan: Mapping[str, Any] = field(default_factory=dict)
-    """What memory was planned beside the training, or the `error` instead; empty where nothing was planned."""
+    """What memory was planned beside the training, or the `error` instead; empty if nothing was planned."""
     problems: Sequence[str] = ()
     goes_on: bool = False
     """The run has gone on, or was asked to, past the end that its summary is of."""
@@ -111,7 +111,7 @@ class RunRecord:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The last evaluation's figures by name; empty where there was none."""
+        """The last evaluation's figures by name; empty if there was none."""
         last = section(self.evaluations[-1], "metrics") if self.evaluations else {}
         return {name: number(value) for name, value in last.items()}
 

@@ -50,7 +50,7 @@ class RunRow:
 
     @property
     def link(self) -> str:
-        """Where the run's report lies from the folder of the runs; empty where there is none."""
+        """Where the run's report lies from the folder of the runs; empty if there is none."""
         return f"{quote(os.fsencode(self.name))}/report.html" if (self.path / "report.html").is_file() else ""
 
 
@@ -77,7 +77,7 @@ def read_rows(runs_dir: Path) -> list[RunRow]:
 
 
 def row_or_none(path: Path) -> RunRow | None:
-    """Return a run's row; None where the folder was removed meanwhile or is none after all.
+    """Return a run's row; None if the folder was removed meanwhile or is none after all.
 
     Nor is a defect in reading one run, which is said, a reason to show none of the others.
     """

@@ -324,7 +324,7 @@ def seeds_to_decide(first: Sequence[float], second: Sequence[float], margin: Mar
     """Return about how many paired seeds would decide, or None if no number would.
 
     The usual formula for two one-sided tests, n = ((t_a + t_b) s / distance to the margin)^2 with b halved when the
-    difference lies inside, where both sides can miss (Chow, Shao and Wang, Sample Size Calculations in Clinical
+    difference lies inside, if both sides can miss (Chow, Shao and Wang, Sample Size Calculations in Clinical
     Research).
     """
     scale = abs(math.fsum(first) / len(first)) if margin.relative else 1.0

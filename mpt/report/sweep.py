@@ -28,7 +28,7 @@ State = Literal["trains", "does not train", "not decided"]
 
 @dataclass(frozen=True)
 class Point:
-    """One mode at one value: the final metric by seed, NaN where the run diverged."""
+    """One mode at one value: the final metric by seed, NaN if the run diverged."""
 
     value: float
     label: str
@@ -54,7 +54,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Window:
-    """Where one mode trains. `lowest` and `highest` are the window's values on the grid, None where nothing trains."""
+    """Where one mode trains. `lowest` and `highest` are the window's values on the grid, None if nothing trains."""
 
     mode: str
     points: Sequence[Point]
@@ -141,7 +141,7 @@ def state_of(
 
 
 Place = tuple[float, bool]
-"""A value of the setting in one seed (NaN where there is none), and whether it lies beyond the grid."""
+"""A value of the setting in one seed (NaN if there is none), and whether it lies beyond the grid."""
 NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
@@ -155,7 +155,7 @@ class Places:
 
 
 def find_places(points: Sequence[Point], reference: Point, margin: Margin, sign: float) -> Places:
-    """Return a mode's edges and best values; `sign` is -1 where a lower metric is better."""
+    """Return a mode's edges and best values; `sign` is -1 if a lower metric is better."""
     lower, upper, best = [], [], []
     values = [point.value for point in points]
     for seed, final in reference.finals.items():
@@ -189,7 +189,7 @@ def allowed(margin: Margin, mean: float) -> float:
 
 
 def ends_of(points: Sequence[Point], sign: float) -> tuple[Point | None, Point | None]:
-    """Return the ends of the run of values that train around the best of them; None, None where none trains."""
+    """Return the ends of the run of values that train around the best of them; None, None if none trains."""
     training = [index for index, point in enumerate(points) if point.state == "trains"]
     if not training:
         return None, None

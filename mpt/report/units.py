@@ -11,7 +11,7 @@ BYTE_UNITS = ("B", "KiB", "MiB", "GiB")
 def show_bytes(value: float, among: Iterable[float] | None = None) -> str:
     """Write bytes in the binary unit that leaves one to four digits before the point.
 
-    `among` are all values of a table, which are then in one unit: that of the largest, or the next smaller one where
+    `among` are all values of a table, which are then in one unit: that of the largest, or the next smaller one if
     some value is under a tenth of it.
     """
     if not math.isfinite(value):

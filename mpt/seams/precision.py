@@ -113,7 +113,7 @@ class Precision:
         return False
 
     def fall_back(self, task: Task) -> bool:
-        """Go on in bfloat16 without scaling; return False where the mode cannot."""
+        """Go on in bfloat16 without scaling; return False if the mode cannot."""
         return False
 
     def state_dict(self) -> dict[str, Any]:

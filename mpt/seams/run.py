@@ -58,7 +58,7 @@ class MemoryTrick:
         return None
 
     def replace_optimizer(self, optimizer: Optimizer, precision: Precision) -> Optimizer:
-        """Return the optimizer that takes this one's place. ConfigError where none can."""
+        """Return the optimizer that takes this one's place. ConfigError if none can."""
         return optimizer
 
     def attach(self, run: Run) -> None:

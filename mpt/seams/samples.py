@@ -56,7 +56,7 @@ class DataSpec:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def require(self, name: str, reader: str) -> FieldSpec:
-        """Return a field that `reader` ("model dcgan") reads. Raises DataError where the data set does not deliver it.
+        """Return a field that `reader` ("model dcgan") reads. Raises DataError if the data set does not deliver it.
 
         Call while building: in a step a missing field would be a KeyError.
         """
@@ -158,7 +158,7 @@ class Dataset:
 
 
 def class_counts(labels: Sequence[int], classes: Sequence[str]) -> dict[str, Any]:
-    """Return how many samples each class has, as `DataSpec.extra` holds it; nothing where there are no classes."""
+    """Return how many samples each class has, as `DataSpec.extra` holds it; nothing if there are no classes."""
     counts = Counter(labels)
     return {"class_counts": [counts[number] for number in range(len(classes))]} if classes else {}
 

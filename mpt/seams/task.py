@@ -32,7 +32,7 @@ class Inference:
     figures: dict[str, Tensor] = field(default_factory=dict)
     """Further pictures by file stem."""
     figure_columns: dict[str, int] = field(default_factory=dict)
-    """Columns of their grids, as square as can be where none are named."""
+    """Columns of their grids, as square as can be if none are named."""
 
 
 Evidence = dict[str, Tensor]
@@ -94,7 +94,7 @@ class Task:
         """Return whether `draw` looks at the shapes, dtypes and device of the batch's fields alone, never into them.
 
         It then adds fields, or leaves some out, and passes on the others as they are. Several processes each have their
-        own samples only where that is so; else each gathers the whole batch. For a class with a `draw` of its own it is
+        own samples only if that is so; else each gathers the whole batch. For a class with a `draw` of its own it is
         taken to be False unless that class says otherwise. The answer is the same for the whole training.
         """
         return True

@@ -1,6 +1,6 @@
 """Image classification: one network, one phase, cross-entropy or another loss, accuracy.
 
-Images are standardised on the device with `task.mean` and `task.std` (by default .5 and .5, that is to [-1, 1];
+Images are standardised on the device with `task.mean` and `task.std` (by default 0.5 and 0.5, that is to [-1, 1];
 ImageNet's own figures are given in `configs/resnet50_imagefolder.yaml`).
 """
 
@@ -181,7 +181,7 @@ class Classify(Exports):
 
 
 def of_mixture(batch: Batch, measure: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return what `measure` gives for a batch's labels, or where samples were mixed for both labels by their shares."""
+    """Return what `measure` gives for a batch's labels, or if samples were mixed for both labels by their shares."""
     own = measure(batch["label"])
     if SHARE not in batch:
         return own
@@ -201,7 +201,7 @@ def may_lack_labels(data: DataSpec) -> bool:
 
 
 def class_weights(settings: Settings, data: DataSpec) -> list[float] | None:
-    """Return the weight of each class, or None where all are alike. Raises ConfigError for what cannot be weighted."""
+    """Return the weight of each class, or None if all are alike. Raises ConfigError for what cannot be weighted."""
     wanted = settings.class_weights
     if wanted is None:
         return None

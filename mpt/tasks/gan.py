@@ -308,7 +308,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         }
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return samples, truncated samples and paths between latents; for inputs, where there is an encoder, their
+        """Return samples, truncated samples and paths between latents; for inputs, if there is an encoder, their
         reconstructions.
         """
         if batch is None or self.encoder is None:

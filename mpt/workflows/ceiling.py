@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def set_ceiling(wanted: str | None, device: torch.device) -> str:
-    """Limit this process's allocator on a card; return a line about it, "" where nothing is limited.
+    """Limit this process's allocator on a card; return a line about it, "" if nothing is limited.
 
     Before the first allocation: what is free then is this process's own to take. Raises ConfigError for a ceiling that
     the context alone exceeds.

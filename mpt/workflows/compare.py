@@ -196,7 +196,7 @@ class Trainer:
 
 
 def run_sides(trainer: Trainer, count: int, told: set[str], *, quiet: bool) -> list[Group]:
-    """Train every side with `count` seeds where it was not done yet; return the groups. `told` are the runs whose
+    """Train every side with `count` seeds if it was not done yet; return the groups. `told` are the runs whose
     result was printed.
     """
     sides, folder, jobs = trainer.sides, trainer.folder, trainer.jobs

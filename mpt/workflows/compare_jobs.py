@@ -98,14 +98,14 @@ def on_cores(configs: Sequence[Config], wanted: int | None) -> Jobs:
 
 
 def cores_of(config: Config, cores: int) -> int:
-    """Return how many cores a run keeps busy: its threads, torch's choice of them where none are set, and workers."""
+    """Return how many cores a run keeps busy: its threads, torch's choice of them if none are set, and workers."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     threads = config.train.threads or (int(asked) if asked.isdigit() and int(asked) else cores)
     return int(threads + config.dataset.settings.workers)
 
 
 def busy_cores(seconds: float = LOOK_SECONDS, file: Path = Path("/proc/stat")) -> float:
-    """Return how many cores other programs keep busy just now, without those that give way; 0 where nothing tells."""
+    """Return how many cores other programs keep busy just now, without those that give way; 0 if nothing tells."""
 
     def spent() -> float:
         user, _, system = file.read_text().split("\n", 1)[0].split()[1:4]

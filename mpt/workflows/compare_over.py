@@ -86,7 +86,7 @@ class Swept(Sides):
 
     @property
     def name(self) -> str:
-        """Return the sweep's name where the user gives none."""
+        """Return the sweep's name if the user gives none."""
         return f"{self.sides.name.replace('compare', 'sweep', 1)}-{self.over.key}"[:90]
 
     @property
@@ -123,7 +123,7 @@ def settings_of(data: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
 
 
 def value_at(data: Any, path: Sequence[str]) -> Any:
-    """Return what a nested mapping holds at a path, None where there is nothing."""
+    """Return what a nested mapping holds at a path, None if there is nothing."""
     for part in path:
         data = data.get(part) if isinstance(data, Mapping) else None
     return data

@@ -18,7 +18,7 @@ from mpt.report.units import show_seconds
 
 TAIL_BYTES = 8192
 EVERY_SECONDS = 15.0
-"""Between two lines where there is no terminal."""
+"""Between two lines if there is no terminal."""
 PROBE_SECONDS = 120
 
 
@@ -34,7 +34,7 @@ class Expected:
 
 
 def last_step(run: Path) -> int:
-    """Return the last step in a run's log; 0 where there is none yet."""
+    """Return the last step in a run's log; 0 if there is none yet."""
     if (run / "summary.json").is_file():
         return sys.maxsize
     try:
@@ -120,7 +120,7 @@ class Pace:
 
 
 def probe(file: Path, allow: Sequence[str]) -> Pace | None:
-    """Return the pace of a configuration from a few steps in a process of its own; None where they fail."""
+    """Return the pace of a configuration from a few steps in a process of its own; None if they fail."""
     command = [sys.executable, "-m", "mpt", "doctor", str(file), "--only", "speed", "--json"]
     command += [word for package in allow for word in ("--allow", package)]
     try:

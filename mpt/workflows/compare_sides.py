@@ -32,10 +32,10 @@ class Sides:
     def __init__(self, configs: Mapping[str, Config], base: Config, *, by_mode: bool, is_demo: bool = False) -> None:
         self.configs, self.base, self.by_mode, self.is_demo = configs, base, by_mode, is_demo
         self.pace: Pace | None = None
-        """How long a run takes, where it was tried."""
+        """How long a run takes, if it was tried."""
 
     def steps(self, label: str) -> int:
-        """Return the steps of a side's run; 0 where they are not known."""
+        """Return the steps of a side's run; 0 if they are not known."""
         return self.configs[label].train.steps or (self.pace.steps if self.pace is not None else 0)
 
     @property
@@ -47,7 +47,7 @@ class Sides:
 
     @property
     def name(self) -> str:
-        """Return the comparison's name where the user gives none."""
+        """Return the comparison's name if the user gives none."""
         if not self.by_mode:
             return f"compare-{'-'.join(map(slug, self.configs))}"[:90]
         subject = self.base.name or self.base.model.name.replace(":", "-")
@@ -151,7 +151,7 @@ def check_words(
 
 
 def with_base(base: Config, chosen: Mapping[str, Config]) -> dict[str, Config]:
-    """Return the sides with the configuration as it is first. Raises ConfigError where one of them is the same."""
+    """Return the sides with the configuration as it is first. Raises ConfigError if one of them is the same."""
     label = base.precision.mode if chosen else "as it is"
     if label in chosen:
         raise ConfigError(f"mpt compare: the configuration is in {label} already; name two precision modes at least.")

@@ -24,7 +24,7 @@ MOST_INPUTS = 64
 """Samples of the batch that is followed to the network."""
 PARTS = ("environment", "data", "numerics", "speed")
 DEVICE = "device"
-"""Takes minutes, and is examined only where it is asked for."""
+"""Takes minutes, and is examined only if it is asked for."""
 WITHOUT_SUBJECT = ("environment", DEVICE)
 
 

@@ -132,7 +132,7 @@ def listed(kept: Mapping[str, str]) -> str:
 
 
 def loss_of(task: Task, gate: Margin, before: float, after: float) -> float:
-    """Return by how much a figure is worse, as a share of the first one where the gate is a share."""
+    """Return by how much a figure is worse, as a share of the first one if the gate is a share."""
     worse = before - after if task.higher_is_better else after - before
     if worse != worse:
         return float("inf")

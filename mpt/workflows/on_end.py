@@ -69,7 +69,7 @@ def describe_end(training: Training, error: BaseException | None) -> dict[str, A
 
 
 def post(address: str, record: Mapping[str, Any]) -> None:
-    """Send the record. Raises OSError where nobody answers, or with an error."""
+    """Send the record. Raises OSError if nobody answers, or with an error."""
     request = urllib.request.Request(
         address, json.dumps(record).encode(), {"Content-Type": "application/json"}, method="POST"
     )

@@ -81,7 +81,7 @@ def add_report(message: str, training: Training, retry: Retry) -> str:
 
 
 def keep_snapshot(training: Training) -> list[str]:
-    """Write torch's snapshot of the moment at which memory ran out, where there is one, and name it."""
+    """Write torch's snapshot of the moment at which memory ran out, if there is one, and name it."""
     snapshot, path = training.ladder.snapshot, training.directory.snapshot_path
     if not snapshot:
         return []
@@ -153,7 +153,7 @@ def limited(stop: Callable[[], None], seconds: float) -> Iterator[threading.Even
 
 def choose_recipe(findings: Findings, plan: Plan, recipes: list[Recipe], limit_bytes: int) -> None:
     """Choose the smallest change that fits: precision last, exact tricks first, few before many, then the fastest."""
-    # Less than the plan of what ran out, too: where that was planned to fit, the plan was too low.
+    # Less than the plan of what ran out, too: if that was planned to fit, the plan was too low.
     fitting = [one for one in recipes if one.fits and one.patch and one.plan.reserved < plan.reserved]
     if fitting:
 
@@ -178,7 +178,7 @@ def choose_recipe(findings: Findings, plan: Plan, recipes: list[Recipe], limit_b
 
 
 def choose_next_move(findings: Findings, config: Config, session: Session, device: torch.device) -> None:
-    """Propose the ladder's next move, where there is one that can be planned to hold less."""
+    """Propose the ladder's next move, if there is one that can be planned to hold less."""
     for name, value in ladder.next_moves(config, whole_ladder=True):
         patch = {"memory": {name: value}}
         if ladder.pointless(name, device):

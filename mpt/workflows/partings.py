@@ -106,7 +106,7 @@ def read_with_own_parts(word: str, overrides: Sequence[str], runs: Path, allow: 
 
 
 def compare_files(first: Side, second: Side) -> RunDifference | None:
-    """Compare what two runs left; None where one of the two is no run."""
+    """Compare what two runs left; None if one of the two is no run."""
     from mpt.doctor.run_difference import compare_runs
 
     if first.run is None or second.run is None:

@@ -216,7 +216,7 @@ def train(
 
 
 def kill_at(file: Path, folder: Path, target: int, moment: float, check: Check) -> int | None:
-    """Train, and kill the process some time after it logged a step; None where it ended by itself before.
+    """Train, and kill the process some time after it logged a step; None if it ended by itself before.
 
     `moment`, 0 to 1, is how long after, as a share of a step's time.
     """

@@ -127,7 +127,7 @@ def strange_cards(patches: Sequence[Path], device: torch.device) -> list[str]:
 
 
 def go_on_from(training: Training, source: RunDirectory | Path, exact: bool) -> bool:
-    """Load a checkpoint into the training of every rank; return False where it is of a run that is complete."""
+    """Load a checkpoint into the training of every rank; return False if it is of a run that is complete."""
     from mpt.engine.loop.resume import resume
     from mpt.run.checkpoints import checkpoint
 
@@ -259,7 +259,7 @@ def finish(training: Training, reports: bool) -> None:
 
 
 def page_to_tell(directory: RunDirectory) -> Path | None:
-    """Return the report's page, None where the run's folder is thrown away (`mpt.commands.shared.smoke`)."""
+    """Return the report's page, None if the run's folder is thrown away (`mpt.commands.shared.smoke`)."""
     return None if directory.path.parent.name.startswith(THROWN_AWAY) else directory.path / "report.html"
 
 

@@ -76,7 +76,7 @@ class Tuning:
 
     @property
     def chosen(self) -> Trial | None:
-        """What gained, and did so again; None where nothing does."""
+        """What gained, and did so again; None if nothing does."""
         return next((trial for trial in self.trials if trial.again and trial.gains), None)
 
 

@@ -55,7 +55,7 @@ class HostMemory:
         self.most_bytes = max(self.most_bytes, used_bytes)
 
     def allows(self) -> int | None:
-        """Return how many processes fit into what is free now; None where nothing tells. Ask while none goes on."""
+        """Return how many processes fit into what is free now; None if nothing tells. Ask while none goes on."""
         if not self.most_bytes:
             return 1 if self.is_needed else None
         free = available_bytes()
@@ -103,7 +103,7 @@ def take_turns(
 
 
 def peak_bytes(process: int) -> int:
-    """Return the most host memory that a process has had so far, as Linux tells it; 0 where nothing does."""
+    """Return the most host memory that a process has had so far, as Linux tells it; 0 if nothing does."""
     try:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:
             return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

@@ -190,7 +190,7 @@ UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 
 def explain_usage(error: Any) -> str | None:
-    """Return one line for a wrong command line, with the way out; None where its message is the whole help."""
+    """Return one line for a wrong command line, with the way out; None if its message is the whole help."""
     said = error.format_message().strip().rstrip(".")
     if "\n" in said:
         return None

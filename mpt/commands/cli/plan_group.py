@@ -33,7 +33,7 @@ COMMAND_OF = {
     "--frame": "infer",
     "--tolerance": "check",
 }
-"""Earlier option -> the sub-command that has it now; where several are given the first of these counts."""
+"""Earlier option -> the sub-command that has it now; if several are given the first of these counts."""
 NAMES_COMMAND = ("--infer", "--presets", "--tune")
 """Those that had no value and are the sub-command's name now."""
 FIRST = ("--calibrate", "--check")

@@ -9,7 +9,7 @@ from mpt.errors import MemoryBudgetError
 
 
 def explain(error: Exception, asked: Any) -> MemoryBudgetError | None:
-    """Return the error of a command that found no memory; None where an exception is something else.
+    """Return the error of a command that found no memory; None if an exception is something else.
 
     `asked` are the command's arguments. Trainings adapt, and report in more detail; this is for all that remains.
     """

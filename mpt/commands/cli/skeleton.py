@@ -33,7 +33,7 @@ def write_part(kind: str, name: str, into: str | None) -> list[Path]:
     """Write the skeleton of a part into a folder of parts and return what was written.
 
     The folder is the one named, else the last of `--parts`, else `parts`. Raises ConfigError for an unknown kind, a
-    name that is none, and files that are there; InputOutputError where nothing can be written.
+    name that is none, and files that are there; InputOutputError if nothing can be written.
     """
     if kind not in SUBPACKAGE_OF:
         raise ConfigError(f"--part: {unknown_name(kind, list(SUBPACKAGE_OF))}")

@@ -92,7 +92,7 @@ def infer_half(
 
 
 def check_folding(trained: Trained, folded: Run, inputs: Inputs) -> None:
-    """Raise CheckpointError where adapters folded into a run's weights do not compute what they did beside them."""
+    """Raise CheckpointError if adapters folded into a run's weights do not compute what they did beside them."""
     if all(type(trick).fold is MemoryTrick.fold for trick in folded.tricks):
         return
     unfolded = dataclasses.replace(trained, run=rebuild(trained, FLOAT32, folds=False))

@@ -2,7 +2,7 @@
 
 A command of a part package that can do more with some inputs than a task, which sees a batch, declares
 `from_infer(task, inputs)`: given the name of the run's task and each `--input` as (name or None, path) it returns its
-own fields for these inputs, or None where they are not for it. A file in the place of a run that mpt did not write is
+own fields for these inputs, or None if they are not for it. A file in the place of a run that mpt did not write is
 asked about in the same way, without a task. `mpt infer` then runs that command, with its own options where the command
 has the same ones.
 """
@@ -33,11 +33,11 @@ CHOICES = ("best", "newest", "step")
 
 
 def hand_over(arguments: Any) -> bool:
-    """Run the system's command that these inputs are for; return False where there is none.
+    """Run the system's command that these inputs are for; return False if there is none.
 
     `arguments` are those of `mpt infer` with the options that the commands bring, which no class in a file declares.
     Raises ConfigError for options of `mpt infer` that the command does not have, and for those that only such a
-    command has where there is none.
+    command has if there is none.
     """
     if runs_command(arguments):
         return True
@@ -107,14 +107,14 @@ def chosen_run(arguments: Any, directory: RunDirectory) -> str:
 
 
 def named(text: str) -> tuple[str | None, Path]:
-    """Return an `--input` as its name, None where it has none, and its path."""
+    """Return an `--input` as its name, None if it has none, and its path."""
     field, _, rest = text.partition("=")
     is_named = bool(rest) and field.isidentifier() and not Path(text).exists()
     return (field, Path(rest)) if is_named else (None, Path(text))
 
 
 def task_name(config_path: Path) -> str | None:
-    """Return the task of a run's configuration; None where that cannot be read, which opening the run then says."""
+    """Return the task of a run's configuration; None if that cannot be read, which opening the run then says."""
     try:
         return str(yaml.safe_load(read_text(config_path, MAX_BYTES))["task"]["name"])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):

@@ -21,7 +21,7 @@ from mpt.report.units import show_seconds
 
 @dataclass(frozen=True)
 class Command:
-    """Exit with 8 where the plan that a lock keeps has grown since."""
+    """Exit with 8 if the plan that a lock keeps has grown since."""
 
     lock: Annotated[Path, typer.Argument(metavar="LOCK", show_default=False)]
     """A file of mpt plan lock."""
@@ -50,7 +50,7 @@ WORTH_NAMING = 2**20
 def run(arguments: Command) -> None:
     """Plan again what a lock was made of.
 
-    Raises GateError (exit 8) where the peak or its tensors rose, or the step slowed, by more than the tolerance.
+    Raises GateError (exit 8) if the peak or its tensors rose, or the step slowed, by more than the tolerance.
     """
     tolerance = parse_tolerance(arguments.tolerance)
     path = arguments.lock

@@ -58,7 +58,7 @@ OF_SCALING = ("vram", "gpu", "desktop", "nproc", "strategy", "scaling")
 
 
 def run(arguments: Command) -> None:
-    """Print what was planned. Raises ConfigError where it is not said what to plan, MemoryBudgetError for no set."""
+    """Print what was planned. Raises ConfigError if it is not said what to plan, MemoryBudgetError for no set."""
     if arguments.cards:
         for option in given(arguments, OF_SCALING):
             raise ConfigError(f"{option}: --cards names the cards and finds how many and how; leave it out")
@@ -96,7 +96,7 @@ def show_scaling(config: Config, arguments: Command) -> None:
 
 
 def show_cheapest(config: Config, arguments: Command) -> None:
-    """Search and print. Raises MemoryBudgetError where no set of the cards is enough."""
+    """Search and print. Raises MemoryBudgetError if no set of the cards is enough."""
     with progress() as told:
         found = find_cheapest(
             config,

@@ -35,7 +35,7 @@ def sharded(strategy: str | None) -> tuple[str, ...]:
 def choose_output(arguments: PlannedConfig, output: str | None, stem: str, is_written: bool = True) -> Path:
     """Return the path of the patch, never that of an existing file.
 
-    Raises ConfigError where that was asked for, and InputOutputError where nothing can be written, before anything is
+    Raises ConfigError if that was asked for, and InputOutputError if nothing can be written, before anything is
     planned or measured.
     """
     given = {Path(patch).resolve() for patch in arguments.patches}

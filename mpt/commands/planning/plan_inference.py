@@ -49,7 +49,7 @@ class Command(PlannedConfig):
 def run(arguments: Command) -> None:
     """Plan a configuration's inference and print it.
 
-    Raises MemoryBudgetError where not even one sample, or the smallest tile, fits.
+    Raises MemoryBudgetError if not even one sample, or the smallest tile, fits.
     """
     config, gpu = load_planned(arguments), choose_gpu(arguments.gpu)
     capacity = find_capacity(gpu, arguments.gpu is not None, arguments.vram, arguments.desktop)

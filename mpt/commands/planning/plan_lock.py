@@ -2,7 +2,7 @@
 
 A lock holds the words that it was planned with (configuration, changes, patches, card) and what was planned. Both are
 planned without calibration, so that every machine finds the same. What may make a plan grow is the configuration, the
-code that it names, mpt and torch; the versions of the last two are kept, and named where they differ.
+code that it names, mpt and torch; the versions of the last two are kept, and named if they differ.
 """
 
 from __future__ import annotations

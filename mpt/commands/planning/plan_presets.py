@@ -57,7 +57,7 @@ REFERENCE = "rtx2060"
 
 @dataclass(frozen=True)
 class Preset:
-    """The recipe for a size of card; None where nothing fits."""
+    """The recipe for a size of card; None if nothing fits."""
 
     size_gb: int
     budget_bytes: int
@@ -68,7 +68,7 @@ class Preset:
 def run(arguments: Command) -> None:
     """Search a recipe for every size, write those that there are, and print them as a table.
 
-    Raises MemoryBudgetError where nothing fits even the largest size.
+    Raises MemoryBudgetError if nothing fits even the largest size.
     """
     config = load_planned(arguments)
     stem, folder = Path(str(arguments.config).removeprefix("@")).stem, Path(arguments.output or "presets")
@@ -118,7 +118,7 @@ def find_presets(config: Config, arguments: Command, gpu: Gpu) -> list[Preset]:
 
 
 def write_preset(preset: Preset, path: Path, config: Config, gpu: Gpu, command: Sequence[str]) -> Preset:
-    """Write a preset's patch and return it with its path; nothing is written where nothing fits or is to be changed."""
+    """Write a preset's patch and return it with its path; nothing is written if nothing fits or is to be changed."""
     recipe = preset.recipe
     if recipe is None or not recipe.patch:
         return preset

@@ -43,7 +43,7 @@ class PrintedRecipe(PrintedPlan):
     total_bytes: int
     """Taken from the card."""
     traced: bool
-    """false where another recipe's trace was replayed."""
+    """false if another recipe's trace was replayed."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Command:
 def run(arguments: Command) -> None:
     """Plan a step and print what it needs and what to write into the script.
 
-    Raises MemoryBudgetError where neither it nor any way fits.
+    Raises MemoryBudgetError if neither it nor any way fits.
     """
     planned = plan_own_step(
         arguments.factory,

@@ -26,7 +26,7 @@ BATCHES_AHEAD_PER_WORKER = 2
 
 
 class Loader:
-    """Batches of a data set by step. Raises DataError where there are too few samples to make one."""
+    """Batches of a data set by step. Raises DataError if there are too few samples to make one."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Loader:
         place: Callable[[int], tuple[int, int]] | None = None,
         sampling: Literal["shuffle", "balanced"] = "shuffle",
     ) -> None:
-        """`place` says where this process's part of so many samples begins and ends, where others have the rest.
+        """`place` says where this process's part of so many samples begins and ends, if others have the rest.
 
         `sampling` is `dataset.sampling`, for what shuffles.
         """
@@ -112,7 +112,7 @@ class Loader:
         """Yield every sample once, in the data set's own order; the last batch may be smaller.
 
         Of the batches from number `first` on, each `every`-th, where processes share them out; `is_even` gives all of
-        them as many, with the last batch again where there is no other.
+        them as many, with the last batch again if there is no other.
         """
         plain = Loader(
             self.dataset,

@@ -61,7 +61,7 @@ class Levels:
 
 
 def read_grey(path: Path, max_pixels: int, levels: Levels) -> Image.Image:
-    """Return a file as an upright picture in 8-bit grey. Raises BadImageError, and ConfigError where no range is set.
+    """Return a file as an upright picture in 8-bit grey. Raises BadImageError, and ConfigError if no range is set.
 
     Colour becomes luminance, alpha is dropped.
     """
@@ -104,7 +104,7 @@ def holds_deep_colour(image: Image.Image) -> bool:
 def read_deep_colour(path: Path, most_bytes: int, turn: Image.Transpose | None = None) -> Counts:
     """Return a picture of three channels or four, of 16 bits or floats, as grey (h, w), read by OpenCV.
 
-    Raises BadImageError where that is not installed, and for other numbers of channels.
+    Raises BadImageError if that is not installed, and for other numbers of channels.
     """
     if importlib.util.find_spec("cv2") is None:
         raise BadImageError(

@@ -115,7 +115,7 @@ def decode_bytes(
 
     With a `size` (height, width) it is brought to these proportions as `fit` says and resized (bilinear, antialiased);
     without, it keeps its own, that of the upright picture. If it `reduces`, a JPEG of more than twice the size is
-    decoded smaller first, and one that is decoded whole by simplejpeg, where that is installed: to the same pixels, in
+    decoded smaller first, and one that is decoded whole by simplejpeg, if that is installed: to the same pixels, in
     three quarters of the time. `choose_cut` is asked for the only part to return, given the upright picture's width and
     height; its channels stay last in memory.
     """
@@ -163,7 +163,7 @@ def turn_of(image: Image.Image) -> Image.Transpose | None:
 def upright_size(path: Path) -> tuple[int, int]:
     """Return the width and the height of a picture as `decode_bytes` gives it. Raises BadImageError.
 
-    From the header; a PNG is decoded only where something follows its pixels, which may be the EXIF data.
+    From the header; a PNG is decoded only if something follows its pixels, which may be the EXIF data.
     """
     try:
         with warnings.catch_warnings():
@@ -221,7 +221,7 @@ def decoded_faster(file: BinaryIO, image: Image.Image) -> Image.Image:
 
 @cache
 def jpeg_decoder() -> Callable[[bytes], NDArray[numpy.uint8]] | None:
-    """Return simplejpeg's decoder of a file's bytes to RGB, None where it is not installed (extra `jpeg`)."""
+    """Return simplejpeg's decoder of a file's bytes to RGB, None if it is not installed (extra `jpeg`)."""
     try:
         from simplejpeg import decode_jpeg
     except ImportError:

@@ -1,6 +1,6 @@
 """Targets of which a sample has a varying number (boxes, points), padded to one length with a mask.
 
-The mask is True where a row is real.
+The mask is True if a row is real.
 """
 
 from __future__ import annotations

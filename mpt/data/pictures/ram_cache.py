@@ -24,7 +24,7 @@ SHARE_OF_FREE = 0.8
 
 
 class RamCache:
-    """Room for `count` uint8 samples of one shape. Raises DataError where they would not fit."""
+    """Room for `count` uint8 samples of one shape. Raises DataError if they would not fit."""
 
     def __init__(self, count: int, shape: tuple[int, ...], limit_gib: float, shared: bool) -> None:
         size = count * math.prod(shape)

@@ -53,7 +53,7 @@ class Properties:
     is_hdr: bool
     """Whether the file's transfer function is one of HDR."""
     times: tuple[Fraction, ...]
-    """Of the frames, from the first one, in seconds; () where packets have none."""
+    """Of the frames, from the first one, in seconds; () if packets have none."""
 
     @property
     def has_even_times(self) -> bool:
@@ -84,7 +84,7 @@ def read_properties(path: str | Path) -> Properties:
 
 
 def packet_times(path: Path) -> tuple[Fraction, ...]:
-    """Return the times at which frames are shown, from the first one; () where a packet has none."""
+    """Return the times at which frames are shown, from the first one; () if a packet has none."""
     with opened(path) as container:
         stream = video_stream(container, path)
         packets = [packet for packet in container.demux(stream) if packet.size and not packet.is_discard]
@@ -114,7 +114,7 @@ def colour_of(frame: Any, bits: int) -> Colour:
 
 
 def mastering_text(data: bytes) -> str | None:
-    """Return FFmpeg's `AVMasteringDisplayMetadata` as x265 writes it; None where a part of it is missing."""
+    """Return FFmpeg's `AVMasteringDisplayMetadata` as x265 writes it; None if a part of it is missing."""
     numbers = struct.unpack_from("=22i", data)
     ratios = [Fraction(top, bottom) if bottom else Fraction(0) for top, bottom in zip(numbers[:20:2], numbers[1:20:2])]
     if not all(numbers[20:22]):

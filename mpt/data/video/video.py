@@ -3,7 +3,7 @@
 Frames are uint8 RGB tensors (3, h, w), turned upright as the file's display matrix says. Reading streams: memory does
 not grow with the length.
 
-Colours: files say which matrix their luma and chroma were made with; where they do not, it is BT.709 from 720 lines on
+Colours: files say which matrix their luma and chroma were made with; if they do not, it is BT.709 from 720 lines on
 and BT.601 below, as players assume.
 
 Only local files are opened, whatever a playlist inside asks for.
@@ -33,7 +33,7 @@ COMPLETE_SHARE = 0.9
 
 
 def import_av() -> Any:
-    """Import PyAV. Raises MptError where it is not installed."""
+    """Import PyAV. Raises MptError if it is not installed."""
     try:
         import av
     except ImportError as error:
@@ -55,7 +55,7 @@ class VideoInfo:
     frame_rate: Fraction
     """Frames per second, on average."""
     frame_count: int | None
-    """None where the header does not say; from the duration where only that is known, so not exact."""
+    """None if the header does not say; from the duration where only that is known, so not exact."""
     has_audio: bool
 
 
@@ -67,7 +67,7 @@ class Frame:
     time: Fraction
     """Seconds from the first frame."""
     duration: Fraction
-    """Seconds for which the file shows it; 0 where it does not say."""
+    """Seconds for which the file shows it; 0 if it does not say."""
 
     @property
     def seconds(self) -> float:
@@ -97,7 +97,7 @@ def read_timed_frames(path: str | Path, first: int = 0, stop: int | None = None,
     """Yield frames with their times. Those before `first` are decoded and dropped: seeking is not exact in all
     formats. With `deep` pixels have 16 bits.
 
-    Raises DataError where a frame cannot be decoded, and at the end of a file that holds much less than it says.
+    Raises DataError if a frame cannot be decoded, and at the end of a file that holds much less than it says.
     """
     path = Path(path)
     with opened(path) as container:
@@ -130,7 +130,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def video_stream(container: Any, path: str | Path) -> Any:
-    """Return the first video stream. Raises DataError where there is none."""
+    """Return the first video stream. Raises DataError if there is none."""
     if not container.streams.video:
         raise DataError(f"{path}: the file has no video stream")
     stream = container.streams.video[0]

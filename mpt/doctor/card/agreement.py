@@ -1,6 +1,6 @@
 """One update on the card against the same update on the CPU: losses in every precision mode, gradients in float32.
 
-Weights, batch and random numbers are the same: every draw is made on the CPU, where both take it from one generator.
+Weights, batch and random numbers are the same: every draw is made on the CPU, if both take it from one generator.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def compare_losses(name: str, device: torch.device, small: bool = False) -> dict
 
 
 def difference(one: float, other: float) -> float:
-    """Return how far two figures are apart, relative to the second; NaN where one of them is."""
+    """Return how far two figures are apart, relative to the second; NaN if one of them is."""
     return abs(one - other) / max(abs(other), SMALLEST)
 
 

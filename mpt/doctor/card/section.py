@@ -61,7 +61,7 @@ def saver(file: Path, about: dict[str, Any]) -> Callable[[list[Row]], None]:
 
 
 def rows_of(file: Path, about: dict[str, Any]) -> list[Row]:
-    """Return the rows of an earlier run on the same machine; none where there is no such file."""
+    """Return the rows of an earlier run on the same machine; none if there is no such file."""
     try:
         found = json.loads(file.read_text("utf-8"))
         return list(found["checks"]) if found["machine"] == about else []

@@ -49,7 +49,7 @@ def matches(name: str, globs: Sequence[str]) -> bool:
 
 
 def frozen_norms(name: str, network: nn.Module, globs: Sequence[str]) -> list[nn.Module]:
-    """Return the BatchNorm layers of a network whose weights, or statistics where they have no weights, are frozen."""
+    """Return the BatchNorm layers of a network whose weights, or statistics if they have no weights, are frozen."""
     return [
         module
         for key, module in network.named_modules()

@@ -4,7 +4,7 @@ went.
 Names are matched as they are, and without what training wraps around them: a first component that all of the file's
 names share ("module.", "model.", "_orig_mod."), "modules." of mpt's own checkpoints, "net." of its exports, "_ema".
 Names without a dot beside names that all begin alike are counters of an average (torch's `AveragedModel`).
-Where a file is of another size of head, the head stays as it was made; position embeddings of another image size are
+If a file is of another size of head, the head stays as it was made; position embeddings of another image size are
 interpolated (`mpt.engine.building.position_grids`). What fits less than half is refused. A model
 file may have a `translate_weights` for files of related models (a detector's backbone for both of two cameras).
 """

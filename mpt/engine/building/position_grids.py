@@ -41,6 +41,6 @@ def resample(name: str, theirs: Tensor, own: Tensor) -> tuple[Tensor, str] | Non
 
 
 def side_of(patches: int) -> int:
-    """Return the side of a square grid, 0 where the patches are none."""
+    """Return the side of a square grid, 0 if the patches are none."""
     side = math.isqrt(max(patches, 0))
     return side if side * side == patches else 0

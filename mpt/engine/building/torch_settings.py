@@ -8,7 +8,7 @@ from mpt.config.relief import environment
 from mpt.config.schema import Config
 
 OLD_NAMES = {"PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF"}
-"""Variables that torch also reads by an older name, and only where the newer one is not set."""
+"""Variables that torch also reads by an older name, and only if the newer one is not set."""
 
 
 def prepare_torch(config: Config) -> None:

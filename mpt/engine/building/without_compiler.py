@@ -4,7 +4,7 @@ torch.optim imports `torch._dynamo` when the first optimizer is made, and at eac
 leave out of its graphs; a dispatch mode does at its first operation. A process that compiles nothing has no use for
 that: here the same methods are called without the wrappers, so the numbers are the same. Once something has imported
 the compiler, all is as torch has it. Found in torch 2.13 (`torch/_compile.py`, and `_use_grad_for_differentiable` in
-`torch/optim/optimizer.py`); where another torch does it in another way, nothing is changed but the time of a start.
+`torch/optim/optimizer.py`); if another torch does it in another way, nothing is changed but the time of a start.
 """
 
 from __future__ import annotations

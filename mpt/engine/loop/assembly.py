@@ -79,7 +79,7 @@ def build_explained(
 ) -> Run:
     """Build the run.
 
-    Raises MemoryBudgetError where not even the weights find room, ConfigError where settings do not go with the task.
+    Raises MemoryBudgetError if not even the weights find room, ConfigError if settings do not go with the task.
     """
     try:
         return build_run(config, device, data, restores=restores, world=world)

@@ -199,7 +199,7 @@ def name_optimizers(loaded: LoadedCheckpoint, settings: Sequence[Difference]) ->
 
 
 def why_complete(training: Training) -> str | None:
-    """Return why nothing is left to train, and what to change; None where something is."""
+    """Return why nothing is left to train, and what to change; None if something is."""
     step, total = training.progress.step, training.total_steps
     if training.is_over and step < total:
         return (

@@ -85,7 +85,7 @@ class CheckpointSaver:
         return commit
 
     def note_written(self) -> None:
-        """Notice the end of a save beside the training. Raises InputOutputError where it failed.
+        """Notice the end of a save beside the training. Raises InputOutputError if it failed.
 
         Several processes notice it together, at the next save, rollback or end.
         """
@@ -117,7 +117,7 @@ class CheckpointSaver:
     def tell_removed_files(self) -> None:
         """Warn of files that somebody removed since the last save: the run goes on without what they held.
 
-        Raises InputOutputError where a link stands for the run's folder, before anything is written behind it.
+        Raises InputOutputError if a link stands for the run's folder, before anything is written behind it.
         """
         self.directory.refuse_link()
         removed = self.journal.recorder.reopen_removed()

@@ -275,7 +275,7 @@ class Training:
     def save(self) -> str | None:
         """Write a checkpoint, or begin to where that happens beside the training (`saver.finish` waits for it).
 
-        Where something in it is not finite, write nothing and return its name.
+        If something in it is not finite, write nothing and return its name.
         """
         self.saver.finish()
         self.progress.add_over_ranks(self.run.world)
@@ -336,7 +336,7 @@ class Training:
             self.skipped_files = write_skipped_files(self.directory, found)
 
     def early_end(self) -> dict[str, str]:
-        """Return why the training ended before its last step, for the summary; nothing where it did not."""
+        """Return why the training ended before its last step, for the summary; nothing if it did not."""
         if self.early_stopping is None or not self.stops_early or self.progress.step >= self.total_steps:
             return {}
         return {"stopped_early": self.early_stopping.explain(self.progress.waiting)}

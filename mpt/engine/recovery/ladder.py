@@ -78,7 +78,7 @@ def micro_batch_size(config: Config) -> int:
 
 
 def smaller_size(size: int, batch_size: int, least: int) -> int | None:
-    """Return about half the size, or None below `least`. Where one sample is too few, no last part has only one."""
+    """Return about half the size, or None below `least`. If one sample is too few, no last part has only one."""
     for smaller in range(size // 2, least - 1, -1):
         if smaller and (least == 1 or batch_size % smaller != 1):
             return smaller
@@ -125,7 +125,7 @@ def adapted_config(run: Run) -> Config:
 
 
 def move(run: Run, name: str, value: Any) -> Callable[[], None]:
-    """Change a built run, and return what takes the change back. Raises ConfigError where it cannot be done."""
+    """Change a built run, and return what takes the change back. Raises ConfigError if it cannot be done."""
     reason = find_conflict(run.config, name)
     if reason is not None:
         raise ConfigError(reason)
@@ -154,7 +154,7 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
 def move_again(run: Run, adapted: Mapping[str, Any]) -> dict[str, Any]:
     """Repeat on a newly built run what an earlier process had adapted, and return what was changed.
 
-    Only where the run may adapt: a configuration that says `on_oom: stop` is taken at its word. The smaller micro-batch
+    Only if the run may adapt: a configuration that says `on_oom: stop` is taken at its word. The smaller micro-batch
     wins, and a trick that is configured by now keeps its settings.
     """
     if not run.adaptation.is_allowed:

@@ -60,7 +60,7 @@ class MemoryLadder:
     def update(self, phase: Phase, batch: Batch) -> Update:
         """Perform an update; out of memory, make one move on the ladder and repeat it.
 
-        Raises MemoryBudgetError when no move is left, when the optimizer had begun to step, or at once where neither
+        Raises MemoryBudgetError when no move is left, when the optimizer had begun to step, or at once if neither
         `memory.micro_batch: auto` nor `memory.on_oom: adapt` allows to go on.
         """
         run = self.run

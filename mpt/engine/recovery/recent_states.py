@@ -43,7 +43,7 @@ class RecentStates:
         return all(self.world.collect(first_non_finite({"modules": state["modules"]}) is None))
 
     def take(self, since: int) -> tuple[int, dict[str, Any]] | None:
-        """Return and forget the newest state of a step after the first process's `since`; None where there is none."""
+        """Return and forget the newest state of a step after the first process's `since`; None if there is none."""
         if self.states and self.states[-1][0] > self.world.tell(since):
             return self.states.pop()
         return None

@@ -90,7 +90,7 @@ def containers(networks: Mapping[str, nn.Module], blamed: Sequence[str]) -> list
 def fewest(names: list[str], helps: Helps, may_go_on: Callable[[], bool]) -> tuple[list[str], bool]:
     """Return a subset that helps and of which no member can be left out, given that all of them help.
 
-    The second value is False where the search was cut short.
+    The second value is False if the search was cut short.
     """
     parts = 2
     while len(names) > 1:
@@ -119,7 +119,7 @@ def fewest(names: list[str], helps: Helps, may_go_on: Callable[[], bool]) -> tup
 def list_that_makes_finite(run: Run, phase: Phase, batch: Batch, finding: Finding) -> SmallestList | None:
     """Return the fewest modules with which in float32 an update that was not finite is; the run stays as it was.
 
-    `batch` is the whole batch with its random inputs. None where the update does not fail each time, where no list
+    `batch` is the whole batch with its random inputs. None if the update does not fail each time, if no list
     helps, or the mode keeps no more modules. All ranks take the trials, and the first one's word counts.
     """
     if not finding.repeats:

@@ -35,7 +35,7 @@ def write_details(path: Path, details: Mapping[str, Any], step: int, data: Datas
 
 
 def picture_of(data: Dataset, index: int) -> str:
-    """Return a sample's image as a PNG in a data URI, empty where it has none. Raises DataError."""
+    """Return a sample's image as a PNG in a data URI, empty if it has none. Raises DataError."""
     batch = data.spec.as_floats(data.fetch([index], 0))
     images = [batch[name] for name, field in data.spec.fields.items() if field.kind == "image" and name in batch]
     if not images or images[0].dim() != 4 or images[0].shape[1] not in (1, 3, 4):

@@ -94,7 +94,7 @@ class AllocatorPeaks:
 
 
 def snapshot_of(device: torch.device) -> bytes:
-    """Return torch's snapshot of a GPU's segments and blocks, as torch's viewer reads it; empty where there is none.
+    """Return torch's snapshot of a GPU's segments and blocks, as torch's viewer reads it; empty if there is none.
 
     For the moment at which memory has run out: what fails then, of the snapshot too, is no reason to lose the reason.
     """

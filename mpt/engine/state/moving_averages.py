@@ -69,7 +69,7 @@ def make_twin(module: nn.Module) -> nn.Module:
 
 
 def evaluated_module(task: Task, name: str) -> nn.Module:
-    """Return a module's average where there is one, else the module: what is evaluated and exported."""
+    """Return a module's average if there is one, else the module: what is evaluated and exported."""
     return task.modules.get(f"{name}{SUFFIX}", task.modules[name])
 
 

@@ -32,7 +32,7 @@ NumpyState = tuple[str, numpy.ndarray[Any, Any], int, int, float]
 def capture(run: Run) -> dict[str, Any]:
     """Return the state of modules, task, optimizers, scalers and random generators. Tensors are not copied.
 
-    Modules have the weights to evaluate. Where an optimizer trains others, those are beside, in `training_weights`.
+    Modules have the weights to evaluate. If an optimizer trains others, those are beside, in `training_weights`.
     """
     modules, training = modules_to_save(run)
     for number in run.world.numbers:

@@ -43,7 +43,7 @@ def require(what: str, made: Any, kind: type[Made]) -> Made:
 
 
 def check_figures(task: Task, made: Any) -> dict[str, float]:
-    """Return what a task's `conclude` made as numbers; PartError where it is none, or lacks the task's metric.
+    """Return what a task's `conclude` made as numbers; PartError if it is none, or lacks the task's metric.
 
     A tensor with one element is a number; anything else a task may add to what it says of an evaluation as `details`.
     """
@@ -99,7 +99,7 @@ RELEASED = ("backward through the graph a second time", "already been freed", "a
 
 
 def check_graph(error: Exception, together: Sequence[Loss], done: Sequence[str], phase: Phase) -> None:
-    """Raise ConfigError where a backward failed because an earlier one had released its graph.
+    """Raise ConfigError if a backward failed because an earlier one had released its graph.
 
     `done` are the names of the losses of this micro-batch that were back-propagated before.
     """

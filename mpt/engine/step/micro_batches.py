@@ -53,7 +53,7 @@ class Normaliser:
     """Divides the losses of a `normalised` phase by the batch's total weight, by one divisor on all ranks.
 
     Ranks agree on the weight of their first parts before any backward: sharded gradients and synchronised BatchNorm
-    mix what ranks have in the backward itself, and a factor of each rank's own would come too late. Where each rank has
+    mix what ranks have in the backward itself, and a factor of each rank's own would come too late. If each rank has
     one part, that is the total. With several the total is known after the last forward alone; losses are then divided
     by what the batch weighs if it goes on like its first parts, so that gradients have about their final size, in half
     precision's range too, and one factor for all gradients follows.
@@ -97,7 +97,7 @@ class Normaliser:
         return torch.where(expected > self.least_weight, expected, float(self.samples))
 
     def correction(self) -> Tensor | None:
-        """Return what all gradients are to be multiplied by after the last part; None where they are as they should be.
+        """Return what all gradients are to be multiplied by after the last part; None if they are as they should be.
 
         On ranks, all that have weights must ask.
         """

@@ -37,7 +37,7 @@ def inputs_of(run: Run, part: Batch, count: int) -> Batch:
 def draw_own(run: Run, phase: Phase, own: Batch) -> tuple[Batch, int]:
     """Return a rank's part of a drawn batch, and how many samples all parts together have.
 
-    `own` are the rank's samples, where it does not gather those of all.
+    `own` are the rank's samples, if it does not gather those of all.
     """
     count = run.config.train.batch_size
     shapes = {name: stand_in(value, count) for name, value in own.items()}
@@ -58,7 +58,7 @@ def draw_own(run: Run, phase: Phase, own: Batch) -> tuple[Batch, int]:
 
 
 def stand_in(value: Tensor, count: int) -> Tensor:
-    """Return `count` samples shaped as those of `value`: one number in memory, not finite where it can be."""
+    """Return `count` samples shaped as those of `value`: one number in memory, not finite if it can be."""
     one = torch.full((1,), math.nan if value.is_floating_point() else 0, dtype=value.dtype, device=value.device)
     return one.expand(count, *value.shape[1:])
 

@@ -3,7 +3,7 @@
 What an update draws for the whole batch comes from one stream that all ranks have alike. Inside the forward each rank
 needs numbers of its own, or all would drop the same units; and afterwards all must be at one place again, whatever each
 has used. So a forward on several ranks takes its numbers from a stream made of the common one and the rank, and the
-common one moves on by one number where any rank has used some. What is saved is the common stream, which any number of
+common one moves on by one number if any rank has used some. What is saved is the common stream, which any number of
 ranks can go on with.
 """
 
@@ -40,7 +40,7 @@ class RankRandom:
         return not all(torch.equal(now, before) for now, before in zip(self._states(), self.own, strict=True))
 
     def go_on(self, used: bool) -> None:
-        """Return to the common stream, moved on by one number where any rank has used numbers of its own."""
+        """Return to the common stream, moved on by one number if any rank has used numbers of its own."""
         torch.set_rng_state(self.common[0])
         for state in self.common[1:]:
             accelerator.set_random_state(self.device, state)

@@ -1,7 +1,7 @@
 """Losses that are yielded one by one and yet share a forward: found before training, without a backward.
 
 The backward of the first would release what the second needs. A node of the graph that two losses share is harmless
-only where it keeps no tensor for its backward.
+only if it keeps no tensor for its backward.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def back_propagate(
 ) -> dict[str, Tensor]:
     """Leave the gradient of a drawn batch's losses in the phase's weights; return them per sample, on the device.
 
-    Where the batch is one rank's part, of `whole` samples, `exchange` sums over the ranks. `figures` takes
+    If the batch is one rank's part, of `whole` samples, `exchange` sums over the ranks. `figures` takes
     what is logged meanwhile.
     """
     losses: dict[str, Tensor] = {}

@@ -78,7 +78,7 @@ def largest(value: np.ndarray[Any, Any]) -> float:
 
 
 def errors(reference: Any, changed: Any, feeds: Sequence[Feeds]) -> dict[str, float]:
-    """Return tensor -> mean difference of a changed model's as a share of the mean size, where both compute it."""
+    """Return tensor -> mean difference of a changed model's as a share of the mean size, if both compute it."""
     there = {name for node in changed.graph.node for name in node.output}
     names = [name for name in computed_floats(reference.graph) if name in there]
     found: dict[str, float] = {}

@@ -113,7 +113,7 @@ def pull_away(codes: Tensor) -> Tensor:
 def gradient_penalty(critic: Critic, real: tuple[Tensor, ...], fake: tuple[Tensor, ...], mix: Tensor) -> Tensor:
     """Return the mean squared departure from 1 of the critic's gradient norm between real and fake samples.
 
-    A sample is what the critic is given: an image, a code, or both. `mix` is (n,) in [0, 1]. Call it where nothing
+    A sample is what the critic is given: an image, a code, or both. `mix` is (n,) in [0, 1]. Call it if nothing
     casts to half: the result is differentiated again.
     """
     mixed = []

@@ -192,7 +192,7 @@ def share(layer: nn.Module, other: Adapted) -> None:
 
 
 def fold_all(modules: Mapping[str, nn.Module]) -> None:
-    """Add every adapter into its layer's weight, unpacked if it was packed, once where several layers share both."""
+    """Add every adapter into its layer's weight, unpacked if it was packed, once if several layers share both."""
     unpack_all(modules)
     adapted = [layer for module in modules.values() for layer in module.modules() if isinstance(layer, Adapted)]
     folded: set[Tensor] = set()

@@ -50,7 +50,7 @@ class AdapterFile:
     """PEFT's, of a folder."""
 
     def factor(self, one: FileAdapter) -> float:
-        """Return what an adapter's output is multiplied by: alpha / rank, 1 where no alpha is given."""
+        """Return what an adapter's output is multiplied by: alpha / rank, 1 if no alpha is given."""
         assert one.a is not None
         rank = one.a.shape[0]
         if one.alpha is not None:
@@ -121,7 +121,7 @@ def read_settings(path: Path) -> Mapping[str, Any]:
 def load_adapters(modules: Mapping[str, nn.Module], file: AdapterFile) -> str:
     """Copy a file's adapters into networks; return a line that says how many.
 
-    Raises CheckpointError where an adapter has no layer, or one of another rank or shape.
+    Raises CheckpointError if an adapter has no layer, or one of another rank or shape.
     """
     used: set[str] = set()
     for one in places(modules):

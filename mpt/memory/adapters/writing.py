@@ -68,7 +68,7 @@ def full_parameters(place: Place) -> list[str]:
 
 
 def refuse_full(wanted: str, place: Place) -> None:
-    """Raise ConfigError where layers were trained that a format cannot hold."""
+    """Raise ConfigError if layers were trained that a format cannot hold."""
     full = full_parameters(place)
     if full:
         raise ConfigError(

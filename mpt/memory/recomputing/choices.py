@@ -4,9 +4,9 @@ A block's ways begin with itself as it is, and with all that autograd saves kept
 costs least to compute again for its bytes is given up, one after the other, until only the inputs are kept. What is
 counted are the operators that really have to run: those that lead to a saved tensor and to no kept one.
 
-Where blocks taken one by one cannot be brought to a budget because each keeps its input, neighbours are joined: of a
+If blocks taken one by one cannot be brought to a budget because each keeps its input, neighbours are joined: of a
 run of blocks only the first one's input is kept, and inside it each output is a choice as any other. The shortest runs
-that reach the budget are taken; where none do, those with the lowest peak.
+that reach the budget are taken; if none do, those with the lowest peak.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def choose_outputs(partitions: Iterable[Sequence[Loss]], share: float) -> dict[U
     """Return what to keep of each unit to be recomputed, so that the units stay below this share of their peak.
 
     `partitions` are the step's losses with the blocks taken one by one, and then in ever longer runs; the next is
-    looked at only where those before cannot be brought to the share. The share is one of the first's peak.
+    looked at only if those before cannot be brought to the share. The share is one of the first's peak.
     """
     found: list[tuple[float, float, dict[Unit, frozenset[Key]]]] = []
     allowed = None

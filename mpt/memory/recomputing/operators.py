@@ -7,7 +7,7 @@ out where it belongs.
 
 Numbers count the calls of one operator whose inputs come from the block's own inputs. What is made of weights alone is
 not counted, since a cast that the forward found in autocast's or O1's cache is made in the recomputation; neither is a
-cast of the block's input itself, which autocast caches where that is a leaf.
+cast of the block's input itself, which autocast caches if that is a leaf.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Operator:
     replaceable: bool
     """Something can stand in for results that nobody reads."""
     changes: int | None = None
-    """The storage of the block's own making that it writes to, where it does nothing else: `out += identity`."""
+    """The storage of the block's own making that it writes to, if it does nothing else: `out += identity`."""
     seconds: float = 0.0
     """On a nominal card."""
 
@@ -104,7 +104,7 @@ class Storages:
         return None if entry is None else entry[0]
 
     def add(self, tensor: Tensor) -> int:
-        """Return the number of a tensor's storage, a new one where it has none."""
+        """Return the number of a tensor's storage, a new one if it has none."""
         storage = tensor.untyped_storage()
         entry = self.numbers.get(storage._cdata)
         if entry is None:

@@ -72,7 +72,7 @@ class Call(TorchDispatchMode):
         return result
 
     def refuse_second_cast(self, parameter: nn.Parameter, made: Tensor) -> None:
-        """Raise ConfigError where a mode would have cast a weight once for several uses, and added up their gradients
+        """Raise ConfigError if a mode would have cast a weight once for several uses, and added up their gradients
         in half.
         """
         if not parameter.requires_grad or made.dtype.itemsize >= parameter.dtype.itemsize or in_backward():
@@ -173,7 +173,7 @@ class Streamed(Mixin, nn.Module):
 
 
 def refuse_recomputed_parts(block: nn.Module) -> None:
-    """Raise ConfigError where a part of a block is computed again on its own: the block's weights have left by then."""
+    """Raise ConfigError if a part of a block is computed again on its own: the block's weights have left by then."""
     for name, part in block.named_modules():
         if name and isinstance(part, Recomputed | RecomputedSequence) and any(waiting_places(part)):
             raise ConfigError(

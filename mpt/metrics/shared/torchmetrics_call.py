@@ -17,7 +17,7 @@ from mpt.vision_ops import import_torchvision
 def of_torchmetrics(name: str) -> Callable[[Tensor, Tensor], float]:
     """Return a function of torchmetrics as a mean over the classes that the labels have.
 
-    Raises ConfigError where the package is not installed: when a run begins, not at its first evaluation.
+    Raises ConfigError if the package is not installed: when a run begins, not at its first evaluation.
     """
     import_torchvision()  # which torchmetrics imports, beside a torch of another build too
     try:

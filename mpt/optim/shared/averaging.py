@@ -16,5 +16,5 @@ class AveragingOptimizer(Optimizer):
     """An optimizer whose parameters are not what the training is to end with."""
 
     def average(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor | None:
-        """Return the weights to evaluate in place of a parameter, float32; None where they are the same."""
+        """Return the weights to evaluate in place of a parameter, float32; None if they are the same."""
         raise NotImplementedError

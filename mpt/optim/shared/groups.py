@@ -30,9 +30,9 @@ def group_parameters(
     """Return a trained module's parameters, in groups where the settings ask for any.
 
     `parameters` are those that the optimizer updates, one for each of the module's that require gradients and in their
-    order (masters under O2); `name` is the module's, with which the dotted names begin. Where some are frozen there is
+    order (masters under O2); `name` is the module's, with which the dotted names begin. If some are frozen there is
     a group too, for its names: a resume may freeze others. Groups without an `lr_scale` come first. Raises ConfigError
-    where the optimizer has no such setting.
+    if the optimizer has no such setting.
     """
     some_frozen = any(not parameter.requires_grad for parameter in module.parameters())
     if not settings.parts and not settings.no_decay and not settings.splits_matrices and not some_frozen:
@@ -102,7 +102,7 @@ def fit_saved_groups(
 
     `trained` and `every` are the names of the module's parameters, without and with those that are frozen, for states
     without groups. So a run may be resumed with other `optimizer.parts`, and with other parts frozen: what was frozen
-    has no state yet. Raises ValueError where the parameters are of another module.
+    has no state yet. Raises ValueError if the parameters are of another module.
     """
     own = names_of(optimizer.param_groups, trained)
     count = sum(len(group["params"]) for group in saved["param_groups"])

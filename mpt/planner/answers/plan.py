@@ -46,7 +46,7 @@ class Growing:
 
 
 MaybeGrowing = Annotated[Growing | None, Reading, PlainSerializer(or_empty, return_type=Growing | Empty)]
-"""Is {} in JSON where there is none."""
+"""Is {} in JSON if there is none."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class PlannedRanks:
     """Within a machine."""
     seconds: StepSeconds
     last_samples: int | None = None
-    """Of the last rank, where it has fewer."""
+    """Of the last rank, if it has fewer."""
     last_total: Bytes | None = None
 
     @property
@@ -131,7 +131,7 @@ class PlannedRanks:
 
 
 MaybePlannedRanks = Annotated[PlannedRanks | None, Reading, PlainSerializer(or_empty, return_type=PlannedRanks | Empty)]
-"""Is {} in JSON where there is none."""
+"""Is {} in JSON if there is none."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Plan:
     allocated: Bytes
     """Tensors and scratch at the peak."""
     reserved: Bytes
-    """By the caching allocator, where there is room."""
+    """By the caching allocator, if there is room."""
     context_bytes: Bytes
     """CUDA's context, and communicators' buffers; outside of the allocator."""
     budget_bytes: Bytes | None
@@ -198,17 +198,17 @@ class Plan:
 
     @property
     def with_room(self) -> Bytes:
-        """Bytes that it would take from the card where there is room."""
+        """Bytes that it would take from the card if there is room."""
         return self.reserved + self.context_bytes + self.assumed_workspace
 
     @property
     def without_assumed(self) -> Bytes:
-        """The total without an assumed workspace: held back by the budget where it fits, else what it would like."""
+        """The total without an assumed workspace: held back by the budget if it fits, else what it would like."""
         return (self.reserved_in_budget if self.fits else self.reserved) + self.context_bytes
 
     @property
     def total(self) -> Bytes:
-        """Bytes that it takes from the card; where it fits, cuDNN takes what there is room for."""
+        """Bytes that it takes from the card; if it fits, cuDNN takes what there is room for."""
         if not self.fits:
             return self.without_assumed + self.assumed_workspace
         return min(self.without_assumed + self.assumed_workspace, max(self.without_assumed, self.budget))
@@ -252,9 +252,9 @@ class InferencePlan:
     largest_batch: int | None
     """Of the class that fits (`mpt.planner.facts.verdict`), else `largest_at_all`; None without a budget."""
     largest_at_all: int | None
-    """The largest that fits or may fit; 0 where not even one sample does."""
+    """The largest that fits or may fit; 0 if not even one sample does."""
     tile: tuple[int, int] | None
-    """Height and width of the largest tile of the wished frame that fits, or else may fit; None where there is none, or
+    """Height and width of the largest tile of the wished frame that fits, or else may fit; None if there is none, or
     no wish.
     """
     batch_seconds: float
@@ -270,7 +270,7 @@ class InferencePlan:
 
     @property
     def with_room(self) -> Bytes:
-        """Bytes that it would take from the card where there is room."""
+        """Bytes that it would take from the card if there is room."""
         return self.reserved + self.context_bytes
 
     def as_data(self) -> dict[str, Any]:

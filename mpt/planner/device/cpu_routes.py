@@ -1,6 +1,6 @@
 """What kernels of the CPU return where torch's rules for fake tensors say otherwise, for plans beside a run on a CPU.
 
-Found by comparing traces on fake and on real tensors, with torch 2.13 (2.11's LSTM keeps .6 % more under autocast):
+Found by comparing traces on fake and on real tensors, with torch 2.13 (2.11's LSTM keeps 0.6 % more under autocast):
 
 - A recurrent layer of oneDNN returns a workspace that its backward needs. Only the library knows its size, and torch's
   rule says 0 bytes: the real layer is run once for each set of shapes.

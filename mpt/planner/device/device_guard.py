@@ -1,6 +1,6 @@
 """The fake device's guard, which lets an error inside a backward come out as an error.
 
-While an exception leaves autograd's engine, torch asks the guard for its device type in a destructor. Where the error
+While an exception leaves autograd's engine, torch asks the guard for its device type in a destructor. If the error
 came from a Python hook (one on a tensor or a gradient, or the recomputation of a checkpoint), Python's error indicator
 is still set then, so that a call into Python fails and torch ends the process without a word. This guard takes the
 error away before anything else; the engine then raises a SystemError without a cause, and `lost_error` has the true

@@ -90,7 +90,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
-    """Return what a batch norm returns; None where that is not plain."""
+    """Return what a batch norm returns; None if that is not plain."""
     values = args[0]
     if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or not is_dense(values):
         return None
@@ -101,7 +101,7 @@ def batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.dev
 
 
 def batch_norm_backward(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
-    """Return what the backward of a batch norm returns; None where that is not plain."""
+    """Return what the backward of a batch norm returns; None if that is not plain."""
     gradient, values, weight, wanted = args[0], args[1], args[2], args[-1]
     if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or weight is None:
         return None
@@ -121,7 +121,7 @@ RULES: dict[Any, Callable[[Sequence[Any], Mapping[str, Any], torch.device], Outc
 
 
 def single_operator(func: Any) -> Any:
-    """Return the operator for one element of a `_foreach_` operator; None where there is none here."""
+    """Return the operator for one element of a `_foreach_` operator; None if there is none here."""
     name = func._schema.name.removeprefix(FOREACH)
     overload = SINGLE.get(func._overloadname)
     return getattr(getattr(_aten, name), overload) if name in SINGLES and overload else None

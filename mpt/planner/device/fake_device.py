@@ -54,7 +54,7 @@ def read_operator_lists(text: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def find_operator(name: str, overload: str) -> Any:
-    """Return `torch.ops.aten.NAME.OVERLOAD`, or None where this build does not have it."""
+    """Return `torch.ops.aten.NAME.OVERLOAD`, or None if this build does not have it."""
     return getattr(getattr(torch.ops.aten, name, None), overload, None)
 
 

@@ -12,7 +12,7 @@ takes longer than making the result, and making it longer than it need be. Five 
 - Views are taken by torch's own code for meta tensors and not by its decompositions in Python.
 - Calls are not guarded against `torch.compile`, which planning never uses.
 
-Where torch's rules say otherwise than the CPU's kernels do, `mpt.planner.device.cpu_routes` is asked first.
+If torch's rules say otherwise than the CPU's kernels do, `mpt.planner.device.cpu_routes` is asked first.
 
 What is not plain (symbolic sizes, sparse tensors, constants, tensors of another mode) goes torch's way.
 """
@@ -115,7 +115,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome | None:
         """Return the outcome that an operator had before with such arguments: one object for those of the same forms.
 
-        None where it is not known, or where the first argument is not a tensor of this mode.
+        None if it is not known, or if the first argument is not a tensor of this mode.
         """
         if not args or not self._is_plain(args[0]):
             return None
@@ -244,7 +244,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return super()._cache_key(state, func, args, kwargs) if key is None else fake_tensor._DispatchCacheKey(key)
 
     def _description(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Return what an operator's results follow from; None where an argument is not plain."""
+        """Return what an operator's results follow from; None if an argument is not plain."""
         facts: list[Any] = ["lean", func, torch.get_default_dtype(), torch._C._get_default_device()]
         facts.append(torch.is_inference_mode_enabled())
         places = not _returns_new(func)
@@ -255,7 +255,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return tuple(facts)
 
     def _describe(self, values: Iterable[Any], places: bool, facts: list[Any]) -> bool:
-        """Append what tells these arguments from others; False where one is not plain."""
+        """Append what tells these arguments from others; False if one is not plain."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -294,7 +294,7 @@ class TorchFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _learnt(func: Any, entry: Any) -> Outcome | None:
-    """Return what torch's cache says about an operator's results, where that is plain."""
+    """Return what torch's cache says about an operator's results, if that is plain."""
     if not isinstance(entry, fake_tensor._DispatchCacheValidEntry) or func.is_view:
         return None
     results: list[Form | int | None] = []

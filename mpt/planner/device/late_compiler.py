@@ -8,7 +8,7 @@ else of it is wanted. From then on what a model compiles by itself runs eagerly,
 So are torchvision's data sets and what it tells the ONNX exporter, which come with every model of it, Triton, of which
 the settings want one type, and symbolic shapes with sympy (`mpt.planner.device.plain_shapes`).
 
-For processes that plan and do nothing else (`mpt.planner.server.worker`). Found in torch 2.13; where another torch
+For processes that plan and do nothing else (`mpt.planner.server.worker`). Found in torch 2.13; if another torch
 wants more of its compiler, it is imported, and only time is lost.
 """
 
@@ -86,7 +86,7 @@ class LateModule(ModuleType):
         with _disable_current_modes():  # nothing that is made on import is a part of the step
             spec.loader.exec_module(self)
         others = (one for one in list(sys.modules.values()) if isinstance(one, ModuleType))
-        for other in others:  # also where it was imported by name
+        for other in others:  # also if it was imported by name
             for name, answer in self.answered.items():
                 if name in vars(self) and vars(other).get(name) is answer:
                     vars(other)[name] = vars(self)[name]
@@ -98,7 +98,7 @@ class EarlyFile(LateModule):
     """Stands for a file of the compiler that can be imported without the rest."""
 
     def load(self) -> None:
-        """Become the file; the compiler becomes whole where another torch's file wants it so."""
+        """Become the file; the compiler becomes whole if another torch's file wants it so."""
         whole = sys.modules[NAME]
         if isinstance(whole, LateModule) and whole.waits:
             before, Submodules.let_by = Submodules.let_by, True
@@ -227,7 +227,7 @@ def keep_out(function: Any = None, *arguments: Any, **options: Any) -> Any:
 
 
 def stay_eager() -> None:
-    """Let what a model compiles by itself run eagerly; where nothing is compiled yet, from the compiler's import on."""
+    """Let what a model compiles by itself run eagerly; if nothing is compiled yet, from the compiler's import on."""
     late = sys.modules.get(NAME)
     if not isinstance(late, LateModule) or not late.waits:
         torch.compiler.set_stance("force_eager")

@@ -36,6 +36,6 @@ class Outcome:
 
     results: tuple[Form | int | None, ...]
     container: type[tuple[Any, ...]] | type[list[Any]] | None = None
-    """None where the result is no sequence."""
+    """None if the result is no sequence."""
     cost: Cost | None = None
     """What such a call takes, once somebody has asked."""

@@ -1,7 +1,7 @@
 """What torch's functions for symbolic shapes answer about plain numbers, so that a plan need not import them.
 
 Torch's rules for shapes call them (`guard_or_false(size == 1)`) so that a size may be a symbol, and the import brings
-sympy. Sizes of a plan are numbers. Where one of these is asked about anything else, the module itself answers.
+sympy. Sizes of a plan are numbers. If one of these is asked about anything else, the module itself answers.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def none_of(value: Any) -> Any:
 
 
 def no_bindings(environment: Any, *others: Any, **options: Any) -> Any:
-    """Return None where there are no symbols."""
+    """Return None if there are no symbols."""
     return None if environment is None else NotImplemented
 
 
@@ -116,7 +116,7 @@ FUNCTIONS = "torch.utils._sympy.functions"
 
 
 def answer_for(name: str) -> Any:
-    """Return what stands for a member of torch's module; None where the module itself must be asked for it."""
+    """Return what stands for a member of torch's module; None if the module itself must be asked for it."""
     if name == "GuardOnDataDependentSymNode":
         return NeverRaised
     return partial(_answer, NAME, name, RULES.get(name, unknown)) if name.islower() else None

@@ -23,7 +23,7 @@ DEVICE = torch.ops.prim.device.default
 
 
 class ZeroValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers `.item()`, `if tensor:` and the like with zero where the value is not known; `reads` counts them."""
+    """Answers `.item()`, `if tensor:` and the like with zero if the value is not known; `reads` counts them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -42,7 +42,7 @@ class Calibration:
     source: str = ""
     """The run it was learnt from; empty when uncalibrated."""
     time_from: str = ""
-    """The other card that `time_factor` was measured on (`--times-from`); empty where none was named."""
+    """The other card that `time_factor` was measured on (`--times-from`); empty if none was named."""
     cuda: str = ""
     """The CUDA release whose context was measured ("13.0"); empty if the run's records have none."""
 
@@ -122,7 +122,7 @@ class Measurement:
     another process, and teaches nothing.
     """
     memory_bytes: int = 0
-    """The card's; 0 where the records do not tell."""
+    """The card's; 0 if the records do not tell."""
     capability: tuple[int, int] = (0, 0)
     cuda: str = ""
 

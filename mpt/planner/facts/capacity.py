@@ -1,6 +1,6 @@
 """How much memory there is to plan for: the user's words, the card's true size and what the desktop takes.
 
-`--vram 6GiB` is what the user has. Where a card is named as well, it gives no more than it has for programs
+`--vram 6GiB` is what the user has. If a card is named as well, it gives no more than it has for programs
 (`mpt.planner.facts.gpus`), which is less than it is sold with, and a budget beyond that is cut to it and said.
 """
 
@@ -21,7 +21,7 @@ https://github.com/ollama/ollama/issues/9167; the smaller share is planned for."
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a plan has to fit into; `budget_bytes` is None where nothing was said. `statements` are for the user."""
+    """What a plan has to fit into; `budget_bytes` is None if nothing was said. `statements` are for the user."""
 
     budget_bytes: int | None
     statements: tuple[str, ...]

@@ -1,7 +1,7 @@
 """GPUs by name: memory, compute capability and the speeds that a roofline needs.
 
 Figures are the makers' datasheets: dense float32 and half tensor throughput (with float32 accumulation, which GeForce
-cards run at half rate), TF32 where there is any, memory bandwidth, and the host link's practical rate. GPUs without
+cards run at half rate), TF32 if there is any, memory bandwidth, and the host link's practical rate. GPUs without
 tensor cores compute half at float32's rate, since libraries accumulate in float32 there.
 
 A card never gives programs all the memory it is sold with: the driver and, on data-centre cards, error correction keep
@@ -89,7 +89,7 @@ class Gpu:
     float32: float
     half: float
     tf32: float
-    """0 where there is none."""
+    """0 if there is none."""
     bandwidth: float
     host_link: float = 12.0
     peer_link: float = 0.0

@@ -41,7 +41,7 @@ STEP_SECONDS = {"NVLink": 3.4e-6, "PCI Express": 5.7e-6, "network": 14.0e-6}
 CHANNELS = {"NVLink": 16, "PCI Express": 2}
 """Rings in parallel: NCCL's choice differs by topology and version; `NCCL_DEBUG=INFO` prints it."""
 CHANNEL_BYTES = 4 * 2**20 + 8 * 512 * 8 * 16 + 8 * 120 * 640 * 8
-"""A channel's FIFOs for one connection: Simple 4 MiB, LL .5 MiB, LL128 4.7 MiB (`src/init.cc`, `computeBuffSizes`)."""
+"""A channel's FIFOs for one connection: Simple 4 MiB, LL 0.5 MiB, LL128 4.7 MiB (`src/init.cc`, `computeBuffSizes`)."""
 CONNECTIONS = 2
 """A ring's and a tree's."""
 

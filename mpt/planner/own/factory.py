@@ -59,7 +59,7 @@ class Made:
 
 @functools.cache
 def find_factory(source: Source) -> Callable[..., Any]:
-    """Import a factory, once in a process. Raises ConfigError where there is none or its file cannot be imported."""
+    """Import a factory, once in a process. Raises ConfigError if there is none or its file cannot be imported."""
     if source.folder not in sys.path:
         sys.path.insert(0, source.folder)
     try:
@@ -96,7 +96,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def batch_size_of(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> int | None:
-    """Return the batch size that a factory is called with, its default included; None where it takes none."""
+    """Return the batch size that a factory is called with, its default included; None if it takes none."""
     parameter = inspect.signature(factory).parameters.get("batch_size")
     value = arguments.get("batch_size", None if parameter is None else parameter.default)
     return value if type(value) is int and value > 0 else None

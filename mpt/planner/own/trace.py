@@ -94,7 +94,7 @@ def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) ->
 def _trace_on_gpu(
     source: Source, arguments: Mapping[str, Any], gpu: Gpu, unseen: Unseen | None, changes: Changes, all_on_gpu: bool
 ) -> OwnRun | None:
-    """Return None where the factory puts nothing on the GPU, unless all is put there."""
+    """Return None if the factory puts nothing on the GPU, unless all is put there."""
     device = fake_gpu()
     work, seen = Work(), {"work": False}
 
@@ -154,7 +154,7 @@ def perform(
 
 
 def call(function: Callable[[], T]) -> T:
-    """Call what is somebody's own. Raises RuntimeError, from its line, where that would end the program."""
+    """Call what is somebody's own. Raises RuntimeError, from its line, if that would end the program."""
     try:
         return function()
     except SystemExit as stop:

@@ -143,7 +143,7 @@ def in_mode(config: Config, wish: InferenceWish) -> tuple[Config, str]:
 def largest_batches(
     batch_size: int, room: tuple[int, int], line: batch_fit.BatchFit | None, trace: Callable[[int], Trace]
 ) -> tuple[int, int]:
-    """Return the largest batch that fits, or where none does that may, and the largest that fits or may; 0 for none.
+    """Return the largest batch that fits, or if none does that may, and the largest that fits or may; 0 for none.
 
     `room` is the budget and what of it is the context. Without a line over batches each is traced, up to a limit.
     """
@@ -205,8 +205,8 @@ def infer_batch(run: Run, recorder: Recorder, batch_size: int, number: int) -> I
 def find_tile(
     run: Run, frame: tuple[int, int], room: tuple[int, int], trace: Callable[[DataSpec], Trace]
 ) -> tuple[int, int] | None:
-    """Return height and width of the largest tile of a frame that fits, of the largest that may fit where none does,
-    None where not even the smallest may.
+    """Return height and width of the largest tile of a frame that fits, of the largest that may fit if none does,
+    None if not even the smallest may.
 
     `room` is the budget and what of it is the context. Bytes are lines over a tile's pixels, as they are over the
     samples of a batch. Raises ConfigError for a task that does not cut frames into tiles.

@@ -81,7 +81,7 @@ def trace_placed(
 def plan_config(
     config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, fake: FakeRun | None = None
 ) -> Plan:
-    """Plan a configuration; `fake` is its run where that is at hand. Raises CannotPlan, or the configuration's own
+    """Plan a configuration; `fake` is its run if that is at hand. Raises CannotPlan, or the configuration's own
     errors.
     """
     started = time.perf_counter()
@@ -130,7 +130,7 @@ def describe(
     expandable: bool,
     trace: Callable[[int], FakeRun] | None,
 ) -> Plan:
-    """Return the plan of a traced step; `trace` traces it at another batch, where it can be."""
+    """Return the plan of a traced step; `trace` traces it at another batch, if it can be."""
     capacity = None if wish.budget_bytes is None else max(0, wish.budget_bytes - context_bytes)
     free = replay(fake.trace, expandable=expandable)
     held_back = within(fake, free, wish.budget_bytes, context_bytes, expandable)
@@ -173,7 +173,7 @@ def describe(
 def within(fake: FakeRun, free: Replay, budget_bytes: int | None, context_bytes: int, expandable: bool) -> WithinBudget:
     """Return what a plan says about a budget.
 
-    `free` is the replay without a limit, which is the one within the budget too where there is room.
+    `free` is the replay without a limit, which is the one within the budget too if there is room.
     """
     if budget_bytes is None:
         return WithinBudget(None, fits=None, tight=False, reserved_in_budget=free.reserved)

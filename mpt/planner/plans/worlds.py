@@ -2,7 +2,7 @@
 
 Such a rank starts the same operators in the same order in any world. Only what holds the whole batch grows, and that
 with the number of ranks, so two traces give every storage's and every operator's line, as for batch sizes
-(`mpt.planner.trace.batch_fit`); the rest of a plan is replaying. Where the two traces differ in anything else, each
+(`mpt.planner.trace.batch_fit`); the rest of a plan is replaying. If the two traces differ in anything else, each
 world is traced. Under `fsdp` shards shrink as they are rounded, which is no line: those are always traced.
 """
 
@@ -53,7 +53,7 @@ def plan_worlds(
 
 
 def fit(first: FakeRun, first_size: int, second: FakeRun, second_size: int) -> Callable[[int], FakeRun] | None:
-    """Return what gives the run of a world of another size, or None where two do not lie on lines."""
+    """Return what gives the run of a world of another size, or None if two do not lie on lines."""
     storages = batch_fit.fit(first.trace, first_size, second.trace, second_size)
     works = first.work, second.work
     if storages is None or not all(isinstance(work, OrderedWork) for work in works):

@@ -1,6 +1,6 @@
 """The cheapest set of given cards that trains a configuration: how many of which, shared out in which way.
 
-Sets are tried in the order of their prices, each with every way of sharing the work; where none of them fits as it
+Sets are tried in the order of their prices, each with every way of sharing the work; if none of them fits as it
 stands, recipes are searched for the one that comes nearest. The first price at which something fits ends it. The batch
 is that of the configuration, shared out over the set's cards. What differs between the sets of one price is told by the
 step's time.
@@ -76,7 +76,7 @@ class Candidate(Answered):
 
 @dataclass(frozen=True)
 class Cheapest:
-    """Everything that was planned, in the order of trying, and the answer: None where nothing fits."""
+    """Everything that was planned, in the order of trying, and the answer: None if nothing fits."""
 
     candidates: list[Candidate]
 
@@ -130,7 +130,7 @@ def find_cheapest(
     workers: int,
     on_answer: Callable[[int, int], None],
 ) -> Cheapest:
-    """Plan sets of cards until one fits. Raises ConfigError where none can be planned at all."""
+    """Plan sets of cards until one fits. Raises ConfigError if none can be planned at all."""
     found: list[Candidate] = []
     for _, group in groupby(sets_of(offers, config.train.batch_size), key=lambda one: one[0]):
         for price, offer, number in group:
@@ -166,7 +166,7 @@ def with_recipe(
     allow_lossy: bool,
     on_answer: Callable[[int, int], None],
 ) -> list[Candidate]:
-    """Return the first recipe that fits for the way that needs least as it stands; [] where there is none."""
+    """Return the first recipe that fits for the way that needs least as it stands; [] if there is none."""
     planned = [one for one in tried if not one.error]
     if not planned:
         return []

@@ -20,7 +20,7 @@ class Turn:
     dial: Dial
     plain: Recipe
     strongest: Recipe | None
-    """The trick's strongest proposal; where it does not fit well there is nothing to find."""
+    """The trick's strongest proposal; if it does not fit well there is nothing to find."""
     fitting: tuple[float, int] | None = None
     """The gentlest value that fits well, and its bytes."""
     fastest: float | None = None

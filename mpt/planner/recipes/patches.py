@@ -118,7 +118,7 @@ def mode_patch(config: Config, mode: str) -> Patch:
 
 
 def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> Config:
-    """Return the configuration as it is with a patch laid over its file. Raises ConfigError where it is refused."""
+    """Return the configuration as it is with a patch laid over its file. Raises ConfigError if it is refused."""
     if "precision" in patch:
         config = change_precision(config, patch["precision"]["mode"])
     overrides = [write_override(f"memory.{name}", value) for name, value in patch.get("memory", {}).items()]

@@ -29,7 +29,7 @@ from mpt.planner.recipes.search import Search, search
 
 @dataclass(frozen=True)
 class Planned:
-    """A configuration's plan on a GPU, and the recipes that were searched where there is a budget."""
+    """A configuration's plan on a GPU, and the recipes that were searched if there is a budget."""
 
     config: Config
     gpu: Gpu
@@ -49,7 +49,7 @@ class Planned:
 
     @property
     def best(self) -> Recipe | None:
-        """The fastest recipe that fits; None where none does, and without a budget."""
+        """The fastest recipe that fits; None if none does, and without a budget."""
         return next((recipe for recipe in self.found.recipes if recipe.fits), None)
 
 
@@ -157,9 +157,9 @@ def choose_gpu(name: str | None) -> Gpu:
 
 
 def needs_search(budget: int, plan: Plan) -> bool:
-    """Return whether a configuration needs a recipe: not where it fits with room to spare.
+    """Return whether a configuration needs a recipe: not if it fits with room to spare.
 
-    Raises MemoryBudgetError where the context alone is too much.
+    Raises MemoryBudgetError if the context alone is too much.
     """
     if plan.context_bytes > budget:
         raise MemoryBudgetError(

@@ -25,7 +25,7 @@ class Recipe:
     config: Config
     plan: Plan
     traced: bool = True
-    """False where another recipe's trace was replayed."""
+    """False if another recipe's trace was replayed."""
 
     @property
     def fits(self) -> bool:
@@ -44,7 +44,7 @@ class Recipe:
 
     @property
     def total(self) -> int:
-        """Bytes that it takes from the card: held back by the budget where it fits, else what it would like."""
+        """Bytes that it takes from the card: held back by the budget if it fits, else what it would like."""
         return self.plan.total
 
     @property

@@ -48,7 +48,7 @@ class Row(Answered):
 
     @property
     def bottleneck(self) -> str:
-        """What limits it: memory where it does not fit, else the larger of computing and what is exposed."""
+        """What limits it: memory if it does not fit, else the larger of computing and what is exposed."""
         if self.plan.fits is False:
             held = self.plan.by_category
             return f"memory: {max(held, key=held.__getitem__)}"
@@ -122,7 +122,7 @@ class Asked:
 def plan_scaling(
     session: Session, config: Config, kind: str, base: Placement, strategy: str | None, budget: int | None
 ) -> Scaling:
-    """Plan all numbers of cards. Raises ConfigError for a kind that is not known, or where nothing can be planned."""
+    """Plan all numbers of cards. Raises ConfigError for a kind that is not known, or if nothing can be planned."""
     if kind not in KINDS:
         raise ConfigError(f"--scaling: found {kind!r}; allowed: {', '.join(KINDS)}")
     asked: list[Asked] = []

@@ -7,10 +7,10 @@ trick for activations and one for the optimizer; then micro-batches. A precision
 in another one, by more than the time model's band, gets no tricks, the file's own only the first round. From the second
 round on two kinds more are left out:
 
-- What is needless: a trick costs time, so a recipe is not tried where a part of it fits already, or where a recipe
+- What is needless: a trick costs time, so a recipe is not tried where a part of it fits already, or if a recipe
   of the same precision fits that changes nothing and takes no longer.
 - What is hopeless: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
-  smaller. Where a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. And
+  smaller. If a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. And
   where two micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
 
 What a configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) is left out too,
@@ -54,7 +54,7 @@ LAST_RESORT_PARTS = (16, 32)
 DIAL_ROUNDS = 2
 """Each round tries two values of a dial and leaves about a third of the range."""
 HEAVY = 0.3
-"""Share of the memory, or of the budget where that is less, without the context, below which moving weights is not
+"""Share of the memory, or of the budget if that is less, without the context, below which moving weights is not
 tried.
 """
 
@@ -153,7 +153,7 @@ class _Search:
         return any(one.fits for one in self.recipes)
 
     def submit(self, patch: Patch) -> _Attempt | None:
-        """Have a patch planned; None where it is refused, or changes nothing."""
+        """Have a patch planned; None if it is refused, or changes nothing."""
         try:
             changed = patched(self.config, patch, self.session.allow)
         except ConfigError as error:
@@ -216,7 +216,7 @@ class _Search:
                 self.keep(attempt)
 
     def try_split(self, precisions: Sequence[Patch], heavy: Sequence[Patch], tried: Combinations) -> None:
-        """Try smaller and smaller micro-batches; the smallest only where nothing fits."""
+        """Try smaller and smaller micro-batches; the smallest only if nothing fits."""
         for count in (*PARTS, *LAST_RESORT_PARTS):
             if count > self.config.train.batch_size or (count in LAST_RESORT_PARTS and self.has_fitting):
                 break
@@ -243,7 +243,7 @@ class _Search:
     def turn_dials(self, precisions: Sequence[Patch]) -> None:
         """Find the gentlest number of each dial that fits well, beside each precision that does not fit without.
 
-        Their other end is known: a trick's strongest proposal relieves as much as any. Where a trick has several dials,
+        Their other end is known: a trick's strongest proposal relieves as much as any. If a trick has several dials,
         only the one that led to the fastest recipe is turned further.
         """
         plans = {str(one.patch): one for one in self.recipes}
@@ -266,7 +266,7 @@ class _Search:
             turn.note(value, self.answer(attempt))
 
     def answer(self, attempt: _Attempt | None) -> Recipe | None:
-        """Wait for an answer, note it, and return its recipe; None where there is none."""
+        """Wait for an answer, note it, and return its recipe; None if there is none."""
         before = len(self.recipes)
         self.keep(attempt)
         return self.recipes[before] if len(self.recipes) > before else None
@@ -306,7 +306,7 @@ class _Search:
         return alone < math.inf and any(plan.step_seconds * (1 + plan.time_band) < alone for plan in fitting)
 
     def seconds_alone(self, precision: Patch) -> float:
-        """Return the time of a step in a precision with no trick; infinite where that is not planned."""
+        """Return the time of a step in a precision with no trick; infinite if that is not planned."""
         found = (one for one in self.recipes if not one.tricks)
         seconds = (one.plan.step_seconds for one in found if one.patch.get("precision") == precision.get("precision"))
         return min(seconds, default=math.inf)

@@ -35,7 +35,7 @@ from mpt.run.process.files import write_atomically
 from mpt.seams import DataSpec
 
 LIFE_SECONDS = 600
-"""A planning process ends itself after this, also where its run was killed."""
+"""A planning process ends itself after this, also if its run was killed."""
 WAIT_SECONDS = 30.0
 """How long a finished run waits for a plan that is not there yet."""
 
@@ -62,7 +62,7 @@ class PlanBeside:
             self.process = None
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
-        """Wait for the plan; where there will be none, write down why."""
+        """Wait for the plan; if there will be none, write down why."""
         if self.process is None:
             return
         try:

@@ -118,7 +118,7 @@ def describe_moments(
         alone = after_steps(whole, steps, moment)
         played = replay(alone, expandable=expandable)
         fits = None
-        if capacity is not None:  # held back it takes another course only where there is too little room
+        if capacity is not None:  # held back it takes another course only if there is too little room
             fits = played.reserved <= capacity or replay(alone, capacity, expandable=expandable).fits
         found[moment.name] = PlannedMoment(
             allocated=peak_from(alone, steps),

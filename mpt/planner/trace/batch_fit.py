@@ -2,7 +2,7 @@
 
 A step asks for the same tensors in the same order whatever the batch, so two traces at different sizes give every
 storage's line, and the replay at a third size costs milliseconds. Extrapolating the peak itself would be wrong: what
-is rounded up, split and left over does not scale. Where the two event lists differ (a loop over micro-batches of a
+is rounded up, split and left over does not scale. If the two event lists differ (a loop over micro-batches of a
 fixed size), there is no fit and the planner traces again at each size. So it does where a storage would have less than
 nothing at a batch of 0: it grows faster than the batch, as the distances of all samples from all others do.
 """
@@ -31,7 +31,7 @@ class BatchFit:
 
 
 def fit(first: Trace, first_batch: int, second: Trace, second_batch: int) -> BatchFit | None:
-    """Return the fit through two traces, or None where their events differ or a storage is on no line."""
+    """Return the fit through two traces, or None if their events differ or a storage is on no line."""
     if first.events != second.events or first_batch == second_batch:
         return None
     if any(a.operator != b.operator for a, b in zip(first.storages, second.storages, strict=True)):

@@ -55,7 +55,7 @@ def _function_modes() -> list[TorchFunctionMode]:
 
 
 class _Thread(threading.local):
-    """What is in force on this thread: the regions, innermost last (None where suspended), and the weight cache."""
+    """What is in force on this thread: the regions, innermost last (None if suspended), and the weight cache."""
 
     def __init__(self) -> None:
         self.regions: list[Region | None] = []
@@ -101,7 +101,7 @@ class casts(ContextDecorator):
 
 
 class suspended(ContextDecorator):
-    """Switch O1's casts off inside the block (a module kept in float32, a loss). Does nothing where none are."""
+    """Switch O1's casts off inside the block (a module kept in float32, a loss). Does nothing if none are."""
 
     def __enter__(self) -> None:
         _thread.regions.append(None)

@@ -22,7 +22,7 @@ def cpu_has_fast_bfloat16() -> bool:
 
 
 def require_ampere(what: str, device: torch.device, instead: str) -> None:
-    """Raise ConfigError where a CUDA card is too old for a number format that only its successors compute with."""
+    """Raise ConfigError if a CUDA card is too old for a number format that only its successors compute with."""
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)

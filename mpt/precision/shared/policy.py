@@ -135,7 +135,7 @@ class Policy(Precision):
         return True
 
     def fall_back(self, task: Task) -> bool:
-        """Go on in bfloat16, which has float32's range and needs no scale; return False where the mode cannot."""
+        """Go on in bfloat16, which has float32's range and needs no scale; return False if the mode cannot."""
         if not self.can_fall_back:
             return False
         self.go_on_in_bfloat16()

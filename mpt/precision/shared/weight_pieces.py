@@ -147,7 +147,7 @@ class Bucket:
         return torch.cat([value.detach().reshape(-1) for value in values])
 
     def _slot(self, piece: Piece, name: str) -> Tensor:
-        """Return the piece of a stored state, which is made where there is none yet."""
+        """Return the piece of a stored state, which is made if there is none yet."""
         stored = self.stored[piece.parameter]
         if not isinstance(stored.get(name), Tensor):
             like = piece.parameter.detach()

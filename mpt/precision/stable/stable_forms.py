@@ -146,6 +146,6 @@ def checkpoint_context() -> AbstractContextManager[Any]:
 
 
 def make_stable_forms(forms: Iterable[str]) -> AbstractContextManager[Any]:
-    """Return the context of the forms that the settings name, which is nothing where they name none."""
+    """Return the context of the forms that the settings name, which is nothing if they name none."""
     chosen = list(forms)
     return StableForms(chosen) if chosen else NOTHING

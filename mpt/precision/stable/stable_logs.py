@@ -69,7 +69,7 @@ def plus(inner: Rewrite, number: float) -> Rewrite:
 
 
 def _of_sub(graph: Graph, call: Call, value: Tensor, dtype: torch.dtype) -> Rewrite | None:
-    """1 - sigmoid(x) is sigmoid(-x), also where an epsilon is added to the 1."""
+    """1 - sigmoid(x) is sigmoid(-x), also if an epsilon is added to the 1."""
     made = graph.behind_casts(call.other, "sigmoid")
     if made is None or not is_number(call.input) or call.input < 1:
         return None

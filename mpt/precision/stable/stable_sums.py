@@ -143,7 +143,7 @@ def centred_mean(x: Tensor, y: Tensor, call: Call) -> Tensor:
 def centred_window(x: Tensor, y: Tensor, call: Call) -> Tensor:
     """Return local variances or covariances of what is left of each sample without its mean.
 
-    They are those of the sample itself where the weights of a window add up to 1; where they do not nothing is taken.
+    They are those of the sample itself where the weights of a window add up to 1; if they do not nothing is taken.
     """
     window = getattr(functional, call.name)
     options = dict(call.options)

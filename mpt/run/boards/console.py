@@ -68,7 +68,7 @@ class Outlet:
         return not self.is_lost and self.stream is not None and self.stream.isatty()
 
     def fileno(self) -> int:
-        """Return the stream's descriptor; OSError where it has none."""
+        """Return the stream's descriptor; OSError if it has none."""
         if self.stream is None:
             raise OSError("there is no stream")
         return self.stream.fileno()

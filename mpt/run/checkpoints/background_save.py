@@ -25,7 +25,7 @@ from mpt.run.process.host_memory import available_bytes
 ALIGNMENT = 64
 """Bytes between which copies begin, so that any dtype may view them."""
 LARGEST_SHARE = 0.5
-"""Of the memory that is available, how much a copy may take where nobody asked for it."""
+"""Of the memory that is available, how much a copy may take if nobody asked for it."""
 
 
 class BackgroundSave:
@@ -41,7 +41,7 @@ class BackgroundSave:
         self.writing: Writing | None = None
 
     def start(self, step: int, state: EncodedState, write: Callable[[EncodedState], object]) -> None:
-        """Let `write` store a state, in a thread where there is room for a copy of it. Raises what `finish` raises."""
+        """Let `write` store a state, in a thread if there is room for a copy of it. Raises what `finish` raises."""
         self.finish()
         tensors = self.copies.of(state.tensors, state.tensor_bytes, self.beside) if self.beside is not False else None
         if tensors is None:
@@ -68,7 +68,7 @@ class BackgroundSave:
         return self.writing is not None and not self.writing.is_alive()
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written. Raises InputOutputError where it could not be."""
+        """Wait for the checkpoint that is being written. Raises InputOutputError if it could not be."""
         writing = self.writing
         if writing is None:
             return
@@ -103,7 +103,7 @@ class HostCopies:
 
     @torch.no_grad()
     def of(self, tensors: Mapping[str, Tensor], tensor_bytes: int, wanted: bool | None) -> dict[str, Tensor] | None:
-        """Return contiguous copies, which stay as they are until the next call; None where there is no room.
+        """Return contiguous copies, which stay as they are until the next call; None if there is no room.
 
         Unless they are `wanted`, they may take a share of the memory that is available, which must be known.
         """
@@ -129,7 +129,7 @@ class HostCopies:
 
 
 def new_block(size: int, pinned: bool) -> Tensor:
-    """Return a block of host memory. Raises RuntimeError where there is none.
+    """Return a block of host memory. Raises RuntimeError if there is none.
 
     A pinned one is registered with the driver in place: torch's own pinned memory would be rounded up to a power of
     two. If the driver refuses, the block is ordinary memory, and copies to it wait one by one.

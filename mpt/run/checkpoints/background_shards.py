@@ -36,7 +36,7 @@ class Copied:
     """One rank's copy of what it writes."""
 
     shard: str | None
-    """Its file's name; None where another rank writes the same rows."""
+    """Its file's name; None if another rank writes the same rows."""
     rows: Mapping[str, Tensor]
     names: int
     """A checksum of the names of all sharded tensors."""
@@ -80,7 +80,7 @@ def finish_beside(world: World, saver: BackgroundSave) -> None:
 
 
 def copy(world: World, saver: BackgroundSave, state: Mapping[str, Any]) -> Copied | None:
-    """Return a copy of what this rank writes of a state, or None where there is no room for it."""
+    """Return a copy of what this rank writes of a state, or None if there is no room for it."""
     parts = pack_parts(state)[2]
     name = shard_name(*place_of(parts.values()))
     held = {f"row {key}": local(tensor).detach() for key, tensor in parts.items()} if name is not None else {}

@@ -249,7 +249,7 @@ def look_around(run: RunDirectory) -> tuple[list[int], list[str]]:
 
 
 def read_alike(path: Path, world: World) -> LoadedCheckpoint:
-    """Read one checkpoint on all ranks. Raises OSError or ValueError, on all of them, where any cannot read it.
+    """Read one checkpoint on all ranks. Raises OSError or ValueError, on all of them, if any cannot read it.
 
     On several machines a rank may meet an old or incomplete copy of a directory that they share.
     """

@@ -46,7 +46,7 @@ class Shards:
 def write_shards(world: World, run: RunDirectory, state: Mapping[str, Any]) -> Shards:
     """Write this rank's rows of a state durably into a new folder; call on all ranks.
 
-    Raises InputOutputError, on all ranks alike and with the folder removed, where any could not write.
+    Raises InputOutputError, on all ranks alike and with the folder removed, if any could not write.
     """
     with failures_explained(run.checkpoints):
         folder = world.ask(lambda: begin_folder(run))
@@ -86,7 +86,7 @@ def checksum(names: Iterable[str]) -> int:
 
 
 def shard_name(number: int, count: int, writes: bool) -> str | None:
-    """Return the name of a rank's file, by its part of how many (`place_of`); None where it writes none."""
+    """Return the name of a rank's file, by its part of how many (`place_of`); None if it writes none."""
     return f"shard-{number:05d}-of-{count:05d}.safetensors" if writes else None
 
 
@@ -104,7 +104,7 @@ def write_rows(folder: Path, name: str, own: Mapping[str, Tensor]) -> tuple[str,
 
 
 def accept(folder: Path, told: Sequence[tuple[tuple[str, dict[str, Any]] | None, str | None, int]]) -> Shards:
-    """Return all ranks' files. Removes the folder and raises InputOutputError where a rank could not write its own."""
+    """Return all ranks' files. Removes the folder and raises InputOutputError if a rank could not write its own."""
     failures = [f"rank {rank}: {reason}" for rank, (_, reason, _) in enumerate(told) if reason is not None]
     if failures:
         remove(folder)
@@ -122,7 +122,7 @@ def shard_names(files: Iterable[str]) -> list[str]:
 
 
 def join(shards: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return whole tensors out of each shard's rows. Raises ValueError where shards hold different tensors."""
+    """Return whole tensors out of each shard's rows. Raises ValueError if shards hold different tensors."""
     if any(set(shard) != set(shards[0]) for shard in shards):
         raise ValueError("its shards hold the rows of different tensors")
     whole = {}

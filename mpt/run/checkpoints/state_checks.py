@@ -110,7 +110,7 @@ def shown_shape(value: Tensor | Sequence[int]) -> str:
 
 
 def refuse_split(name: str, module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError where a saved state has two values for what is one weight of a module by now.
+    """Raise CheckpointError if a saved state has two values for what is one weight of a module by now.
 
     Loaded, the last of them would count for all of its layers.
     """

@@ -12,7 +12,7 @@ import gc
 RARELY = (100_000, 20, 100)
 """Thresholds of `gc.set_threshold`; Python's own are 700, 10, 10."""
 usual: list[tuple[int, int, int]] = []
-"""The thresholds before `pause`; empty where nothing was changed."""
+"""The thresholds before `pause`; empty if nothing was changed."""
 
 
 def pause() -> None:

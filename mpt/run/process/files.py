@@ -121,7 +121,7 @@ def free_bytes(path: Path) -> int | None:
 
 
 def has_no_inodes(path: Path) -> bool:
-    """Return whether the file system where `path` is or would be has no inode left; False where it cannot be told."""
+    """Return whether the file system where `path` is or would be has no inode left; False if it cannot be told."""
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError, AttributeError):  # Windows has no statvfs
             found = os.statvfs(folder)

@@ -11,7 +11,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """Return what the machine has left, or what is left to this process's control group; None where nothing tells."""
+    """Return what the machine has left, or what is left to this process's control group; None if nothing tells."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         line = next(line for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable:"))
         left = int(line.split()[1]) * 1024
@@ -27,7 +27,7 @@ def left_to_groups() -> list[int]:
         group = GROUPS / own.removeprefix("0::").strip("/")
         for folder in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError, StopIteration):
-                limit = int((folder / "memory.max").read_text())  # "max" where there is none
+                limit = int((folder / "memory.max").read_text())  # "max" if there is none
                 used = int((folder / "memory.current").read_text())
                 lines = (folder / "memory.stat").read_text().splitlines()
                 cached = next(line for line in lines if line.startswith("inactive_file "))

@@ -11,7 +11,7 @@ SIDE_BY_SIDE = "MPT_SIDE_BY_SIDE"
 
 
 def refuse_several_processes(what: str) -> None:
-    """Raise ConfigError where this process is one of several: each would do the whole, in a folder of its own."""
+    """Raise ConfigError if this process is one of several: each would do the whole, in a folder of its own."""
     count = os.environ.get("WORLD_SIZE", "1").strip()
     if count.isdecimal() and int(count) > 1:
         raise ConfigError(

@@ -115,7 +115,7 @@ def replace(old: str, new: str, folder: Folder) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two folders change names in one step of the kernel's; False where kernel or file system cannot. OSError."""
+    """Let two folders change names in one step of the kernel's; False if kernel or file system cannot. OSError."""
     if sys.platform != "linux":
         return False
     import ctypes
@@ -155,7 +155,7 @@ def read_at(descriptor: int, count: int, position: int) -> bytes:
 
 
 def lock(descriptor: int) -> None:
-    """Lock an open file against other processes until it is closed. Raises BlockingIOError where one holds it."""
+    """Lock an open file against other processes until it is closed. Raises BlockingIOError if one holds it."""
     if IS_POSIX:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return

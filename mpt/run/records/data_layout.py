@@ -28,7 +28,7 @@ def read_training_list(path: Path) -> str | None:
 
 
 def read_layout(path: Path) -> DataSpec | None:
-    """Return the layout that was written, None where there is none that can be read."""
+    """Return the layout that was written, None if there is none that can be read."""
     try:
         return DataSpec.from_record(read_json(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

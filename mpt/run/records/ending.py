@@ -16,7 +16,7 @@ from mpt.run.records.layout import RunDirectory, list_runs, newest_run
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return a JSON object; empty where there is none, or it is damaged, or the file is a link or no regular file."""
+    """Return a JSON object; empty if there is none, or it is damaged, or the file is a link or no regular file."""
     try:
         if path.is_symlink():
             return {}
@@ -34,7 +34,7 @@ def has_summary_of(run: RunDirectory, step: int) -> bool:
 def newest_finished_run(runs_dir: Path) -> tuple[RunDirectory, str | None]:
     """Return the newest run that was trained to its end, and a warning where a newer one was not.
 
-    Without any, the newest run with a checkpoint. Raises CheckpointError where there is none.
+    Without any, the newest run with a checkpoint. Raises CheckpointError if there is none.
     """
     runs = list_runs(runs_dir)
     finished = [run for run in runs if read_json_object(run.summary_path).get("steps")]

@@ -92,12 +92,12 @@ class RunDirectory:
 
     @property
     def plan_path(self) -> Path:
-        """What memory was planned beside the training, or why not; absent where nothing was planned."""
+        """What memory was planned beside the training, or why not; absent if nothing was planned."""
         return self.path / "plan.json"
 
     @property
     def doctor_path(self) -> Path:
-        """What `mpt doctor` found in the run; absent where it was not asked."""
+        """What `mpt doctor` found in the run; absent if it was not asked."""
         return self.path / "doctor.json"
 
     @property

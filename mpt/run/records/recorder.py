@@ -176,7 +176,7 @@ def tidy(value: Any) -> Any:
 
 
 def read_raw_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line of a file as bytes and as an object, None where it is none. No file, no lines."""
+    """Yield each line of a file as bytes and as an object, None if it is none. No file, no lines."""
     if not path.exists():
         return
     with failures_explained(path), os.fdopen(open_regular(path), "rb") as file:

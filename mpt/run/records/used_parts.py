@@ -49,7 +49,7 @@ def imported_files(package: PartPackage) -> list[str]:
 
 
 def hash_of(path: Path) -> str | None:
-    """Return a file's SHA-256, None where it cannot be read."""
+    """Return a file's SHA-256, None if it cannot be read."""
     try:
         return hashlib.sha256(read_bytes(path, LARGEST_SOURCE_BYTES)).hexdigest()
     except OSError:
@@ -66,7 +66,7 @@ def write_used_parts(path: Path) -> None:
 
 
 def read_used_parts(path: Path) -> list[dict[str, Any]]:
-    """Return what was written; nothing where it is not there or damaged."""
+    """Return what was written; nothing if it is not there or damaged."""
     try:
         found = read_json(path)
         return [one for one in found if isinstance(one["name"], str) and isinstance(one["files"], dict)]
@@ -90,7 +90,7 @@ def changed_parts(path: Path) -> list[str]:
 def missing_parts_explained(folder: Path) -> Iterator[None]:
     """Within the block, say of a configuration that is not understood which of its run's parts are not here.
 
-    Raises PartError instead of ConfigError where that is the reason.
+    Raises PartError instead of ConfigError if that is the reason.
     """
     try:
         yield

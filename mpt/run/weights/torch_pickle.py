@@ -85,7 +85,7 @@ class GlobalName:
 
 @dataclass(eq=False)
 class Foreign:
-    """An object of a class that is not looked up: its class's name and, where it was given one, its state."""
+    """An object of a class that is not looked up: its class's name and, if it was given one, its state."""
 
     name: str
     state: Any = None

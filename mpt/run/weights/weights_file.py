@@ -229,7 +229,7 @@ def check_memory(described: Iterable[Described]) -> None:
 
 
 def check_size(needed: int) -> None:
-    """Raise ValueError where that much memory is not free."""
+    """Raise ValueError if that much memory is not free."""
     free = available_bytes()
     if free is not None and needed > free:
         raise ValueError(f"its tensors need {needed} bytes of memory, and {free} are free")

@@ -22,7 +22,7 @@ SHARE, OTHER = "mix_share", "mix_label"
 
 
 def mix(batch: Batch, mixup: float | None, cutmix: float | None) -> Batch:
-    """Return a batch of mixed images by one of the two, a fair coin's where both have an alpha.
+    """Return a batch of mixed images by one of the two, a fair coin's if both have an alpha.
 
     Two fields are added: the labels of the images that were mixed in, and the share of the own ones, per sample.
     """

@@ -29,7 +29,7 @@ latents that equal them have styles that no other latents have."""
 def latent_size_of(name: str, network: nn.Module) -> int:
     """Return the length of the latents that a network makes images of, which it says itself.
 
-    Raises ConfigError where it does not: networks come from outside too.
+    Raises ConfigError if it does not: networks come from outside too.
     """
     size = getattr(network, "latent_size", None)
     if not isinstance(size, int):
@@ -53,11 +53,11 @@ class Sampler:
     device: torch.device
     precision: Precision
     classes: int = 0
-    """Of a class-conditional model; 0 where samples have none."""
+    """Of a class-conditional model; 0 if samples have none."""
 
     @property
     def columns(self) -> int | None:
-        """Return the columns of a grid in which each column is a class; None where that cannot be."""
+        """Return the columns of a grid in which each column is a class; None if that cannot be."""
         return self.classes if 0 < self.classes <= MOST_COLUMNS else None
 
     def latents(self, count: int, seed: int) -> Tensor:

@@ -73,7 +73,7 @@ def room_of(budget_bytes: int, device: torch.device, pixels: int) -> int:
 
 
 def choose_tiles(net: Interpolator, height: int, width: int, memory: PassMemory, room_bytes: int) -> TileGrid:
-    """Return the fewest tiles that fit into what tensors can have. Raises MemoryBudgetError where not even small ones
+    """Return the fewest tiles that fit into what tensors can have. Raises MemoryBudgetError if not even small ones
     do.
     """
     overlap, room = 2 * net.margin, room_bytes * (1 - SPARE_SHARE)

@@ -106,14 +106,14 @@ class FrameFolder:
         self.note.unlink(missing_ok=True)
 
     def pause(self) -> bool:
-        """Keep the frames, which are whole, and the note; nothing where there is none. Return whether there are any."""
+        """Keep the frames, which are whole, and the note; nothing if there is none. Return whether there are any."""
         kept = any(self.path.glob("frame-*.png"))
         if not kept:
             self.discard()
         return kept
 
     def discard(self) -> None:
-        """Remove the frames, the note and, where nothing else is in it, the folder."""
+        """Remove the frames, the note and, if nothing else is in it, the folder."""
         self.remove_frames()
         self.finish()
         with contextlib.suppress(OSError):
@@ -222,7 +222,7 @@ def save_picture(image_chw: Tensor, path: Path) -> None:
 def goes_on(note: Path, signature: dict[str, object], place: Path, overwrite: bool) -> bool:
     """Return whether what is there is the beginning of what is wanted.
 
-    Raises ConfigError where it is something else, unless that may be overwritten.
+    Raises ConfigError if it is something else, unless that may be overwritten.
     """
     try:
         before = read_json(note)

@@ -154,7 +154,7 @@ def open_video(path: Path, rate: float | None) -> FrameStream:
 
 
 def shown_rate(properties: Properties, stated: Fraction) -> Fraction:
-    """Return a video's frames per second by its frames' times, or as stated where both are about the same.
+    """Return a video's frames per second by its frames' times, or as stated if both are about the same.
 
     Matroska without a default duration states the unit of its clock, 1000.
     """

@@ -60,7 +60,7 @@ class TileDifference:
 
     @property
     def grey_levels(self) -> float:
-        """The mean absolute difference, in grey levels; 0 where nothing overlapped."""
+        """The mean absolute difference, in grey levels; 0 if nothing overlapped."""
         return 255 * self.absolute_sum / max(1, self.count)
 
 
@@ -125,7 +125,7 @@ def whole(net: Interpolator, first: Tensor, last: Tensor, time_bn: Tensor) -> Te
 
 
 def ramp(span: Span, size: int, overlap: int, like: Tensor) -> Tensor:
-    """Return a tile's weights along one axis: 1 inside, falling over the overlap where it has a neighbour."""
+    """Return a tile's weights along one axis: 1 inside, falling over the overlap if it has a neighbour."""
     places = torch.arange(span.start, span.stop, device=like.device, dtype=torch.float32)
     weight = torch.ones_like(places)
     if span.start > 0:

@@ -5,7 +5,7 @@ the time between, near surfaces first; both frames and their context features ar
 names and shapes are those of baowenbo/DAIN, so that its `best.pth` loads; `size: small` has the same five parts under
 the same prefixes, narrower.
 
-Where published training lets a gradient differ from the derivative (see `projection` and `filter_interpolation`),
+If published training lets a gradient differ from the derivative (see `projection` and `filter_interpolation`),
 `original_gradients` does too. Holes in projected flows are filled in evaluation and not in training, as published.
 
 Source: Bao et al., "Depth-Aware Video Frame Interpolation", CVPR 2019, and its code (MIT).

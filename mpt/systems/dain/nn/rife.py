@@ -190,13 +190,13 @@ class Rife(Interpolator):
         self.warp, self.fusion = WarpRegion(masked=False, border=True), FusionRegion()
 
     def flow_both_ways(self, first_bchw: Tensor, last_bchw: Tensor) -> Tensor:
-        """Return the flows between the frames (b, 4, h, w), in pixels. Only where it starts from cost volumes."""
+        """Return the flows between the frames (b, 4, h, w), in pixels. Only if it starts from cost volumes."""
         flows = self.flownets(torch.cat((first_bchw, last_bchw), dim=1), both_ways=True)
         flows = self.flow_scaling(flows, flows.new_ones(len(flows)))
         return torch.cat((flows[: len(first_bchw)], flows[len(first_bchw) :]), dim=1)
 
     def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> Tensor | None:
-        """Return the flows between the frames, or nothing where all depends on the time."""
+        """Return the flows between the frames, or nothing if all depends on the time."""
         return self.flow_both_ways(first_bchw, last_bchw) if self.has_flow else None
 
     def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Tensor | None, time_b: Tensor) -> Between:

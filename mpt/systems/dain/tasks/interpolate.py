@@ -105,7 +105,7 @@ class Interpolate(Tiles, Plateau, Legend):
         return [child for child in self.net.children() if next(child.parameters(), None) is not None] or [self.net]
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
-        """Return the flow's phase, where there is one, and that of the whole network."""
+        """Return the flow's phase, if there is one, and that of the whole network."""
         steps = self.settings.flow_steps
         joint = Phase("net", self.net, optimizers["net"], self.losses, since=steps)
         if not steps:

@@ -134,7 +134,7 @@ def other_rules(settings: Settings) -> str | None:
 
 
 def turn_of(file: FaceFile) -> float:
-    """Return how far a face is turned, 0 where it has no landmarks."""
+    """Return how far a face is turned, 0 if it has no landmarks."""
     return 0.0 if file.landmarks is None else estimate_yaw(file.landmarks)
 
 
@@ -145,7 +145,7 @@ def assume(settings: Settings) -> DataSpec | None:
 
 
 def choose(files: list[FaceFile], split: str, every: int) -> list[FaceFile]:
-    """Return the faces of a split. Where none are held out, or there are too few, both splits have them all."""
+    """Return the faces of a split. If none are held out, or there are too few, both splits have them all."""
     if every < 2 or len(files) < every:
         return files
     return [file for index, file in enumerate(files) if (index % every == every - 1) == (split == "test")]

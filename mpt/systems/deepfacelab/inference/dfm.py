@@ -72,11 +72,11 @@ def cast_input(dtype: torch.dtype, module: nn.Module, inputs: tuple[Tensor, ...]
 
 
 def write_dfm(path: Path, autoencoder: nn.Module, size: int, *, in_half: bool = False) -> float | None:
-    """Write a model and run it; return by how much ONNX Runtime differs from PyTorch, None where it is not installed.
+    """Write a model and run it; return by how much ONNX Runtime differs from PyTorch, None if it is not installed.
 
     `in_half` writes it quantized, see there.
 
-    Raises ConfigError where the exporter is not installed, CheckpointError for weights that are not finite and for a
+    Raises ConfigError if the exporter is not installed, CheckpointError for weights that are not finite and for a
     file that draws something else.
     """
     if importlib.util.find_spec("onnx") is None:
@@ -114,7 +114,7 @@ def write_dfm(path: Path, autoencoder: nn.Module, size: int, *, in_half: bool = 
 
 @torch.no_grad()
 def compare(path: Path, swapper: Swapper, face: Tensor, tolerance: float) -> float | None:
-    """Return the largest difference of outputs; CheckpointError where it is too large."""
+    """Return the largest difference of outputs; CheckpointError if it is too large."""
     if importlib.util.find_spec("onnxruntime") is None:
         return None
     session = importlib.import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])

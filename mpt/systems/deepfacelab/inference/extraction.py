@@ -69,7 +69,7 @@ class Detectors:
         return []
 
     def find_face(self, picture: Picture, box: Box) -> FoundFace:
-        """Return the face in a box, its landmarks found twice where that is possible."""
+        """Return the face in a box, its landmarks found twice if that is possible."""
         cv2 = opencv()
         points = find_landmarks(self.draw_heat, picture, box)
         matrix = face_matrix(points, ALIGNED_SIDE, "f")
@@ -99,7 +99,7 @@ def unturn(points: Any, turns: int, height: int, width: int) -> Any:
 
 
 def load_detectors(folder: Path, device: torch.device) -> Detectors:
-    """Load both networks from the folder of the user's DeepFaceLab. CheckpointError where they are not there."""
+    """Load both networks from the folder of the user's DeepFaceLab. CheckpointError if they are not there."""
     for place in PLACES:
         if all((folder / place / name).is_file() for name in FILES):
             networks = [load_network(make(), folder / place / name) for name, make in FILES.items()]

@@ -72,7 +72,7 @@ class Frames:
 
 
 def open_frames(source: Path) -> Frames:
-    """Return the frames of a folder or a video. Raises DataError where there are none."""
+    """Return the frames of a folder or a video. Raises DataError if there are none."""
     if source.is_dir():
         paths = sorted(path for path in source.iterdir() if path.suffix.lower() in PICTURES)
         if not paths:
@@ -87,7 +87,7 @@ def open_frames(source: Path) -> Frames:
 
 
 def match_faces(frames: Frames, faces: Sequence[FaceFile], place: Path) -> dict[int, list[FaceFile]]:
-    """Return the faces of each frame by its index. Raises DataError where none belongs to any."""
+    """Return the faces of each frame by its index. Raises DataError if none belongs to any."""
     places = {key: index for index, name in enumerate(frames.names) for key in keys_of(name)}
     if not frames.paths and any("#0" in keys_of(Path(str(face.source_filename)).stem) for face in faces):
         places = {f"#{index}": index for index in range(len(frames.names))}  # extracted by a tool that counts from zero
@@ -225,7 +225,7 @@ def motions_of(faces: Mapping[int, Sequence[FaceFile]], count: int) -> dict[int,
 
 
 def draw_within_memory(batch: Tensor, draw: Draw) -> list[Drawn]:
-    """Redraw a batch of faces, in halves where it does not fit. Raises MemoryBudgetError where one face does not."""
+    """Redraw a batch of faces, in halves if it does not fit. Raises MemoryBudgetError if one face does not."""
     found: dict[str, Tensor] | None = None
     try:
         found = {name: value.float().cpu() for name, value in draw(batch).items()}

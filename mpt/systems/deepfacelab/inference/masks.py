@@ -21,7 +21,7 @@ NAME = f"XSeg_{SIDE}.npy"
 
 
 def load_segment(place: Path, device: torch.device) -> Segment:
-    """Load an XSeg by its file or its folder. CheckpointError where there is none, or several."""
+    """Load an XSeg by its file or its folder. CheckpointError if there is none, or several."""
     found = [place] if place.is_file() else sorted(place.glob(f"*{NAME}"))
     if len(found) != 1:
         what = f"holds {', '.join(path.name for path in found)}: name one" if found else f"there is no {NAME}"

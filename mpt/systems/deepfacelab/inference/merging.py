@@ -204,7 +204,7 @@ def lay_together(faces: Sequence[tuple[Picture, Picture]]) -> tuple[Picture, Pic
 
 
 def blend(one: Picture, other: Picture, share: Picture) -> Picture:
-    """Return a picture with another laid over it, in [0, 1]. Only where its share is not 0 anything is computed."""
+    """Return a picture with another laid over it, in [0, 1]. Only if its share is not 0 anything is computed."""
     result = one.copy()
     rows, columns = (np.flatnonzero(share.any(axis=axis)) for axis in ((1, 2), (0, 2)))
     if len(rows):

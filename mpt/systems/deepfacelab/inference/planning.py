@@ -25,7 +25,7 @@ CONTEXT_BYTES = 512 * 2**20
 def largest_batch(trained: Trained, dtype: str | None, budget_bytes: int) -> tuple[int, int]:
     """Return how many faces can be drawn at once within a budget, and the bytes that this takes.
 
-    Raises MemoryBudgetError where a single one does not fit.
+    Raises MemoryBudgetError if a single one does not fit.
     """
     one, two = (peak_bytes(trained, dtype, count) + CONTEXT_BYTES for count in (1, 2))
     if one > budget_bytes:

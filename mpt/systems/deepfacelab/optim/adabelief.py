@@ -1,7 +1,7 @@
 """AdaBelief as DeepFaceLab has it: no bias correction, the new mean in the variance, epsilon 1e-6 outside the root.
 
-m = .9 m + .1 g; v = .999 v + .001 (g - m)^2; step = -lr m / (sqrt(v) + 1e-6). The published AdaBelief (Zhuang et al.
-2020) and the package of that name correct the bias and add epsilon elsewhere. `lr_dropout` .3 with `lr_cos` 500 is
+m = 0.9 m + 0.1 g; v = 0.999 v + 0.001 (g - m)^2; step = -lr m / (sqrt(v) + 1e-6). The published AdaBelief (Zhuang et
+al. 2020) and the package of that name correct the bias and add epsilon elsewhere. `lr_dropout` 0.3 with `lr_cos` 500 is
 DeepFaceLab's "lr dropout"; clipping by global norm is `clip_grad_norm: 1`.
 """
 

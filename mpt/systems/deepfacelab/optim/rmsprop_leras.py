@@ -1,6 +1,6 @@
-"""RMSprop as DeepFaceLab has it: rho .9 and epsilon 1e-6 outside the root; no momentum, no centring.
+"""RMSprop as DeepFaceLab has it: rho 0.9 and epsilon 1e-6 outside the root; no momentum, no centring.
 
-a = .9 a + .1 g^2; step = -lr g / (sqrt(a) + 1e-6). `lr_dropout` and `lr_cos` are those of `adabelief`.
+a = 0.9 a + 0.1 g^2; step = -lr g / (sqrt(a) + 1e-6). `lr_dropout` and `lr_cos` are those of `adabelief`.
 """
 
 from __future__ import annotations

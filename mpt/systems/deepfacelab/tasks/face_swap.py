@@ -1,4 +1,4 @@
-"""Face swapping between two people: phase `autoencoder`, then `code_disc` and `patch_disc` where they have power.
+"""Face swapping between two people: phase `autoencoder`, then `code_disc` and `patch_disc` if they have power.
 
 Each person's stream is drawn and back-propagated by itself: the loss is a sum over both, so the gradient is that of
 doing them together while the activations of one stream are held at a time. Losses are summed over the batch, as
@@ -119,7 +119,7 @@ class FaceSwap(Legend):
         return [Phase(name, module, optimizers[name], functions[name]) for name, module in self.trainable.items()]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
-        """Smooth the targets' surround where that is asked for. What is random was drawn with the data."""
+        """Smooth the targets' surround if that is asked for. What is random was drawn with the data."""
         if not self.settings.blur_out_mask:
             return batch
         smoothed = {
@@ -246,7 +246,7 @@ class FaceSwap(Legend):
         return drawn
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
-        """Return each sample's PSNR under the true mask and overlap of masks, of swaps too where the true are known."""
+        """Return each sample's PSNR under the true mask and overlap of masks, of swaps too if the true are known."""
         drawn = self.redraw(batch)
         found: Evidence = {}
         with self.precision.float32():
@@ -325,7 +325,7 @@ def resting(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def describe_masks(masks: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Say where the faces' masks come from; None where the data do not tell."""
+    """Say where the faces' masks come from; None if the data do not tell."""
     words = {
         "xseg": "painted XSeg masks",
         "polygons": "painted polygons",

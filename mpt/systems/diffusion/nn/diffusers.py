@@ -79,7 +79,7 @@ def check_picture(data: DataSpec, channels: int) -> None:
 
 
 def network_config(settings: Settings) -> dict[str, Any]:
-    """Return the content of config.json. Raises ConfigError where there is none to read."""
+    """Return the content of config.json. Raises ConfigError if there is none to read."""
     if (settings.folder is None) == (settings.shape is None):
         raise ConfigError("model: give diffusers a local folder (model.folder) or a published shape (model.shape)")
     if settings.shape is not None:

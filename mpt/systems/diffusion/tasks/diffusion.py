@@ -319,7 +319,7 @@ class Diffusion(Samples, Legend):
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
         """Return samples, samples from scaled noise, ways between samples, and what the network saw over time.
 
-        Of a batch: what the network takes for clean in it, and samples under its text where a decoder shows them.
+        Of a batch: what the network takes for clean in it, and samples under its text if a decoder shows them.
         """
         if batch is not None:
             return self.infer_batch(batch)

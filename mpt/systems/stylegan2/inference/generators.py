@@ -98,7 +98,7 @@ def as_bytes(image_bchw: Tensor) -> Tensor:
 
 
 def open_painter(wanted: str, runs: Path, device_name: str, half: bool = False) -> Painter:
-    """Open a network pickle or a run. Raises CheckpointError for others, ConfigError for half where there is none."""
+    """Open a network pickle or a run. Raises CheckpointError for others, ConfigError for half if there is none."""
     path, device = Path(wanted), choose_device(device_name)
     if path.is_file() and is_network_pickle(path):
         network = published_generator(read_network_pickle(path))
@@ -114,7 +114,7 @@ def open_painter(wanted: str, runs: Path, device_name: str, half: bool = False) 
 
 
 def published_generator(pickle: NetworkPickle) -> Generator | AliasFreeGenerator:
-    """Return the generator that a file's author uses (G_ema). Raises CheckpointError where it cannot be built."""
+    """Return the generator that a file's author uses (G_ema). Raises CheckpointError if it cannot be built."""
     network, where = pickle.networks["G_ema"], str(pickle.path)
     tensors = {name.removeprefix("G_ema."): value for name, value in pickle.tensors(("G_ema",)).items()}
     try:

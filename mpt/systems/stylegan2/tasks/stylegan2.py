@@ -164,7 +164,7 @@ class StyleGan2(gan.Gan):
         return (self.gen(*mixed, label_b=batch.get("label")),)
 
     def judge(self, side: tuple[Tensor, ...], batch: Batch, real: bool) -> Judgement:
-        """Return the scores of images, augmented where that is on."""
+        """Return the scores of images, augmented if that is on."""
         (image,) = side
         if self.augment is not None:
             image = self.augment(image, batch["augment_real" if real else "augment_fake"])
@@ -236,7 +236,7 @@ class StyleGan2(gan.Gan):
     def generate(self, latent_bz: Tensor, first: int = 0, truncation: float = 1.0) -> Tensor:
         """Return images in [0, 1]; sample i has class (first + i) mod classes.
 
-        Their noise depends on the sample's number, or is the network's fixed noise where it has that.
+        Their noise depends on the sample's number, or is the network's fixed noise if it has that.
         """
         gen = self.gen
         with self.precision.float32():

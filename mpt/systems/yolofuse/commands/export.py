@@ -79,7 +79,7 @@ class Command:
 def run(command: Command) -> None:
     """Write and check the file.
 
-    Raises ConfigError for missing packages, CheckpointError where outputs differ, GateError where fewer bits lose too
+    Raises ConfigError for missing packages, CheckpointError if outputs differ, GateError if fewer bits lose too
     much.
     """
     if command.output.suffix in WEIGHTS:

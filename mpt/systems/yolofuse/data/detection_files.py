@@ -181,7 +181,7 @@ def build(settings: Settings, split: str, seed: int) -> DetectionFiles:
 
 
 def data_file_of(settings: Settings) -> DataFile | None:
-    """Return the YOLO data file that `root` names, None where it names a folder."""
+    """Return the YOLO data file that `root` names, None if it names a folder."""
     path = Path(settings.root).expanduser()
     return read_data_file(path) if path.suffix in SUFFIXES and not path.is_dir() else None
 

@@ -1,6 +1,6 @@
 """Drawn street scenes seen by a visible and an infrared camera at once, with boxes around the people in them.
 
-A person is visible with probability .7 and warm with probability .7, at least one of the two; so neither camera shows
+A person is visible with probability 0.7 and warm with probability 0.7, at least one of the two; so neither camera shows
 all of them. There are hot discs in the infrared picture and coloured blocks in the visible one that are no people. For
 demonstrations and tests: nothing is claimed about photographs.
 
@@ -44,7 +44,7 @@ class Settings(SceneOptions):
     count: int = Field(300, ge=1)
     """Scenes to train on."""
     test_count: int = Field(300, ge=1)
-    """Scenes to test on; with 100, mAP swings by .1 from set to set."""
+    """Scenes to test on; with 100, mAP swings by 0.1 from set to set."""
     data_seed: int = 0
     """Seed of the drawn data; independent of the run's `seed`."""
     visible: float = Field(0.7, ge=0, le=1)

@@ -83,7 +83,7 @@ class TorchvisionDetector(nn.Module):
         classes_bm: Tensor | None = None,
         valid_bm: Tensor | None = None,
     ) -> dict[str, Tensor] | tuple[Tensor, Tensor]:
-        """Return the losses by name where boxes are given (in training mode), else what is detected.
+        """Return the losses by name if boxes are given (in training mode), else what is detected.
 
         Detected are boxes (b, n, 4) in pixels and scores (b, n, classes), n being `most_detections`; a box has a score
         for the one class that it was found for, and padding has none.

@@ -5,7 +5,7 @@ For `warmup` steps the rate of weights rises from 0, that of biases falls from `
 `last_lr` of the rate instead of 0. Weights decay, biases and normalisation do not (`no_decay`). Ultralytics counts its
 schedule in epochs, this one in steps; the published recipe is otherwise the same (tests/systems/yolofuse).
 
-Where a card holds batches of 16 only, YOLO accumulates 64 / 16 = 4 of them per step, and in the warm-up fewer, from one
+If a card holds batches of 16 only, YOLO accumulates 64 / 16 = 4 of them per step, and in the warm-up fewer, from one
 on: `accumulation`. The warm-up then counts those batches, not steps. Batches are counted in the optimizer's groups, and
 `batches_of_step` says how many the next step has: task `detect` takes so much of what it is given, and leaves the rest.
 """
@@ -77,7 +77,7 @@ class WarmupSGD(torch.optim.SGD):
 
 
 def floored(rate: float, settings: Settings) -> float:
-    """Return the scheduled rate with its floor: the schedule goes to `last_lr` of the rate where others go to 0."""
+    """Return the scheduled rate with its floor: the schedule goes to `last_lr` of the rate if others go to 0."""
     if settings.schedule == "constant":
         return rate
     return rate * (1 - settings.last_lr) + settings.lr * settings.last_lr

@@ -59,7 +59,7 @@ class Settings(Options):
     distance_gain: float = Field(1.5, ge=0)
     """Gain of the loss of the distances' distributions."""
     small_boxes: bool = False
-    """Enlarge sides under 16 pixels to 16 where places are chosen, as Ultralytics 8.4 does; 8.3 and YOLOFuse do not."""
+    """Enlarge sides under 16 pixels to 16 if places are chosen, as Ultralytics 8.4 does; 8.3 and YOLOFuse do not."""
     multi_scale: float = Field(0.0, ge=0, lt=1)
     """Train on pictures up to this much smaller and larger, another size at each step."""
     confidence: float = Field(0.25, gt=0, lt=1)
@@ -177,7 +177,7 @@ class Detect(Legend, Exports):
         return suppress_batch(*self.predict(batch), how)
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
-        """Return the detections down to a score of .001, and the truth."""
+        """Return the detections down to a score of 0.001, and the truth."""
         how = Suppression(0.001, 0.7, self.settings.agnostic, True, self.settings.most_detections)
         found = suppress_batch(*self.predict(batch), how)
         return {"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}}
@@ -250,7 +250,7 @@ class Detect(Legend, Exports):
 
 
 def describe(rows: np.ndarray[Any, Any], classes: Sequence[str]) -> str:
-    """Return detections as text: `person .93 12 30 44 96; ...` with corners in pixels."""
+    """Return detections as text: `person 0.93 12 30 44 96; ...` with corners in pixels."""
     return "; ".join(
         f"{classes[int(kind)]} {score:.2f} {left:.0f} {top:.0f} {right:.0f} {bottom:.0f}"
         for left, top, right, bottom, score, kind in rows.tolist()

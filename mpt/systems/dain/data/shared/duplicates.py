@@ -1,7 +1,7 @@
 """Frames that repeat the one before: 12 pictures a second in a file of 24, or a capture that dropped some.
 
 Two frames are one picture if in no block of 16 x 16 pixels they differ by more than a fraction of a grey level, and
-what a motion by a fraction of a pixel would change there: an encoder's noise is larger where there is more detail.
+what a motion by a fraction of a pixel would change there: an encoder's noise is larger if there is more detail.
 A repeat says nothing about motion: the frames around it are interpolated over it. A picture that is repeated more
 often than `MOST_HELD` times is meant to stand still.
 

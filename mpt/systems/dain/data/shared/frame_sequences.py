@@ -194,7 +194,7 @@ def of_split(samples: list[Sample], split: str) -> list[Sample]:
 
 
 def require_files(samples: Sequence[Sample]) -> None:
-    """Raise DataError where a file of these samples is missing."""
+    """Raise DataError if a file of these samples is missing."""
     for sample in samples:
         assert not isinstance(sample.frames, Tensor)
         for path in sample.frames:

@@ -44,7 +44,7 @@ class Triplet:
 
 
 class TripletSource(Protocol):
-    """Where triplets are read from. `draw` picks among several middle frames where there are several."""
+    """Where triplets are read from. `draw` picks among several middle frames if there are several."""
 
     dtype: torch.dtype
     has_flow: bool

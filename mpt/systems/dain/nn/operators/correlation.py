@@ -1,7 +1,7 @@
 """Cost volume of two feature maps: how alike each pixel of the first is to the pixels around it in the second.
 
 out[b, (dy + r) * (2r + 1) + (dx + r), y, x] = mean over channels of first[b, :, y, x] * second[b, :, y + dy, x + dx],
-zero where the second has no such pixel; r = 4 in PWC-Net.
+zero if the second has no such pixel; r = 4 in PWC-Net.
 
 Backward: grad_first is the mean over displacements of grad_out times the displaced second, grad_second that of the
 first, displaced back. Only the two inputs are kept for it: plain autograd would keep 81 products.

@@ -3,7 +3,7 @@
 The output pixel (x, y) looks at (x + u, y + v), with a and b the fractions past the floors. Its 4 x 4 taps begin one
 pixel above and left of the floor and are clamped to the image. Each tap is weighted by the kernel at the output pixel
 (16 channels, row-major, not normalised) and by the bilinear weight of the quadrant it lies in: (1-a)(1-b) top left,
-a(1-b) top right, (1-a)b bottom left, ab bottom right. Where the target is outside the image, or |u| >= W/2, or
+a(1-b) top right, (1-a)b bottom left, ab bottom right. If the target is outside the image, or |u| >= W/2, or
 |v| >= H/2, the input pixel is copied.
 
 Backward: the derivative, floors taken as constant. DAIN's own kernel passes no gradient to the image where a pixel is

@@ -87,7 +87,7 @@ class Projection(torch.autograd.Function):
 def nearest_reached(reached_b1hw: Tensor, dim: int, backwards: bool) -> tuple[Tensor, Tensor]:
     """Return the place along `dim` of the nearest reached pixel at or before (`backwards`: after) each one.
 
-    Also whether there is one; where there is none the place is 0.
+    Also whether there is one; if there is none the place is 0.
     """
     size = reached_b1hw.shape[dim]
     shape = [1, 1, 1, 1]

@@ -11,7 +11,7 @@ LANES = 128
 
 @triton.jit
 def landing(flow, pixel, real, height, width):
-    """Return the flow of a block of pixels, where it leads (0 where outside), and whether that is inside."""
+    """Return the flow of a block of pixels, where it leads (0 if outside), and whether that is inside."""
     u = tl.load(flow + pixel, mask=real, other=0.0)
     v = tl.load(flow + height * width + pixel, mask=real, other=0.0)
     x, y = (pixel % width).to(tl.float32) + u, (pixel // width).to(tl.float32) + v

@@ -5,7 +5,7 @@ are the reference, and planning always uses them. Each kernel (`triton_kernels`)
 holds nothing between: correlation makes no product per displacement, interpolation no position or weight per tap (the
 reference holds 32 numbers per pixel for both).
 
-Sums are in float32 in a fixed order. Where many pixels add to one, numbers are added as 64-bit integers, scaled by a
+Sums are in float32 in a fixed order. If many pixels add to one, numbers are added as 64-bit integers, scaled by a
 power of two that is taken from the largest of them: integers add up to the same in any order, so results are the same
 in every run although the order on a GPU is not. They are rounded to 2^-37 of the largest number at 4K, to less below.
 

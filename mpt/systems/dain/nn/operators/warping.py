@@ -1,6 +1,6 @@
 """Bilinear backward warping of feature maps, as PWC-Net does it between its levels.
 
-Zero outside the image, and zero wherever less than .9999 of the four bilinear weights lies inside. The position is
+Zero outside the image, and zero wherever less than 0.9999 of the four bilinear weights lies inside. The position is
 taken through the range [-1, 1] and back, as `grid_sample(align_corners=True)` does, so that published weights meet the
 rounding they were trained with; along a side of one pixel every position is that pixel, as there. Backward: the
 derivative; the mask has none.

@@ -20,7 +20,7 @@ BETTER = 0.01
 class DistillationRegion(nn.Module):
     """The distillation loss, computed in float32 in every mode; the teacher and the choice of pixels pass no gradient.
 
-    At pixels where both flows are equal the root's gradient is 0 here; in the original it is infinite, and NaN where
+    At pixels if both flows are equal the root's gradient is 0 here; in the original it is infinite, and NaN if
     the pixel does not count.
     """
 

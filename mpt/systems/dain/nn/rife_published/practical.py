@@ -70,7 +70,7 @@ class PracticalRife(PublishedRife):
         return not self.plan.residual_blocks
 
     def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> Frames | None:
-        """Return the encoder's features of both frames, where there is one."""
+        """Return the encoder's features of both frames, if there is one."""
         return (self.encode(first_bchw), self.encode(last_bchw)) if self.plan.encoded else None
 
     def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Frames | None, time_b: Tensor) -> Between:
@@ -92,7 +92,7 @@ class PracticalRife(PublishedRife):
     def at_scales(
         self, scales: Sequence[float], pair: Frames, prepared: Frames | None, time_b: Tensor
     ) -> tuple[Between, Tensor | None]:
-        """Return the frame with blocks at these scales, and which samples' motion is large, where that is looked at."""
+        """Return the frame with blocks at these scales, and which samples' motion is large, if that is looked at."""
         time = time_plane(time_b, pair[0])
         estimate: Estimate | None = None
         large_b: Tensor | None = None

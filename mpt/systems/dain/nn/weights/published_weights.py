@@ -64,6 +64,6 @@ def publish(run: str, output: Path, runs: Path) -> None:
 
 
 def refuse_existing(output: Path) -> None:
-    """Raise InputOutputError where a file would be replaced."""
+    """Raise InputOutputError if a file would be replaced."""
     if output.exists():
         raise InputOutputError(f"{output} is there already; remove it or choose another name")

@@ -64,7 +64,7 @@ def leras_to_torch(
     """Make a run of a DeepFaceLab model and return its folder.
 
     With `config` the run is that configuration's, and the weights must be its model's. Raises CheckpointError for
-    weights that are hostile, damaged or of another architecture, ConfigError where something that the weights do not
+    weights that are hostile, damaged or of another architecture, ConfigError if something that the weights do not
     tell is not said.
     """
     folder = find_model(model_dir, name)
@@ -132,14 +132,14 @@ def start_of_loop(step: int) -> dict[str, Any]:
 
 
 def data_layout(config: Config) -> DataSpec:
-    """Return what the configuration's data set delivers, without opening it where it can be told so."""
+    """Return what the configuration's data set delivers, without opening it if it can be told so."""
     assume = config.dataset.plugin.optional("assume")
     spec = assume(config.sized_dataset.native_settings()) if assume else None
     return spec or build_datasets(config)[0].spec
 
 
 def read_archi(folder: Folder) -> str:
-    """Return the archi that DeepFaceLab's summary states; ConfigError where there is none."""
+    """Return the archi that DeepFaceLab's summary states; ConfigError if there is none."""
     path = folder.path / f"{folder.prefix}summary.txt"
     if path.is_file():
         stated = re.search(r"archi: *([a-z]+(?:-[a-z]+)?)", read_text(path, LARGEST_RECORD_BYTES, "replace"))

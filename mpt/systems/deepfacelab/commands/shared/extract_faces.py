@@ -34,7 +34,7 @@ def extract_faces(
 ) -> None:
     """Write the faces of frames, and say which have none.
 
-    Raises DataError for frames that are none, CheckpointError where the networks are not there, ConfigError for a
+    Raises DataError for frames that are none, CheckpointError if the networks are not there, ConfigError for a
     folder that was begun otherwise, InputOutputError for a folder of something else.
     """
     opencv()  # said before anything is loaded

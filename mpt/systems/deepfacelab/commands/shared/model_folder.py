@@ -51,7 +51,7 @@ class Folder:
         return self.path / f"{self.prefix}data.dat"
 
     def read_data(self) -> dict[str, Any] | None:
-        """Return the content of `_data.dat`, None where there is none."""
+        """Return the content of `_data.dat`, None if there is none."""
         return read_model_data(self.data_path) if os.path.lexists(self.data_path) else None
 
     @property
@@ -60,7 +60,7 @@ class Folder:
         return self.prefix.endswith(QUICK)
 
     def read(self, part: str) -> Arrays | None:
-        """Return a file's arrays, None where there is no such file. CheckpointError for numbers that are not finite."""
+        """Return a file's arrays, None if there is no such file. CheckpointError for numbers that are not finite."""
         if not self.file(part).is_file():
             return None
         arrays = read_arrays(self.file(part))

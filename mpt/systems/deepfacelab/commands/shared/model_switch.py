@@ -7,7 +7,7 @@ folders change names in one step. A kill or a full disk at any moment leaves the
 
 Backups are DeepFaceLab's own: `NAME_autobackups/01` is the newest of at most 24.
 
-Where the kernel or the file system cannot exchange two names, the old folder is set aside for the moment between two
+If the kernel or the file system cannot exchange two names, the old folder is set aside for the moment between two
 renames, and the next return puts it back if the second never came.
 """
 
@@ -162,7 +162,7 @@ def write_note(folder: Folder, workplace: Path) -> None:
 
 
 def read_note(workplace: Path) -> dict[str, Any]:
-    """Return what `write_note` wrote; empty where it is not whole, so nothing was switched yet."""
+    """Return what `write_note` wrote; empty if it is not whole, so nothing was switched yet."""
     try:
         note = json.loads((workplace / NOTE).read_text())
     except (OSError, ValueError):

@@ -72,7 +72,7 @@ def reinhard(
 ) -> Picture:
     """Match mean and deviation of each channel in L*a*b*.
 
-    Where a mask (h, w, 1) is below the cutoff a pixel counts as black; all pixels are changed.
+    If a mask (h, w, 1) is below the cutoff a pixel counts as black; all pixels are changed.
     """
     cv2 = opencv()
     target, source = (

@@ -196,7 +196,7 @@ def read_encoded(path: Path) -> bytes:
 
 
 def with_metadata(face: FaceFile, data: bytes, settings: Mapping[str, Any] | None = None) -> FaceFile:
-    """Return the face with what its JPG's metadata say, and a pack's settings where there are; unchanged without."""
+    """Return the face with what its JPG's metadata say, and a pack's settings if there are; unchanged without."""
     found = read_metadata(data, face.name)
     content = found or {}
     for key, value in (settings or {}).items():
@@ -222,7 +222,7 @@ def with_metadata(face: FaceFile, data: bytes, settings: Mapping[str, Any] | Non
 
 
 def read_metadata(data: bytes, name: str) -> dict[str, Any] | None:
-    """Return a JPG's metadata, None where it has none. DataError for anything else than a dict."""
+    """Return a JPG's metadata, None if it has none. DataError for anything else than a dict."""
     segment = find_metadata(data, name)
     if segment is None:
         return None
@@ -233,7 +233,7 @@ def read_metadata(data: bytes, name: str) -> dict[str, Any] | None:
 
 
 def read_face_type(value: Any, name: str) -> str:
-    """Return a type's name in metadata, given by name or number; a full face where none is said."""
+    """Return a type's name in metadata, given by name or number; a full face if none is said."""
     named = NUMBERS.get(value, str(value)) if isinstance(value, int) else str(value or "full_face")
     if named not in TYPES:
         raise DataError(f"{name}: its face type is {named[:80]!r}; extract the face again as one of {', '.join(TYPES)}")
@@ -290,7 +290,7 @@ def read_landmarks(value: Any, name: str) -> Points:
 
 
 def find_metadata(data: bytes, name: str) -> bytes | None:
-    """Return the APP15 segment of a JPG, None where there is none; DataError when the file ends too early."""
+    """Return the APP15 segment of a JPG, None if there is none; DataError when the file ends too early."""
     if data[:2] != b"\xff\xd8":
         raise DataError(
             f"{name}: is no JPG (it starts with {data[:2].hex() or 'nothing'}); remove it or extract it again"

@@ -2,7 +2,7 @@
 
 68 landmarks are fitted to a mean face by a similarity (Umeyama 1991). In the mean face's frame, where it fills the unit
 square, an aligned face is a square around the middle whose half side depends on the type: half a unit and the root of
-two times the type's padding. A whole face's square stands .07 higher; a head's stands .5 higher, and aside by how far
+two times the type's padding. A whole face's square stands 0.07 higher; a head's stands 0.5 higher, and aside by how far
 the head is turned.
 """
 

@@ -3,7 +3,7 @@
 First the input alone is displaced by a grid of jittered control points; then one affine map (rotation, scale, shift,
 flip) moves input and target alike. Both interpolate cubically, masks linearly, as OpenCV does it. The numbers and their
 odd sides are DeepFaceLab's: 10 degrees, scale U(1/1.15, 1.15), shift 5 %; cells of a half, a quarter or an eighth of
-the side, inner points moved by .24 of a cell times the sum of two jitters, each a normal cut off at 2.5 deviations and
+the side, inner points moved by 0.24 of a cell times the sum of two jitters, each a normal cut off at 2.5 deviations and
 divided by them, the second transposed. The displacement in y is that in x, transposed. The map counts from pixels'
 edges and is read as if from their centres, which moves every input by half a pixel against its target.
 
@@ -92,7 +92,7 @@ def warp(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the bent images, the images that were only moved, and the moved masks. Images are cut to [0, 1].
 
-    Beyond the border an image repeats its edge and a mask is zero; what is bent in from beyond it is black. Where
+    Beyond the border an image repeats its edge and a mask is zero; what is bent in from beyond it is black. If
     `inputs_b3hw` are given, they are bent (or only moved) in the images' place.
     """
     inputs = images_b3hw if inputs_b3hw is None else inputs_b3hw

@@ -70,7 +70,7 @@ def encode_face(
 
 
 def with_segment(jpg: bytes, metadata: dict[str, Any], name: str) -> bytes:
-    """Return a JPG with metadata in the place of those it has. DataError where they are too long for a segment."""
+    """Return a JPG with metadata in the place of those it has. DataError if they are too long for a segment."""
     before = find_metadata(jpg, name)
     if before is not None:
         start = jpg.index(before) - 4
@@ -85,7 +85,7 @@ def with_segment(jpg: bytes, metadata: dict[str, Any], name: str) -> bytes:
 
 
 def encode_mask(mask: Picture) -> bytes:
-    """Return a mask (h, w) in [0, 1] as DeepFaceLab keeps an applied one: PNG, or JPG where that is too long."""
+    """Return a mask (h, w) in [0, 1] as DeepFaceLab keeps an applied one: PNG, or JPG if that is too long."""
     cv2 = opencv()
     levels = (mask.clip(0, 1) * 255).astype(np.uint8)
     data: bytes = cv2.imencode(".png", levels)[1].tobytes()

@@ -11,7 +11,7 @@ from mpt.errors import ConfigError
 
 
 def opencv() -> Any:
-    """Return the module `cv2`. Raises ConfigError where it is not installed."""
+    """Return the module `cv2`. Raises ConfigError if it is not installed."""
     try:
         import cv2
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Shrinking and cutting of pictures as OpenCV does it, which DeepFaceLab calls: cubic with a of -.75, no antialias.
+"""Shrinking and cutting of pictures as OpenCV does it, which DeepFaceLab calls: cubic with a of -0.75, no antialias.
 
 Without antialias a picture that shrinks by more than two is sampled, not averaged: sharper, with aliasing. It is kept
 because networks that DeepFaceLab trained have seen such pictures. Pixels count from their centres.

@@ -95,7 +95,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def check_options(options: Mapping[Any, Any], where: str) -> None:
-    """Raise CheckpointError where an option that is used is of a type that none has."""
+    """Raise CheckpointError if an option that is used is of a type that none has."""
     for name in (*MAPPED, *OTHERS):
         value = plain(options.get(name))
         wanted = int | float | None if name == "target_iter" else int | float | str | None

@@ -44,7 +44,7 @@ MOST_DEPTH = 64
 MOST_FLAT = 64
 """Items of a tuple that may be used again: a shape, a dtype's arguments."""
 LARGEST_BYTES = 1 << 40
-"""What a file may have where nothing tells how much memory is free."""
+"""What a file may have if nothing tells how much memory is free."""
 
 
 @dataclass(eq=False)

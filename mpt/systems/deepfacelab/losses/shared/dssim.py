@@ -1,10 +1,10 @@
 """Structural dissimilarity, always in float32: the loss that half precision ruins.
 
-DSSIM subtracts two nearly equal averages of squares. Between a flat picture at .85 and the same with noise of .005 it
-is .013; this very formula in float16 makes it .47, in bfloat16 .46 (`test_dssim.py`). So inputs are cast
+DSSIM subtracts two nearly equal averages of squares. Between a flat picture at 0.85 and the same with noise of 0.005 it
+is 0.013; this very formula in float16 makes it 0.47, in bfloat16 0.46 (`test_dssim.py`). So inputs are cast
 up and autocast is switched off here, whatever the caller does.
 
-The window is DeepFaceLab's: a softmax over -r^2 / (2 * 1.5^2), VALID, with k1 .01 and k2 .03. It is separable, and
+The window is DeepFaceLab's: a softmax over -r^2 / (2 * 1.5^2), VALID, with k1 0.01 and k2 .03. It is separable, and
 taps below float32's resolution of the largest are left out (at 44 pixels, 22 of 44 along each side are kept) while the
 positions counted stay those of the full window. Maps are made contiguous: the depthwise kernel that PyTorch then takes
 on CUDA has no TF32, which would do what bfloat16 does.

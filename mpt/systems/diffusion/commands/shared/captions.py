@@ -83,7 +83,7 @@ def repeats_of(picture: Path, root: Path) -> int:
 def split(pictures: Sequence[Captioned], share: float, least: int) -> tuple[list[Captioned], list[Captioned]]:
     """Return the pictures to train on, repeats included, and those held out: a share, `least` at least.
 
-    Raises DataError where nothing is left to train on.
+    Raises DataError if nothing is left to train on.
     """
     order = sorted(pictures, key=lambda one: one.place)
     count = max(round(share * len(order)), least)

@@ -98,7 +98,7 @@ class Pipeline:
         return {"text": text[0], "pooled": pooled[0]}
 
     def weights(self) -> Path:
-        """Return the file of the denoising network's weights. Raises ConfigError where there is none."""
+        """Return the file of the denoising network's weights. Raises ConfigError if there is none."""
         folder = self.folder / self.family.network
         names = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
         found = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -163,7 +163,7 @@ def open_pipeline(folder: Path, device: torch.device) -> Pipeline:
 
 
 def import_library() -> Any:
-    """Return diffusers. Raises ConfigError where it, or transformers, is not installed."""
+    """Return diffusers. Raises ConfigError if it, or transformers, is not installed."""
     from mpt import vision_ops
 
     vision_ops.import_torchvision()  # transformers imports it, and fails where its binary does not fit torch

@@ -129,7 +129,7 @@ class AliasFreeGenerator(nn.Module):
 
 
 def filters_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor | None]:
-    """Return a layer's two filters; None where its rate does not change."""
+    """Return a layer's two filters; None if its rate does not change."""
     return {name: tensors.get(f"{prefix}{name}") for name in ("up_filter", "down_filter")}
 
 

@@ -1,4 +1,4 @@
-"""The mapping network: latents, and labels where there are classes, to styles.
+"""The mapping network: latents, and labels if there are classes, to styles.
 
 Latents and the embedded label are each normalised, then concatenated. A discriminator maps labels alone. The running
 mean of styles is state that NVIDIA's files have; only `track` moves it.
@@ -46,7 +46,7 @@ class Mapping(nn.Module):
 
     @torch.no_grad()
     def track(self, latent_bd: Tensor, label_b: Tensor | None = None) -> None:
-        """Move the running mean towards the mean style of a batch. Does nothing where none is kept."""
+        """Move the running mean towards the mean style of a batch. Does nothing if none is kept."""
         if self.average is not None:
             mean = self(latent_bd, label_b).float().mean(0)
             self.average.copy_(mean.lerp(self.average.float(), MEAN_DECAY))

@@ -217,7 +217,7 @@ def read_network_pickle(path: Path) -> NetworkPickle:
 
 
 def file_bytes(path: Path) -> bytes:
-    """Return a file's bytes. Raises OSError where they are more than half of the memory that is free."""
+    """Return a file's bytes. Raises OSError if they are more than half of the memory that is free."""
     free = available_bytes()
     most = LARGEST_BYTES if free is None else free // 2
     return read_bytes(path, min(path.stat().st_size, most))  # which asks for that much at once

@@ -78,7 +78,7 @@ def measured(path: Path, names: Interface, trained: Trained, run: Run, task: Det
 
 
 def compare_measured(before: Measured, after: Measured, kind: str, samples: int, most_lost: float) -> None:
-    """Print a table of both. Raises GateError where mAP50 or mAP50-95 has fallen by more than `most_lost`."""
+    """Print a table of both. Raises GateError if mAP50 or mAP50-95 has fallen by more than `most_lost`."""
     print(f"{samples} test samples:\n| | float32 | {kind} |\n|---|---:|---:|")
     print(f"| file, MiB | {before.size_bytes / 2**20:.2f} | {after.size_bytes / 2**20:.2f} |")
     for name, label in (("map50", "mAP50"), ("map50_95", "mAP50-95"), ("milliseconds", "ms per sample, CPU")):

@@ -253,7 +253,7 @@ def add_suppression(path: Path, task: Detect) -> None:
 
 
 def check_suppression(path: Path, task: Detect, pictures: list[Tensor]) -> str:
-    """Compare the file's detections with this program's. Raises CheckpointError where they are others.
+    """Compare the file's detections with this program's. Raises CheckpointError if they are others.
 
     Random pictures show no objects: the file is run with a score so low that some hundred places reach it.
     """

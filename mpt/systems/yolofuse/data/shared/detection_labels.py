@@ -128,9 +128,9 @@ class CocoLabels:
             self.by_last_part.setdefault(name.rsplit("/", 1)[-1], []).append(name)
 
     def name_of(self, path: Path) -> str | None:
-        """Return the file name that stands for a picture; None where none does. Raises BadLabel for several.
+        """Return the file name that stands for a picture; None if none does. Raises BadLabel for several.
 
-        It does where it is the end of the picture's path, where both end in the same folder and file, and where it
+        It does where it is the end of the picture's path, if both end in the same folder and file, and where it
         is absolute, of the machine that the labels were made on, and the only one of its last part.
         """
         candidates = self.by_last_part.get(path.name, [])

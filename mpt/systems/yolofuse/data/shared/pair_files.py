@@ -78,7 +78,7 @@ class Search:
 
 
 def find_folders(search: Search, split: str) -> Folders:
-    """Return where a split lies. Raises DataError where nothing is found."""
+    """Return where a split lies. Raises DataError if nothing is found."""
     root = Path(search.root).expanduser()
     if not root.is_dir():
         raise DataError(
@@ -139,7 +139,7 @@ class Found:
 
 
 def coco_file(search: Search, split: str) -> Path | None:
-    """Return the COCO file of a split, None where labels are not COCO's. Raises DataError for one that is not there."""
+    """Return the COCO file of a split, None if labels are not COCO's. Raises DataError for one that is not there."""
     if search.labels is None or not search.labels.endswith(".json"):
         return None
     root = Path(search.root).expanduser()
@@ -214,7 +214,7 @@ class Nearby:
         self.folders: dict[Path, dict[str, Path]] = {}
 
     def picture(self, path: Path) -> Path:
-        """Return the picture at a path, whatever its suffix. Raises BadLabel where there is none."""
+        """Return the picture at a path, whatever its suffix. Raises BadLabel if there is none."""
         if path.parent not in self.folders:
             entries = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
             self.folders[path.parent] = {one.stem: one for one in entries if one.suffix.lower() in EXTENSIONS}
@@ -260,7 +260,7 @@ def file_reader(classes: Sequence[str], is_voc: bool, missing_label: str) -> Lab
 
 
 def read_picture(path: Path, camera: str, max_pixels: int, levels: Levels) -> Image.Image:
-    """Read one camera's upright picture, in 8 bits. Raises BadImageError, and ConfigError where no range is set."""
+    """Read one camera's upright picture, in 8 bits. Raises BadImageError, and ConfigError if no range is set."""
     if camera == "ir":
         return read_grey(path, max_pixels, levels)
     tensor = decode_bytes(path, CHANNELS[camera], None, max_pixels)
@@ -269,7 +269,7 @@ def read_picture(path: Path, camera: str, max_pixels: int, levels: Levels) -> Im
 
 def read_scene(pair: Pair, layout: Layout, max_pixels: int, levels: Levels) -> Scene:
     """Read a pair at no more than the size at which it is needed. Raises DataError, BadImageError among them, and
-    ConfigError where no range of an infrared picture is set."""
+    ConfigError if no range of an infrared picture is set."""
     pictures = [
         read_picture(path, camera, max_pixels, levels) for path, camera in zip(pair.paths, layout.cameras, strict=True)
     ]

@@ -38,7 +38,7 @@ class DataFile:
     classes: tuple[str, ...]
 
     def entries(self, split: str) -> tuple[str, ...]:
-        """Return the folders and lists of a split's visible pictures. Raises DataError where the file names none."""
+        """Return the folders and lists of a split's visible pictures. Raises DataError if the file names none."""
         for key in ("train",) if split == "train" else TEST_KEYS:
             if key in self.splits:
                 return tuple(self.found(entry) for entry in self.splits[key])
@@ -95,7 +95,7 @@ def pictures_below(folder: Path) -> list[Path]:
 
 
 def beside(images: str, folder: str) -> str:
-    """Return the path with its last part `images` replaced. Raises DataError where there is none."""
+    """Return the path with its last part `images` replaced. Raises DataError if there is none."""
     parts = list(PurePosixPath(images).parts)
     if "images" not in parts:
         raise DataError(
@@ -123,7 +123,7 @@ def read_data_file(path: Path) -> DataFile:
 
 
 def find_root(path: Path, wanted: Any, splits: Mapping[str, tuple[str, ...]]) -> Path:
-    """Return the folder that a data file's `path` names. Raises DataError where there is none."""
+    """Return the folder that a data file's `path` names. Raises DataError if there is none."""
     root = Path(str(wanted or ".")).expanduser()
     tried = [root] if root.is_absolute() else [path.parent / root, Path.cwd() / root]
     for place in tried:

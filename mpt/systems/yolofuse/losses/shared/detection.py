@@ -1,10 +1,10 @@
 """The loss of a YOLO detector: which places answer for which box, and how far they are from it.
 
-Task-aligned assignment (Feng et al., "TOOD", 2021): of the places inside a box, the ten of highest score^.5 * overlap^6
-answer for it, overlap being CIoU (Zheng et al., 2020) and not below 0. A place that several boxes claim goes to the
-one it overlaps most. Those places learn a class score that grows with their rank, the box (1 - CIoU) and the
-distribution of its four distances (Li et al., "Generalized focal loss", 2020), weighted by that score; all others
-learn score 0.
+Task-aligned assignment (Feng et al., "TOOD", 2021): of the places inside a box, the ten of highest score^0.5 *
+overlap^6 answer for it, overlap being CIoU (Zheng et al., 2020) and not below 0. A place that several boxes claim goes
+to the one it overlaps most. Those places learn a class score that grows with their rank, the box (1 - CIoU) and the
+distribution of its four distances (Li et al., "Generalized focal loss", 2020), weighted by that score; all others learn
+score 0.
 
 Everything is dense over padded boxes and all places: nothing here has a shape that depends on a value, so the same code
 is planned on fake tensors. All in float32 (the caller's business), or float64. Numbers agree with Ultralytics' 8.3 and
@@ -40,7 +40,7 @@ class Assignment(NamedTuple):
     boxes_bp4: Tensor
     foreground_bp: Tensor
     matched_bp: Tensor
-    """Number of the box within its picture; 0 where there is none."""
+    """Number of the box within its picture; 0 if there is none."""
 
 
 class DetectionSums(NamedTuple):

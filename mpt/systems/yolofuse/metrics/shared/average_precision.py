@@ -41,7 +41,7 @@ class Pictures:
 
 @dataclass
 class Precision:
-    """The figures. `ap` is (class, threshold), NaN for a class without truth; the rest is at IoU .5, per class."""
+    """The figures. `ap` is (class, threshold), NaN for a class without truth; the rest is at IoU 0.5, per class."""
 
     ap: Array
     precision: Array
@@ -56,7 +56,7 @@ class Precision:
 
     @property
     def map50(self) -> float:
-        """Mean over classes at IoU .5; 0 without any truth."""
+        """Mean over classes at IoU 0.5; 0 without any truth."""
         return float(np.nanmean(self.ap[:, 0])) if len(self.classes) else 0.0
 
     @property

@@ -86,7 +86,7 @@ def class_rows(
 
 
 def charts(classes: Sequence[str], coco: Precision) -> list[dict[str, Any]]:
-    """Return precision over recall at IoU .5 and F1 over the score, per class where they are few, and in the mean."""
+    """Return precision over recall at IoU 0.5 and F1 over the score, per class where they are few, and in the mean."""
     return [
         {
             "title": f"Precision over recall at IoU .5: mAP {coco.map50:.3f}",

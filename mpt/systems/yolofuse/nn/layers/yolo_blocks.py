@@ -1,7 +1,7 @@
 """The convolutional blocks of YOLOv8, v11 and v12, with the parameter names of the published networks.
 
 Written from the published listings of names and shapes and from the papers' figures; the outputs are tested against the
-published programs (tests/systems/yolofuse). BatchNorm has epsilon 1e-3 and momentum .03 throughout.
+published programs (tests/systems/yolofuse). BatchNorm has epsilon 1e-3 and momentum 0.03 throughout.
 
 Shape suffixes: b batch, c channels, h height, w width.
 """

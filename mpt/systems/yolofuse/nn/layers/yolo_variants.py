@@ -1,7 +1,7 @@
 """The networks as lists of numbered layers: what each is, and which layers it reads.
 
 The numbers are those of the published programs, so that `model.12.cv1.conv.weight` is the same tensor in both. Layer 0
-is the pair of cameras and 1 and 2 the visible and the infrared picture, where there are two. Widths are those of size
+is the pair of cameras and 1 and 2 the visible and the infrared picture, if there are two. Widths are those of size
 1.0 and scaled by the size's width.
 
 Only the sizes n (and YOLOv8 n and s) have been compared with the published programs; the fusions' larger sizes follow

@@ -3,7 +3,7 @@
 Published YOLO files (`yolov8n.pt`) hold a pickled model, which would run code if it were unpickled. It is not: the
 tensors are read by name from the file's description (`mpt.run.weights.weights_file`), without the publisher's package,
 and any file that is not just a tree of modules is refused. Whoever would rather have a plain state dict writes one
-where that package is:
+if that package is:
 
     python -c "import sys; from ultralytics import YOLO; from safetensors.torch import save_file; \\
         save_file({k: v.contiguous() for k, v in YOLO(sys.argv[1]).model.float().state_dict().items()}, sys.argv[2])" \\
@@ -31,7 +31,7 @@ LEAST_OF_OWN = 0.5
 def translate(net: nn.Module, branches: list[list[int]], tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return what a one-camera YOLO gives to a fusion, by our names.
 
-    None where there is nothing to translate: the file is of this network already, or of no YOLO.
+    None if there is nothing to translate: the file is of this network already, or of no YOLO.
     """
     own = by_layer(net.state_dict())
     given = by_layer(tensors)
@@ -83,7 +83,7 @@ def behind_fusion(
 ) -> list[tuple[int, int]]:
     """Return which layer of the neck and head comes from which of the file, counted from the last.
 
-    Only where all layers of the file's neck have a partner of the same kind of tensors: another neck has other roles.
+    Only if all layers of the file's neck have a partner of the same kind of tensors: another neck has other roles.
     """
     backbone = max(map(len, branches))
     theirs = [layer for layer in sorted(given) if layer >= backbone]
