@@ -290,3 +290,13 @@ def test_classes_condition_both_networks_and_the_running_mean_is_tracked() -> No
     assert not torch.allclose(first[0], first[1], atol=1e-3)
     with pytest.raises(ConfigError, match="tell 3 classes apart, and the data have 2"):
         build({**model, "classes": 3})
+
+
+def test_filtered_augmentation_trains_with_all_its_regularisers() -> None:
+    run = build("stylegan2", task={**ADAPTIVE, "ada_filter": True})
+    task = run.task
+    assert isinstance(task, StyleGan2)
+    assert task.augment is not None
+    task.augment.probability.fill_(1.0)
+    assert all(done.finite for done in take_step(run, 0).values())
+    assert "taps" not in task.augment.state_dict()

@@ -5,7 +5,7 @@ inversion of luma, hue and saturation. Geometry is one affine map and one biline
 sample. The random numbers are an argument: `uniforms` (b, `DRAWS`), so that one draw serves a batch however it is
 split. The probability is a buffer on the device; nothing here reads it.
 
-Left out of the original: the wavelet filter around the geometric part, image-space filtering and cutout.
+The original's wavelet filter around the geometric part is `filters`. Left out: image-space filtering and cutout.
 Source: Karras et al. 2020, "Training generative adversarial networks with limited data", section 2 and appendix B.
 """
 
@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mpt.systems.stylegan2.nn.shared.resampling import sample_affine
+from mpt.systems.stylegan2.nn.shared.resampling import sample_affine, sample_affine_filtered, symlet
 
 DRAWS = 32
 """Uniform numbers per sample."""
@@ -26,15 +26,20 @@ class AdaptiveAugment(nn.Module):
     """Augment images in [-1, 1] with the probability in `probability`; steer it by `steer`."""
 
     probability: Tensor
+    taps: Tensor | None
 
-    def __init__(self) -> None:
+    def __init__(self, filters: bool = False) -> None:
         super().__init__()
         self.register_buffer("probability", torch.zeros(()))
+        self.register_buffer("taps", symlet() if filters else None, persistent=False)
 
     def forward(self, image_bchw: Tensor, uniforms_bn: Tensor) -> Tensor:
         draws = Draws(uniforms_bn, self.probability)
         with torch.autocast(image_bchw.device.type, enabled=False):  # coordinates have no digits to lose
-            moved = sample_affine(image_bchw, geometry(draws, image_bchw.shape[3])[:, :2])
+            matrix = geometry(draws, image_bchw.shape[3])[:, :2]
+            if self.taps is None:
+                return colour(sample_affine(image_bchw, matrix), draws)
+            moved = sample_affine_filtered(image_bchw, matrix, self.taps)
             return colour(moved, draws)
 
     @torch.no_grad()

@@ -90,39 +90,98 @@ class _Sample(torch.autograd.Function):
     """`grid_sample` (bilinear, reflected borders), differentiable any number of times with respect to the image."""
 
     @staticmethod
-    def forward(context: Any, image: Tensor, grid: Tensor) -> Tensor:
+    def forward(context: Any, image: Tensor, grid: Tensor, corners: bool) -> Tensor:
         context.save_for_backward(grid)
-        context.shape = image.shape
-        return F.grid_sample(image, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+        context.shape, context.corners = image.shape, corners
+        return F.grid_sample(image, grid, mode="bilinear", padding_mode="reflection", align_corners=corners)
 
     @staticmethod
-    def backward(context: Any, slope: Tensor) -> tuple[Tensor, None]:
+    def backward(context: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         (grid,) = context.saved_tensors
-        return _SampleTransposed.apply(slope, grid, context.shape), None  # type: ignore[no-untyped-call]
+        return _SampleTransposed.apply(slope, grid, context.shape, context.corners), None, None  # type: ignore[no-untyped-call]
 
 
 class _SampleTransposed(torch.autograd.Function):
     """The adjoint of `_Sample`: spread each value over the pixels that it was read from."""
 
     @staticmethod
-    def forward(context: Any, slope: Tensor, grid: Tensor, shape: torch.Size) -> Tensor:
+    def forward(context: Any, slope: Tensor, grid: Tensor, shape: torch.Size, corners: bool) -> Tensor:
         context.save_for_backward(grid)
+        context.corners = corners
         slope = slope.to(grid.dtype)  # what follows may have run in half
         image = slope.new_zeros(shape)
         bilinear, reflection = 0, 2
         found: Tensor = torch.ops.aten.grid_sampler_2d_backward(
-            slope, image, grid, bilinear, reflection, False, [True, False]
+            slope, image, grid, bilinear, reflection, corners, [True, False]
         )[0]
         return found
 
     @staticmethod
-    def backward(context: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+    def backward(context: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
         (grid,) = context.saved_tensors
-        return _Sample.apply(slope, grid), None, None  # type: ignore[no-untyped-call]
+        return _Sample.apply(slope, grid, context.corners), None, None, None  # type: ignore[no-untyped-call]
 
 
 def sample_affine(image_bchw: Tensor, matrix_b23: Tensor) -> Tensor:
     """Return float32 images read at `matrix @ (x, y, 1)`, coordinates from -1 to 1 over the image."""
     grid = F.affine_grid(matrix_b23.float(), list(image_bchw.shape), align_corners=False)
-    sampled: Tensor = _Sample.apply(image_bchw.float(), grid)  # type: ignore[no-untyped-call]
+    sampled: Tensor = _Sample.apply(image_bchw.float(), grid, False)  # type: ignore[no-untyped-call]
     return sampled
+
+
+SYM6 = (
+    *(0.015404109327027373, 0.0034907120842174702, -0.11799011114819057, -0.048311742585633, 0.4910559419267466),
+    *(0.787641141030194, 0.3379294217276218, -0.07263752278646252, -0.021060292512300564, 0.04472490177066578),
+    *(0.0017677118642428036, -0.007800708325034148),
+)
+"""Low-pass filter of the symlet of order 6 (Daubechies 1992), as PyWavelets lists it."""
+CUT = len(SYM6) // 4
+"""Pixels of the border that the filter needs on each side."""
+
+
+def symlet() -> Tensor:
+    """Return the filter's taps, whose sum is 1."""
+    taps = torch.tensor(SYM6, dtype=torch.float64)
+    return (taps / taps.sum()).float()
+
+
+def sample_affine_filtered(image_bchw: Tensor, matrix_b23: Tensor, taps: Tensor) -> Tensor:
+    """Return what `sample_affine` does, between two low-pass filters: read at twice the resolution, then halved.
+
+    `taps` are those of `symlet`. As in the original (Karras et al. 2020, ADA, appendix B) the image goes on beyond its
+    border by reflection; it is doubled through the filter, read bilinearly, and halved through the filter the other way
+    round. One period of the reflected image is doubled, 16 times the image's size, so that no shape depends on the
+    matrix; the original pads by as much as a batch needs, and shows black beyond one more image on each side.
+    """
+    image = image_bchw.float()
+    side = image.shape[-1]
+    for dim in (2, 3):
+        image = torch.cat((image, image.flip(dim).narrow(dim, 1, side - 2)), dim)
+    period = 4 * side - 4
+    doubled = F.pad(spread(image), (6, 5, 6, 5), mode="circular")
+    doubled = F.pad(filtered(doubled, taps.flip(0) * 2), (0, 1, 0, 1), mode="circular")
+    count = 2 * (side + 2 * CUT)
+    place = torch.arange(count, device=image.device) + 1.0 - count / 2
+    grid_hwx = torch.stack(torch.meshgrid(place, place, indexing="xy"), -1) / side
+    read_bhwx = torch.einsum("bij,hwj->bhwi", matrix_b23[:, :, :2].float(), grid_hwx) + matrix_b23[:, None, None, :, 2]
+    index_bhwx = (read_bhwx * side + side - 1).remainder(period)
+    sampled: Tensor = _Sample.apply(doubled, index_bhwx * (2 / period) - 1, True)  # type: ignore[no-untyped-call]
+    border = 2 * CUT - 5
+    return filtered(sampled[..., border : count - border + 1, border : count - border + 1], taps)[..., ::2, ::2]
+
+
+def spread(image_bchw: Tensor) -> Tensor:
+    """Return an image of twice the size with zeros between its pixels."""
+    count, channels, height, width = image_bchw.shape
+    wide = image_bchw.new_zeros(count, channels, height, 2, width, 2)
+    wide[:, :, :, 0, :, 0] = image_bchw
+    return wide.reshape(count, channels, 2 * height, 2 * width)
+
+
+def filtered(image_bchw: Tensor, taps: Tensor) -> Tensor:
+    """Return an image correlated with taps in both directions, as much smaller as they are long."""
+    channels = image_bchw.shape[1]
+    for shape in ((1, 1, 1, -1), (1, 1, -1, 1)):
+        kernel = taps.reshape(shape).expand(channels, 1, -1, -1)
+        image_bchw = _Filter.apply(image_bchw, kernel, 1)  # type: ignore[no-untyped-call]
+    return image_bchw
