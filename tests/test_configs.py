@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
@@ -21,11 +23,28 @@ FILES = sorted((ROOT / "configs").glob("*.yaml"))
 PATCH_SUFFIX = ".plan.yaml"
 """What `mpt plan` writes to be laid over a configuration; by itself it is none."""
 RECIPES = [path for path in FILES if not path.name.endswith(PATCH_SUFFIX)]
+UNET = (
+    "block_out_channels: [8, 16], down_block_types: [DownBlock2D, CrossAttnDownBlock2D], norm_num_groups: 4, "
+    "up_block_types: [CrossAttnUpBlock2D, UpBlock2D], layers_per_block: 1, attention_head_dim: 4"
+)
 SMALLER = {
     "resnet50_imagefolder": ["model.image_size=32"],
     "yolofuse_mid": ["model.image_size=64"],
     "dain_vimeo": ["model.size=small", "optimizer.parts={}"],
     "stylegan2_256": ["model.image_size=32", "model.channel_base=256"],
+    "sd15_lora": ["model.options={" + UNET + ", cross_attention_dim: 12}"],
+    "sdxl_lora": [
+        "model.options={" + UNET + ", cross_attention_dim: 12, transformer_layers_per_block: 1, "
+        "addition_time_embed_dim: 4, projection_class_embeddings_input_dim: 34}"
+    ],
+    "sd3_lora": [
+        "model.options={num_layers: 1, num_attention_heads: 2, attention_head_dim: 8, caption_projection_dim: 16, "
+        "joint_attention_dim: 12, pooled_projection_dim: 10, pos_embed_max_size: 8, sample_size: 8}"
+    ],
+    "flux_lora": [
+        "model.options={num_layers: 1, num_single_layers: 1, num_attention_heads: 2, attention_head_dim: 8, "
+        "joint_attention_dim: 12, pooled_projection_dim: 10, axes_dims_rope: [2, 2, 4]}"
+    ],
     "saehd_512": [f"model.{size}" for size in ("image_size=64", "ae_dims=16", "e_dims=8", "d_dims=8", "d_mask_dims=8")],
 }
 """Files that describe training for days: the same parts at sizes that a CPU takes a step of."""
@@ -64,6 +83,14 @@ def folder_of_triplets(folder: Path) -> Path:
     return folder
 
 
+def folder_of_latents(folder: Path, channels: int) -> Path:
+    """Write four random latents with embeddings of text, to train and to test on."""
+    shapes = {"latent": (channels, 8, 8), "text": (5, 12), "pooled": (10,), "sizes": (6,)}
+    for split in ("train", "test"):
+        save_file({name: torch.randn(4, *shape) for name, shape in shapes.items()}, folder / f"{split}.safetensors")
+    return folder
+
+
 def data_for(config: Config, folder: Path) -> Dataset:
     """Return what the configuration is trained on, or something of the same layout where that is not shipped."""
     if config.dataset.name == "image_folder":
@@ -75,6 +102,9 @@ def data_for(config: Config, folder: Path) -> Dataset:
     elif config.dataset.name == "faceset":
         model = {"name": "saehd", "image_size": config.model.settings.image_size}
         config = load_config({"model": model, "dataset": {"name": "procedural_faces", "count": 4, "test_count": 1}})
+    elif config.dataset.name == "latents":
+        channels = config.to_data()["dataset"]["assumed"]["latent"][0]
+        config = load_config(config.to_data(), [f"dataset.root={folder_of_latents(folder, channels)}"])
     elif config.dataset.name == "detection_files":
         model = {"name": "yolofuse", "image_size": config.model.settings.image_size}
         config = load_config({"model": model, "dataset": {"name": "rgb_ir_scenes", "count": 4, "test_count": 1}})
@@ -111,6 +141,8 @@ def test_the_file_is_valid_with_the_overrides_of_its_command(path: Path) -> None
 def test_the_file_takes_a_step(path: Path, tmp_path: Path) -> None:
     overrides = [word for word in head_command(path)[3:] if "=" in word]
     config = load_config(path, [*overrides, *SMALLER.get(path.stem, []), "train.batch_size=4"])
+    if config.model.name == "diffusers" and importlib.util.find_spec("diffusers") is None:
+        pytest.skip("diffusers is not installed (pip install 'mpt-trainer[diffusion]')")
     data = data_for(config, tmp_path)
     run = build_run(config, torch.device("cpu"), data.spec)
     batch = data.spec.as_floats(data.fetch(range(4), 0))

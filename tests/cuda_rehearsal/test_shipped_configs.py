@@ -66,7 +66,9 @@ PRESETS = tuple(
 )
 """Recipes by card; those of `LARGE` take a CPU too long."""
 LARGE = {"saehd_512": 1}
-SHIPPED = {*SMALL, *UNSHIPPED_DATA, *LARGE}
+WITH_AN_EXTRA = ("flux_lora", "sd15_lora", "sd3_lora", "sdxl_lora")
+"""Configs of another library's networks, which the tests do without."""
+SHIPPED = {*SMALL, *UNSHIPPED_DATA, *LARGE, *WITH_AN_EXTRA}
 SHRUNK = ("image_size=64", "ae_dims=32", "e_dims=16", "d_dims=16", "d_mask_dims=8")
 DRAWN_FACES = ("dataset=null", "dataset={name: procedural_faces, count: 2, test_count: 2}")
 """In place of faces that are not shipped."""
@@ -277,6 +279,7 @@ def table() -> list[str]:
     rows |= dict.fromkeys(
         LARGE, ("none", f"fp32 on an H100, its recipe for 6 GB on an RTX 2060; made smaller: {every}")
     )
+    rows |= dict.fromkeys(WITH_AN_EXTRA, ("none", "none: they need diffusers"))
     lines = [f"| `{name}` | {default} | {slow} |" for name, (default, slow) in sorted(rows.items())]
     return ["| Config | Default tests | Slow tests |", "|---|---|---|", *lines]
 

@@ -1,0 +1,140 @@
+#!/usr/bin/env python
+"""Plan LoRAs of published image models for usual cards, without a GPU and without their weights.
+
+    python scripts/diffusion_cards.py -o docs/benchmarks/diffusion_cards.md
+
+Each row is one plan, as `mpt plan @NAME` makes it; the networks are built from their shapes alone. A card is enough if
+the total fits with what its driver keeps. Rows that were planned are kept in a
+file beside the output until the table is whole, so that a second call continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpt.config.load import load_config
+from mpt.config.shipped import find_shipped
+from mpt.errors import MptError
+from mpt.planner.client.session import Session
+from mpt.planner.facts.calibration import load_calibration
+from mpt.planner.facts.gpus import find_gpu
+
+GPU = "rtx3060"
+CARDS = (4, 6, 8, 10, 12, 16, 24, 32)
+WITHOUT_DISPLAY_GIB = 0.2
+"""Of a card, what its driver keeps: a card of 6 GB gives 5,929 MiB to programs."""
+RECOMPUTED = "memory.recompute=all"
+RECIPES = {
+    "as it stands": (),
+    "recomputed": (RECOMPUTED,),
+    "fp8 base, recomputed": (RECOMPUTED, "memory.low_bit_base=fp8"),
+    "NF4 base, recomputed": (RECOMPUTED, "memory.low_bit_base=nf4"),
+    "NF4 base, recomputed, all frozen weights streamed": (
+        RECOMPUTED,
+        "memory.low_bit_base=nf4",
+        "memory.stream_weights=true",
+    ),
+    "recomputed, all frozen weights streamed": (RECOMPUTED, "memory.stream_weights=true"),
+}
+CONFIGS = {
+    "sd15_lora": "Stable Diffusion 1.5, 512 px",
+    "sdxl_lora": "SDXL, 1024 px",
+    "sd3_lora": "SD3 medium, 1024 px",
+    "flux_lora": "Flux.1-dev, 512 px",
+}
+FULL = ("memory={}", "precision={mode: amp, dtype: bfloat16}")
+FULL_RECIPES = {
+    "full training, float32 weights, bf16 autocast": (),
+    "the same, recomputed": (RECOMPUTED,),
+    "the same, 8-bit states in host memory": (RECOMPUTED, "memory.cpu_optimizer=true"),
+    "bf16 weights (stochastic rounding), recomputed, 8-bit states": (
+        RECOMPUTED,
+        "precision={mode: bf16-sr}",
+        "memory.low_bit_optimizer=bitsandbytes",
+    ),
+}
+PUBLISHED = """| Program | Published | Said of |
+|---|---|---|
+| SimpleTuner, Flux, rank 16 | 30 GB, 18 GB, 13 GB, 9 GB | bf16, int8, int4, NF4 base |
+| sd-scripts, Flux | 24, 16, 12, 10, 8 GB cards | 0, any, 16, 22, 28 blocks to swap |
+"""
+
+
+def plan(session: Session, config: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Return the plan's figures, or why there is none."""
+    try:
+        found = session.plan([load_config(find_shipped(config), [*overrides])])[0].get()
+    except MptError as error:
+        return {"error": str(error)}
+    weights = found.by_category["parameters"]
+    return {"bytes": found.reserved + found.context_bytes, "parameters": weights, "step": found.step_seconds}
+
+
+def smallest_card(needed_bytes: int) -> str:
+    """Return the smallest usual card that has room."""
+    gib = needed_bytes / 2**30
+    return next((f"{size} GB" for size in CARDS if gib <= size - WITHOUT_DISPLAY_GIB), "none")
+
+
+def row(label: str, recipe: str, found: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    if "bytes" not in found:
+        return f"| {label} | {recipe} | | | | {found['error'][:120]} |"
+    weights, total = found["parameters"] / 2**30, found["bytes"] / 2**30
+    return (
+        f"| {label} | {recipe} | {weights:.2f} | {total:.2f} | {found['step']:.1f} | {smallest_card(found['bytes'])} |"
+    )
+
+
+def main() -> None:
+    """Plan every row, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    output = parser.parse_args().output
+    kept = output.with_suffix(".rows.json")
+    rows: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.is_file() else {}
+    wanted = [(name, label, recipe, words) for name, label in CONFIGS.items() for recipe, words in RECIPES.items()]
+    wanted += [("sdxl_lora", CONFIGS["sdxl_lora"], recipe, (*FULL, *words)) for recipe, words in FULL_RECIPES.items()]
+    with Session(find_gpu(GPU), load_calibration(GPU)) as session:
+        for name, _, recipe, words in wanted:
+            if f"{name} {recipe}" not in rows:
+                rows[f"{name} {recipe}"] = plan(session, name, words)
+                kept.write_text(json.dumps(rows), "utf-8")
+    lines = [row(label, recipe, rows[f"{name} {recipe}"]) for name, label, recipe, _ in wanted]
+    output.write_text(page(lines), "utf-8")
+    kept.unlink()
+
+
+def page(lines: list[str]) -> str:
+    """Return the page."""
+    today = datetime.date.today().isoformat()
+    return "\n".join(
+        [
+            "# LoRAs of image models by card, planned",
+            "",
+            f"Written by `python scripts/diffusion_cards.py`, {today}, torch {torch.__version__}. **Planned, not "
+            "measured**: no GPU and no weights were used. Memory is in GiB for batch 1 on an "
+            f"{GPU}, with the CUDA context; weights are those that are on the card throughout. A card is named by its "
+            "GB and has to hold all of the total.",
+            "",
+            "| Model | Recipe | Weights | Total | Step, s | Smallest card |",
+            "|---|---|---:|---:|---:|---|",
+            *lines,
+            "",
+            "## Published by others",
+            "",
+            "At their own resolutions, targets and optimizers, so figures are near to each other at best:",
+            "",
+            PUBLISHED,
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
