@@ -100,7 +100,10 @@ class Precision:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, phase: Phase, clip_norm: float | None) -> StepStats:
-        """Unscale and clip the gradients, and step the phase's optimizer."""
+        """Unscale and clip the gradients, and step the phase's optimizer.
+
+        An infinite `clip_norm` asks for the gradients' norm alone.
+        """
         self.optimize(phase)
         return StepStats()
 

@@ -35,6 +35,8 @@ class MemoryTrick:
     """Are gradients bit-equal to the run without it?"""
     host_bytes: int = 0
     """Host memory that it holds beyond the weights, gradients and optimizer states that are there, for plans."""
+    releases_gradients: bool = False
+    """Are gradients released during the backward, so that there is no norm of all of them?"""
     keeps_gradients: bool = False
     """Are gradients filled with zeros when an update begins, instead of released?"""
 

@@ -204,7 +204,7 @@ def perform(training: Training, phases: list[Phase], batch: Batch) -> dict[str, 
     is_finite = True
     for phase in phases:
         weights_before = training.standstill.before(phase, progress.step)
-        done = updates[phase.name] = training.ladder.update(phase, batch)
+        done = updates[phase.name] = training.ladder.update(phase, batch, is_logged=training.is_logged)
         if weights_before is not None:
             training.standstill.after(phase, progress.step, weights_before, done)
         if not done.finite:

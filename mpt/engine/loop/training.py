@@ -95,7 +95,7 @@ class Training:
         self.whole_steps = 0
         """Steps in this process in which no phase was skipped, counted while there are phases to be tracked."""
         self.grad_norms: dict[str, Tensor] = {}
-        """The norms of the last clipped gradients by phase, on the device until they are logged."""
+        """The norms of the last measured gradients by phase, on the device until they are logged."""
         self.last_losses: dict[str, float] = {}
         self.rank_times = RankTimes(run.world, self.journal)
         self.spill_watch = SpillWatch(run.device)
@@ -112,6 +112,11 @@ class Training:
     def stops_early(self) -> bool:
         """Have evaluations got no better for long enough?"""
         return self.early_stopping is not None and self.early_stopping.is_over(self.progress.waiting)
+
+    @property
+    def is_logged(self) -> bool:
+        """Does the step under way end with a line in the log?"""
+        return due(self.progress.step + 1, self.train.log_every) or self.progress.step + 1 == self.total_steps
 
     def next_side_job(self) -> int:
         """Return the next step after which there is something to do but the following step."""

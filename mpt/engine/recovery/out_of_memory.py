@@ -57,7 +57,7 @@ class MemoryLadder:
         self.snapshot = b""
         """Of the card's memory as it last ran out, as torch's viewer reads it; empty on a CPU."""
 
-    def update(self, phase: Phase, batch: Batch) -> Update:
+    def update(self, phase: Phase, batch: Batch, *, is_logged: bool = False) -> Update:
         """Perform an update; out of memory, make one move on the ladder and repeat it.
 
         Raises MemoryBudgetError when no move is left, when the optimizer had begun to step, or at once if neither
@@ -71,7 +71,7 @@ class MemoryLadder:
         while True:
             self.watch(phase.optimizer)
             try:
-                return update(run, phase, batch)
+                return update(run, phase, batch, is_logged=is_logged)
             except (RuntimeError, ConfigError) as error:
                 kind = fault_kind(error)
                 unsuited = trial is not None and kind == "unsuited" and not self.stepping.has_begun

@@ -8,6 +8,7 @@ check (`mpt.engine.step.loss_watch`), which fake tensors skip.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -45,8 +46,11 @@ class Update:
     """What the task and its networks logged, still on the device."""
 
 
-def update(run: Run, phase: Phase, batch: Batch) -> Update:
-    """Perform one phase's update on a batch, on ranks as `rank_inputs.inputs_of` gives it."""
+def update(run: Run, phase: Phase, batch: Batch, *, is_logged: bool = False) -> Update:
+    """Perform one phase's update on a batch, on ranks as `rank_inputs.inputs_of` gives it.
+
+    The gradients' norm is measured where `is_logged`, and where they are clipped.
+    """
     drop_gradients(run, phase)
     run.buffers.remember()  # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
     may_overflow = has_dynamic_scale(run.precision, phase)
@@ -62,11 +66,14 @@ def update(run: Run, phase: Phase, batch: Batch) -> Update:
         drop_gradients(run, phase)
         run.buffers.restore()
         return Update(StepStats(skipped=True), losses, finite=False, batch=batch, samples=samples)
+    clip_norm = run.clip_norms[phase.name]
+    if is_logged and clip_norm is None and not any(trick.releases_gradients for trick in run.tricks):
+        clip_norm = math.inf
     if run.tricks:
         with entered([trick.step(phase) for trick in run.tricks]):
-            stats = run.precision.step(phase, run.clip_norms[phase.name])
+            stats = run.precision.step(phase, clip_norm)
     else:
-        stats = run.precision.step(phase, run.clip_norms[phase.name])
+        stats = run.precision.step(phase, clip_norm)
     if not stats.skipped:
         return Update(stats, losses, figures=figures)
     run.buffers.restore()

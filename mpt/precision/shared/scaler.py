@@ -9,6 +9,7 @@ fake tensors.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -143,11 +144,22 @@ def agree_on_shards(parameters: Sequence[nn.Parameter], found: Mapping[torch.dev
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
 
 
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """Return the total norm of all gradients, on their device; shards of several ranks are added up."""
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        return nn.utils.get_total_norm(stored_gradients(parameters))
+    return full(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+
 def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients so that their total norm is at most `limit`; return the norm before.
 
+    An infinite limit changes nothing.
+
     Torch's own function, which refuses sparse gradients, does it wherever there are none.
     """
+    if math.isinf(limit):
+        return gradient_norm(parameters)
     if not any(p.grad is not None and p.grad.is_sparse for p in parameters):
         return full(nn.utils.clip_grad_norm_(parameters, limit))
     gradients = stored_gradients(parameters)
