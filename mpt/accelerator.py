@@ -118,7 +118,7 @@ def free_and_total(device: torch.device) -> tuple[int, int]:
 
 
 def outside_bytes(device: torch.device) -> int:
-    """Return what a card holds outside this process's allocator: its context, and other processes."""
+    """Return the bytes a card holds outside this process's allocator: its context, and other processes."""
     free, total = free_and_total(device)
     return max(0, total - free - reserved_bytes(device))
 

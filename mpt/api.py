@@ -115,7 +115,7 @@ def build(config: Config, device: str | None = None) -> Built:
 def update(built: Built, batch: Batch, step: int) -> dict[str, Update]:
     """Train one step, counted from 0: every phase that is due, at the step's learning rate.
 
-    Returns what each phase's update did. This is `mpt.train`'s own step, without its recoveries: a loss that is not
+    Returns the update of each phase. This is `mpt.train`'s own step, without its recoveries: a loss that is not
     finite is said (`Update.finite`), and running out of memory raises.
     """
     from mpt.data.loading.loader import to_device
@@ -136,7 +136,7 @@ def update(built: Built, batch: Batch, step: int) -> dict[str, Update]:
 def train(
     config: Config, *, runs: PathLike = "runs", resume: PathLike | None = None, exact: bool = False, quiet: bool = True
 ) -> RunRecord:
-    """Train a configuration in a run's folder below `runs`, as `mpt train` does, and return what the run left there.
+    """Train a configuration in a run's folder below `runs`, as `mpt train` does, and return its record.
 
     `resume` is "auto" or a run or a checkpoint to go on from; with `exact`, a resume that would not be bit-exact is
     refused. Raises what ends the command: Interrupted after a saved SIGINT, NonFiniteError, MemoryBudgetError, ...
@@ -347,7 +347,7 @@ def infer(
     allow: Sequence[str] = (),
     parts: Iterable[PathLike] = (),
 ) -> list[Inference]:
-    """Let a run's networks infer, and return what each batch of inputs makes; nothing is written.
+    """Let a run's networks infer, and return the results of each batch; nothing is written.
 
     `run` is a run or a checkpoint, the newest run by default; `inputs` are files, folders or `FIELD=PATH`. Without
     inputs, test samples stand in for a task that needs some. `checkpoint` is the run's best by its metric if it was

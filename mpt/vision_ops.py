@@ -59,7 +59,7 @@ class Repeated(Loader):
         self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return what the real loader makes."""
+        """Return the real loader's result."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

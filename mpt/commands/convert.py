@@ -160,7 +160,7 @@ def checks(
     wishes: Wishes | None,
     inputs: tuple[Any, ...],
 ) -> Callable[[Path], str]:
-    """Return what is done to a float32 graph before it gets its name: fewer bits, the metric, the comparison."""
+    """Return the work on a float32 graph before it gets its name: fewer bits, the metric, the comparison."""
     compares = proof(file, expected, arguments)
     if wishes is None:
         return compares

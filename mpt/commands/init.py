@@ -110,7 +110,7 @@ def write_commented(path: Path, model: str, registry: Registry) -> str:
 
 
 def section_notes(config: Config) -> dict[str, Mapping[str, str]]:
-    """Return what is said about the keys of each section."""
+    """Return the notes on the keys of each section."""
     own = read_notes_of_schema()
     chosen = {
         name: getattr(config, name).plugin.notes for name in ("model", "task", "dataset", "precision", "optimizer")
@@ -119,7 +119,7 @@ def section_notes(config: Config) -> dict[str, Mapping[str, str]]:
 
 
 def title(config: Config, section: str) -> str:
-    """Return what the chosen part says of itself; nothing for a section that is no choice of one."""
+    """Return the chosen part's description; nothing for a section without a choice."""
     choice = getattr(config, section)
     return choice.plugin.description if isinstance(choice, Choice) else ""
 

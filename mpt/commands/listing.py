@@ -73,7 +73,7 @@ def run(arguments: Command, registry: Registry = INSTALLED) -> None:
 
 
 def heading(name: str) -> str:
-    """Return what stands above a table."""
+    """Return the heading of a table."""
     return "Configurations (mpt train @NAME)" if name == CONFIGS else HEADINGS[name][1]
 
 

@@ -22,7 +22,7 @@ class Difference:
 
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return what changed from one configuration to the other, in the order of the new one, removed keys last."""
+    """Return the changes from one configuration to the other, in the order of the new one, removed keys last."""
     old, new = flatten(before), flatten(now)
     keys = [*new, *(key for key in old if key not in new)]
     found = (Difference(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys)

@@ -64,7 +64,7 @@ def config_schema(registry: Registry = INSTALLED) -> Schema:
 
 
 def read_notes_of_schema() -> Mapping[str, str]:
-    """Return what `mpt.config.schema` says about its settings, by field name."""
+    """Return the notes of `mpt.config.schema` on its settings, by field name."""
     return read_notes(Path(__file__).with_name("schema.py"))
 
 
@@ -101,7 +101,7 @@ def _settings_schema(
 
 
 def nested_notes(name: str, source: Path | None) -> Mapping[str, str]:
-    """Return what a part's file says about the fields of one of its classes."""
+    """Return the notes of a part's file on the fields of one of its classes."""
     return read_notes(source, name) if source is not None else {}
 
 

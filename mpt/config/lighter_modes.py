@@ -35,7 +35,7 @@ class Lighter:
 
 
 def read_lighter(plugin: Plugin) -> Lighter:
-    """Return what a mode's file declares."""
+    """Return the declarations of a mode's file."""
     literals = plugin.literals
     return Lighter(
         names=tuple(literals.get("PROPOSALS", ())),

@@ -124,7 +124,7 @@ def paths_of(section: str, choice: Choice) -> tuple[str, ...]:
 
 
 def path_beside(settings: Options, name: str, file: Path) -> str | None:
-    """Return what a setting names in the folder of the configuration; None if it is to stay as it is written."""
+    """Return a setting's path in the folder of the configuration; None if it is to stay as it is written."""
     written = setting_of(settings, name)
     if not isinstance(written, str) or written.startswith("~") or Path(written).exists():
         return None

@@ -23,12 +23,12 @@ MOST_FRAMES = 12
 
 
 def explain(error: BaseException) -> str | None:
-    """Return what failed in code of the user's own or of a model library, or None for what is mpt's own fault."""
+    """Describe a failure in the user's own code or a model library; None for a fault of mpt."""
     return explain_own_code(error) or explain_library_model(error) or explain_plain_modules(error)
 
 
 def explain_own_code(error: BaseException) -> str | None:
-    """Return what failed in code of the user's own and where, or None if no such code was running."""
+    """Describe a failure in the user's own code with its place, or None if no such code was running."""
     own = [(frame, line) for frame, line in walk(error.__traceback__) if is_own(frame)]
     if not own:
         return None
@@ -133,7 +133,7 @@ def library_of(frame: FrameType) -> str:
 
 
 def said_of(frame: FrameType) -> str:
-    """Return what a frame's code is, in words: `your model MyNet`."""
+    """Describe a frame's code: `your model MyNet`."""
     path = Path(frame.f_code.co_filename).resolve()
     kind = "code"
     for package in outside_packages():

@@ -123,7 +123,7 @@ def package_name(folder: Path) -> str:
 
 @cache
 def _installed_packages() -> Sequence[PartPackage]:
-    """Return what installed distributions announce. A package that is announced but not there is passed over."""
+    """Return the packages announced by installed distributions. One that does not exist is skipped."""
     found: dict[Path, PartPackage] = {}
     for entry in metadata.entry_points(group=GROUP):
         folder = _folder_of_module(entry.value)

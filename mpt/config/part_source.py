@@ -62,7 +62,7 @@ class PartSource:
 
 
 def read_source(source: str, path: Path, module_name: str, wanted: str = SETTINGS) -> PartSource | None:
-    """Return what a source file declares, or None if it has no top-level class of the wanted name.
+    """Return a source file's declarations, or None if it has no top-level class of the wanted name.
 
     Raises whatever its allowed statements raise, SyntaxError, and TypeError for a class of another family.
     """
@@ -186,7 +186,7 @@ def _notes(node: ast.ClassDef) -> dict[str, str]:
 
 @cache
 def read_notes(path: Path, class_name: str | None = None) -> Mapping[str, str]:
-    """Return what a source file says about the fields of its classes, or of one of them, by field name."""
+    """Return a source file's notes on the fields of its classes, or of one of them, by field name."""
     notes: dict[str, str] = {}
     for node in ast.parse(read_text(path, LARGEST_SOURCE_BYTES)).body:
         if isinstance(node, ast.ClassDef) and class_name in (None, node.name):

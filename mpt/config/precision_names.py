@@ -41,5 +41,5 @@ MEANT = {
 
 
 def meant_by(name: str) -> str | None:
-    """Return what a name that is none of ours probably means."""
+    """Return the probable meaning of an unknown name."""
     return MEANT.get(name.casefold())

@@ -71,7 +71,7 @@ class Part:
         return getattr(module, name)
 
     def optional(self, name: str, default: Any = None) -> Any:
-        """Import the part and return what a file of its kind may declare and need not, or the default."""
+        """Import the part and return an optional declaration of its kind, or the default."""
         return vars(self.load()).get(name, default)
 
 

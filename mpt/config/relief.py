@@ -82,7 +82,7 @@ class Relief:
 
 
 def read_relief(plugin: Plugin) -> Relief | None:
-    """Return what a trick declares, or None for one that relieves nothing. Raises PartError for an unknown kind."""
+    """Return a trick's declarations, or None for one that relieves nothing. Raises PartError for an unknown kind."""
     literals = plugin.literals
     kind = literals.get("RELIEVES")
     if kind is None:

@@ -130,7 +130,7 @@ def read_file(path: Path) -> tuple[Node, list[Problem]]:
 
 @cache
 def read_standard_input() -> str:
-    """Return what is on the standard input, which can be read once."""
+    """Read the standard input, which can be read once."""
     content = sys.stdin.buffer.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ConfigError(f"standard input: larger than {MAX_BYTES // 1024} KiB, which is no settings file")
@@ -179,7 +179,7 @@ def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[
 
 
 def resolve_scalar(text: str) -> Scalar:
-    """Return what an unquoted scalar means under YAML 1.2's core schema."""
+    """Return the value of an unquoted scalar under YAML 1.2's core schema."""
     if text in CONSTANTS:
         return CONSTANTS[text]
     if INTEGER.fullmatch(text):

@@ -304,7 +304,7 @@ def walk(start: Path, seen: set[tuple[int, int]], left_out: dict[str, str]) -> I
 
 
 def identity(folder: Path) -> tuple[int, int]:
-    """Return what names a folder whichever way one comes to it: its device and inode."""
+    """Return a folder's device and inode, which are the same by every path to it."""
     about = folder.stat()
     return about.st_dev, about.st_ino
 

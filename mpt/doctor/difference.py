@@ -159,7 +159,7 @@ def first_other_bits(one: Sequence[Result], other: Sequence[Result], matches: Se
 
 
 def stand_in(result: Result, other: Sequence[Result]) -> Result | None:
-    """Return what runs in the other training where a result has no counterpart: a result of the same module and
+    """Return the calls of the other training where a result has no counterpart: a result of the same module and
     direction that the first lacks, if its size is the same.
     """
     for one in other:

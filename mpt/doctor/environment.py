@@ -115,7 +115,7 @@ def examine_overflow(section: Section, name: str) -> None:
 
 
 def try_dtype(device: torch.device, dtype: torch.dtype, batch_size: int) -> str:
-    """Compute a convolution and a product in a dtype, forward and backward; return what went wrong, or nothing."""
+    """Compute a convolution and a product in a dtype, forward and backward; return the failure, or ""."""
     numbers = torch.Generator().manual_seed(0)
     image = torch.rand(max(1, batch_size), 16, 16, 16, generator=numbers)
     net = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8192, 8))

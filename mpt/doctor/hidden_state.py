@@ -63,7 +63,7 @@ def token(value: Any) -> str:
 
 
 def comparable(value: Any) -> Any:
-    """Return what two equal leaves have in common."""
+    """Return the value of two equal leaves."""
     if isinstance(value, torch.Generator):
         return comparable(value.get_state())
     if isinstance(value, Tensor):
@@ -89,7 +89,7 @@ def is_value(value: Any) -> bool:
 
 
 def hidden_state(training: Training) -> dict[str, Hidden]:
-    """Return what is in no state, by dotted name."""
+    """Return values outside every state, by dotted name."""
     run, seen = training.run, set[int]()
     found: dict[str, Hidden] = {}
     for name, network in run.task.modules.items():

@@ -156,7 +156,7 @@ def refused(name: str, run: Run, true: Step, refusal: Refusal) -> Examination:
 
 
 def faults_of(updates: Mapping[str, Effect], dtype: str) -> list[str]:
-    """Return what is wrong with updates whose gradients are right."""
+    """Return the faults of updates whose gradients are right."""
     bad = [name for name, effect in updates.items() if not effect.finite]
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return [f"the optimizer's update of {bad[0]}{more} is not finite in {dtype}"] if bad else []

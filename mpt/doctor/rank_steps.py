@@ -86,7 +86,7 @@ class Stepper:
         return inputs_of(self.run, part, count)
 
     def take(self, step: int, state: dict[str, Any]) -> list[Looked]:
-        """Take a step from a state and return what its phases made."""
+        """Take a step from a state and return the results of its phases."""
         run = self.run
         restore(run, state)
         set_learning_rates(run.optimizers, run.optimizer_settings, step, self.total_steps, rate_factor(run.task))

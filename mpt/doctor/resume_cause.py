@@ -120,7 +120,7 @@ class Lost:
 
 
 def lost_values(whole: Training, resumed: Training) -> dict[str, Lost]:
-    """Return what two trainings of one state hold differently, with the first one's values."""
+    """Return the differences of two trainings of one state, with the first one's values."""
     before, found = hidden_state(resumed), {}
     for name, kept in hidden_state(whole).items():
         if name in before and token(kept.value) != token(before[name].value):

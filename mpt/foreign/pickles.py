@@ -134,7 +134,7 @@ class PickleMachine:
         return value
 
     def pop_to_mark(self) -> list[Any]:
-        """Remove and return what lies above the last mark."""
+        """Remove and return all above the last mark."""
         items: list[Any] = []
         while not isinstance(item := self.stack.pop(), Mark):
             items.append(item)
@@ -159,7 +159,7 @@ class PickleMachine:
         """Raise ValueError for a remembered value that may not be used again; here all may be."""
 
     def name(self, module: str, attribute: str) -> Any:
-        """Return what stands for a name, which is never imported. Raises ValueError for names that are refused."""
+        """Return the placeholder of a name, which is never imported. Raises ValueError for names that are refused."""
         raise NotImplementedError
 
     def call(self, function: Any, arguments: Any) -> Any:

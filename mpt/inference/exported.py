@@ -49,7 +49,7 @@ FITS = {
 
 
 def description(trained: Trained, task: Task, names: list[str], dtype: str) -> dict[str, str]:
-    """Return what a file says of itself."""
+    """Return a file's metadata."""
     data = trained.train_data.spec
     dataset, settings = trained.config.dataset.settings.model_dump(), trained.config.task.settings.model_dump()
     about = {

@@ -155,7 +155,7 @@ def sampler_of(task: Task) -> Samples:
 
 
 def find_files(wanted: Sequence[str]) -> list[Given]:
-    """Return what each `--input` names, before any run is opened. Raises DataError if there is nothing."""
+    """Return the paths of each `--input`, before any run is opened. Raises DataError if there is nothing."""
     found = []
     for text in wanted:
         field, _, rest = text.partition("=")

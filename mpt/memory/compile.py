@@ -73,7 +73,7 @@ class Compile(MemoryTrick):
                 network.compile(dynamic=self.settings.dynamic, backend=self.settings.backend)
 
     def _planned_how(self) -> str:
-        """Return what a plan says of its figures."""
+        """Return the plan's notes on its figures."""
         if self.settings.backend == "aot_eager":
             return "memory.compile: planned from AOTAutograd's graphs, operator by operator, as aot_eager runs them"
         how = (

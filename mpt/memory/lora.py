@@ -79,7 +79,7 @@ class Settings(Options):
         return first_match(self.ranks, name) or self.rank
 
     def factor_of(self, name: str) -> float:
-        """Return what a layer's adapter is multiplied by."""
+        """Return the factor of a layer's adapter."""
         rank = self.rank_of(name)
         alpha = first_match(self.alphas, name) or self.alpha or 2 * rank
         return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)

@@ -197,7 +197,7 @@ class OffloadActivations(MemoryTrick):
         self.let_go()
 
     def packed(self, record: Offloaded) -> Any:
-        """Return what autograd keeps: the record, and the list in which its neighbours are."""
+        """Return autograd's saved object: the record, and the list with its neighbours."""
         return record, self.saved, len(self.saved) - 1
 
     def unpack(self, packed: Any) -> Tensor:

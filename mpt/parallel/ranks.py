@@ -111,7 +111,7 @@ class Ranks(World):
         dist.all_gather(list(received), sent)
 
     def exchange(self, phase: str, parameters: Sequence[nn.Parameter]) -> Exchange:
-        """Return what sums a phase's gradients, made at its first update."""
+        """Return the reducer of a phase's gradients, made at its first update."""
         if self.is_sharded:
             parameters = ()  # summed where they arise
         if phase not in self.exchanges:
@@ -279,7 +279,7 @@ class Ranks(World):
             settle(self.units)
 
     def mail(self) -> Mail:
-        """Return what threads beside the training may tell other ranks by, over a connection of its own."""
+        """Return a store for messages between the ranks' threads, over a connection of its own."""
         if self.letters is None:
             self.letters = Mail(connect(self.location, False), self.rank, self.size)
         return self.letters

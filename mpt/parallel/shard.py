@@ -193,7 +193,8 @@ def settle(units: Iterable[FSDPModule]) -> None:
 
 
 def groups_of(unit: FSDPModule) -> list[Any]:
-    """Return what FSDP2 gathers and sums together of a unit; torch before 2.13 has one, or None."""
+    """Return the parameter group of a unit that FSDP2 gathers and reduces together; torch before 2.13 has one, or
+    None."""
     state: Any = unit._get_fsdp_state()
     groups = vars(state).get("_fsdp_param_groups")
     return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]

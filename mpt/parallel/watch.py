@@ -161,7 +161,7 @@ class Watch:
         return f"rank {rank} (host {told['host']}, process {told['process']}, step {step})"
 
     def remember(self, rank: int) -> dict[str, Any] | None:
-        """Return what a rank last told of itself, as far as this one knows, also when the store is gone."""
+        """Return a rank's last report known here, even if the store is gone."""
         with contextlib.suppress(RuntimeError):  # the store may be going
             if self.has_store and self.store.check([f"rank/{rank}"]):
                 self.known[rank] = json.loads(self.store.get(f"rank/{rank}").decode())

@@ -82,7 +82,7 @@ class World:
         return dict(part)
 
     def exchange(self, phase: str, parameters: Sequence[nn.Parameter]) -> Exchange:
-        """Return what sums a phase's gradients over the ranks."""
+        """Return the reducer of a phase's gradients over the ranks."""
         raise AssertionError("a process alone exchanges nothing")
 
     def agree(self, site: str, own: Outcome, exchange: Exchange) -> tuple[Outcome, list[bool]]:
@@ -132,7 +132,7 @@ class World:
         """Leave nothing gathered of sharded networks."""
 
     def mail(self) -> Mail:
-        """Return what threads beside the training may tell other ranks by."""
+        """Return a store for messages between the ranks' threads."""
         raise AssertionError("a process alone has nobody to write to")
 
     def take_waited_seconds(self) -> float:

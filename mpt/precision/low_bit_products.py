@@ -125,7 +125,7 @@ def predicted_speedup(inputs: int, outputs: int, rows: int, ratio: float) -> flo
 
 
 def tell(name: str, chosen: dict[tuple[int, int], list[str]], reasons: dict[str, int], ratio: float) -> list[str]:
-    """Return what is to be said beforehand: the predicted gain of each shape, and what does not shrink."""
+    """Return the lines before a run: the predicted gain of each shape, and the memory that does not shrink."""
     notes = []
     for (inputs, outputs), layers in chosen.items():
         rows = [2**n for n in range(4, 17) if predicted_speedup(inputs, outputs, 2**n, ratio) > 1]

@@ -87,7 +87,7 @@ def run_in_half(network: Any, function: Callable[..., Any], args: Any, kwargs: A
 
 
 def mixed_dtypes(network: nn.Module, error: RuntimeError) -> str | None:
-    """Return what to change where a weight that was kept in float32 met half outside of its module; None for another
+    """Return the advice if a weight kept in float32 met half outside its module; None for another
     failure.
     """
     said = str(error).split("\n")[0]

@@ -39,7 +39,7 @@ class Cell:
 
 
 def read_classification(run_path: Path) -> dict[str, Any] | None:
-    """Return what the template shows, or None if the run has no such evaluation."""
+    """Return the template's data, or None if the run has no such evaluation."""
     content = read_json_object(run_path / "evaluation.json")
     try:
         names = [str(name) for name in content["classes"]]
@@ -65,7 +65,7 @@ def read_classification(run_path: Path) -> dict[str, Any] | None:
 
 
 def read_sample(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the template shows of one test sample."""
+    """Return the template's data of one test sample."""
     return {
         "name": str(one.get("name", one["index"])),
         "label": str(one["label"]),

@@ -219,7 +219,7 @@ def scale_history(record: RunRecord) -> dict[str, tuple[float, float, float]]:
 
 
 def find_notes(groups: Sequence[Group]) -> list[str]:
-    """Return what a reader must know before believing the table."""
+    """Return the caveats of the table."""
     records = [record for group in groups for record in group.runs.values()]
     failed = [f"{group.label}, seed {seed}: {why}" for group in groups for seed, why in sorted(group.failed.items())]
     changed = [f"{one.name}: a resume at step {step} {what}." for one in records for step, what in one.settings_changes]
@@ -314,7 +314,7 @@ def note_times(groups: Sequence[Group]) -> list[str]:
 
 
 def machine(record: RunRecord) -> str:
-    """Return what identifies the device a run was trained on, as far as its environment says."""
+    """Return the identity of a run's device, as far as its environment names it."""
     devices = record.environment.get("devices")
     if record.is_on_gpu and isinstance(devices, list) and devices and isinstance(devices[0], Mapping):
         return str(devices[0].get("name", ""))

@@ -112,7 +112,7 @@ def room_for_labels(comparison: Comparison) -> float:
 
 
 def short(label: str) -> str:
-    """Return what a variant is called in at most three short lines, its keys without their sections.
+    """Return a variant's label of at most three short lines, its keys without their sections.
 
     Long labels leave no room for a plot.
     """

@@ -48,7 +48,7 @@ class Evaluated:
         return [*(one.precision for one in self.measured), *(["difference"] if len(self.measured) > 1 else [])]
 
     def sentences(self) -> list[str]:
-        """Return what is to be said of the figures, a sentence each."""
+        """Return remarks on the figures, a sentence each."""
         said = []
         if self.saved is not None and self.metric in self.measured[0].figures:
             now = self.measured[0].figures[self.metric]

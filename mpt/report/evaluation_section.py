@@ -31,7 +31,7 @@ MOST_ROWS = 200
 
 
 def read_section(run_path: Path) -> dict[str, Any] | None:
-    """Return what the template shows of a run's last evaluation, or None if its task gave no section."""
+    """Return the template's data of a run's last evaluation, or None if its task gave no section."""
     content = read_json_object(run_path / "evaluation.json")
     try:
         return show_section(content["section"], int(content["step"]))
@@ -40,7 +40,7 @@ def read_section(run_path: Path) -> dict[str, Any] | None:
 
 
 def show_section(section: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """Return what the template shows. Raises what malformed data leads to: KeyError, TypeError, ValueError."""
+    """Return the template's data. Raises for malformed data: KeyError, TypeError, ValueError."""
     rows, matrix = section["table"]["rows"], section["matrix"]
     names = [str(name) for name in matrix["names"]]
     return {

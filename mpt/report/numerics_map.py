@@ -51,7 +51,7 @@ class NumericsMap:
 
 
 def read_numerics(run: Path) -> NumericsMap | None:
-    """Return what the doctor left in a run; None if there is nothing that can be shown."""
+    """Return the doctor's results in a run; None if nothing can be shown."""
     record = read_object(run / "doctor.json", [], needed=False)
     sections = record.get("sections")
     if not isinstance(sections, list):

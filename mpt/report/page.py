@@ -169,7 +169,7 @@ def skipped_files(record: RunRecord) -> float:
 
 
 def rank_figures(ranks: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what each process of a training needed, of its last logged steps; of many, the least and the most."""
+    """Return the memory and time of each process over the last logged steps; of many, the least and the most."""
     if not ranks:
         return []
     figures = [("processes", show_count(number(ranks.get("count"))))]
@@ -220,7 +220,7 @@ def show_fact(value: Any) -> str:
 
 
 def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a run was made with as rows: of a resume only its command and what had changed by then."""
+    """Return a run's environment as rows: of a resume only its command and the changes."""
     first = {key: value for key, value in environment.items() if key != "resumes"}
     rows = flatten(first)
     resumes = environment.get("resumes")

@@ -89,7 +89,7 @@ def check_run(path: Path) -> None:
 def current_summary(
     path: Path, config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], problems: list[str]
 ) -> tuple[Mapping[str, Any], bool]:
-    """Return what of the summary still holds, and whether the run has gone on since it was written.
+    """Return the part of the summary that still holds, and whether the run continued since.
 
     A run that was extended and killed has the summary of its earlier end. Then lines or a checkpoint are of a later
     step, or the configuration asks for more steps; of its figures only those stay that do not change.

@@ -112,7 +112,7 @@ def best_runs(rows: Iterable[RunRow]) -> set[Path]:
 
 
 def describe(record: RunRecord) -> RunRow:
-    """Return what a table shows of a run."""
+    """Return a run's row of the table."""
     total = number(record.summary.get("total_steps"), 0.0)
     return RunRow(
         path=record.path,

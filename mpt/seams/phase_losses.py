@@ -48,7 +48,7 @@ def losses_of(run: Run, phase: Phase, part: Batch, figures: Figures | None = Non
 
 
 def as_together(item: Any, phase: Phase) -> tuple[Loss, ...]:
-    """Return what a phase yielded as the losses of one backward. Raises ConfigError for anything but losses."""
+    """Check a phase's yielded losses of one backward. Raises ConfigError for anything else."""
     together = (item,) if isinstance(item, Loss) or not isinstance(item, tuple | list) else tuple(item)
     for loss in together:
         if not isinstance(loss, Loss):
@@ -65,14 +65,14 @@ def as_together(item: Any, phase: Phase) -> tuple[Loss, ...]:
 
 
 def forward_of(run: Run) -> AbstractContextManager[Any]:
-    """Return what one forward is computed in, the precision mode's context and the tricks', as one."""
+    """Return the context of one forward: the precision mode's and the tricks', as one."""
     if not run.tricks:
         return arithmetic_of(run)
     return entered([arithmetic_of(run), *(trick.forward() for trick in run.tricks)])
 
 
 def arithmetic_of(run: Run) -> AbstractContextManager[Any]:
-    """Return what any forward is computed in, in training or not: the precision mode's context and stable forms."""
+    """Return the context of any forward, in training or not: the precision mode's and stable forms."""
     own = run.precision.forward()
     return own if run.stable_forms is NOTHING else entered([own, run.stable_forms])
 

@@ -77,7 +77,7 @@ class Precision:
         """
 
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
-        """Return what the optimizer updates for a module: its parameters, or their masters."""
+        """Return a module's tensors for the optimizer: its parameters, or their masters."""
         return [self.masters.get(one, one) for one in module.parameters() if one.requires_grad]
 
     def bind(self, phases: Sequence[Phase]) -> None:
@@ -120,7 +120,7 @@ class Precision:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is to be saved of the mode itself."""
+        """Return the mode's own state for a checkpoint."""
         return {"dtype": str(self.numerics.dtype).removeprefix("torch."), "scalers": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -149,7 +149,7 @@ class Dataset:
         return None
 
     def name_of(self, index: int) -> str:
-        """Return what a person would call a sample: its file, where it is one."""
+        """Return a sample's name for people: its file, if it has one."""
         return f"sample {index}"
 
     def pass_over(self, files: Mapping[str, str]) -> None:

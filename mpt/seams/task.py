@@ -120,7 +120,7 @@ class Task:
         return None
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return what is made of inputs, or without them `count` samples."""
+        """Return the results of inputs, or without them `count` samples."""
         raise NotImplementedError(f"{type(self).__name__} does not infer")
 
     def advise(self, figures: Mapping[str, float]) -> Iterable[str]:
@@ -128,7 +128,7 @@ class Task:
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is to be saved and is not in modules: running averages, controllers."""
+        """Return state outside the modules: running averages, controllers."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

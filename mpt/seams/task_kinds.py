@@ -77,7 +77,7 @@ class Exports(Task):
         return None
 
     def from_whole(self, inputs: tuple[Any, ...], network: Callable[..., Any]) -> Any:
-        """Return what the network alone would, called with its inputs, from a network that `whole` returned."""
+        """Call a network of `whole` with the inputs and return the bare network's outputs."""
         raise NotImplementedError(f"{type(self).__name__} has no whole network")
 
 

@@ -181,7 +181,7 @@ class Classify(Exports):
 
 
 def of_mixture(batch: Batch, measure: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return what `measure` gives for a batch's labels, or if samples were mixed for both labels by their shares."""
+    """Return `measure` of a batch's labels; of mixed samples, of both labels by their shares."""
     own = measure(batch["label"])
     if SHARE not in batch:
         return own

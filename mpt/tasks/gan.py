@@ -123,7 +123,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         self.advice = Advice()
 
     def _generator_side(self) -> nn.Module:
-        """Return what the generator's optimizer trains: the generator and the networks that work with it."""
+        """Return the networks of the generator's optimizer: the generator and those that work with it."""
         helpers = {"encoder": self.encoder, "recognition": self.recognition}
         there = {name: module for name, module in helpers.items() if module is not None}
         return nn.ModuleDict({"gen": self.gen, **there}) if there else self.gen
@@ -167,14 +167,14 @@ class Gan(Game, SecondOrder, Exports, Legend):
         return int(self.condition.size) if self.condition is not None else 0  # type: ignore[arg-type]
 
     def real_side(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return what the discriminator is to recognise as real."""
+        """Return the discriminator's real inputs."""
         if self.judges == "code":
             return (batch["latent"],)
         image = self.to_network(batch["image"])
         return (image, self.encoder(image)) if self.encoder is not None else (image,)
 
     def fake_side(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return what the discriminator is to recognise as made up."""
+        """Return the discriminator's fake inputs."""
         if self.judges == "code":
             assert self.encoder is not None
             return (self.encoder(self.to_network(batch["image"])),)

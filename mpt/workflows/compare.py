@@ -155,7 +155,7 @@ class Trainer:
         self.memory = HostMemory(is_needed=not self.jobs.cards)
 
     def surroundings(self, slot: int, stop: Stop, *, beside: bool) -> Surroundings:
-        """Return what a process is started in."""
+        """Return a process's environment."""
         environment = self.jobs.environment(slot, beside=beside)
         return Surroundings(self.sides.granted, environment, stop, self.memory)
 

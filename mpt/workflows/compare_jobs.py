@@ -120,7 +120,7 @@ def busy_cores(seconds: float = LOOK_SECONDS, file: Path = Path("/proc/stat")) -
 
 
 def visible_cards() -> tuple[str, ...]:
-    """Return what names each card that torch sees. torch is asked in a process of its own, and only if need be."""
+    """Return the name of each card that torch sees, from a process of its own, and only if necessary."""
     given = os.environ.get(CARDS)
     if given is None and sys.platform == "linux" and not any(True for kind in CARD_FILES for _ in devices(kind)):
         return ()

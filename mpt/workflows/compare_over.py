@@ -123,7 +123,7 @@ def settings_of(data: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
 
 
 def value_at(data: Any, path: Sequence[str]) -> Any:
-    """Return what a nested mapping holds at a path, None if there is nothing."""
+    """Return a nested mapping's value at a path, None if there is nothing."""
     for part in path:
         data = data.get(part) if isinstance(data, Mapping) else None
     return data

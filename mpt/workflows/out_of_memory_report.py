@@ -96,7 +96,7 @@ def refused_size(text: str) -> str:
 
 
 def find_budget(device: torch.device, message: str, earlier_peak: int = 0) -> Budget:
-    """Return what a process may have on a device: on a GPU all that others leave, elsewhere what was refused."""
+    """Return a process's budget on a device: on a GPU all that others leave, elsewhere the refused size."""
     if device.type != "cuda":  # the planner's table has no other cards
         found = REFUSED_SIZE.search(message)
         return Budget(
@@ -204,7 +204,7 @@ def describe_budget(budget: Budget) -> list[str]:
 
 
 def describe_plan(findings: Findings, budget: Budget) -> list[str]:
-    """Return what held the memory at the peak, by category and by module."""
+    """Return the memory at the peak, by category and by module."""
     if findings.plan is None:
         return [f"what held the memory could not be planned: {findings.problem or 'no answer'}"]
     peak = findings.plan
@@ -225,7 +225,7 @@ def describe_small(amount: int) -> str:
 
 
 def propose(patch: dict[str, Any], verdict: str, training: Training, retry: Retry) -> list[str]:
-    """Write the patch into the run's folder; return what it does and how to go on with it."""
+    """Write the patch into the run's folder; return its effect and the command to continue with it."""
     path = Path(training.directory.path) / "plan.yaml"
     if path.resolve() in [given.resolve() for given in retry.patches]:  # an earlier proposal: the file keeps it
         patch = merge(read_file(path)[0].plain(), patch)

@@ -78,7 +78,7 @@ def compare_with_ranks(config: Config, nproc: int, steps: int, allow: Sequence[s
 def take_alone(
     stepper: Stepper, folder: Path, steps: int
 ) -> tuple[list[list[Looked]], list[list[Looked]], list[dict[str, torch.Tensor]]]:
-    """Take the steps in this process; return what they made, what moved ones made, and the weights before each."""
+    """Take the steps in this process; return their results, those of moved ones, and the weights before each."""
     run = stepper.run
     unit = run.precision.numerics.product_unit or torch.finfo(run.precision.numerics.dtype).eps
     alone, moved, begun = [], [], []
@@ -93,7 +93,7 @@ def take_alone(
 
 
 def read_told(path: Path) -> list[list[Looked]]:
-    """Return what a process wrote."""
+    """Read a process's results."""
     return [[Looked(**one) for one in step] for step in torch.load(path, weights_only=True)]
 
 

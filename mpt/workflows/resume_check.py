@@ -159,7 +159,7 @@ def describe(found: RunDifference) -> str:
 
 
 def stop_and_resume(file: Path, folder: Path, check: Check) -> list[str]:
-    """Train with stops; return what they were."""
+    """Train with stops; return the stops."""
     steps = check.steps
     if not check.kill:
         check.tell(f"training {steps // 2} steps, and the rest after a resume")

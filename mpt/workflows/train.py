@@ -199,7 +199,7 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
 
 
 def explain_device(error: RuntimeError, training: Training) -> MptError | None:
-    """Return what a failure of CUDA other than memory means, None for one that has no words here."""
+    """Explain a failure of CUDA other than memory, None for an unknown one."""
     from mpt.engine.step.faults import NO_ENGINE
     from mpt.workflows.blocking_rerun import ASSERT, explain_assert
 

@@ -57,7 +57,7 @@ def explain_share(value: str, given: Mapping[str, str], config: str | None) -> s
 
 
 def explain_epochs(setting: str) -> Callable[[str, Mapping[str, str], str | None], str | None]:
-    """Return what translates a number of epochs between two of something."""
+    """Return a function that translates a number of epochs between two of something."""
 
     def explain(value: str, given: Mapping[str, str], config: str | None) -> str | None:
         number = number_of(value)

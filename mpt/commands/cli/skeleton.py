@@ -30,7 +30,7 @@ SECTIONS = {
 
 
 def write_part(kind: str, name: str, into: str | None) -> list[Path]:
-    """Write the skeleton of a part into a folder of parts and return what was written.
+    """Write the skeleton of a part into a folder of parts and return the files.
 
     The folder is the one named, else the last of `--parts`, else `parts`. Raises ConfigError for an unknown kind, a
     name that is none, and files that are there; InputOutputError if nothing can be written.

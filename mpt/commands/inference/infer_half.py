@@ -71,7 +71,7 @@ class Statement:
 def infer_half(
     trained: Trained, samples: Sequence[Sample], batch_size: int, count: int, dtype: str | None, output: Path
 ) -> list[Inference]:
-    """Infer in float32 and in half, state the difference, write it, and return what half made."""
+    """Infer in float32 and in half, state the difference, write it, and return the results in half."""
     choice = choose_half(dtype, trained.run.device)
     decoded = Decoded()
     folded = dataclasses.replace(trained, run=rebuild(trained, FLOAT32))
@@ -169,7 +169,7 @@ def table_lines(statement: Statement) -> list[str]:
 
 
 def sentences(statement: Statement) -> list[str]:
-    """Return what else is to be said, a sentence each."""
+    """Return further remarks, a sentence each."""
     said = [statement.choice]
     distance = statement.distance
     if distance is not None:

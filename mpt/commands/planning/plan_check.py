@@ -104,7 +104,7 @@ def describe_growth(before: Lock, after: Lock, tolerance: float) -> list[str]:
 
 
 def largest_growth(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """Return what grew most, with its bytes: "activations +120 MiB, gradients +3 MiB"."""
+    """Return the largest increases, with their bytes: "activations +120 MiB, gradients +3 MiB"."""
     growth = {name: after.get(name, 0) - before.get(name, 0) for name in {*before, *after}}
     largest = sorted((name for name in growth if growth[name] > 0), key=lambda name: (-growth[name], name))[:NAMED]
     largest = [name for name in largest if name == largest[0] or growth[name] >= WORTH_NAMING]

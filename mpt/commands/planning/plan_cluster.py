@@ -146,7 +146,7 @@ def print_cheapest(console: Console, found: Cheapest, config: Config, arguments:
 
 
 def command_for(best: Candidate, arguments: Command) -> str:
-    """Return what starts the training on a set of cards; of several machines, on each of them."""
+    """Return the command that starts the training on a set of cards; of several machines, on each of them."""
     settings = [write_override(key, value) for key, value in flatten(best.settings).items()]
     words = [str(arguments.config), *without_conflicts(arguments.overrides, best.settings), *settings]
     words += [word for patch in arguments.patches for word in ("--with", str(patch))]

@@ -89,7 +89,7 @@ def run(arguments: Command) -> None:
 
 
 def usable_bytes(gpu: Gpu, size_gb: int) -> int:
-    """Return what programs can have of a card of this size."""
+    """Return the usable memory of a card of this size."""
     return replace(gpu, name="", memory_gib=size_gb, is_installed=False).usable_bytes
 
 

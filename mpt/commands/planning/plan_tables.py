@@ -55,7 +55,7 @@ def headline(name: str, gpu: Gpu, plan: Plan, recipes: Sequence[Recipe]) -> str:
 
 
 def described(name: str, plan: Plan) -> str:
-    """Return what is planned, with its batch where one is known."""
+    """Return the plan's subject, with its batch if known."""
     return f"{name}, batch {plan.batch_size}" if plan.batch_size else name
 
 
@@ -103,7 +103,7 @@ def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, 
 
 
 def describe_workspace(plan: Plan) -> str:
-    """Return what is assumed of cuDNN's workspace, and whether there would be no room for it."""
+    """Return the assumed workspace of cuDNN, and whether there would be no room for it."""
     said = "assumed for its workspace, until `mpt plan calibrate RUN` has measured it"
     room = None if plan.budget_bytes is None else plan.budget_bytes - plan.context_bytes - plan.allocated
     if not plan.fits or room is None or plan.assumed_workspace <= room:
@@ -128,7 +128,7 @@ def moved(calibration: Calibration) -> str:
 
 
 def held_tables(plan: Plan | InferencePlan) -> Table:
-    """Return what is held at the peak, by kind and by module, side by side."""
+    """Return the memory at the peak, by kind and by module, side by side."""
     held = columns("held at the peak", ">MiB")
     for name, amount in plan.by_category.items():
         held.add_row(name, f"{amount / 2**20:,.1f}")
@@ -299,7 +299,7 @@ def describe_too_large(plan: Plan, room: MadeRoom | None) -> Iterator[str]:
 
 
 def way_out(name: str, plan: Plan, room: MadeRoom | None) -> str:
-    """Return what to do about one that does not fit."""
+    """Return the advice for a plan that does not fit."""
     moment = room.moments[name] if room is not None else None
     if room is not None and moment is not None and moment.fits:
         change = " ".join(write_override(f"memory.{key}", value) for key, value in room.patch["memory"].items())

@@ -107,7 +107,7 @@ def device_name(tuning: Tuning) -> str:
 
 
 def as_data(tuning: Tuning, written: list[str]) -> dict[str, Any]:
-    """Return what `--json` prints."""
+    """Return the data of `--json`."""
     trials = [
         {
             "settings": trial.settings,

@@ -36,7 +36,7 @@ def list_runs(runs_dir: Path, *, as_json: bool) -> None:
 
 
 def cells(row: RunRow, is_best: bool) -> Sequence[str]:
-    """Return what a line shows of a run."""
+    """Return a run's line."""
     state = str(row.steps) if row.is_finished else f"{row.state}, unfinished"
     result = f"{row.metric} {show_figure(row.final)}{best_of(row)}{' *' if is_best else ''}" if row.metric else ""
     return tuple(map(harmless, (row.name, row.trained, state, row.model, row.dataset, row.mode, result)))

@@ -101,7 +101,7 @@ class WorkerPool:
         return dict(batch)
 
     def answer_of(self, worker: Worker, seconds: float, failing: str) -> Any:
-        """Return what a worker sends next. Raises DataError when it takes too long, and when any worker died."""
+        """Return a worker's next message. Raises DataError when it takes too long, and when any worker died."""
         ready = wait([worker.pipe, *(other.process.sentinel for other in self.workers)], seconds)
         if not ready:
             raise DataError(

@@ -70,7 +70,7 @@ class Properties:
 
 
 def read_properties(path: str | Path) -> Properties:
-    """Return what a video holds. Raises DataError for what is no readable video."""
+    """Return a video's properties. Raises DataError for an unreadable video."""
     with opened(Path(path)) as container:
         stream = video_stream(container, path)
         first = next(container.decode(stream), None)

@@ -76,7 +76,7 @@ class Frame:
 
 
 def describe_video(path: str | Path) -> VideoInfo:
-    """Return what the header says and the size of the first frame. Raises DataError for what is no readable video."""
+    """Return the header's fields and the size of the first frame. Raises DataError for an unreadable video."""
     with opened(Path(path)) as container:
         stream = video_stream(container, path)
         first = next(_decoded(container, stream, Path(path)), None)

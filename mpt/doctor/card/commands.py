@@ -26,7 +26,7 @@ MEMORY_WITHIN = 0.15
 
 
 def mpt(*words: str, device: torch.device) -> str:
-    """Run a command of mpt and return what it said. Raises RuntimeError with its last line where it fails."""
+    """Run a command of mpt and return its output. Raises RuntimeError with its last line where it fails."""
     command = [sys.executable, "-m", "mpt", *words, "--device", device.type]
     done = run(command, SECONDS, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     if done.returncode:

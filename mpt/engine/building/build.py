@@ -157,7 +157,7 @@ def place_networks(
 
 
 def load_start(config: Config, networks: dict[str, nn.Module]) -> Start | None:
-    """Load the weights that `model.weights` names, if it does, and return what became of them."""
+    """Load the weights that `model.weights` names, if any, and return a report."""
     weights = setting_of(config.model.settings, "weights")
     if not weights:
         return None

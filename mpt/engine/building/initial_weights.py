@@ -105,7 +105,7 @@ def load_initial_weights(
 
 
 def read_start(path: Path) -> tuple[Path, WeightsFile, tuple[str, ...]]:
-    """Return what weights were read from, the weights, and notes on newer checkpoints that are damaged.
+    """Return the weights' source, the weights, and notes on newer checkpoints that are damaged.
 
     A checkpoint is named by its folder, or its run's for the newest; one of shards by any of its files of tensors too,
     since none of them has all.
@@ -205,7 +205,7 @@ def check(modules: Mapping[str, nn.Module], found: Mapping[str, Tensor], path: P
 
 
 def kind(tensor: Tensor) -> str:
-    """Return what numbers a tensor holds."""
+    """Return the kind of numbers in a tensor."""
     if tensor.is_complex():
         return "complex"
     if tensor.is_floating_point():
@@ -231,14 +231,14 @@ def never_learnt(networks: Mapping[str, nn.Module], made: Sequence[str]) -> list
 
 
 def describe(match: Match, file: WeightsFile, path: Path) -> str:
-    """Return what was loaded, left out and newly made, as one line."""
+    """Describe the loaded, omitted and new tensors in one line."""
     source = f"{path}" + (f" (its {file.wrapper!r})" if file.wrapper else "")
     number = f"all {match.count}" if not match.new else f"{len(match.found)} of {match.count}"
     return f"model.weights: loaded {number} tensors from {source}{details(match, '; ')}"
 
 
 def details(match: Match, separator: str = "") -> str:
-    """Return what was resampled, what is new and what was left out."""
+    """Return the resampled, the new and the omitted tensors."""
     parts = [
         f"{title}: {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
         for title, names in (("resampled", match.resampled), ("new", match.new), ("left out", match.unused))

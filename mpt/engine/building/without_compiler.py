@@ -42,7 +42,7 @@ def leave_out_compiler() -> None:
 
 
 def wrapped(function: Any) -> Callable[..., Any] | None:
-    """Return what a function was made from by `functools.wraps`."""
+    """Return the function that `functools.wraps` wrapped."""
     return vars(function).get("__wrapped__") if isinstance(function, FunctionType) else None
 
 

@@ -180,7 +180,7 @@ def resume(training: Training, loaded: LoadedCheckpoint, exact: bool = False) ->
 
 
 def changed_conditions(training: Training, loaded: LoadedCheckpoint, training_list: str | None) -> list[str]:
-    """Return what is otherwise than when a checkpoint was written: the machine's conditions, parts' files, the data."""
+    """Return the differences since a checkpoint was written: the machine's conditions, parts' files, the data."""
     before, now = loaded.manifest["extra"].get("conditions", {}), conditions(training.run)
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
     changed += [f"the part {file}" for file in changed_parts(training.directory.parts_path)]

@@ -69,7 +69,7 @@ class CheckpointSaver:
             world.ask(lambda: write(shards))
 
     def committer(self, step: int, metric: float | None) -> Callable[[checkpoint.EncodedState, Shards | None], None]:
-        """Return what writes a checkpoint of this step: an encoded state, beside the shards that ranks have written."""
+        """Return a writer of this step's checkpoint: an encoded state, alongside the shards that ranks have written."""
         about: checkpoint.About = {
             "keep_last": self.run.config.train.keep_last,
             "metric": metric,
@@ -129,7 +129,7 @@ class CheckpointSaver:
 
 
 def conditions(run: Run) -> dict[str, Any]:
-    """Return what must not change if a resume is to be bit-exact."""
+    """Return the conditions of a bit-exact resume."""
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

@@ -19,7 +19,7 @@ class ToldPlan:
         self.path: Path | None = path if (device == "cuda" if wanted is None else wanted) else None
 
     def take(self) -> str | None:
-        """Return what was planned, once; None if nothing is there yet, or nothing will be."""
+        """Return the plan, once; None if nothing is there yet, or nothing will be."""
         if self.path is None or not self.path.is_file():
             return None
         plan, self.path = read_json_object(self.path), None

@@ -297,7 +297,7 @@ class Training:
         return bad
 
     def loop_record(self) -> dict[str, Any]:
-        """Return what a state keeps beside the run's."""
+        """Return a state's entries in addition to the run's."""
         adapted = dict(self.run.adaptation.changes)
         return {**self.progress.to_record(), "adapted": adapted, "remedies": self.remedies.to_record()}
 

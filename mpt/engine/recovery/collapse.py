@@ -168,5 +168,5 @@ class CollapseWatch:
         return self.streaks.setdefault(name, Streak()).seen(now) >= self.limits.patience
 
     def to_record(self) -> dict[str, Any]:
-        """Return what a log line says of it."""
+        """Return its part of a log line."""
         return {} if self.variety is None else {"variety": self.variety}

@@ -125,7 +125,7 @@ def adapted_config(run: Run) -> Config:
 
 
 def move(run: Run, name: str, value: Any) -> Callable[[], None]:
-    """Change a built run, and return what takes the change back. Raises ConfigError if it cannot be done."""
+    """Change a built run, and return a function that takes the change back. Raises ConfigError if it cannot be done."""
     reason = find_conflict(run.config, name)
     if reason is not None:
         raise ConfigError(reason)
@@ -152,7 +152,7 @@ def move(run: Run, name: str, value: Any) -> Callable[[], None]:
 
 
 def move_again(run: Run, adapted: Mapping[str, Any]) -> dict[str, Any]:
-    """Repeat on a newly built run what an earlier process had adapted, and return what was changed.
+    """Repeat on a newly built run what an earlier process had adapted, and return the changes.
 
     Only if the run may adapt: a configuration that says `on_oom: stop` is taken at its word. The smaller micro-batch
     wins, and a trick that is configured by now keeps its settings.

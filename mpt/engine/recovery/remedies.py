@@ -30,11 +30,11 @@ class Remedies:
     """How often modules were added to them."""
 
     def rate_at(self, step: int) -> float:
-        """Return what a step's learning rates are multiplied by."""
+        """Return the factor of a step's learning rates."""
         return self.rate if step < self.rate_until else 1.0
 
     def to_record(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {
             "skipped_batches": sorted(self.skipped_batches),
             "rate": self.rate,
@@ -45,7 +45,7 @@ class Remedies:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Remedies:
-        """Return what `to_record` returned; a checkpoint of before there were any has an empty one."""
+        """Read the record of `to_record`; older checkpoints have an empty one."""
         return cls(
             set(record.get("skipped_batches", ())),
             record.get("rate", 1.0),
@@ -76,7 +76,7 @@ class Remedies:
         return config.precision.settings.auto_keep_fp32 and self.float32_times < config.train.max_rollbacks
 
     def choose(self, train: Train, step: int, rollbacks: int) -> str:
-        """Apply the remedy for what failed at a step, after so many rollbacks; return what it is in words."""
+        """Apply the remedy for what failed at a step, after that many rollbacks; describe it in words."""
         action = train.after_rollback[min(rollbacks, len(train.after_rollback)) - 1]
         if action == "skip_batch":
             self.skipped_batches.add(step)

@@ -26,7 +26,7 @@ class Waiting:
     evaluations: int = 0
 
     def to_record(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return asdict(self)
 
     @classmethod

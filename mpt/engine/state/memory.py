@@ -107,7 +107,7 @@ def snapshot_of(device: torch.device) -> bytes:
 
 
 def outside_bytes(device: torch.device) -> dict[str, Any]:
-    """Return what a GPU holds outside this process's allocator: its context, and other processes."""
+    """Return a GPU's bytes outside this process's allocator: its context, and other processes."""
     if not accelerator.has_allocator(device):
         return {}
     return {"outside_bytes": accelerator.outside_bytes(device), "device": accelerator.name_of(device)}

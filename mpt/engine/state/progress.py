@@ -129,7 +129,7 @@ class Progress:
             self.best, self.best_step = figure, self.step
 
     def to_record(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {
             "step": self.step,
             "seconds": self.seconds,

@@ -71,7 +71,7 @@ def as_number(value: Tensor) -> Tensor:
 
 
 def restore(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
-    """Put a captured state into a built run; return what became of the state of optimizers that have changed.
+    """Put a captured state into a built run; return a report on the state of optimizers that have changed.
 
     Raises CheckpointError listing what is missing, unexpected or of another shape.
     """

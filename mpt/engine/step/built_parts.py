@@ -34,7 +34,7 @@ class Networks(dict[str, nn.Module]):
 
 
 def require(what: str, made: Any, kind: type[Made]) -> Made:
-    """Return what a part made if it is of that kind; PartError otherwise. `what` names the part and its function."""
+    """Return a part's result if it is of that kind; PartError otherwise. `what` names the part and its function."""
     if isinstance(made, kind):
         check_members(what, made, kind)
         return made
@@ -43,7 +43,7 @@ def require(what: str, made: Any, kind: type[Made]) -> Made:
 
 
 def check_figures(task: Task, made: Any) -> dict[str, float]:
-    """Return what a task's `conclude` made as numbers; PartError if it is none, or lacks the task's metric.
+    """Return the results of a task's `conclude` as numbers; PartError if it is none, or lacks the task's metric.
 
     A tensor with one element is a number; anything else a task may add to what it says of an evaluation as `details`.
     """

@@ -97,7 +97,7 @@ class Normaliser:
         return torch.where(expected > self.least_weight, expected, float(self.samples))
 
     def correction(self) -> Tensor | None:
-        """Return what all gradients are to be multiplied by after the last part; None if they are as they should be.
+        """Return the factor of all gradients after the last part; None if they are as they should be.
 
         On ranks, all that have weights must ask.
         """

@@ -28,7 +28,7 @@ def gathers_inputs(run: Run) -> bool:
 
 
 def inputs_of(run: Run, part: Batch, count: int) -> Batch:
-    """Return what a rank needs of the next batch of `count` samples, as a task sees it. `part` is as it is stored."""
+    """Return a rank's share of the next batch of `count` samples, as a task sees it. `part` is as it is stored."""
     if gathers_inputs(run):
         part = run.world.whole(run.data.filled(part), count)  # ranks may have padded to different lengths
     return run.data.as_floats(part)

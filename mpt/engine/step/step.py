@@ -158,9 +158,9 @@ def back_propagate_on_ranks(
 ) -> tuple[Batch, int, dict[str, Tensor], bool]:
     """Draw a batch, do this rank's part of it and sum the gradients over the ranks.
 
-    Returns what was drawn, of how many samples it is a part (0: it is the whole), this rank's share of the losses, and
-    whether the losses of all ranks were finite. A failure on any rank is raised on all of them, after everything that
-    others wait for was sent.
+    Returns the drawn batch, the number of samples of which it is a part (0: it is the whole), this rank's share of the
+    losses, and whether the losses of all ranks were finite. A failure on any rank is raised on all of them, after
+    everything that others wait for was sent.
     """
     world = run.world
     exchange = world.exchange(phase.name, [weight for weight in phase.module.parameters() if weight.requires_grad])

@@ -50,7 +50,7 @@ class AdapterFile:
     """PEFT's, of a folder."""
 
     def factor(self, one: FileAdapter) -> float:
-        """Return what an adapter's output is multiplied by: alpha / rank, 1 if no alpha is given."""
+        """Return the factor of an adapter's output: alpha / rank, 1 if no alpha is given."""
         assert one.a is not None
         rank = one.a.shape[0]
         if one.alpha is not None:

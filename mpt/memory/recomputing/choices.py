@@ -28,7 +28,7 @@ GRADIENTS = 2
 
 
 def choose_outputs(partitions: Iterable[Sequence[Loss]], share: float) -> dict[Unit, frozenset[Key]]:
-    """Return what to keep of each unit to be recomputed, so that the units stay below this share of their peak.
+    """Return the outputs to keep of each recomputed unit, so that the units stay below this share of their peak.
 
     `partitions` are the step's losses with the blocks taken one by one, and then in ever longer runs; the next is
     looked at only if those before cannot be brought to the share. The share is one of the first's peak.

@@ -86,7 +86,7 @@ def count_losses(run: Run, setting: str) -> dict[str, int]:
 
 
 def measure_units(run: Run, units: list[Unit], setting: str) -> dict[Unit, UnitCost]:
-    """Return what each unit saves and costs in one step of all phases, by the tensors autograd keeps.
+    """Return the saved bytes and cost of each unit in one step of all phases, by the tensors autograd keeps.
 
     Raises ConfigError, naming the setting that needs to know, for losses that look at tensors' values.
     """
@@ -178,7 +178,7 @@ class RecordCalls(TorchDispatchMode):
 
 
 def measure_calls(run: Run, units: list[Unit], setting: str) -> list[Loss]:
-    """Return what every unit does in every loss of a step: operators, what autograd saves, what is alive anyway.
+    """Return every unit's operators, saved tensors and tensors alive anyway, for every loss of a step.
 
     Raises ConfigError, naming the setting that needs to know, for losses that look at tensors' values.
     """

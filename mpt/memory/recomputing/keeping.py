@@ -47,7 +47,7 @@ class Record:
         return call
 
     def usable(self) -> set[Key]:
-        """Return what is kept and was not changed in place since, which would have to be computed again."""
+        """Return the kept outputs that were not changed in place since; others must be recomputed."""
         return {key for key in self.keeps if key in self.results and is_unchanged(self.results[key])}
 
     def drop_unused(self, forms: dict[Key, Any]) -> None:

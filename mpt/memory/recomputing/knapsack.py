@@ -77,7 +77,7 @@ class Blocks:
         self.chosen = [0] * len(choices)
 
     def choice(self, block: int) -> Choice:
-        """Return what is chosen for a block."""
+        """Return the choice for a block."""
         return self.choices[block][self.chosen[block]]
 
     @property

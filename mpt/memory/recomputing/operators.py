@@ -261,7 +261,7 @@ def draws_random_numbers(function: Any, args: Any, kwargs: Any) -> bool:
 
 
 def nominal_seconds(function: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Return what a call costs on a nominal card."""
+    """Return a call's cost on a nominal card."""
     inputs = [*tensors_in(args), *tensors_in(kwargs)]
     moved = sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *tensors_in(result)))
     count = flop_registry.get(function._overloadpacket)

@@ -54,7 +54,7 @@ def lineage(optimizer: Optimizer) -> list[str]:
 def carry_over(
     saved: Mapping[str, Any], optimizer: Optimizer, foreign: Collection[str] = ()
 ) -> tuple[dict[str, Any], Carried]:
-    """Return what an optimizer is to load of a saved state in its own groups, and what became of the rest.
+    """Return the part of a saved state that an optimizer loads, and the fate of the rest.
 
     `foreign` names entries that are not the optimizer's own and have no use any more. A state without the name of its
     optimizer, of before they were saved, is taken for this one's.

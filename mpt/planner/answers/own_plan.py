@@ -45,7 +45,7 @@ class OwnPlan:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> OwnPlan:
-        """Return what `as_data` gave. Raises ValueError."""
+        """Read the data of `as_data`. Raises ValueError."""
         return _adapter().validate_python(data)
 
 

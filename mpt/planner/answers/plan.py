@@ -29,7 +29,7 @@ Reading = BeforeValidator(lambda value: value or None)
 
 
 def or_empty(value: T | None) -> T | Empty:
-    """Return what JSON has in place of None here."""
+    """Return JSON's value for None."""
     return Empty() if value is None else value
 
 

@@ -106,7 +106,7 @@ def cuda_stands_in(gpu: Gpu) -> Iterator[CudaStandIn]:
 
 
 def _answers(gpu: Gpu) -> dict[str, Any]:
-    """Return what `torch.cuda` answers in the place of its own functions."""
+    """Return replacements for functions of `torch.cuda`."""
     has_bfloat16 = gpu.capability >= (8, 0)
     properties = SimpleNamespace(
         name=gpu.name, total_memory=gpu.usable_bytes, major=gpu.capability[0], minor=gpu.capability[1]

@@ -38,7 +38,7 @@ aminmax.default cat.default clone.default copy_.default fill_.Scalar zero_.defau
 _softmax_backward_data.default _log_softmax.default _log_softmax_backward_data.default native_layer_norm.default
 native_layer_norm_backward.default
 """
-"""Operators whose kernel for meta tensors returns what torch's rules do."""
+"""Operators whose kernel for meta tensors agrees with torch's rules."""
 BY_META: frozenset[Any] = frozenset(
     getattr(getattr(_aten, packet), overload) for packet, overload in (name.split(".") for name in NAMES.split())
 )
@@ -68,7 +68,7 @@ def form_of(tensor: Tensor, device: torch.device) -> Form:
 
 
 def learnt(result: Any, args: Sequence[Any], device: torch.device) -> Outcome | None:
-    """Return what a kernel for meta tensors has returned, as it would be on a device; None for anything but tensors."""
+    """Move the result of a kernel for meta tensors to the device; None for anything but tensors."""
     container = type(result) if isinstance(result, tuple | list) else None
     found: list[Form | int | None] = []
     for one in [result] if container is None else result:
@@ -90,7 +90,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
-    """Return what a batch norm returns; None if that is not plain."""
+    """Return a batch norm's results; None if they are not plain."""
     values = args[0]
     if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or not is_dense(values):
         return None
@@ -101,7 +101,7 @@ def batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.dev
 
 
 def batch_norm_backward(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Outcome | None:
-    """Return what the backward of a batch norm returns; None if that is not plain."""
+    """Return the results of a batch norm's backward; None if they are not plain."""
     gradient, values, weight, wanted = args[0], args[1], args[2], args[-1]
     if kwargs or values.dtype not in COMPUTED_IN_FLOAT32 or device.type == "cpu" or weight is None:
         return None

@@ -112,7 +112,7 @@ def clear_weight_casts() -> None:
 
 
 def _device_module() -> types.ModuleType:
-    """Return what torch expects to find as `torch.fgpu`: one device, no random state, both half dtypes."""
+    """Return the module for `torch.fgpu`: one device, no random state, both half dtypes."""
     module = types.ModuleType(f"torch.{DEVICE}")
     functions: dict[str, Any] = {
         "is_available": lambda: False,  # else torch would place constants on the device for real

@@ -176,7 +176,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return Outcome(tuple(forms), list)
 
     def make(self, outcome: Outcome, args: Sequence[Any]) -> Any:
-        """Return what an operator with this outcome returns, without a call of the dispatcher."""
+        """Return an operator's results from a known outcome, without calling the dispatcher."""
         if outcome.container is None:
             return self._make(outcome.results[0], args)
         return outcome.container([self._make(form, args) for form in outcome.results])
@@ -244,7 +244,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return super()._cache_key(state, func, args, kwargs) if key is None else fake_tensor._DispatchCacheKey(key)
 
     def _description(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Return what an operator's results follow from; None if an argument is not plain."""
+        """Return the key of an operator's results; None if an argument is not plain."""
         facts: list[Any] = ["lean", func, torch.get_default_dtype(), torch._C._get_default_device()]
         facts.append(torch.is_inference_mode_enabled())
         places = not _returns_new(func)
@@ -294,7 +294,7 @@ class TorchFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _learnt(func: Any, entry: Any) -> Outcome | None:
-    """Return what torch's cache says about an operator's results, if that is plain."""
+    """Return the entry of torch's cache for an operator's results, if that is plain."""
     if not isinstance(entry, fake_tensor._DispatchCacheValidEntry) or func.is_view:
         return None
     results: list[Form | int | None] = []

@@ -124,7 +124,7 @@ class Submodules(MetaPathFinder):
         self.package = package
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return what leads to the module that is there by then; None for all others."""
+        """Return a loader of a module that exists already; None for all others."""
         late = sys.modules.get(self.package)
         if not name.startswith(f"{self.package}.") or not isinstance(late, LateModule) or not late.waits:
             return None

@@ -116,14 +116,14 @@ FUNCTIONS = "torch.utils._sympy.functions"
 
 
 def answer_for(name: str) -> Any:
-    """Return what stands for a member of torch's module; None if the module itself must be asked for it."""
+    """Return the replacement of a member of torch's module; None if the module itself must be asked for it."""
     if name == "GuardOnDataDependentSymNode":
         return NeverRaised
     return partial(_answer, NAME, name, RULES.get(name, unknown)) if name.islower() else None
 
 
 def largest_for(name: str) -> Any:
-    """Return what stands for the largest of symbols, which a rule for shapes imports on every call; else None."""
+    """Return the replacement of sympy's Max, which a rule for shapes imports on every call; else None."""
     return partial(_answer, FUNCTIONS, name, unknown) if name == "Max" else None
 
 
@@ -135,7 +135,7 @@ class NamedSource:
 
 
 def support_for(name: str) -> Any:
-    """Return what stands for members of the compiler's files that torchvision and fake tensors import; else None."""
+    """Return replacements of the compiler's members that torchvision and fake tensors import; else None."""
     if name in ("ConstantSource", "RandomValueSource"):
         return NamedSource if name == "ConstantSource" else NoSymbol
     return partial(_answer, "torch._dynamo.utils", name, unknown) if name == "is_compile_supported" else None

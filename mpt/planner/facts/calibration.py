@@ -157,7 +157,7 @@ def learn(
 
 
 def read_measurement(run: Path) -> Measurement:
-    """Return what a run's records hold of a GPU. Raises ConfigError when there is none, as in runs on a CPU."""
+    """Return a run's measurements of a GPU. Raises ConfigError when there is none, as in runs on a CPU."""
     advice = "calibrate with a finished run that trained on CUDA"
     try:
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text("utf-8"))

@@ -57,7 +57,7 @@ class Cluster:
     per_machine: int
 
     def communicator_bytes(self, size: int) -> int:
-        """Return what one NCCL communicator takes from the card, outside of torch's allocator."""
+        """Return the bytes of one NCCL communicator on the card, outside torch's allocator."""
         return 0 if size == 1 else CHANNELS[self.link] * CHANNEL_BYTES * CONNECTIONS
 
     def seconds(self, kind: Kind, count: int, size: int, stride: int = 1) -> float:
@@ -84,7 +84,7 @@ class Cluster:
 
 
 def find_cluster(gpu: Gpu, network: str | None, per_machine: int) -> Cluster:
-    """Return what connects cards of this kind. Raises ConfigError for a network that is not known."""
+    """Return the link between cards of this kind. Raises ConfigError for a network that is not known."""
     if network is None:
         network = "infiniband-ndr" if gpu.name in ("h100", "h200", "mi300x") else "ethernet-25"
         network = "infiniband-hdr" if gpu.name in ("a100", "a100-80gb", "mi250") else network

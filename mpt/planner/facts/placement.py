@@ -24,7 +24,7 @@ class Placement:
     rank: int = 0
 
     def cluster(self, gpu: Gpu) -> Cluster:
-        """Return what connects the cards."""
+        """Return the link between the cards."""
         return find_cluster(gpu, self.network, self.per_machine)
 
     def as_data(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def notes(self) -> list[str]:
-        """Return what the plan took for granted."""
+        """Return the plan's assumptions."""
         found = []
         if self.reads:
             found.append(f"the step reads values ({self.reads} times), which were taken as 0")

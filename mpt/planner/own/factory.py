@@ -113,7 +113,7 @@ def call_factory(source: Source, factory: Callable[..., Any], arguments: Mapping
 
 
 def read_made(source: Source, made: Any) -> Made:
-    """Return what a factory made in one form."""
+    """Bring a factory's result into one form."""
     if callable(made):
         seen = inspect.getclosurevars(made).nonlocals if inspect.isfunction(made) else {}
         return Made(made, seen)

@@ -35,7 +35,7 @@ class PackedSequences:
         return func in (PACK, UNPACK) or (func in RECURRENT and id(args[1]) in self._batches)
 
     def call(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """Return what a call that is handled here returns."""
+        """Return the result of a call that is handled here."""
         if func is PACK:
             return self.pack(*args)
         if func is Tensor.__getitem__:  # a layer asks for the largest batch

@@ -171,7 +171,7 @@ def describe(
 
 
 def within(fake: FakeRun, free: Replay, budget_bytes: int | None, context_bytes: int, expandable: bool) -> WithinBudget:
-    """Return what a plan says about a budget.
+    """Judge a plan against a budget.
 
     `free` is the replay without a limit, which is the one within the budget too if there is room.
     """

@@ -53,7 +53,7 @@ def plan_worlds(
 
 
 def fit(first: FakeRun, first_size: int, second: FakeRun, second_size: int) -> Callable[[int], FakeRun] | None:
-    """Return what gives the run of a world of another size, or None if two do not lie on lines."""
+    """Return a function from world size to run, or None if the two are not linear."""
     storages = batch_fit.fit(first.trace, first_size, second.trace, second_size)
     works = first.work, second.work
     if storages is None or not all(isinstance(work, OrderedWork) for work in works):
@@ -90,5 +90,5 @@ def fit(first: FakeRun, first_size: int, second: FakeRun, second_size: int) -> C
 
 
 def without_growth(event: object) -> tuple[object, ...]:
-    """Return what of an event is the same in every world."""
+    """Return an event's part that is the same in every world."""
     return type(event), *(value for name, value in vars(event).items() if name not in GROWING)

@@ -25,7 +25,7 @@ class MadeRoom:
 
 
 def moments_that_do_not_fit(plan: Plan) -> list[str]:
-    """Return what of the run beside its steps does not fit, where the steps do."""
+    """Return the moments outside the steps that do not fit although the steps do."""
     return [name for name, moment in plan.moments.items() if plan.fits and moment.fits is False]
 
 

@@ -88,7 +88,7 @@ class Cheapest:
 
 
 def parse_offers(texts: Iterable[str]) -> list[Offer]:
-    """Return what `--cards` say. Raises ConfigError for words that are none, or prices for some cards only."""
+    """Parse `--cards`. Raises ConfigError for malformed words, or prices for some cards only."""
     offers = []
     for text in texts:
         if "+" in text:

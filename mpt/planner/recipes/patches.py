@@ -35,7 +35,7 @@ class Combinations:
 
 
 def combinations(allow_lossy: bool = True) -> Combinations:
-    """Return what is tried with the tricks that there are."""
+    """Return the patches to try with the known tricks."""
     splitting = reliefs("batch")[0]
     activations, optimizers, weights = (
         [one for one in reliefs(kind) if allow_lossy or not one.is_lossy]
@@ -108,7 +108,7 @@ def precision_patches(config: Config, gpu: Gpu, allow_lossy: bool = True) -> Ite
 
 
 def mode_patch(config: Config, mode: str) -> Patch:
-    """Return what changes the mode, also over a file that names a dtype or a loss scale for its own."""
+    """Return a patch that changes the mode, also over a file that sets a dtype or a loss scale."""
     given, default = (one.to_data()["precision"] for one in (config, change_precision(config, config.precision.mode)))
     patch: Patch = {"mode": mode}
     if given != default:

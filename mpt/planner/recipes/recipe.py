@@ -113,7 +113,7 @@ def describe_patch(patch: Mapping[str, Any]) -> str:
 
 
 def describe_cost(recipe: Recipe) -> str:
-    """Return what a recipe costs, in the words that EXPLANATIONS explains; "exact" for nothing."""
+    """Return a recipe's cost in the words of EXPLANATIONS; "exact" for nothing."""
     costs = ["lossy"] if recipe.is_lossy else []
     if "precision" in recipe.patch:
         costs.append(f"{recipe.patch['precision']['mode']} arithmetic")

@@ -81,7 +81,7 @@ def search(
     goes_on: Callable[[Plan], bool] = lambda plan: True,
     on_answer: Callable[[int, int], None] = lambda planned, fitting: None,
 ) -> Search:
-    """Return what was found for a budget.
+    """Return the recipes for a budget.
 
     `goes_on` gets the plan of the configuration as it stands and says whether to search; it may raise. `on_answer`
     hears after each plan how many there are and how many fit. What changes the learnt result (weights without masters,

@@ -93,7 +93,7 @@ def plan_beside(
 def request(
     config: Config, data: DataSpec, device: torch.device, path: Path, allow: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return what the process has to know, as plain data."""
+    """Return the request to the process, as plain data."""
     gpu, calibration = find_gpu(DEFAULT), Calibration()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -46,7 +46,7 @@ class Refusals:
 
 
 def _parted(config: Config, asked: Any) -> tuple[str, dict[str, str]]:
-    """Return what of a request is no trick, and the tricks' settings."""
+    """Split a request into its tricks' settings and the rest."""
     data = config.to_data()
     memory = data.pop("memory")
     tricks = {name: json.dumps(memory.pop(name, None), sort_keys=True) for name in config.memory.tricks}

@@ -72,12 +72,12 @@ def live_peak(trace: Trace, first: int = 0) -> int:
 
 
 def profile_peak(config: Config, data: DataSpec, batch_size: int) -> Record:
-    """Build and step a configuration on real CPU tensors and return what torch.profiler recorded of the allocator."""
+    """Build and step a configuration on real CPU tensors and return torch.profiler's record of the allocator."""
     return profiled(lambda: perform_steps(build_run(config, CPU, data), Recorder("cpu"), batch_size))
 
 
 def profiled(work: Callable[[], Any]) -> Record:
-    """Return what torch.profiler recorded of the CPU's allocator while some work was done."""
+    """Return torch.profiler's record of the CPU's allocator during some work."""
     gc.collect()
     with (
         torch.autograd.set_multithreading_enabled(False),

@@ -113,7 +113,7 @@ class PlannedNetwork:
         return self(*args, **kwargs)
 
     def _traced(self, weights: int) -> Callable[..., Any]:
-        """Return what traces the network at its first call."""
+        """Return a backend that traces the network at its first call."""
         from torch._functorch.aot_autograd import aot_function
         from torch._inductor.decomposition import select_decomp_table
 

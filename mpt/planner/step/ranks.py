@@ -63,7 +63,7 @@ class PlannedRank(Ranks):
         return Noted(self.work, self.work.send(sent) if self.work.is_noted else None)
 
     def exchange(self, phase: str, parameters: Sequence[torch.nn.Parameter]) -> Exchange:
-        """Return what sums a phase's gradients, made at its first update."""
+        """Return the reducer of a phase's gradients, made at its first update."""
         is_new = phase not in self.exchanges
         found = super().exchange(phase, parameters)
         if is_new:

@@ -47,7 +47,7 @@ class Resume:
 
 
 def outline(run: Run) -> dict[str, Any]:
-    """Return what a checkpoint of a traced run would hold, without random numbers."""
+    """Return the state of a traced run's checkpoint, without random numbers."""
     state = {name: part for name, part in capture(run).items() if name != "random"}
     found = tree_map_only(Tensor, lambda tensor: SavedTensor(tuple(tensor.shape), tensor.dtype), state)
     assert isinstance(found, dict)

@@ -85,7 +85,7 @@ def fits_at_all_and_surely(
 
 
 def split_at(trace: Trace, event: int, sizes: Sequence[int] | None = None, modules: int = 10) -> Split:
-    """Return what is alive right after an event, largest modules first."""
+    """Return the live bytes after an event, largest modules first."""
     by_category: Counter[str] = Counter()
     by_module: Counter[str] = Counter()
     for index in trace.live_at(event):

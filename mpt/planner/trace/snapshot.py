@@ -141,7 +141,7 @@ def make_snapshot(trace: Trace, capacity_bytes: int | None = None, expandable: b
 
 
 def frames_of(storage: Storage) -> list[dict[str, Any]]:
-    """Return what stands for the stack of an allocation."""
+    """Return the frames of an allocation's stack."""
     name = f"{storage.module or '(outside modules)'} {storage.operator}".strip()
     return [{"filename": storage.category, "line": 0, "name": name}]
 

@@ -101,7 +101,7 @@ class Work:
 
 
 def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Cost:
-    """Return what a call of an operator takes. It follows from the forms of its tensors."""
+    """Return the seconds of an operator's call. They follow from the forms of its tensors."""
     is_free, count_flops = _costs(func)
     if is_free:
         return NO_COST

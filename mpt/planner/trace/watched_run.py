@@ -90,7 +90,7 @@ def trainable_weights(run: Run) -> list[nn.Parameter]:
 
 
 def watch_gradient(parameter: nn.Parameter, owner: str, recorder: Recorder) -> Callable[[], None]:
-    """Mark a parameter's gradient as soon as it is there; return what undoes that."""
+    """Mark a parameter's gradient as soon as it exists; return a function that undoes that."""
 
     def mark(tensor: Tensor) -> None:
         if tensor.grad is not None:

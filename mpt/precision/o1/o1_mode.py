@@ -115,7 +115,7 @@ class suspended(ContextDecorator):
 
 
 def active_region() -> Region | None:
-    """Return what is in force on this thread, or None."""
+    """Return the casts of this thread, or None."""
     return _thread.regions[-1] if _thread.regions else None
 
 
@@ -140,7 +140,7 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
 
 
 def recall() -> Callable[[], AbstractContextManager[None]] | None:
-    """Return what makes the context in force now again, later or on another thread; None outside `casts`."""
+    """Return a function that re-enters the present context later or on another thread; None outside `casts`."""
     if not _thread.regions:
         return None
     region = _thread.regions[-1]

@@ -74,7 +74,8 @@ class Replacements:
 
 
 def replacements_in_torch(recall: Recall) -> Iterator[tuple[Any, str, Make]]:
-    """Yield (owner, name, maker) of every place in torch. `recall` returns what makes the present context again."""
+    """Yield (owner, name, maker) of every place in torch. `recall` returns a function that re-enters the present
+    context."""
     # checkpoint() looks its generator up as a global of its module; the reentrant kind is an autograd function.
     name = "_checkpoint_without_reentrant_generator"
     if hasattr(checkpointing, f"{name}_impl"):  # torch 2.14 and later keep the other name for programs outside of torch

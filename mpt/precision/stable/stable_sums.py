@@ -263,7 +263,7 @@ def divide_first(graph: Graph, call: Call) -> Rewrite | None:
 
 
 def _numbers(graph: Graph, call: Call | None) -> tuple[Tensor, list[float]] | None:
-    """Return what is multiplied by one number after the other in float16, and the numbers, last first."""
+    """Return the tensor that is multiplied by several numbers in float16, and the numbers, last first."""
     numbers: list[float] = []
     x: Any = None
     while (factor := factor_of(call)) is not None and is_half(factor[0]):

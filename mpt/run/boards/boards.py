@@ -80,7 +80,7 @@ class Boards:
         self.problems.append(f"{TITLES[name]} gets nothing more of this run: {problem.splitlines()[0]}")
 
     def take_problems(self) -> list[str]:
-        """Return what failed since the last call."""
+        """Return the failures since the last call."""
         for name, feed in list(self.open.items()):
             if (problem := feed.look()) is not None:
                 self.leave_out(name, problem)

@@ -37,7 +37,7 @@ def first_non_finite(state: Any, only_sharded: bool = False) -> str | None:
 
 
 def first_non_finite_on_ranks(state: Any, world: World) -> str | None:
-    """Return what `first_non_finite` finds in what all ranks together would save; call on all.
+    """Return `first_non_finite` of the state of all ranks; call on all.
 
     What is not sharded may differ between ranks (BatchNorm's statistics), and the first one's is saved.
     """

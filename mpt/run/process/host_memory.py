@@ -11,7 +11,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """Return what the machine has left, or what is left to this process's control group; None if nothing tells."""
+    """Return the free memory of the machine or of this process's control group; None if unknown."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         line = next(line for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable:"))
         left = int(line.split()[1]) * 1024
@@ -20,7 +20,7 @@ def available_bytes() -> int | None:
 
 
 def left_to_groups() -> list[int]:
-    """Return what is left to each control group (version 2) that holds this process and has a limit."""
+    """Return the free memory of each control group (version 2) that holds this process and has a limit."""
     found = []
     with contextlib.suppress(OSError, StopIteration):
         own = next(line for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::"))

@@ -38,7 +38,7 @@ PACKAGES = ("torchvision", "numpy", "timm", "bitsandbytes", "torchao")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return what this process runs with, as JSON can hold it."""
+    """Return this process's environment, as JSON can hold it."""
     return {
         "mpt": VERSION,
         "python": platform.python_version(),
@@ -112,7 +112,7 @@ def uncommitted_files(folder: Path) -> int | None:
 
 
 def ask_git(folder: Path, *words: str) -> str | None:
-    """Return what git prints, None if it fails or is not there."""
+    """Return git's output, None if it fails or is not there."""
     # A file system monitor is a program that the repository's own settings name; it is not to be started.
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *words]
     try:

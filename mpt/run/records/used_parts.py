@@ -66,7 +66,7 @@ def write_used_parts(path: Path) -> None:
 
 
 def read_used_parts(path: Path) -> list[dict[str, Any]]:
-    """Return what was written; nothing if it is not there or damaged."""
+    """Return the content; nothing if it is not there or damaged."""
     try:
         found = read_json(path)
         return [one for one in found if isinstance(one["name"], str) and isinstance(one["files"], dict)]

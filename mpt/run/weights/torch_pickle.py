@@ -180,7 +180,7 @@ class TorchMachine(PickleMachine):
         return Foreign(name)
 
     def referred(self, what: Any) -> Any:
-        """Return what a persistent id refers to: a storage or, in the legacy format, a class beside its source."""
+        """Return the target of a persistent id: a storage or, in the legacy format, a class beside its source."""
         if type(what) is not tuple or not 2 <= len(what) <= 6:  # unpacked only then: it may be long, and used again
             raise ValueError("its pickle refers to something that is not a storage")
         return what[1] if what[0] == "module" else self.refer(*what)

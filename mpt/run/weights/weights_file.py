@@ -134,7 +134,7 @@ def check_members(archive: zipfile.ZipFile, file_bytes: int) -> None:
 
 
 def read_archive(archive: zipfile.ZipFile) -> tuple[Any, ReadStorage]:
-    """Return what the archive's pickle describes, and how to read its storages."""
+    """Return the content of the archive's pickle, and a reader of its storages."""
     members = archive.namelist()
     names = [name for name in members if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(names) != 1:
@@ -159,7 +159,7 @@ def read_archive(archive: zipfile.ZipFile) -> tuple[Any, ReadStorage]:
 
 
 def read_legacy(file: BinaryIO, size: int, most_work: int = MOST_WORK) -> tuple[Any, ReadStorage]:
-    """Return what a file from before PyTorch 1.6 describes, and how to read its storages.
+    """Return the content of a file from before PyTorch 1.6, and a reader of its storages.
 
     Five pickles (a magic number, the version, the writer's system, the object, the storages' keys in order), then each
     storage: its count in eight bytes and its numbers. Each pickle may have `most_work` operations.

@@ -169,7 +169,7 @@ def interpolate(
     detection: Detection = Detection(),  # it is frozen
     tell: bool = True,
 ) -> Summary:
-    """Make and write all frames; return what was done. The caller finishes or discards the output."""
+    """Make and write all frames; return a summary. The caller finishes or discards the output."""
     summary, started = Summary(), time.perf_counter()
     told = started
     waiting: list[Job] = []

@@ -92,12 +92,12 @@ class FrameStream:
             yield Frame(frame.image, number * step, step) if self.is_even else frame
 
     def signature(self) -> list[str]:
-        """Return what tells this input from another: names, lengths and times of change."""
+        """Return an input's identity: names, lengths and times of change."""
         paths = [self.video] if self.video else list(self.files)
         return [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path is not None]
 
     def not_kept(self) -> list[str]:
-        """Return what the output cannot have of the input, each in words."""
+        """Return the properties of the input that the output cannot keep, each in words."""
         if self.properties is None:
             alpha = any(has_alpha(file) for file in self.files[:1])
             return ["alpha: frames become opaque"] if alpha else []

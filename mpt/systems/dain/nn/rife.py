@@ -98,7 +98,7 @@ class FlowBlock(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, x: Tensor, flow: Tensor | None, scale: int) -> tuple[Tensor, Tensor]:
-        """Return what is to be added to flow (in pixels of full size) and mask, at full size."""
+        """Return the increments of flow (in pixels of full size) and mask, at full size."""
         if scale > 1:
             x = F.interpolate(x, scale_factor=1 / scale, mode="bilinear", align_corners=False)
         if flow is not None:

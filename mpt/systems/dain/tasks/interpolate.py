@@ -154,7 +154,7 @@ class Interpolate(Tiles, Plateau, Legend):
         return Loss("charbonnier", cast(Tensor, value))
 
     def call(self, net: nn.Module, batch: Batch, flow_only: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return what the network makes of padded frames, cut back to their size."""
+        """Return the network's outputs of padded frames, cropped to their size."""
         first, last = batch["first"], batch["last"]
         height, width = first.shape[-2:]
         padded = [self.net.padded(image) for image in (first, last)]

@@ -116,7 +116,7 @@ def augment(settings: Settings) -> Augmentation:
 
 
 def describe(settings: Settings, face_type: str | None) -> dict[str, Any]:
-    """Return what model and task need to know of the data beside its layout."""
+    """Return the facts about the data, besides its layout, that model and task need."""
     warps = settings.random_warp and not settings.pretrain
     return {"random_warp": warps, "pretrain": settings.pretrain, "face_type": face_type}
 

@@ -117,7 +117,7 @@ def has_place(face: FaceFile) -> bool:
 
 
 def keys_of(stem: str) -> list[str]:
-    """Return what a frame may be called: its name, and its number where it is one."""
+    """Return the names of a frame: its name, and its number where it is one."""
     return [stem, f"#{int(stem)}"] if stem.isdecimal() else [stem]
 
 
@@ -255,5 +255,5 @@ def write_frame(path: Path, frame: Levels) -> None:
 
 
 def record_of(settings: MergeSettings, **more: Any) -> dict[str, Any]:
-    """Return what a folder of merged frames was made with."""
+    """Return the settings of a folder of merged frames."""
     return {**asdict(settings), **more}

@@ -214,7 +214,7 @@ def blend(one: Picture, other: Picture, share: Picture) -> Picture:
 
 
 def cut(frame: Picture, matrix: Matrix, size: int) -> Picture:
-    """Return what a matrix maps to the square of `size` pixels."""
+    """Return the quadrilateral that a matrix maps to the square of `size` pixels."""
     cv2 = opencv()
     return np.asarray(cv2.warpAffine(frame, matrix, (size, size), flags=cv2.INTER_CUBIC))
 
@@ -252,7 +252,7 @@ def choose_mask(
 def segmented(
     frame: Picture, landmarks: Points, swap: Picture, face_type: str, mode: MaskMode, segment: Segment
 ) -> Picture:
-    """Return what an XSeg network finds in the drawing, in the frame's face, or in both, (s, s)."""
+    """Return the XSeg network's mask of the drawing, of the frame's face, or of both, (s, s)."""
     cv2, size = opencv(), swap.shape[0]
     found = np.ones((size, size), np.float32)
     faces = []

@@ -194,7 +194,7 @@ class FaceSwap(Legend):
         return {**parts, "face": losses.reconstruction(target, image)}
 
     def patch_losses(self, image: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return what the patch discriminator says of the drawn source, and what keeps its surround quiet."""
+        """Return the patch discriminator's loss of the drawn source, and the penalty of its surround."""
         assert self.patch_discriminator is not None
         softened = losses.soften(batch["src_mask"])
         center, pixels = self.patch_discriminator(self.under_mask(image, softened))

@@ -178,7 +178,7 @@ class Diffusion(Samples, Legend):
         )
 
     def without(self, conditions: Conditions) -> Conditions:
-        """Return what stands for no condition: the class after the last one, and zeros for text; sizes stay."""
+        """Return the input for no condition: the class after the last one, and zeros for text; sizes stay."""
         none = {"label": self.classes, "text": 0, "pooled": 0}
         return tuple(
             torch.full_like(value, none[name]) if name in none else value

@@ -213,7 +213,7 @@ class Detect(Legend, Exports):
             yield draw_pair(pair, own[own[:, 4] > 0], self.classes)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return what is detected in each pair: drawn as the network sees it, and as rows.
+        """Return the detections of each pair: drawn as the network sees it, and as rows.
 
         Boxes of given files are in the pixels of the files' pictures, those of test samples in the sample's.
         """

@@ -61,7 +61,7 @@ class Overlaps:
         )
 
     def pairs(self, other: Overlaps) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Return what sums of either picture alone are products of."""
+        """Return the factors whose products are sums over either picture."""
         return (self.values, other.ones), (self.ones, other.values)
 
     def sums(self, one: Tensor, other: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Interpolator(nn.Module):
 
     @abstractmethod
     def prepare(self, first_bchw: Tensor, last_bchw: Tensor) -> Any:
-        """Return what does not depend on the time."""
+        """Return the part that does not depend on the time."""
 
     @abstractmethod
     def render(self, first_bchw: Tensor, last_bchw: Tensor, prepared: Any, time_b: Tensor) -> Between:

@@ -143,7 +143,7 @@ class PracticalRife(PublishedRife):
         time: Tensor,
         before: Estimate | None,
     ) -> Refined:
-        """Return what a block adds, in one direction."""
+        """Return a block's increment, in one direction."""
         block = getattr(self, f"block{number}")
         made: Refined
         if before is None:

@@ -126,13 +126,13 @@ def leras_to_torch(
 
 
 def start_of_loop(step: int) -> dict[str, Any]:
-    """Return what the training loop notes in a checkpoint, for a run that has trained elsewhere."""
+    """Return the training loop's entries of a checkpoint, for a run that was trained elsewhere."""
     loop = {"step": step, "seconds": 0.0, "skipped": {}, "sums": {}, "counts": {}, "best": None, "best_step": 0}
     return {**loop, "last_metrics": {}, "scales_seen": {}, "memory": {}}
 
 
 def data_layout(config: Config) -> DataSpec:
-    """Return what the configuration's data set delivers, without opening it if it can be told so."""
+    """Return the data spec of the configuration's data set, without opening it if possible."""
     assume = config.dataset.plugin.optional("assume")
     spec = assume(config.sized_dataset.native_settings()) if assume else None
     return spec or build_datasets(config)[0].spec

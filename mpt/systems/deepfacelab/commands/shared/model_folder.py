@@ -155,7 +155,7 @@ def kept_folder(path: Path) -> Folder | None:
 
 
 def model_prefix(name: str) -> str:
-    """Return what a model's files begin with. ConfigError for names that DeepFaceLab could not find again."""
+    """Return the prefix of a model's files. ConfigError for names that DeepFaceLab could not find again."""
     kind = QUICK if name.endswith(QUICK.rstrip("_")) else "_SAEHD_"
     name = name.removesuffix(kind.rstrip("_"))
     if not re.fullmatch(r"[^_/\\\0]{1,100}", name) or name.startswith("."):

@@ -162,7 +162,7 @@ def write_note(folder: Folder, workplace: Path) -> None:
 
 
 def read_note(workplace: Path) -> dict[str, Any]:
-    """Return what `write_note` wrote; empty if it is not whole, so nothing was switched yet."""
+    """Read the note of `write_note`; empty if it is not whole, so nothing was switched yet."""
     try:
         note = json.loads((workplace / NOTE).read_text())
     except (OSError, ValueError):

@@ -178,7 +178,7 @@ def check_face_types(sides: Mapping[str, Sequence[FaceFile]], wanted: str | None
 
 
 def describe(path: Path) -> FaceFile:
-    """Return what an image file says about itself."""
+    """Return an image file's metadata."""
     mask_path = path.parent / "masks" / f"{path.stem}.png"
     if mask_path.is_file():
         return FaceFile(path, str(path), mask_path=mask_path)

@@ -77,7 +77,7 @@ def read_pickle(
     error: type[MptError] = CheckpointError,
     integers: Collection[tuple[str, str]] = (),
 ) -> Any:
-    """Return what a pickle holds: None, bool, int, float, str, bytes, list, tuple, dict, numeric arrays and scalars.
+    """Read a pickle: None, bool, int, float, str, bytes, list, tuple, dict, numeric arrays and scalars.
 
     `integers` are enumerations (module, name) whose members may occur; they come back as plain numbers. Anything else
     raises `error`, naming `where`, the byte, and what was found there.

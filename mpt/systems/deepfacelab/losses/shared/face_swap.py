@@ -90,7 +90,7 @@ def verdict(logits: Tensor, real: bool) -> Tensor:
 
 
 def background(target: Tensor, drawn: Tensor, softened: Tensor) -> Tensor:
-    """Return what keeps the unmasked surround quiet under a patch discriminator: total variation and squared error."""
+    """Return the penalty of the unmasked surround under a patch discriminator: total variation and squared error."""
     variation = sum(torch.diff(drawn, dim=axis).square().sum(dim=(1, 2, 3)) for axis in (2, 3))
     outside = (target - drawn) * (1 - softened)
     return VARIATION * variation + BACKGROUND * outside.square().mean(dim=(1, 2, 3))

@@ -14,7 +14,7 @@ LEVELS = 10
 
 
 def section(levels: Sequence[float], losses_nl: Tensor, targets_nl: Tensor) -> dict[str, Any]:
-    """Return what a run's page shows of squared errors and mean squared targets (samples, levels), lowest noise first.
+    """Return the page's data of squared errors and mean squared targets (samples, levels), lowest noise first.
 
     The share that is left unexplained, error over target, is 1 for a network that answers 0.
     """

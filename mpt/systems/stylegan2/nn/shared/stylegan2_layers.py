@@ -50,7 +50,7 @@ class Convolution(nn.Module):
     second derivatives are added up in their order."""
 
     def finish(self, y: Tensor, gain: float = 1.0) -> Tensor:
-        """Return what is made of the convolution's biased result."""
+        """Return the activation of the convolution's biased result."""
         if self.is_differentiated_twice:
             return activated_and_clamped(y, self.clamp, gain)
         return activate_and_clamp(y, self.clamp, gain)

@@ -120,7 +120,7 @@ def settings_of(generator: Mapping[str, Any], discriminator: Mapping[str, Any] |
 
 
 def discriminator_settings(arguments: Mapping[str, Any], own: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return what a discriminator adds to a generator's settings. Raises CheckpointError if it is built unlike."""
+    """Return the settings that a discriminator adds to a generator's. Raises CheckpointError if it is built unlike."""
     epilogue = {"mbstd_group_size": 4, **(arguments.get("epilogue_kwargs") or {})}
     block = arguments.get("block_kwargs") or {}
     mapping = (arguments.get("mapping_kwargs") or {}) if own["classes"] else {}

@@ -68,7 +68,7 @@ def yolo_detector(run: Run, command: str) -> Detect:
 
 
 def find_inputs(wanted: Sequence[str]) -> list[Given]:
-    """Return what each `--input` names: pictures of a folder, one picture, or one video."""
+    """Return the files of each `--input`: pictures of a folder, one picture, or one video."""
     if not wanted:
         raise ConfigError(
             "--input: name a picture, a folder or a video for each camera: --input rgb=PATH --input ir=PATH"

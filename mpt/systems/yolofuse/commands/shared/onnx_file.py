@@ -142,7 +142,7 @@ def describe(path: Path, texts: Mapping[str, str]) -> None:
 
 
 def texts_of(trained: Trained, task: Detect, dtype: str, outputs: Sequence[str], is_free: bool) -> dict[str, str]:
-    """Return what a file says of itself: to mpt, and in the words that Ultralytics' programs read."""
+    """Return a file's metadata: for mpt, and in the keys that Ultralytics' programs read."""
     network = evaluated_module(task, "net")
     networks = [name for name, module in task.modules.items() if module is network]
     height, width = trained.run.data.fields[task.cameras[0]].shape[1:]

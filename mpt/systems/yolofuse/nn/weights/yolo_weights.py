@@ -29,7 +29,7 @@ LEAST_OF_OWN = 0.5
 
 
 def translate(net: nn.Module, branches: list[list[int]], tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return what a one-camera YOLO gives to a fusion, by our names.
+    """Return the tensors that a one-camera YOLO gives to a fusion, by our names.
 
     None if there is nothing to translate: the file is of this network already, or of no YOLO.
     """

@@ -20,7 +20,7 @@ class Decoded(NamedTuple):
 
 
 def decoded_outputs(made: Sequence[Tensor], samples: int = 0, classes: int = 0) -> Decoded:
-    """Return what a file's outputs say.
+    """Decode a file's outputs.
 
     Two are corners (b, p, 4) and scores (b, classes, p). One of three dimensions is that of Ultralytics' exports, (b,
     4 + classes, p): centre, width, height, scores. One of rows (n, 7) is what suppression kept, of a batch of `samples`
