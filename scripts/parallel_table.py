@@ -63,6 +63,8 @@ TASKS: dict[str, tuple[str, ...]] = {
     "saehd": ("saehd_demo",),
     "yolofuse": ("yolofuse_demo", "dataset.count=40", "dataset.test_count=8"),
     "dain": ("dain_demo", "task.flow_steps=1"),
+    "began": ("began",),
+    "diffusion": ("diffusion_digits",),
 }
 """Name -> the configuration and its changes."""
 SMALL = ("classifier", "class weights", "vae", "lsgan", "wgan_gp", "dcgan")

@@ -113,7 +113,8 @@ class Gan(Game, SecondOrder, Exports, Legend):
         self.evaluation_samples = settings.metric_samples
         self.preview_columns = self.sampler.columns
         self.balance = torch.zeros((), device=device)
-        self.energies: dict[str, list[tuple[Tensor, int]]] = {"real": [], "fake": []}
+        self.energies = torch.zeros(2, 2, device=device)
+        """Of real and fake sides, the sum of energies and their number in this step; ranks average them."""
         parts = adversarial.make_objective(self.objective_name, settings.margin)
         self.parts = adversarial.Objective(*(precision.loss(part) for part in parts))
         self.penalty = precision.loss(adversarial.gradient_penalty)
@@ -154,7 +155,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
         if self.gradient_penalty and phase.name == "disc":
             drawn["mix"] = torch.rand(count, device=device)
         if phase.name == "disc":
-            self.energies = {"real": [], "fake": []}
+            self.energies = torch.zeros_like(self.energies)
         return drawn
 
     @property
@@ -207,7 +208,8 @@ class Gan(Game, SecondOrder, Exports, Legend):
         verdict = self.judge(side, batch, real=kind == "real")
         value: Tensor = (self.parts.real if kind == "real" else self.parts.fake)(verdict.score)
         if self.objective_name == "balanced":
-            self.energies[kind].append((verdict.score.detach().float().mean(), len(verdict.score)))
+            energy = verdict.score.detach().float()
+            self.energies[0 if kind == "real" else 1] += torch.stack((energy.sum(), torch.ones_like(energy).sum()))
             value = value if kind == "real" else -self.balance * value
         losses = [Loss(kind, value)]
         if verdict.classes is not None:
@@ -245,10 +247,11 @@ class Gan(Game, SecondOrder, Exports, Legend):
         if self.weight_clip:
             for parameter in {*self.precision.parameters(self.disc), *self.disc.parameters()}:
                 parameter.clamp_(-self.weight_clip, self.weight_clip)
-        if self.objective_name == "balanced" and self.energies["fake"]:
-            real, fake = (weighted_mean(self.energies[kind]) for kind in ("real", "fake"))
+        if self.objective_name == "balanced":
+            real, fake = self.energies[:, 0] / self.energies[:, 1]  # NaN, which changes nothing, if none were seen
             wanted, rate = self.settings.balance, self.settings.balance_rate
             self.balance = adversarial.next_balance(self.balance, real, fake, wanted, rate)
+            self.energies = torch.zeros_like(self.energies)
 
     def to_network(self, image_bchw: Tensor) -> Tensor:
         """Map images from [0, 1] to the generator's range."""
@@ -337,12 +340,13 @@ class Gan(Game, SecondOrder, Exports, Legend):
         return remedy(self.objective_name, self.settings.pull_away, self.gradient_penalty, self.critic_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return BEGAN's balance."""
-        return {"balance": self.balance}
+        """Return BEGAN's balance and the energies of a step, of which ranks agree on the mean before it follows."""
+        return {"balance": self.balance, "energies": self.energies}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore BEGAN's balance."""
         self.balance = state["balance"].to(self.balance.device)
+        self.energies = state.get("energies", self.energies).to(self.energies.device)
 
 
 def weighted_mean(pairs: Sequence[tuple[Tensor, int]]) -> Tensor:
