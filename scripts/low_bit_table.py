@@ -12,7 +12,7 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -22,8 +22,23 @@ import mpt
 from mpt.memory.low_bit.formats import FORMATS
 from mpt.memory.low_bit.packed_linear import pack
 
-MODEL = {"name": "timm:vit_large_patch16_224", "image_size": 224}
-BATCH, RANK, CARD = 8, 8, "rtx3060"
+BATCH, RANK = 8, 8
+VIT: dict[str, object] = {
+    "model": {"name": "timm:vit_large_patch16_224", "image_size": 224},
+    "dataset": {"name": "image_folder", "image_size": 224},
+    "precision": "bf16",
+    "optimizer": {"name": "adamw"},
+    "train": {"batch_size": BATCH},
+}
+FLUX: dict[str, object] = {
+    "model": {"name": "diffusers", "shape": "flux_dev"},
+    "dataset": {"name": "latents", "assumed": {"latent": [16, 64, 64], "text": [512, 4096], "pooled": [768]}},
+    "task": {"name": "diffusion", "objective": "flow", "condition_dropout": 0.0, "sampler": "euler"},
+    "precision": "bf16-pure",
+    "optimizer": {"name": "adamw"},
+    "train": {"batch_size": 1, "ema": None},
+}
+LORA = {"rank": 16, "targets": ["attention"], "full": []}
 WAYS: dict[str, dict[str, object]] = {
     "lora": {},
     "stream_weights": {"stream_weights": True},
@@ -37,25 +52,32 @@ WAYS: dict[str, dict[str, object]] = {
         "stream_weights": {"min_kibibytes": 0},
     },
 }
+LARGE_WAYS: dict[str, dict[str, object]] = {
+    "recompute: all": {"recompute": "all"},
+    "low_bit_base: fp8, recompute: all": {"low_bit_base": "fp8", "recompute": "all"},
+    "low_bit_base: nf4, recompute: all": {"low_bit_base": "nf4", "recompute": "all"},
+    "low_bit_base: nf4, recompute: all, stream_weights: 0.5": {
+        "low_bit_base": "nf4",
+        "recompute": "all",
+        "stream_weights": 0.5,
+    },
+    "low_bit_base: nf4, recompute: all, stream_weights": {
+        "low_bit_base": "nf4",
+        "recompute": "all",
+        "stream_weights": True,
+    },
+}
 SIDE, ROUNDS = 3072, 7
 TOKENS = (64, 512)
 
 
-def planned() -> Iterator[str]:
-    """Yield the rows of a run's plan, each way beside the adapters."""
+def planned(
+    base: Mapping[str, object], adapters: object, ways: Mapping[str, dict[str, object]], card: str
+) -> Iterator[str]:
+    """Yield the rows of a run's plan, each way with the adapters."""
     yield "| memory | weights MiB | allocated MiB | step |\n|---|---:|---:|---:|"
-    for name, memory in WAYS.items():
-        config = mpt.load(
-            {
-                "model": MODEL,
-                "dataset": {"name": "image_folder", "image_size": 224},
-                "precision": "bf16",
-                "optimizer": {"name": "adamw"},
-                "train": {"batch_size": BATCH},
-                "memory": {"lora": RANK, **memory},
-            }
-        )
-        plan = mpt.plan(config, gpu=CARD).plan
+    for name, memory in ways.items():
+        plan = mpt.plan(mpt.load({**base, "memory": {"lora": adapters, **memory}}), gpu=card).plan
         weights = plan.by_category.get("parameters", 0) / 2**20
         yield f"| `{name}` | {weights:,.0f} | {plan.allocated / 2**20:,.0f} | {plan.step_seconds * 1000:,.0f} ms |"
 
@@ -94,7 +116,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    planned_rows, measured_rows = "\n".join(planned()), "\n".join(measured())
+    small = "\n".join(planned(VIT, RANK, WAYS, "rtx3060"))
+    large = "\n".join(planned(FLUX, LORA, LARGE_WAYS, "rtx4090"))
+    measured_rows = "\n".join(measured())
     page = f"""# Frozen weights in 8 and 4 bits
 
 Command: `python scripts/low_bit_table.py -o docs/benchmarks/low_bit_base.md`, torch {torch.__version__}, \
@@ -103,10 +127,16 @@ Command: `python scripts/low_bit_table.py -o docs/benchmarks/low_bit_base.md`, t
 
 ## Planned
 
-{MODEL["name"]}, `bf16`, batch {BATCH}, AdamW, `memory.lora: {RANK}`, planned for an {CARD}; nothing of this table was \
-measured on a card.
+ViT-L/16, `bf16`, batch {BATCH}, AdamW, `memory.lora: {RANK}`, planned for an rtx3060:
 
-{planned_rows}
+{small}
+
+Flux (dev), 512 x 512 pixels, `bf16-pure`, batch 1, AdamW, LoRA of rank {LORA["rank"]} on attention, planned for an \
+rtx4090:
+
+{large}
+
+Nothing of these two tables was measured on a card.
 
 ## Measured on a processor
 

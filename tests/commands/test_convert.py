@@ -1,6 +1,7 @@
 """The small file holds what inference needs, in half, and reads back as it was written."""
 
 import errno
+import inspect
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from mpt.commands.convert import Command as ConvertArguments
 from mpt.errors import CheckpointError, ConfigError, InputOutputError
 from mpt.inference import export
 from mpt.memory import lora
+from mpt.memory.low_bit.formats import NormalFloat4
 from mpt.run.checkpoints import checkpoint
 from mpt.run.records.layout import open_run
 from mpt.run.weights.weights_file import load_weights_file
@@ -220,6 +222,27 @@ def test_adapters_alone_are_written_proved_and_begun_from(make_classifier, tmp_p
         go(run, tmp_path, to="peft", half=False, output=str(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
     assert not list(tmp_path.glob("**/.partial*"))
+
+
+def test_a_packed_base_is_exported_as_it_computed(make_classifier, tmp_path, monkeypatch, capsys):
+    run = make_classifier("memory.lora={rank: 2, full: []}", "memory.low_bit_base={format: nf4, keep: []}")
+    move_adapters(run)
+    go(run, tmp_path, to="safetensors", half=False)
+    assert "computes what the run does (outputs differ by " in capsys.readouterr().out
+    tensors = load_weights_file(run / "classifier.safetensors")
+    assert not any("lora" in name or "codes" in name for name in tensors)
+    go(run, tmp_path, to="peft", half=False)
+    assert "read back, it computes what the run does" in capsys.readouterr().out
+    unpack = NormalFloat4.unpack
+    monkeypatch.setattr(
+        NormalFloat4, "unpack", lambda *terms: unpack(*terms).flip(0) if is_folding() else unpack(*terms)
+    )
+    with pytest.raises(CheckpointError, match="does not compute what the run's does"):
+        go(run, tmp_path, to="safetensors", half=False, output=str(tmp_path / "wrong.safetensors"))
+
+
+def is_folding() -> bool:
+    return any(frame.function == "unpack_all" for frame in inspect.stack())
 
 
 def test_a_run_without_adapters_says_so(classifier, tmp_path):

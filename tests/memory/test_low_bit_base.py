@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mpt.engine.building.build import build_run
+from mpt.engine.building.initial_weights import load_initial_weights
 from mpt.engine.state.state import capture, restore
-from mpt.errors import ConfigError
+from mpt.errors import CheckpointError, ConfigError
 from mpt.memory.low_bit import packed_linear
 from mpt.memory.low_bit.formats import FORMATS
 from mpt.memory.low_bit.packed_linear import PackedLinear, PackedProduct, pack
@@ -245,6 +248,14 @@ def test_frozen_blocks_are_packed_without_adapters_and_tied_weights_once() -> No
     pack(second, "fp8", tied)
     pack(other, "fp8")
     assert first.weight_codes is second.weight_codes is not other.weight_codes
+
+
+def test_a_packed_checkpoint_is_no_start_for_plain_weights(tmp_path: Path) -> None:
+    run = packed()
+    file = tmp_path / "packed.safetensors"
+    save_file({name: value.clone() for name, value in run.task.modules["net"].state_dict().items()}, str(file))
+    with pytest.raises(CheckpointError, match=r"frozen weights of .* are packed .*mpt convert RUN --to safetensors"):
+        load_initial_weights(dict(vit().task.modules), file)
 
 
 def test_a_plan_needs_no_values() -> None:

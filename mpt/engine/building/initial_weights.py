@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mpt.engine.building.position_grids import resample
 from mpt.errors import CheckpointError
+from mpt.memory.low_bit.packed_linear import PREFIX
 from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.manifest import TENSORS
 from mpt.run.checkpoints.shards import SHARD
@@ -84,6 +85,7 @@ def load_initial_weights(
         raise CheckpointError(f"model.weights: there is no file {path}{looked}")
     foreign = read(path) if read is not None else None
     path, file, passed_over = read_start(path) if foreign is None else (path, WeightsFile(foreign), ())
+    refuse_packed(path, file)
     translated = translate(modules, file.tensors) if translate is not None else None
     twins = {name: value for name, value in (translated or {}).items() if name.partition(".")[0] not in modules}
     given = file.tensors if translated is None else {k: v for k, v in translated.items() if k not in twins}
@@ -121,6 +123,15 @@ def read_start(path: Path) -> tuple[Path, WeightsFile, tuple[str, ...]]:
         raise CheckpointError(f"model.weights: {error}") from error
     file = WeightsFile(pack({"modules": found.state.get("modules", {})})[1])
     return found.path, file, tuple(found.notes)
+
+
+def refuse_packed(path: Path, file: WeightsFile) -> None:
+    """Raise CheckpointError for the checkpoint of a run whose frozen weights are packed: its other weights may fit."""
+    if any(name.endswith(f".{PREFIX}codes") for name in file.tensors):
+        raise CheckpointError(
+            f"model.weights: frozen weights of {path} are packed (memory.low_bit_base); write them plain with "
+            "`mpt convert RUN --to safetensors`, and name that file"
+        )
 
 
 def best_match(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> Match:
