@@ -5,6 +5,7 @@ Torch is not imported here: plans are made in processes of their own (`mpt.plann
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -27,6 +28,7 @@ from mpt.commands.cli.arguments import (
     PlannedFile,
     Strategy,
 )
+from mpt.commands.cli.command_line import spell
 from mpt.commands.cli.console import open_console
 from mpt.commands.planning.plan_config import choose_output, common_words, load_planned, sharded
 from mpt.commands.planning.plan_progress import progress
@@ -247,14 +249,7 @@ def train_command(arguments: Command, path: Path, best: Recipe) -> str:
 
 
 def plan_command(arguments: Command) -> str:
-    """Return the command that was given."""
-    words = ["mpt", "plan", *common_words(arguments, arguments.overrides), "--vram", str(arguments.vram)]
-    words += ["--gpu", arguments.gpu] if arguments.gpu else []
-    words += ["--desktop", arguments.desktop] if arguments.desktop else []
-    words += ["--allow-lossy"] if arguments.allow_lossy else []
-    words += ["--times-from", arguments.times_from] if arguments.times_from else []
-    words += ["--nproc", str(arguments.nproc)] if arguments.nproc else []
-    words += ["--strategy", arguments.strategy] if arguments.strategy else []
-    words += ["--network", arguments.network] if arguments.network else []
-    words += ["--output", arguments.output] if arguments.output else []
-    return shlex.join(words)
+    """Return the command that was given, but for what it prints."""
+    printed = ("json", "verbose", "gate", "snapshot")
+    names = [field.name for field in dataclasses.fields(arguments) if field.name not in printed]
+    return shlex.join(["mpt", "plan", *spell(arguments, names)])

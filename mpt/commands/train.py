@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpt.commands.cli.arguments import Allow, ConfigFile, Device, Json, Overrides, Patches, Quiet, Runs
+from mpt.commands.cli.command_line import spell
 from mpt.commands.cli.completion import complete_run
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
@@ -130,19 +131,7 @@ def start_processes(arguments: Command) -> int:
 
 def write_words(arguments: Command) -> list[str]:
     """Return the command line of one of several processes."""
-    words = [str(arguments.config), *arguments.overrides, "--runs", arguments.runs]
-    for option, value in (
-        ("resume", arguments.resume),
-        ("name", arguments.name),
-        ("device", arguments.device),
-        ("seed", arguments.seed),
-        ("smoke", arguments.smoke),
-    ):
-        words += [f"--{option}={value}"] if value is not None else []
-    for option in ("dry_run", "json", "quiet", "exact", "no_report"):
-        words += [f"--{option.replace('_', '-')}"] if getattr(arguments, option) else []
-    words += [word for patch in arguments.patches for word in ("--with", str(patch))]
-    return words + [word for package in arguments.allow for word in ("--allow", package)]
+    return spell(dataclasses.replace(arguments, nproc=None, max_restarts=0, print_config=False))
 
 
 def raise_code(code: int) -> None:
@@ -200,11 +189,7 @@ def train(config: Config, arguments: Command, stop_after: int | None = None, wor
 
 def repeat(arguments: Command, patch: Path, resumes: bool) -> str:
     """Return the command that was given, with a patch; it may be the file of one that was given, rewritten."""
-    words = ["mpt", "train", str(arguments.config), *arguments.overrides]
-    for option, value in (("--name", arguments.name), ("--device", arguments.device), ("--seed", arguments.seed)):
-        words += [] if value is None else [option, str(value)]
-    words += [] if arguments.runs == "runs" else ["--runs", arguments.runs]
-    words += [word for package in arguments.allow for word in ("--allow", package)]
+    words = ["mpt", "train", *spell(arguments, ("config", "overrides", "name", "device", "seed", "allow", "runs"))]
     others = [given for given in arguments.patches if given.resolve() != patch.resolve()]
     words += [word for given in [*others, patch] for word in ("--with", str(given))]
     return shlex.join([*words, *(["--resume"] if resumes else [])])

@@ -159,6 +159,13 @@ def test_recipes_are_told_with_their_costs_and_the_command_that_trains_the_first
     assert Path(arguments.output or "").read_text().startswith(f"# {command.strip()}")
 
 
+def test_a_patch_names_the_command_with_all_that_was_planned_for(arguments: PlanArguments) -> None:
+    asked = replace(arguments, vram="6GiB", nproc=4, per_machine=2, patches=(Path("a.yaml"),), json=True)
+    said = plan.plan_command(asked)
+    assert "--with a.yaml --allow tests --vram 6GiB" in said
+    assert said.endswith("--nproc 4 --per-machine 2")
+
+
 def test_when_nothing_fits_the_smallest_is_named_and_the_exit_code_is_7(arguments: PlanArguments) -> None:
     with pytest.raises(MemoryBudgetError, match=r"the smallest of \d+ recipes found needs .* MiB \(") as refused:
         plan.run(with_vram(arguments, "453MiB", overrides=("train.batch_size=2",)))

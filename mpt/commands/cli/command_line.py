@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -139,6 +139,25 @@ def given(arguments: Any, names: Iterable[str]) -> Iterator[str]:
     for name in names:
         if getattr(arguments, name) != getattr(type(arguments), name):
             yield f"--{name.replace('_', '-')}"
+
+
+def spell(arguments: Any, names: Collection[str] | None = None) -> list[str]:
+    """Return the words that give a command these arguments, all or those named; what has its default is left out."""
+    hints = get_type_hints(type(arguments), include_extras=True)
+    words: list[str] = []
+    options: list[str] = []
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        if (names is not None and field.name not in names) or value is None or value == field.default:
+            continue
+        _, info = split_annotation(hints[field.name])
+        values = [str(one) for one in value] if isinstance(value, tuple | list) else [str(value)]
+        if isinstance(info, ArgumentInfo):
+            words += values
+            continue
+        option = info.default if isinstance(info.default, str) else f"--{field.name.replace('_', '-')}"
+        options += [option] if value is True else [word for one in values for word in (option, one)]
+    return [*words, *options]
 
 
 class OverridableCommand(TyperCommand):

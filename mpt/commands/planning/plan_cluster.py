@@ -13,7 +13,7 @@ from rich.console import Console
 from mpt.commands.cli.arguments import AllowLossy, Card, Desktop, Network, PerMachine, PlannedConfig, Strategy
 from mpt.commands.cli.command_line import given
 from mpt.commands.cli.console import open_console
-from mpt.commands.planning.plan_config import free_name, load_planned, sharded
+from mpt.commands.planning.plan_config import common_words, free_name, load_planned, sharded
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import columns, print_scaling
 from mpt.config.differences import flatten
@@ -148,8 +148,7 @@ def print_cheapest(console: Console, found: Cheapest, config: Config, arguments:
 def command_for(best: Candidate, arguments: Command) -> str:
     """Return the command that starts the training on a set of cards; of several machines, on each of them."""
     settings = [write_override(key, value) for key, value in flatten(best.settings).items()]
-    words = [str(arguments.config), *without_conflicts(arguments.overrides, best.settings), *settings]
-    words += [word for patch in arguments.patches for word in ("--with", str(patch))]
+    words = common_words(arguments, [*without_conflicts(arguments.overrides, best.settings), *settings])
     if best.nproc == 1:
         return shlex.join(["mpt", "train", *words])
     if best.nproc <= arguments.per_machine:

@@ -6,9 +6,11 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mpt.commands.cli.arguments import PlannedConfig
+from mpt.commands.cli.command_line import spell
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
 from mpt.config.schema import Config
@@ -60,6 +62,4 @@ def free_name(stem: str, suffix: str) -> Path:
 
 def common_words(arguments: PlannedConfig, overrides: Sequence[str]) -> list[str]:
     """Return the words of a command about the same configuration: the file, changes, packages and patches."""
-    words = [str(arguments.config), *overrides]
-    words += [word for package in arguments.allow for word in ("--allow", package)]
-    return words + [word for given in arguments.patches for word in ("--with", str(given))]
+    return spell(replace(arguments, overrides=tuple(overrides)), ("config", "overrides", "patches", "allow"))

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from mpt.commands.cli.arguments import AllowLossy, PlannedConfig
 from mpt.commands.cli.console import open_console
-from mpt.commands.planning.plan_config import load_planned
+from mpt.commands.planning.plan_config import common_words, load_planned
 from mpt.commands.planning.plan_progress import progress
 from mpt.commands.planning.plan_tables import columns
 from mpt.config.patch_origin import describe_origin
@@ -77,8 +77,7 @@ def run(arguments: Command) -> None:
         raise ConfigError(f"mpt plan presets: {taken[0]} exists; remove it first, or name another folder with --output")
     gpu = find_gpu(arguments.gpu or REFERENCE)
     presets = find_presets(config, arguments, gpu)
-    command = ["mpt", "train", str(arguments.config), *arguments.overrides]
-    command += [word for patch in arguments.patches for word in ("--with", str(patch))]
+    command = ["mpt", "train", *common_words(arguments, arguments.overrides)]
     written = [write_preset(one, folder / f"{stem}_{one.size_gb}gb.yaml", config, gpu, command) for one in presets]
     if arguments.json:
         print(json.dumps({"gpu": asdict(gpu), "presets": [as_data(one) for one in written]}, indent=1))
