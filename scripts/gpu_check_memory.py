@@ -189,8 +189,7 @@ def measure(config: Any, data: Any, device: Any) -> dict[str, Any]:
     """Take a few true steps and return the peaks in bytes: the CUDA allocator's, or the live tensors' on a CPU."""
     import torch
 
-    from mpt.planner.step.check import live_peak
-    from mpt.planner.trace.trace import Recorder
+    from mpt.planner.trace.trace import Recorder, live_peak
 
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = (
         config.train.deterministic,

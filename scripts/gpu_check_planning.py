@@ -113,9 +113,9 @@ def plan_here(wish: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from mpt.planner.server.beside import understand
-    from mpt.planner.step.check import live_peak
     from mpt.planner.step.run_fake import trace_config
     from mpt.planner.trace.replay import replay
+    from mpt.planner.trace.trace import live_peak
     from mpt.planner.trace.unseen import CONVOLUTIONS, Unseen
 
     config, data, gpu = understand(wish)

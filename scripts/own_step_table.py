@@ -190,7 +190,7 @@ def measure(name: str) -> dict[str, Any]:
     from mpt.errors import MptError
     from mpt.planner.own.factory import Source
     from mpt.planner.own.trace import trace_on_cpu
-    from mpt.planner.step.check import live_peak
+    from mpt.planner.trace.trace import live_peak
 
     source = Source(str(Path(__file__).resolve()), name)
     try:

@@ -23,8 +23,8 @@ from mpt.memory.low_bit.formats import FORMATS
 from mpt.memory.low_bit.packed_linear import PackedLinear, PackedProduct, pack
 from mpt.memory.travelling.weight_traffic import Traffic
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.step.check import live_peak, trace_real
 from mpt.planner.step.run_fake import trace_config
+from mpt.planner.trace.trace import live_peak
 from mpt.run.checkpoints.state import pack as pack_state
 from mpt.run.checkpoints.state import unpack as unpack_state
 from mpt.seams import Run
@@ -32,6 +32,7 @@ from tests.engine import parts
 from tests.memory import mechanism
 from tests.memory.test_stream_weights import VIT, vit
 from tests.planner.configs import DIGITS, make
+from tests.planner.cpu_truth import trace_real
 
 FEW = {"lora": {"rank": 2}}
 STREAM = {"stream_weights": {"min_kibibytes": 0}}

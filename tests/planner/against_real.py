@@ -23,10 +23,11 @@ from mpt.engine.building.build import build_datasets
 from mpt.planner.device import fake_mode
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.step import run_fake
-from mpt.planner.step.check import live_peak, profile_peak, trace_real
 from mpt.planner.step.run_fake import trace_config
+from mpt.planner.trace.trace import live_peak
 from mpt.seams import DataSpec
 from tests.planner.configs import DIGITS, UNET, VIT, make, photos
+from tests.planner.cpu_truth import profile_peak, trace_real
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 O1, O2 = {"mode": "O1", "dtype": "bfloat16"}, {"mode": "O2", "dtype": "bfloat16"}

@@ -2,7 +2,7 @@
 
 `python -m tests.planner.compiled_against_real [few]`. `aot_eager` needs nothing, `inductor` a C++ compiler and minutes.
 Each real step runs in a process of its own, since planning registers a device for good. What the allocator handed out
-within one matrix product, convolution or foreach operator is left out, as in `mpt.planner.step.check`.
+within one matrix product, convolution or foreach operator is left out, as in `tests.planner.cpu_truth`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from mpt.engine.building.build import build_run
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.step.check import CPU, OPERATOR, live_peak, read_record
 from mpt.planner.step.run_fake import perform_steps, trace_config
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.trace import Recorder, live_peak
 from tests.planner.against_real import MOBILENET, RESNET, prepare
 from tests.planner.configs import UNET, VIT
+from tests.planner.cpu_truth import CPU, OPERATOR, read_record
 
 NETWORKS: list[tuple[str, str, bool]] = [
     ("small_cnn", "fp32", True),

@@ -20,12 +20,11 @@ from mpt.engine.building.build import build_run
 from mpt.parallel.start import joined
 from mpt.planner.facts.gpus import find_gpu
 from mpt.planner.facts.placement import Placement
-from mpt.planner.step.check import live_peak
 from mpt.planner.step.rank_trace import trace_rank
 from mpt.planner.step.run_fake import perform_steps
 from mpt.planner.step.shard_trace import watch_shards
 from mpt.planner.trace.overlap import OrderedWork
-from mpt.planner.trace.trace import Recorder, Trace
+from mpt.planner.trace.trace import Recorder, Trace, live_peak
 from tests.parallel.forked import run_ranks
 from tests.planner.configs import DIGITS, UNET, VIT, make
 

@@ -19,11 +19,11 @@ from mpt.config.schema import Config
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.state.state import restore_tensors
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.step.check import live_peak, profiled
 from mpt.planner.step.run_fake import trace_config
-from mpt.planner.trace.trace import Recorder
+from mpt.planner.trace.trace import Recorder, live_peak
 from mpt.run.checkpoints import checkpoint
 from mpt.workflows.train import train
+from tests.planner.cpu_truth import profiled
 
 CPU = torch.device("cpu")
 SETTINGS: list[tuple[str, Any, dict[str, Any]]] = [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mpt.planner.step.check import OPERATOR, Record, read_record
+from tests.planner.cpu_truth import OPERATOR, Record, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = 0.001

@@ -159,8 +159,8 @@ def understand(wish: dict[str, Any]) -> tuple[Config, DataSpec, Gpu]:
 def predict(wish: dict[str, Any]) -> dict[str, Any]:
     """Return the plan's figures. Raises CannotPlan, or the configuration's own errors."""
     from mpt.planner.plans.plan import Wish, plan_config
-    from mpt.planner.step.check import live_peak
     from mpt.planner.step.run_fake import trace_config
+    from mpt.planner.trace.trace import live_peak
 
     started = time.perf_counter()
     config, data, gpu = understand(wish)

@@ -319,3 +319,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._entries.append((torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else ""))
         if not self._stack and self.moment == "backward":
             self._decide()  # a recomputed block is done: what it left alive are its activations
+
+
+def live_peak(trace: Trace, first: int = 0) -> int:
+    """Return the most bytes that were alive at once, from event `first` on."""
+    live = highest = 0
+    for event, entry in enumerate(trace.events):
+        live += trace.storages[entry].size if entry >= 0 else -trace.storages[~entry].size
+        if event >= first:
+            highest = max(highest, live)
+    return highest

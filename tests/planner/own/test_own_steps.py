@@ -19,7 +19,7 @@ WITHOUT_PLAN = """
 import json, sys
 from mpt.planner.own.factory import Source
 from mpt.planner.own.trace import trace_on_cpu
-from mpt.planner.step.check import live_peak
+from mpt.planner.trace.trace import live_peak
 print(json.dumps([live_peak(trace_on_cpu(Source(*sys.argv[1:]), {}, is_fake)) for is_fake in (False, True)]))
 """
 

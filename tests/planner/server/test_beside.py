@@ -17,10 +17,11 @@ from mpt.config.load import load_config
 from mpt.engine.state.memory import AllocatorPeaks
 from mpt.planner.facts.calibration import Calibration, save_calibration
 from mpt.planner.server.beside import PlanBeside, launch, plan_beside, request
-from mpt.planner.step.check import live_peak, trace_real
+from mpt.planner.trace.trace import live_peak
 from mpt.report.page import write_report
 from mpt.report.read_run import read_run
 from tests.planner.configs import DIGITS, make
+from tests.planner.cpu_truth import trace_real
 
 CUDA = torch.device("cuda")
 MIB = 2**20

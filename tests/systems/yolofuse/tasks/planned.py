@@ -13,8 +13,9 @@ import torch
 
 from mpt.engine.building.build import build_datasets
 from mpt.planner.facts.gpus import find_gpu
-from mpt.planner.step.check import live_peak, trace_real
 from mpt.planner.step.run_fake import trace_config
+from mpt.planner.trace.trace import live_peak
+from tests.planner.cpu_truth import trace_real
 from tests.systems.yolofuse.tasks.small import config
 
 DATA = {"name": "rgb_ir_scenes", "count": 4, "test_count": 1, "cameras": "rgb"}

@@ -31,7 +31,7 @@ from mpt.planner.trace.trace import Recorder, Trace
 from mpt.seams import DataSpec
 
 CPU = torch.device("cpu")
-OPERATOR = "mpt.planner.step.check operator"
+OPERATOR = "tests.planner.cpu_truth operator"
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,6 @@ def trace_real(config: Config, data: DataSpec, batch_size: int, batch_ahead: boo
         run = build_run(config, CPU, data)
         perform_steps(run, recorder, batch_size, batch_ahead=batch_ahead)
     return recorder.trace
-
-
-def live_peak(trace: Trace, first: int = 0) -> int:
-    """Return the most bytes that were alive at once, from event `first` on."""
-    live = highest = 0
-    for event, entry in enumerate(trace.events):
-        live += trace.storages[entry].size if entry >= 0 else -trace.storages[~entry].size
-        if event >= first:
-            highest = max(highest, live)
-    return highest
 
 
 def profile_peak(config: Config, data: DataSpec, batch_size: int) -> Record:
