@@ -2,7 +2,7 @@
 
 Importing `mpt` is cheap: torch is loaded by what needs it, never here. What the commands do is offered as functions
 (`mpt.api`): `mpt.load`, `mpt.train`, `mpt.plan`, `mpt.compare`, `mpt.infer`, `mpt.doctor`, `mpt.diff`,
-`mpt.verify_resume`, and for a loop of one's own `mpt.build` and `mpt.update`.
+`mpt.verify_resume`, and for a loop of your own `mpt.build` and `mpt.update`.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What `import mpt` offers: the work of the commands from Python, and the pieces for a training loop of one's own.
+"""What `import mpt` offers: the work of the commands from Python, and the pieces for a training loop of your own.
 
     config = mpt.load("configs/classify_digits.yaml", "precision=bf16", "train.steps=200")
     run = mpt.train(config)
@@ -138,7 +138,7 @@ def train(
 ) -> RunRecord:
     """Train a configuration in a run's folder below `runs`, as `mpt train` does, and return its record.
 
-    `resume` is "auto" or a run or a checkpoint to go on from; with `exact`, a resume that would not be bit-exact is
+    `resume` is "auto" or a run or a checkpoint to continue from; with `exact`, a resume that would not be bit-exact is
     refused. Raises what ends the command: Interrupted after a saved SIGINT, NonFiniteError, MemoryBudgetError, ...
     """
     from mpt.report.read_run import read_run
@@ -170,7 +170,7 @@ def plan_step(
 ) -> OwnPlanned:
     """Predict the peak memory and step time of a training step of your own, which need not know mpt.
 
-    `build` stands at the top level of a file. Called with `arguments`, it builds networks, optimizers and data as the
+    `build` is at the top level of a file. Called with `arguments`, it builds networks, optimizers and data as the
     training does, and returns the step: a function without arguments, or (model, optimizer, batch, step). `largest`
     looks for the largest `batch_size` argument that fits. The ways to need less are in the result's `ways`. Nothing is
     computed: the step runs on fake tensors in another process. Raises ConfigError and PlanError, with module and line
@@ -215,7 +215,7 @@ def compare(
     What is compared: a configuration under several precision modes, or with settings changed by `variants`
     (`"optimizer.lr=1e-3"`); or, as a list, two or more configuration files, or finished runs. With `until_decided`
     seeds are added until every verdict is in, up to `max_seeds`. `jobs` is how many runs at a time, by default as many
-    as cores or cards are free. The same call goes on with a comparison that was interrupted.
+    as cores or cards are free. The same call continues with a comparison that was interrupted.
     """
     from mpt.workflows import compare as workflow
     from mpt.workflows.compare_sides import read_sides
@@ -323,7 +323,7 @@ def verify_resume(
 
 
 def _side(what: Config | PathLike, runs: PathLike, allow: Sequence[str]) -> Side:
-    """Return a configuration, or what a path or name stands for."""
+    """Return a configuration, or what a path or name represents."""
     from mpt.workflows.partings import read_with_own_parts
     from mpt.workflows.sides import Side
 

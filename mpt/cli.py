@@ -3,8 +3,8 @@
 What a command may be asked is declared in its file in `mpt.commands` and read from the source; the file is imported
 when the command is called, so that `mpt --help` needs no torch. Systems and part packages from outside bring commands
 of their own: `mpt NAME COMMAND`. This is the one place where an `MptError` becomes a message on stderr and an exit
-code. The codes are in `mpt.errors`; beside them 0 is success, 2 also a wrong command line, and 130 an interrupt before
-there was anything to save.
+code. The codes are in `mpt.errors`; alongside them 0 is success, 2 also a wrong command line, and 130 an interrupt
+before there was anything to save.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def take_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def take_debug(words: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the words without `--debug`, wherever it stands before a `--`, and whether it was there."""
+    """Return the words without `--debug`, wherever it is before a `--`, and whether it was there."""
     end = words.index("--") if "--" in words else len(words)
     rest = [word for word in words[:end] if word != DEBUG]
     return [*rest, *words[end:]], len(rest) < end

@@ -10,11 +10,11 @@ as it is, with the binary if that loads. Only if it fails, and `nms` does not ex
 declared, with a kernel of our own for `nms`, and the import is repeated. Models, transforms, data sets and box
 functions then work.
 
-What stays impossible without the binary: `torchvision.ops.nms` (it refuses by itself; call `mpt.vision_ops.nms`),
+What stays impossible without the binary: `torchvision.ops.nms` (it refuses alone; call `mpt.vision_ops.nms`),
 `deform_conv2d`, the image decoders of `torchvision.io`, and quantised boxes (`qnms` has no kernel). Detectors
 work after `import_detection`.
 
-Every import of torchvision in this package goes through `import_torchvision()` or stands below
+Every import of torchvision in this package goes through `import_torchvision()` or is below
 `from mpt import vision_ops  # noqa: F401`. Importing this module does not import torchvision.
 
 Source: greedy non-maximum suppression as documented for `torchvision.ops.nms` (suppress where IoU > threshold).

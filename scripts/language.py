@@ -33,7 +33,7 @@ WORDS = {
     "stands": r"\bstands?\b",
     ".5": r"(?<![\w.*/\])…])\.\d+\b(?!\.)",
     "today, until then": r"\btoday(?:'s)?\b|\buntil then\b|\bthe first version\b|\ban earlier form\b",
-    "of one's own": r"\bof one's own\b|\bof ours\b|\bof its own\b",
+    "of one's own": r"\bof one's own\b",
 }
 PATTERNS = {name: re.compile(pattern, re.I) for name, pattern in WORDS.items()}
 REPEATS = "repeats its name"

@@ -46,7 +46,7 @@ class Command:
     only_files: bool = False
     """Compare what two runs left, and train nothing."""
     nproc: Annotated[int | None, typer.Option(min=2)] = None
-    """In place of B: A on so many processes of this machine, each step from the same state."""
+    """In place of B: A on that many processes of this machine, each step from the same state."""
     device: Device = None
     json: Json = False
     allow: Allow = ()

@@ -47,7 +47,7 @@ class Command:
     batch_size: Annotated[int | None, typer.Option(min=1)] = None
     """Samples at once."""
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="FOLDER")] = None
-    """The folder to write into; by default evaluations/ in the run, or beside an export."""
+    """The folder to write into; by default evaluations/ in the run, or alongside an export."""
     best: Best = False
     newest: Newest = False
     step: StepOfCheckpoint = None

@@ -76,7 +76,7 @@ class Command:
     skip_bad: bool = False
     """Leave out inputs that cannot be read, and list them. So too if the run has dataset.on_bad_image=skip."""
     count: Annotated[int | None, typer.Option(min=1)] = None
-    """How many samples: of a generator or of the test set, 64 by default; or the first so many of --input."""
+    """How many samples: of a generator or of the test set, 64 by default; or the first that many of --input."""
     single: bool = False
     """Write each sample of a generator as a file of its own, sample-0000.png and so on."""
     walk: Annotated[str | None, typer.Option(metavar="SEED:SEED[:...]")] = None
@@ -237,7 +237,7 @@ def write_all(prepared: Prepared, arguments: Command, results: Sequence[Inferenc
 
 
 def readable(trained: Trained, samples: list[Sample], skip: bool) -> tuple[list[Sample], dict[str, str]]:
-    """Return the samples, without those whose files are bad if that is wanted, and what was left out and why."""
+    """Return the samples, without those whose files are bad if that is wanted, and the omissions and why."""
     bad: dict[str, str] = {}
     if samples and (skip or trained.config.dataset.settings.model_dump().get("on_bad_image") == "skip"):
         samples = list(without_bad(trained, samples, bad))
@@ -275,7 +275,7 @@ def walk_seeds(text: str | None) -> list[int]:
 def choose_batch(trained: Trained, arguments: Command, count: int) -> int:
     """Return the largest batch, `count` at most, that is planned to fit --vram on the run's GPU, and say it.
 
-    With --half float32 comes first, beside the networks as they were opened, so that is what has to fit. Raises
+    With --half float32 comes first, alongside the networks as they were opened, so that is what has to fit. Raises
     MemoryBudgetError if one sample is too much.
     """
     assert arguments.vram is not None

@@ -47,7 +47,7 @@ class Command:
 
 WIDTH = 100
 SHORT = 40
-"""A note that fits beside its key stands there; a longer one stands above it."""
+"""A note that fits alongside its key is there; a longer one is above it."""
 
 
 def run(arguments: Command, registry: Registry = INSTALLED) -> None:
@@ -125,7 +125,7 @@ def title(config: Config, section: str) -> str:
 
 
 def entry(key: str, value: Any, note: str, indent: int) -> list[str]:
-    """Return the lines of one key, its note beside or above it."""
+    """Return the lines of one key, its note alongside or above it."""
     text = textwrap.indent(write_text({key: value}).rstrip("\n"), " " * indent)
     if note and len(note) <= SHORT and "\n" not in text:
         return [f"{text:<{26 + indent}}  # {note}"]

@@ -106,7 +106,7 @@ def tell(part: Part, description: str) -> str:
 
 
 def show_table(heading: str, rows: dict[str, str], width: int) -> str:
-    """Return a heading and two columns, the second wrapped; on a narrow terminal it stands below the first."""
+    """Return a heading and two columns, the second wrapped; on a narrow terminal it is below the first."""
     left = max((len(name) for name in rows), default=0) + 4
     is_narrow = width - left < 30
     indent = " " * (6 if is_narrow else left)

@@ -88,7 +88,7 @@ class Command(PlannedConfig):
     network: Network = None
     per_machine: PerMachine = 8
     snapshot: Annotated[str | None, typer.Option(metavar="FILE")] = None
-    """Write the planned timeline of CONFIG as it stands as a memory snapshot of torch, for pytorch.org/memory_viz."""
+    """Write the planned timeline of CONFIG unchanged as a memory snapshot of torch, for pytorch.org/memory_viz."""
     verbose: bool = False
     """Say what holds the memory, by kind and by module."""
 
@@ -212,7 +212,7 @@ def write_results(
     recipes: list[Recipe],
     budget: int,
 ) -> list[str]:
-    """Write the first recipe as a patch, and a picture of the first few beside it; return their paths."""
+    """Write the first recipe as a patch, and a picture of the first few alongside it; return their paths."""
     best = recipes[0]
     heading = [
         train_command(arguments, path, best),
@@ -238,7 +238,7 @@ def write_results(
 
 
 def described(recipe: Recipe) -> str:
-    """Return a recipe and what it costs, as the patch and the picture name it."""
+    """Return a recipe and its cost, as the patch and the picture name it."""
     return f"{describe_patch(recipe.patch)} ({describe_cost(recipe)})"
 
 

@@ -34,7 +34,7 @@ def run(arguments: Command) -> None:
     """Write `report.md`, `.json` and `.html` into the named run, the newest one by default, or a page over all runs.
 
     Raises CheckpointError if there is no such run, InputOutputError if the report cannot be written, ConfigError for
-    a run beside `--all`.
+    a run alongside `--all`.
     """
     runs = Path(arguments.runs)
     if arguments.all:

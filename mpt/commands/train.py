@@ -141,7 +141,7 @@ def raise_code(code: int) -> None:
 
 
 def read_config(arguments: Command) -> Config:
-    """Read the file, its overrides and the options that stand for overrides."""
+    """Read the file, its overrides and the options that represent overrides."""
     overrides = list(arguments.overrides)
     for key, value in (
         ("name", arguments.name),
@@ -157,7 +157,7 @@ def read_config(arguments: Command) -> Config:
 
 
 def refuse_foreign_command(config: Config, arguments: Command) -> None:
-    """Raise ConfigError for a command or an address that stands in a file: the file may be another's."""
+    """Raise ConfigError for a command or an address that is in a file: the file may be another's."""
     typed = any(override.startswith("train.on_end=") for override in arguments.overrides)
     if config.train.on_end is not None and not typed and "on_end" not in arguments.allow:
         raise ConfigError(

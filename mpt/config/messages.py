@@ -1,4 +1,4 @@
-"""The words of a configuration error: what was found, what is allowed, and the nearest right name.
+"""The words of a configuration error: the findings, what is allowed, and the nearest right name.
 
 One line per mistake, whatever pydantic makes of it: the branches of a union are told together, and text from the file
 is printed without control characters.

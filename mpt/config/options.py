@@ -88,7 +88,7 @@ def options_within(annotation: Any) -> type[Options] | None:
 
 
 class ModelOptions(Options):
-    """Settings that every model has, beside its own."""
+    """Settings that every model has, in addition to its own."""
 
     weights: str | None = None
     """Local file of weights to start from (.safetensors, or what torch.save writes), or the folder of a run or of a
@@ -104,7 +104,7 @@ class GenerativeOptions(Options):
     truncation: float = Field(0.7, ge=0, le=1)
     """How far the truncated samples of `mpt infer` go from the mean latent (StyleGAN2: from the mean style)."""
     metric_samples: int = Field(2000, ge=2)
-    """Samples that are judged beside the test images."""
+    """Samples that are judged in addition to the test images."""
     inception_weights: str | None = None
     """Local file of Inception weights; with it the published FID is measured too."""
 
@@ -161,7 +161,7 @@ class ParameterGroup(Options):
 
 
 class OptimizerOptions(Options):
-    """Settings that every optimizer has, beside its own."""
+    """Settings that every optimizer has, in addition to its own."""
 
     splits_matrices: ClassVar[bool] = False
     """Whether the optimizer treats hidden matrices by themselves and wants them in groups marked `muon`."""

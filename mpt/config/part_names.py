@@ -21,9 +21,7 @@ def known_as(kind: str, *built_in: str) -> AfterValidator:
                 if path.stem == name:
                     declared = f"{function}({', '.join(parameters) or '...'})"
                     raise ValueError(f"allowed: a file that declares `{declared}`, which {path} does not")
-            raise ValueError(
-                unknown_name(name, [*built_in, *known]).partition("; ")[2]
-            )  # what was found is said behind
+            raise ValueError(unknown_name(name, [*built_in, *known]).partition("; ")[2])  # the findings is said behind
         return name
 
     return AfterValidator(check)

@@ -101,7 +101,7 @@ def read_description(path: Path) -> str:
 
 
 def declares_function(source: str, name: str, parameters: Sequence[str]) -> bool:
-    """Has a source a top-level function of that name and with these parameters? () stands for some, of any names."""
+    """Has a source a top-level function of that name and with these parameters? () represents some, of any names."""
     if f"def {name}" not in source:
         return False
     return any(
@@ -113,7 +113,7 @@ def declares_function(source: str, name: str, parameters: Sequence[str]) -> bool
 
 
 def _execute(tree: ast.Module, path: Path, module_name: str, wanted: str) -> type[Any]:
-    """Run the allowed imports and the wanted classes of a file, in order, in a module that stands in for it."""
+    """Run the allowed imports and the wanted classes of a file, in order, in a module that is in for it."""
     stand_in = ModuleType(f"{__name__}:{module_name}:{path}")  # no importable name, so the two can never be mistaken
     stand_in.__file__ = str(path)
     sys.modules[stand_in.__name__] = stand_in  # pydantic resolves annotations through it

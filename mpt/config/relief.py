@@ -5,10 +5,10 @@ anywhere else:
 
 - `RELIEVES`: what it makes smaller, "activations", "weights", "optimizer" (its state, and gradients), "batch" (what
   goes through the networks at once; its shorthand is a number of samples), "fragmentation" (of the allocator) or
-  "moments" (what the run does beside its steps).
+  "moments" (what the run does outside its steps).
 - `PROPOSALS`: what the planner may propose as its YAML value, the gentlest first.
 - `DIALS`: settings with one number to be found, each a mapping in which that number is a pair: the value that relieves
-  most, and the one that relieves least. Whole numbers stay whole; "activations" stands for what the configuration holds
+  most, and the one that relieves least. Whole numbers stay whole; "activations" represents what the configuration holds
   of that category at its peak, in GiB.
 - `LADDER`: the YAML value that is set when memory runs out in training. Only for exact tricks, which can be applied to
   a run that has begun.

@@ -36,7 +36,7 @@ class EarlyStopping(Options):
     metric: str | None = None
     """The figure of the evaluations to watch; null takes the task's own, by which the best checkpoint is chosen."""
     patience: int = Field(5, ge=1)
-    """After so many evaluations in a row without a better figure the training ends."""
+    """After that many evaluations in a row without a better figure the training ends."""
     min_delta: float = Field(0.0, ge=0)
     """By how much a figure must be better than the best so far to count."""
     mode: Literal["auto", "min", "max"] = "auto"
@@ -59,10 +59,11 @@ class Collapse(Options):
     won: float = Field(0.01, ge=0)
     """Loss below which a discriminator has won, where its loss cannot be negative; seen once it counts."""
     ratio: float = Field(10.0, ge=0)
-    """The losses are a sign where that of the discriminator over the generator's is so many times outside of the range
-    that it had; 0 does not look. For losses that cannot be negative."""
+    """The losses are a sign where that of the discriminator over the generator's is that many times outside of the
+    range that it had; 0 does not look. For losses that cannot be negative."""
     patience: int = Field(5, ge=1)
-    """After so many looks in a row a sign counts: samples alike, a loss scale at its floor or falling, losses apart."""
+    """After that many looks in a row a sign counts: samples alike, a loss scale at its floor or falling, losses
+    apart."""
 
 
 class MovingAverage(Options):
@@ -112,9 +113,9 @@ class Train(Options):
     early_stopping: EarlyStopping | None = None
     """End before the last step when `evaluate_every` finds nothing better any more: `{patience: 5}`."""
     keep_last: int = Field(3, gt=0)
-    """How many of the newest checkpoints stay on disk, beside the best one."""
+    """How many of the newest checkpoints stay on disk, in addition to the best one."""
     asynchronous_save: bool | None = None
-    """Copy the state into host memory and write it beside the training; null does so where half of the memory that is
+    """Copy the state into host memory and write it during the training; null does so where half of the memory that is
     available holds the copy, and never in several processes, where it is to be asked for."""
     sample_every: Period = AUTO
     """Steps between sample grids, the first before training, or epochs: `1 epoch`. auto is as often as evaluations are
@@ -132,14 +133,14 @@ class Train(Options):
     on_non_finite: Literal["stop", "skip", "rollback"] = "rollback"
     """At a loss or gradient that is NaN or infinite without a loss scaler to blame: stop, skip the step, or go back."""
     max_rollbacks: int = Field(3, ge=0)
-    """After so many returns to a checkpoint the run stops with exit 6."""
+    """After that many returns to a checkpoint the run stops with exit 6."""
     after_rollback: list[Literal["repeat", "skip_batch", "halve_lr"]] = Field(default=["repeat"], min_length=1)
     """What is changed at the first, second, ... rollback, the last also at later ones: nothing, the batch that failed
     is passed over, or learning rates are halved for `halved_steps`."""
     halved_steps: int = Field(200, gt=0)
     """For how many steps beyond the one that failed `after_rollback: [halve_lr]` halves the rates."""
     recent_states: int = Field(0, ge=0)
-    """How many recent states are kept in host memory to roll back to, beside the checkpoints on disk."""
+    """How many recent states are kept in host memory to roll back to, in addition to the checkpoints on disk."""
     recent_every: int = Field(20, gt=0)
     """Steps between two of the `recent_states`."""
     on_collapse: Literal["advise", "rollback"] = "advise"
@@ -164,7 +165,7 @@ class Train(Options):
     """A command to run when the training ends, well or not, or an address (https://...) to post to: it gets the summary
     as JSON. A file's own is run only with `--allow on_end`."""
     plan_memory: bool | None = None
-    """Plan the peak memory in a process beside the training, for the report; null does so on a CUDA device only."""
+    """Plan the peak memory in a process during the training, for the report; null does so on a CUDA device only."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, xpu (Intel), mps (Apple), or another kind of accelerator that torch has: hpu, mtia, npu.
     auto takes the first one there is, but for Apple's."""
@@ -189,7 +190,7 @@ class Train(Options):
 
 
 class MemoryOptions(Options):
-    """What the `memory` section holds beside its tricks."""
+    """What the `memory` section holds in addition to its tricks."""
 
     on_oom: Literal["stop", "adapt"] = "stop"
     """Out of memory in a step: stop with exit 7, or repeat it with smaller micro-batches, recomputed, offloaded."""
@@ -228,7 +229,7 @@ class Parallel(Options):
     overlap: bool = True
     """Send gradients while the last backward of an update still computes others."""
     bucket_mib: float = Field(25.0, gt=0)
-    """Gradients are sent in buckets of so many MiB."""
+    """Gradients are sent in buckets of that many MiB."""
     sync_batchnorm: bool = False
     """Let BatchNorm see the samples of all processes; otherwise each its own, and the first one's statistics are saved.
     """

@@ -164,7 +164,7 @@ def suggest_file(path: Path) -> str:
 
 
 def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[Problem]]:
-    """Parse YAML text into a node tree and the list of what is wrong with it.
+    """Parse YAML text into a node tree and the list of the faults with it.
 
     With `located=False` the places carry the source's name alone, as for a command-line override. Text that is not
     YAML, or that no settings file would hold, ends the reading: the problem is reported and the tree is empty.

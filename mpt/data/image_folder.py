@@ -78,7 +78,7 @@ class ImageFolder(Dataset):
             raise ConfigError(f"dataset.channels is {self.channels}; images can be read with 1 (grey), 3 or 4 (alpha)")
         self.paths, self.labels, self.settings, self.image_size = paths, labels, settings, settings.image_size
         self.bad_files: dict[str, str] = dict(left_out or {})
-        """Path -> why it was skipped, of what was left out of the list and the bad files met so far."""
+        """Path -> why it was skipped, of the omissions of the list and the bad files met so far."""
         entries = settings.augment if split == "train" else ()
         self.augmentation = Augmentation(entries, self.image_size, self.channels, seed) if entries else None
         self.reads_whole = self.augmentation is not None and self.augmentation.crops_from_original
@@ -134,7 +134,7 @@ class ImageFolder(Dataset):
         return self.labels
 
     def name_of(self, index: int) -> str:
-        """Return the file that stands at this place, the next good one if it was found to be bad."""
+        """Return the file that is at this place, the next good one if it was found to be bad."""
         numbers = ((index + attempt) % len(self.paths) for attempt in range(len(self.paths)))
         return next((str(self.paths[one]) for one in numbers if str(self.paths[one]) not in self.bad_files), "")
 
@@ -169,7 +169,7 @@ class ImageFolder(Dataset):
 
 
 def build(settings: Settings, split: str, seed: int) -> ImageFolder:
-    """Return one split of the images below `settings.root`. Raises DataError for what is missing or empty."""
+    """Return one split of the images below `settings.root`. Raises DataError for the missing parts or empty."""
     root = Path(settings.root).expanduser()
     if not root.is_dir():
         raise DataError(
@@ -265,7 +265,7 @@ def find_classes(folder: Path) -> tuple[str, ...]:
 def list_images(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int], dict[str, str]]:
     """Return the image files below each class folder (or below `folder`, without classes), sorted, with their class.
 
-    Third comes what was left out, with the reason. Links to folders are followed, but no folder is listed twice: a link
+    Third comes the omissions, with the reason. Links to folders are followed, but no folder is listed twice: a link
     back up would never end, and one into another class would give its images two labels.
     """
     paths: list[Path] = []

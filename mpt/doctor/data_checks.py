@@ -43,7 +43,7 @@ def examine_data(train: Dataset, test: Dataset, augmented: Dataset | None = None
 
 
 def examine_split(section: Section, seen: Samples, delivered: Samples) -> None:
-    """Say what is wrong with one set; `delivered` are its samples with their augmentation."""
+    """Say the faults with one set; `delivered` are its samples with their augmentation."""
     data, name = seen.data, seen.name
     count = len(seen.looked_at)
     looked = f"all {count}" if seen.is_whole else f"{count} of {len(data)}"
@@ -67,7 +67,7 @@ def examine_split(section: Section, seen: Samples, delivered: Samples) -> None:
 
 
 def examine_range(section: Section, name: str, key: str, found: Range) -> None:
-    """Say what is wrong with the values of one field."""
+    """Say the faults with the values of one field."""
     if found.is_odd:
         text = f"{key} is between {found.low:.3g} and {found.high:.3g}, and pictures are expected in 0 to 1"
         section.add("warning", name, text, "divide by the largest value a pixel can have")
@@ -123,7 +123,7 @@ def show_shape(data: Dataset, key: str) -> str:
 
 
 def examine_labels(section: Section, seen: Samples) -> None:
-    """Say what is wrong with the labels of a set with classes."""
+    """Say the faults with the labels of a set with classes."""
     labels, is_complete = seen.count_labels()
     name, classes = seen.name, seen.data.spec.classes
     if not labels or not classes:

@@ -14,7 +14,7 @@ from mpt.doctor.instrument import Result, input_error
 from mpt.doctor.pairing import counterparts
 
 FLOOR_UNITS = 64
-"""A relative error of so many units of the coarser dtype is rounding in any case: sums of many terms reach it."""
+"""A relative error of that many units of the coarser dtype is rounding in any case: sums of many terms reach it."""
 
 NOISE = 0.5
 """A value that rounding moves by this share of itself says nothing: its true value is zero, or nearly."""

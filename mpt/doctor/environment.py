@@ -26,7 +26,7 @@ from mpt.run.records.environment import package_version, processor_name
 
 LITTLE_DISK = 2 * 2**30
 BUSY_SHARE = 0.1
-"""Of a card's memory: what others may hold before it is said."""
+"""Of a card's memory: what others may hold before it is reported."""
 
 
 def examine_environment(batch_size: int, runs: Path) -> Section:

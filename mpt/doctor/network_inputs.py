@@ -32,7 +32,7 @@ class _Arrived(Exception):
 
 
 def examine_inputs(section: Section, run: Run, batch: Batch) -> None:
-    """Say how a batch reaches the network, and what is wrong with its scale. The run is not usable afterwards."""
+    """Say how a batch reaches the network, and the faults with its scale. The run is not usable afterwards."""
     given = run.data.as_floats({name: value.to(run.device) for name, value in batch.items()})
     for phase in run.phases:
         for name, spec in run.data.fields.items():

@@ -64,7 +64,7 @@ class Examination:
     """Whether the mode adds updates to weights in half and keeps nothing of what rounding takes."""
     faults: list[str] = field(default_factory=list)
     culprits: list[Result] = field(default_factory=list)
-    """The operators to blame, in order: the first, and what is wrong independently of it."""
+    """The operators to blame, in order: the first, and the faults independently of it."""
     refusal: Refusal | None = None
     """What the mode's step raised, if it did and float32's did not."""
     results: list[Result] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Why a resume is not exact: what changes in a training and is in no state, found in one process and tried.
 
-A training takes some steps, and its state is put into a second one that was just built, as a resume does. What the
-two hold beside their state is compared, and the next batch. Then each difference is carried over to a fresh one: if the
+A training takes some steps, and its state is put into a second one that was just built, as a resume does. What the two
+hold alongside their state is compared, and the next batch. Then each difference is carried over to a fresh one: if the
 next step is the first's after that, this is the cause.
 """
 
@@ -41,7 +41,7 @@ class Cause:
     suspects: list[str] = field(default_factory=list)
     """What else changed in the training and is in no state."""
     module_values: list[str] = field(default_factory=list)
-    """Values of modules of one's own that the steps changed: another process begins with the first."""
+    """Values of modules of your own that the steps changed: another process begins with the first."""
 
     def to_record(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

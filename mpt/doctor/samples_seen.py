@@ -144,5 +144,7 @@ def read_samples(name: str, data: Dataset) -> Samples:
         try:
             seen.note(index, data.fetch([index], 0))
         except DataError as error:
-            seen.unreadable.append(str(error).splitlines()[0].partition(". ")[0])  # what to do about it is said once
+            seen.unreadable.append(
+                str(error).splitlines()[0].partition(". ")[0]
+            )  # what to do about it is reported once
     return seen

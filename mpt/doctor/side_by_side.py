@@ -89,7 +89,7 @@ class Lockstep:
         return None
 
     def step(self, step: int, found: Comparison) -> None:
-        """Take one step of all, and note what differs."""
+        """Take one step of all, and note the differences."""
         sides = [self.first, self.second]
         before = [side.snapshot() for side in sides]
         batches = [side.batch(step) for side in sides]

@@ -67,12 +67,12 @@ def with_precision(config: Config, **changes: Any) -> Config:
 
 
 def with_float32(config: Config, modules: Sequence[str]) -> Config:
-    """Return the configuration with these modules in float32 beside those that it names."""
+    """Return the configuration with these modules in float32 in addition to those that it names."""
     return with_precision(config, keep_fp32=list(dict.fromkeys([*config.precision.settings.keep_fp32, *modules])))
 
 
 def with_stable_forms(config: Config, forms: Sequence[str]) -> Config:
-    """Return the configuration with these forms replaced beside those that it names."""
+    """Return the configuration with these forms replaced in addition to those that it names."""
     return with_precision(config, stable_forms=list(dict.fromkeys([*config.precision.settings.stable_forms, *forms])))
 
 

@@ -21,7 +21,7 @@ from mpt.seams import Batch, Phase, Run
 
 @dataclass(frozen=True)
 class Effect:
-    """What a mode makes of a parameter's update, beside float32's."""
+    """What a mode makes of a parameter's update, compared with float32's."""
 
     still: float
     """Share of the elements that move in float32 and do not in the mode."""

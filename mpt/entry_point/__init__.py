@@ -1,6 +1,6 @@
 """The installed command's first lines, installed under the distribution's name, outside the package `mpt`.
 
-Another distribution called `mpt` may stand before this one on the import path. Then nothing of this package can be
+Another distribution called `mpt` may come before this one on the import path. Then nothing of this package can be
 imported, and only code outside of it can say so. Installed as the package `mpt_trainer` (setup.py); it must import
 nothing but the standard library.
 """

@@ -50,7 +50,7 @@ def write_weights(
 ) -> str:
     """Write weights as `.safetensors` or `.pt`, read them back and prove the file; return the proof's sentence.
 
-    Raises CheckpointError if a weight does not fit its dtype or the file does not hold what was written.
+    Raises CheckpointError if a weight does not fit its dtype or the file does not hold the files written.
     """
     tensors = {name: value.cpu().contiguous().clone() for name, value in stored_tensors(modules).items()}
     check_finite(tensors)
@@ -83,7 +83,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def compare_tensors(path: Path, written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError unless what was read is what was written, bit for bit."""
+    """Raise CheckpointError unless what was read is the files written, bit for bit."""
     different = [
         name
         for name in {**written, **read}
@@ -219,7 +219,7 @@ def names_for(count: int, names: Sequence[str]) -> list[str]:
 
 @torch.no_grad()
 def check_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...]) -> str:
-    """Run the file beside the network if ONNX Runtime is installed; return the findings."""
+    """Run the file alongside the network if ONNX Runtime is installed; return the findings."""
     if importlib.util.find_spec("onnxruntime") is None:
         return "its structure was checked; install onnxruntime to have its output compared too"
     session = importlib.import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])

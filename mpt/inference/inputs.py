@@ -143,7 +143,7 @@ def fit_of(trained: Trained) -> Fit:
 
 
 def needs_inputs(task: Task) -> bool:
-    """Does the task infer from inputs only, so that test samples stand in if none are given?"""
+    """Does the task infer from inputs only, so that test samples are in if none are given?"""
     return bool(task.inputs) and not (isinstance(task, Samples) and task.optional_inputs)
 
 

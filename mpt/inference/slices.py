@@ -1,7 +1,7 @@
 """Inference in several processes: each makes every n-th batch, and the results are put in order again.
 
 Batches are those of one process, so what comes out is the same, bit for bit on cards of one kind. There is nothing that
-the processes have to agree on, so there is no process group: each opens the run by itself, on a card of its own. The
+the processes have to agree on, so there is no process group: each opens the run alone, on a card of its own. The
 process that asks is the first of them.
 """
 
@@ -45,7 +45,7 @@ class Work:
 def infer_all(trained: Trained, work: Work, devices: Sequence[str]) -> list[Inference]:
     """Return the results of all batches in order, made with a process for each of the devices.
 
-    `trained` stands on the first device and infers in the dtype that is wanted. Raises RankError if a process was
+    `trained` is on the first device and infers in the dtype that is wanted. Raises RankError if a process was
     lost, and what opening and inference raise.
     """
     count = len(devices)

@@ -1,8 +1,8 @@
 """Keep the optimizer's state and do its arithmetic in host memory.
 
-Adam's two averages are twice the weights; here they live, with a twin of each weight, on the CPU (pinned beside CUDA).
-A step copies the gradients over, steps there, and copies the weights back, so the GPU holds weights and gradients only.
-Unscaling, the overflow check and clipping happen on the device before, as in every run.
+Adam's two averages are twice the weights; here they live, with a twin of each weight, on the CPU (pinned alongside
+CUDA). A step copies the gradients over, steps there, and copies the weights back, so the GPU holds weights and
+gradients only. Unscaling, the overflow check and clipping happen on the device before, as in every run.
 
 On a CPU run the result is bit-equal. On a GPU the update is done by other kernels and may differ in the last bit, hence
 `exact` is false. Source: Ren et al., "ZeRO-Offload", 2021.

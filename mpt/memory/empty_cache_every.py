@@ -1,4 +1,4 @@
-"""Give unused cached memory back to the driver every so many updates.
+"""Give unused cached memory back to the driver every that many updates.
 
 Helps if another process shares the card, or if rare phases leave blocks of odd sizes behind; costs a
 synchronisation and new allocations each time. Results are unchanged. On other devices there is nothing to empty.

@@ -1,4 +1,4 @@
-"""Train small adapters beside frozen weights: LoRA and DoRA, for fine-tuning what does not fit otherwise.
+"""Train small adapters alongside frozen weights: LoRA and DoRA, for fine-tuning what does not fit otherwise.
 
 Each chosen `nn.Linear` and `nn.Conv2d` computes W x + (alpha / rank) B A x with A of `rank` rows and B of `rank`
 columns; `mpt.memory.adapters.layers` has the arithmetic, of DoRA too. W and everything else stay as they were loaded,
@@ -6,7 +6,7 @@ so neither gradients nor optimizer state nor the activations that W's gradient n
 first forward is the loaded network's. Layers that `full` names are trained as they are, which a new head must be. The
 weights may be packed (`memory.low_bit_base`).
 
-The adapters are parameters of the layers (`lora_a`, `lora_b`, `lora_magnitude`), saved in checkpoints beside the
+The adapters are parameters of the layers (`lora_a`, `lora_b`, `lora_magnitude`), saved in checkpoints alongside the
 weights, and are added into the weights for export (`fold`). `mpt convert RUN --to peft` writes them alone. Layers of
 subclasses are left alone, for others may read their weights past `forward` (torch's attention does), as are those
 within `nn.TransformerEncoderLayer`, whose fast path does so. Layers that share a weight share its adapter; a weight
@@ -55,7 +55,7 @@ class Settings(Options):
     shorthand = "rank"
 
     rank: int = Field(8, ge=1)
-    """Rows of A and columns of B: what an adapter can express, and what it costs."""
+    """Rows of A and columns of B: what an adapter can express, and its cost."""
     alpha: float | None = Field(None, gt=0)
     """The adapters' output is multiplied by alpha / rank; null is twice the rank."""
     rank_stabilised: bool = False
@@ -200,7 +200,7 @@ class Lora(MemoryTrick):
         return load_adapters(task.modules, read_adapters(Path(self.settings.weights)))
 
     def attach(self, run: Run) -> None:
-        """Say what is trained, and warn of adapters beside weights that were not loaded."""
+        """Say what is trained, and warn of adapters alongside weights that were not loaded."""
         weights = [parameter for module in run.task.trainable.values() for parameter in module.parameters()]
         trained = sum(parameter.numel() for parameter in weights if parameter.requires_grad)
         total = sum(parameter.numel() for parameter in weights if parameter.is_floating_point())

@@ -77,7 +77,7 @@ class Offloaded:
             self.left = stream.record_event()
 
     def start(self) -> None:
-        """Begin the copy back, beside the computation."""
+        """Begin the copy back, during the computation."""
         if self.incoming is not None or (self.fetched is not None and self.fetched() is not None):
             return
         if self.stream is None:
@@ -186,7 +186,7 @@ class OffloadActivations(MemoryTrick):
         return self.packed(record)
 
     def let_go(self, kept: int = 0) -> None:
-        """Release tensors but the newest so many; the computing stream waits for their copies."""
+        """Release tensors but the newest that many; the computing stream waits for their copies."""
         while len(self.leaving) > kept:
             tensor, left = self.leaving.popleft()
             if left is not None:

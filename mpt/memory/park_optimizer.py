@@ -1,6 +1,6 @@
 """Move the optimizer's state to host memory while the run evaluates or draws samples.
 
-Training that fits can run out of memory beside its steps: a large batch of samples, an evaluation's networks. Adam's
+Training that fits can run out of memory outside its steps: a large batch of samples, an evaluation's networks. Adam's
 averages, twice the weights, have nothing to do then; they go to the host before and come back after, to the bit. Each
 evaluation, preview and look at samples costs two copies of the state. `mpt plan` says when it makes room.
 """

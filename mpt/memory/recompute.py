@@ -7,7 +7,7 @@ run twice; `budget` as few blocks as bring the measured activation bytes under t
 per operation, or with `per: tensor` a choice for each output of each operator (`mpt.memory.recomputing.choices`).
 
 Gradients are bit-equal: random numbers are replayed, BatchNorm counts once, casts are the same. Blocks that do not
-stand in a plain `nn.Sequential` cannot be joined, as foreign code runs between them: `sqrt` recomputes each on its own.
+are in a plain `nn.Sequential` cannot be joined, as foreign code runs between them: `sqrt` recomputes each on its own.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def find_blocks(name: str, network: nn.Module) -> list[nn.Module]:
 
 
 def spread(blocks: Sequence[nn.Module], count: int) -> list[nn.Module]:
-    """Return so many blocks, evenly spread: what stays between two of them is time for the next one's way."""
+    """Return that many blocks, evenly spread: what stays between two of them is time for the next one's way."""
     total = len(blocks)
     return [block for i, block in enumerate(blocks) if (i + 1) * count // total > i * count // total]
 

@@ -1,4 +1,4 @@
-"""Nine small adversarial models that are one pair of networks: what differs is the loss and what the labels do.
+"""Nine small adversarial models that are one pair of networks: the differences is the loss and what the labels do.
 
 The generator maps a latent vector, and a condition if there is one, to an image in [0, 1]. The discriminator is
 either a scorer or an autoencoder whose reconstruction error is the score (BEGAN, EBGAN). Scores are logits: no

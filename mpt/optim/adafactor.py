@@ -63,7 +63,7 @@ class Adafactor(OwnUpdate):
 
 
 def second_moment(gradient: Tensor, state: dict[str, Any], share: float, least: float) -> Tensor:
-    """Move the averages of the squared gradient a `share` towards today's; return the estimate, a fresh tensor."""
+    """Move the averages of the squared gradient a `share` towards the present; return the estimate, a fresh tensor."""
     if gradient.dim() < 2:
         if "variance" not in state:
             state["variance"] = torch.zeros_like(gradient)

@@ -1,4 +1,4 @@
-"""Gradients summed over the ranks, in buckets, beside the last backward of an update.
+"""Gradients summed over the ranks, in buckets, alongside the last backward of an update.
 
 A rank is a micro-batch that runs at the same time: its losses carry their share of the samples already, so gradients
 are summed. torch's DistributedDataParallel reduces at every backward and cannot know which of the losses that a phase

@@ -1,7 +1,7 @@
 """`mpt train CONFIG --nproc N`: torch's own launcher, with this command's signals and exit codes.
 
 torchrun ends with 1 whatever its processes ended with, and prints a table of them. Here the code is the one that the
-processes ended with, and what they said is all that is said.
+processes ended with, and what they said is all that is reported.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class Ranks(World):
         self.watch.on_lost = on_lost
 
     def ending(self, error: BaseException) -> None:
-        """Tell that this rank ends with a failure by itself, so that nobody ends it before it has told of it."""
+        """Tell that this rank ends with a failure alone, so that nobody ends it before it has told of it."""
         self.location.is_ending = True
         if self.is_first and not isinstance(error, PeerFaultError) and not is_broken_connection(error):
             self.store.set("ending/0", "1")

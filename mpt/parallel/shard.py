@@ -2,10 +2,10 @@
 
 Each rank holds a part of every weight, of its gradient and of the optimizer's state; a unit's weights are gathered for
 its forward and backward and let go after. Units are the children of a network, through containers, and the network
-itself for what is left, so that a task may call a part of a network by itself. Averages of a network are sharded as it
+itself for the rest, so that a task may call a part of a network alone. Averages of a network are sharded as it
 is. Gradients are summed, not averaged: losses carry their share of the samples already.
 
-A collective stands in every forward and backward, so a rank that fails inside one cannot meet the others any more: the
+A collective is in every forward and backward, so a rank that fails inside one cannot meet the others any more: the
 watch ends them (`mpt.parallel.watch`), and running out of memory is not adapted to.
 """
 
@@ -142,7 +142,7 @@ def numbers(networks: Mapping[str, nn.Module]) -> list[str]:
 
 
 def parts(network: nn.Module, in_half: Collection[Tensor]) -> Iterator[nn.Module]:
-    """Yield what of a network is sharded by itself, inner parts first: its units and itself.
+    """Yield what of a network is sharded alone, inner parts first: its units and itself.
 
     What a part gathers is of one dtype; a unit with several is taken apart. Raises ConfigError if that cannot be.
     """

@@ -31,8 +31,8 @@ AGREEMENT_SECONDS = 3.0
 def joined(config: Config) -> Iterator[World]:
     """Be one of the processes that torchrun started, within the block; alone, do nothing.
 
-    A failure inside the block is told once: by the rank it happened on, or by the first one to find that another was
-    lost. Raises RankError if others cannot be reached or were lost, and SystemExit if the failure was told
+    A failure inside the block is reported once: by the rank it happened on, or by the first one to find that another
+    was lost. Raises RankError if others cannot be reached or were lost, and SystemExit if the failure was told
     elsewhere.
     """
     place = read_place()

@@ -1,9 +1,9 @@
-"""The watch over all ranks: a thread beside each training that finds who was lost, so that nobody waits for it.
+"""The watch over all ranks: a thread during each training that finds who was lost, so that nobody waits for it.
 
 Each rank tells the common store twice a second that it lives, and where it is. Rank 0 looks at all of them, the others
-at rank 0. A rank that fails by itself (a file it cannot read, a mistake of the program) writes a fault; one that says
+at rank 0. A rank that fails alone (a file it cannot read, a mistake of the program) writes a fault; one that says
 nothing any more, or does not move while others wait for it, is named by whoever finds it. A rank that reads a fault has
-a moment to end by itself: then its process is ended here, since a collective that waits cannot be interrupted. If no
+a moment to end alone: then its process is ended here, since a collective that waits cannot be interrupted. If no
 agent of torchrun keeps the store, it goes with rank 0: what was read before then still counts. A store whose process
 is stopped neither answers nor fails, and a call to it waits for ever: a second thread counts the time and ends this
 process.

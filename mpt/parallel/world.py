@@ -1,6 +1,6 @@
 """The processes that train together, as everything else sees them. This one is a process alone, which does nothing.
 
-What one process decides by itself (an overflow, memory that ran out, a signal, a rollback) would make the others wait
+What one process decides alone (an overflow, memory that ran out, a signal, a rollback) would make the others wait
 for it for ever, so every such decision passes through `World.agree`, and `tell` where the first process decides.
 Several processes are `mpt.parallel.ranks.Ranks`; a "rank" is one of them, by number.
 """
@@ -126,7 +126,7 @@ class World:
         """Call a function with a text if this is the process that is to record that another one was lost."""
 
     def ending(self, error: BaseException) -> None:
-        """Tell that this rank ends with a failure by itself."""
+        """Tell that this rank ends with a failure alone."""
 
     def settle(self) -> None:
         """Leave nothing gathered of sharded networks."""

@@ -7,7 +7,7 @@ bfloat16 number and adds it the next time. The state of the optimizer is rounded
 0.999, averages that are rounded to the nearest would never fall.
 
 Per weight with Adam: 8 bytes, or 10 with the compensation, against 16 of float32 and 8 of `bf16-pure`, which loses the
-small updates. Beside them stands one piece in float32 while the optimizer steps
+small updates. Alongside them stands one piece in float32 while the optimizer steps
 (`mpt.precision.shared.weight_pieces`).
 
 The random numbers are a function of the seed, the phase, its count of updates, the parameter and the element: a resume

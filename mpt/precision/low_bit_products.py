@@ -5,10 +5,10 @@ scale per tensor (compute capability 8.9 and later), int8 with a scale per row (
 Weights stay float32, and so do their gradients and the optimizer's state; autograd saves what `bf16` saves. So time may
 be saved, memory is not.
 
-A layer takes part if both sides are multiples of 16 and the predicted gain is worth it. The prediction is a
-roofline of the layer's three products and of the passes over their operands that the scaling adds; it is said before
-the first step. Convolutions stay in bfloat16: torchao has no 8-bit kernels for them. The casts are cheap only if
-they are fused: use `memory.compile`.
+A layer takes part if both sides are multiples of 16 and the predicted gain is worth it. The prediction is a roofline of
+the layer's three products and of the passes over their operands that the scaling adds; it is reported before the first
+step. Convolutions stay in bfloat16: torchao has no 8-bit kernels for them. The casts are cheap only if they are fused:
+use `memory.compile`.
 
 Source: Micikevicius et al., "FP8 formats for deep learning", 2022. Speeds: the makers' datasheets.
 """

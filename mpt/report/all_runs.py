@@ -1,6 +1,6 @@
 """All runs of a folder as one page: a table to sort and filter, with the best run of each data set and metric.
 
-The page lies in the folder of the runs and points to their reports and to the comparisons beside them.
+The page lies in the folder of the runs and points to their reports and to the comparisons alongside them.
 """
 
 from __future__ import annotations

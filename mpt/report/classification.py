@@ -90,7 +90,7 @@ def cells(matrix: Any, size: int, totals: Any = None) -> list[list[Cell]]:
 
 
 def draw_calibration(bins: Sequence[Mapping[str, Any]]) -> str:
-    """Draw accuracy over confidence beside the line on which they would be equal."""
+    """Draw accuracy over confidence alongside the line on which they would be equal."""
     places = [(float(one["confidence"]), float(one["accuracy"]), int(one["samples"])) for one in bins]
     most = max((count for _, _, count in places), default=1)
 

@@ -167,7 +167,7 @@ def check_test_sets(groups: Sequence[Group]) -> None:
 
 
 def describe(group: Group, baseline: Group, margin: Margin, example: RunRecord, most_seeds: int | None = None) -> Row:
-    """Return a group's figures beside the baseline's."""
+    """Return a group's figures compared with the baseline's."""
 
     def typical(
         read: Callable[[RunRecord], float], own: Mapping[int, RunRecord], base: Mapping[int, RunRecord]
@@ -299,7 +299,7 @@ def note_unfinished(groups: Sequence[Group]) -> list[str]:
 
 
 def note_times(groups: Sequence[Group]) -> list[str]:
-    """Say which runs' times were left out, or count although others ran beside."""
+    """Say which runs' times were left out, or count although others ran alongside."""
     most = max(record.at_a_time for group in groups for record in group.runs.values())
     if most == 1:
         return []
@@ -340,7 +340,7 @@ def divide(value: float, base: float) -> float:
 
 
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:
-    """Group finished runs for a comparison: by mode if they differ in it, else each run by itself.
+    """Group finished runs for a comparison: by mode if they differ in it, else each run alone.
 
     Raises ConfigError for the same run, or two runs of one mode and seed, given twice.
     """

@@ -147,7 +147,7 @@ def label_steps(axes: Axes, label: str) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(label)
     low, high = axes.get_xlim()
-    if high - low < 2:  # one step alone: no fractions of a step beside it
+    if high - low < 2:  # one step alone: no fractions of a step alongside it
         axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     write_numbers_out(axes)
@@ -170,7 +170,7 @@ def add_legend(axes: Axes, count: int) -> None:
 
 
 def legend_columns(axes: Axes) -> int:
-    """Return how many labels of this plot stand beside each other."""
+    """Return how many labels of this plot are beside each other."""
     longest = max((len(line) for label in axes.get_legend_handles_labels()[1] for line in label.split("\n")), default=0)
     return max(1, min(4, LEGEND_LETTERS // (longest + 6)))
 

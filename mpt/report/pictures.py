@@ -21,7 +21,7 @@ SAMPLE_PIXELS = 512
 """A picture has as many pixels as a square of this side at most."""
 LONGEST_SIDE = 1600
 WIDE = 2.5
-"""A strip that is so many times as wide as high gets the page's whole width, as a detector's pictures."""
+"""A strip that is that many times as wide as high gets the page's whole width, as a detector's pictures."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ def embed_samples(record: RunRecord) -> list[Picture]:
 
 
 def choose(paths: Sequence[Path], most: int) -> list[Path]:
-    """Return at most so many, evenly chosen, the first and the last among them."""
+    """Return at most that many, evenly chosen, the first and the last among them."""
     if len(paths) <= most:
         return list(paths)
     return [paths[round(index * (len(paths) - 1) / (most - 1))] for index in range(most)]
 
 
 def side_by_side(comparison: Comparison) -> tuple[int, list[list[Picture]]] | None:
-    """Return the first seed that all modes have samples of, and the rows of pictures: a mode each, moments beside.
+    """Return the first seed that all modes have samples of, and the rows of pictures: a mode each, moments alongside.
 
     The moments are those that all these runs have; None if there are none. The runs of one seed start from the same
     weights and random inputs, so pictures above each other show the same samples.

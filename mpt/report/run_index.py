@@ -1,4 +1,4 @@
-"""The rows of a folder of runs, kept in it as `.mpt-runs.json`, so that a table of thousands reads only what changed.
+"""The rows of a folder of runs, kept in it as `.mpt-runs.json`, so that a table of thousands reads only the changes.
 
 A row holds as long as size and time of the files that it came from are the same. The index is a cache: one that is
 missing, damaged or not writable costs time and nothing else.

@@ -22,7 +22,7 @@ class Planned:
 
     @property
     def error(self) -> float:
-        """How far the plan was off, as a share of what was measured; NaN if one of them is missing."""
+        """How far the plan was off, as a share of the measurements; NaN if one of them is missing."""
         return self.planned / self.measured - 1 if self.measured else math.nan
 
 
@@ -44,7 +44,7 @@ class RunRecord:
     summary: Mapping[str, Any] = field(default_factory=dict)
     samples: Sequence[Path] = ()
     plan: Mapping[str, Any] = field(default_factory=dict)
-    """What memory was planned beside the training, or the `error` instead; empty if nothing was planned."""
+    """What memory was planned during the training, or the `error` instead; empty if nothing was planned."""
     problems: Sequence[str] = ()
     goes_on: bool = False
     """The run has gone on, or was asked to, past the end that its summary is of."""
@@ -78,7 +78,7 @@ class RunRecord:
 
     @property
     def raised_to_float32(self) -> list[str]:
-        """The modules that recovery came to keep in float32 beside those of the configuration."""
+        """The modules that recovery came to keep in float32 in addition to those of the configuration."""
         found = section(self.summary, "precision").get("raised_to_float32")
         return [str(one) for one in found] if isinstance(found, list) else []
 

@@ -79,7 +79,7 @@ def read_rows(runs_dir: Path) -> list[RunRow]:
 def row_or_none(path: Path) -> RunRow | None:
     """Return a run's row; None if the folder was removed meanwhile or is none after all.
 
-    Nor is a defect in reading one run, which is said, a reason to show none of the others.
+    Nor is a defect in reading one run, which is reported, a reason to show none of the others.
     """
     try:
         return describe(read_outline(path))

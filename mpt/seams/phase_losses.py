@@ -18,14 +18,14 @@ def draw_batch(run: Run, phase: Phase, batch: Batch) -> Batch:
 
 
 END = object()
-"""What stands for the end of a phase's losses: a phase may yield anything by mistake."""
+"""What represents the end of a phase's losses: a phase may yield anything by mistake."""
 
 
 def losses_of(run: Run, phase: Phase, part: Batch, figures: Figures | None = None) -> Iterator[tuple[Loss, ...]]:
     """Yield a phase's losses on a micro-batch, those of one backward together: the only place where they are computed.
 
     What a phase yields is computed when it is asked for. Drop losses before asking for the next, or their graph stays
-    in memory beside the next one's. `figures` takes what is logged meanwhile. Raises ConfigError if a phase yields
+    in memory alongside the next one's. `figures` takes what is logged meanwhile. Raises ConfigError if a phase yields
     something else.
     """
     logged: AbstractContextManager[None] = NOTHING if figures is None else figures

@@ -50,7 +50,7 @@ class Numerics:
     casts_calls: bool = False
     """Whether calls are cast one by one as they are made, which a compiled graph has none of."""
     lifts_state: bool = False
-    """Whether `optimize` works on the optimizer's state by itself, and so needs one that keeps it as tensors."""
+    """Whether `optimize` works on the optimizer's state alone, and so needs one that keeps it as tensors."""
 
 
 class Precision:

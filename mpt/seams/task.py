@@ -71,7 +71,7 @@ class Task:
     inputs: tuple[str, ...] = ()
     """Batch fields that inference can be given; () for a task that makes samples from noise."""
     details: Mapping[str, Any] | None = None
-    """What the last `conclude` found beside its figures, for the report, as plain data.
+    """What the last `conclude` found in addition to its figures, for the report, as plain data.
 
     `worst` names samples, `section` is what the run's page shows (see `mpt.report.evaluation_section`).
     """

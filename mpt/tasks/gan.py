@@ -61,7 +61,7 @@ class Settings(GenerativeOptions):
 
 
 class Gan(Game, SecondOrder, Exports, Legend):
-    """Train `gen` (with `encoder` or `recognition` beside it, where the model has one) against `disc`."""
+    """Train `gen` (with `encoder` or `recognition` alongside it, where the model has one) against `disc`."""
 
     metric, higher_is_better = "frechet_distance", False
     opponents = ("disc", "gen")
@@ -287,7 +287,7 @@ class Gan(Game, SecondOrder, Exports, Legend):
             return self.quality.features(image, "fake")
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
-        """Return the Frechet distance and the diversity of samples beside the real images."""
+        """Return the Frechet distance and the diversity of samples compared with the real images."""
         return self.quality.figures(evidence)
 
     def preview(self, batch: Batch) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Variational autoencoders: one phase, the negative evidence lower bound, reconstruction from logits in float32.
 
 The figure is the bound on the test set, in nats per image, with one draw of the posterior per image from fixed noise.
-The Frechet distance of samples from the prior is given beside it.
+The Frechet distance of samples from the prior is given alongside it.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ class Vae(Samples, Legend):
         return self.sampler.walk(seeds, frames)
 
     def infer(self, batch: Batch | None, count: int, seed: int) -> Inference:
-        """Return reconstructions beside the inputs and their codes, or without inputs samples and paths between them.
+        """Return reconstructions alongside the inputs and their codes, or without inputs samples and paths between
+        them.
 
         For a class-conditional model images without labels are taken for the class that reconstructs them best, and
         the table names it.

@@ -1,10 +1,10 @@
 """The most that a training may hold of a card (`memory.ceiling`), so that what does not fit is refused.
 
-On Windows and in its Linux the driver moves what does not fit into system memory: training goes on, many times slower,
-without an error. PyTorch's allocator has a limit of its own, a share of the card
-(`set_per_process_memory_fraction`), beyond which it raises out of memory, as a driver on Linux does. It
-counts the allocator's segments and neither the context nor libraries (https://github.com/pytorch/pytorch/issues/58466),
-so these are taken off: what the card's calibration says of them, or what the card shows.
+On Windows and in its Linux the driver moves what does not fit into system memory: training continues, many times
+slower, without an error. PyTorch's allocator has a limit of its own, a share of the card
+(`set_per_process_memory_fraction`), beyond which it raises out of memory, as a driver on Linux does. It counts the
+allocator's segments and neither the context nor libraries (https://github.com/pytorch/pytorch/issues/58466), so these
+are taken off: what the card's calibration says of them, or what the card shows.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every run is a process of its own, started as a user would start it. Modes chang
 kernels, cuDNN's chosen algorithms) and the allocator's reserve only grows, so within one process the second mode
 would be measured in the first one's remains. Seeds are the outer loop and what is compared the inner one, turned round
 for every other seed, so that a machine that grows warm or busy meets all alike. How many go on at a time is said by
-`mpt.workflows.compare_jobs`; a run leaves the same weights whatever runs beside.
+`mpt.workflows.compare_jobs`; a run leaves the same weights whatever runs alongside.
 
 Going on after an interruption needs no state: a run that is finished is there, one that was interrupted is resumed
 from its checkpoint, and one that diverged left a note. The folder is found again by its config, which must be the same.
@@ -227,7 +227,7 @@ def run_sides(trainer: Trainer, count: int, told: set[str], *, quiet: bool) -> l
 
 
 def raise_failure(name: str, code: int, words: str) -> None:
-    """Raise what an exit code stands for, unless it is 0."""
+    """Raise what an exit code represents, unless it is 0."""
     if code > 128:
         raise Interrupted(f"interrupted during {name}; the same command goes on from here", code - 128)
     if code:
@@ -285,7 +285,7 @@ def perform(folder: Path, name: str, config: Config, train: Train) -> str | None
         if (path / "config.yaml").is_file() and read_run(path).is_finished:
             return None
         if not any((path / "checkpoints").glob("step-*")):
-            shutil.rmtree(path)  # stopped before its first checkpoint: there is nothing to go on from
+            shutil.rmtree(path)  # stopped before its first checkpoint: there is nothing to continue from
     file = folder / "configs" / f"{name}.yaml"
     write_atomically(file, config.to_yaml())
     code, words = train(file, folder, name, path.is_dir())

@@ -1,9 +1,9 @@
 """How many runs of a comparison go on at a time, and on which cards.
 
-On processors the runs of the first seed are trained one by one: the step times of a comparison are theirs, because
-runs side by side share caches and memory bandwidth. The others are for the metric alone, which has the same bits
-whatever runs beside, and go on as many at a time as there are free cores. On several cards each run has one for itself,
-so all are side by side and all are timed. On one card runs would share what is timed: one at a time.
+On processors the runs of the first seed are trained one by one: the step times of a comparison are theirs, because runs
+side by side share caches and memory bandwidth. The others are for the metric alone, which has the same bits whatever
+runs alongside, and go on as many at a time as there are free cores. On several cards each run has one for itself, so
+all are side by side and all are timed. On one card runs would share what is timed: one at a time.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from mpt.workflows.training_process import Check, Train
 MARGIN = "10%"
 """Worse by this than the best value is no longer training, unless the user says otherwise."""
 TIMES = "x"
-"""Behind a number: so many times what the configuration has."""
+"""Behind a number: that many times what the configuration has."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def _tell(expected: Expected, ended: threading.Event) -> None:
 
 
 def describe(expected: Expected, first: Mapping[Path, int], done: Mapping[Path, int], seconds: float) -> str:
-    """Return a line: the runs that are under way, those that are done, and what is left."""
+    """Return a line: the runs that are under way, those that are done, and the rest."""
     steps = expected.steps
     under_way = [f"{path.name} step {done[path]} of {steps[path]}" for path in steps if 0 < done[path] < steps[path]]
     finished = sum(done[path] >= steps[path] > 0 for path in steps)
@@ -133,7 +133,7 @@ def probe(file: Path, allow: Sequence[str]) -> Pace | None:
 
 
 def announce(runs: int, at_most: int, pace: Pace | None, turns: Callable[[int], int] = lambda runs: runs) -> str:
-    """Say beforehand what is to be trained and about how long it takes. `turns` returns how many runs' time so many
+    """Say beforehand what is to be trained and about how long it takes. `turns` returns how many runs' time that many
     runs take.
     """
     more = f", up to {at_most} if these do not decide" if at_most > runs else ""

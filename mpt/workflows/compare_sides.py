@@ -105,7 +105,7 @@ def read_sides(
     modes = check_modes([word for word in words if not is_config(word)])
     check_words(files, modes, variants, source, alone=alone)
     options = [f"train.device={device}"] if device else []
-    options.append("train.plan_memory=false")  # a plan beside would take time from what is timed
+    options.append("train.plan_memory=false")  # a plan alongside would take time from what is timed
 
     def load(source: Any, more: Sequence[str] = ()) -> Config:
         return load_config(source, [*overrides, *options, *more], allow=allow)
@@ -190,7 +190,7 @@ def in_mode(base: Config, mode: str, word: str, overrides: Sequence[str], allow:
         raise ConfigError("mpt compare: the modes are named as words; leave precision.mode out of the overrides.")
     if mode == base.precision.mode and word == mode:
         return base
-    # Changing the mode gives dtype and loss scale back to the mode; what was asked for in so many words is put on top.
+    # Changing the mode gives dtype and loss scale back to the mode; what was asked for in that many words is put on top.
     asked = [override for override in overrides if override.startswith("precision.")]
     changed = change_precision(base, word)
     return load_config(changed.to_data(), asked, allow=allow) if asked else changed

@@ -37,7 +37,7 @@ from mpt.run.process.files import write_atomically
 from mpt.workflows.retry import Retry
 
 SECONDS = 90.0
-"""After so long the report is printed with what is known by then."""
+"""After so long the report is printed with the known facts by then."""
 MODULES = 5
 CATEGORIES = 5
 REFUSED_SIZE = re.compile(r"ried to allocate ([0-9.]+ ?[KMGT]?i?B|[0-9]+ bytes)")
@@ -54,7 +54,7 @@ class Budget:
 
 @dataclass
 class Findings:
-    """What planning found: the plan as it stood, a recipe to go on with, and why there is none of either."""
+    """What planning found: the plan as it stood, a recipe to continue with, and why there is none of either."""
 
     plan: Plan | None = None
     patch: dict[str, Any] = field(default_factory=dict)

@@ -182,7 +182,7 @@ def stop_and_resume(file: Path, folder: Path, check: Check) -> list[str]:
 
 
 def can_resume(path: Path) -> bool:
-    """Return whether a run has a checkpoint to go on from; one that was killed before its first is removed."""
+    """Return whether a run has a checkpoint to continue from; one that was killed before its first is removed."""
     if any((path / "checkpoints").glob("step-*")):
         return True
     shutil.rmtree(path, ignore_errors=True)
@@ -216,7 +216,7 @@ def train(
 
 
 def kill_at(file: Path, folder: Path, target: int, moment: float, check: Check) -> int | None:
-    """Train, and kill the process some time after it logged a step; None if it ended by itself before.
+    """Train, and kill the process some time after it logged a step; None if it ended alone before.
 
     `moment`, 0 to 1, is how long after, as a share of a step's time.
     """

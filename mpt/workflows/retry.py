@@ -1,4 +1,4 @@
-"""What is proposed to whoever started a training that ran out of memory: the command, or the Python, that goes on."""
+"""What is proposed to whoever started a training that ran out of memory: the command, or the Python, that continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Retry:
     """How a training is started again under a patch. `patches` are those that it was started with."""
 
     write: Callable[[Path, Config, Path, bool], str]
-    """From the run's folder, its configuration, the patch's file, and whether there is a checkpoint to go on from."""
+    """From the run's folder, its configuration, the patch's file, and whether there is a checkpoint to continue
+    from."""
     patches: Sequence[Path] = ()
 
 

@@ -1,7 +1,7 @@
 """What a training says of itself before its first step: data, networks, optimizers and rates, precision.
 
 Everything is read off the built run: nothing is computed, so that the first step comes no later. What memory and time a
-GPU needs is planned in a process beside the training and told when it is there (`mpt.engine.loop.told_plan`).
+GPU needs is planned in a process during the training and told when it is there (`mpt.engine.loop.told_plan`).
 """
 
 from __future__ import annotations

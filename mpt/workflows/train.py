@@ -1,7 +1,7 @@
 """A training from a configuration to a finished run directory: what `mpt train` and `mpt.train` do.
 
 Everything a user can get wrong is met before the first step: the configuration, the device, the data, the checkpoint
-to go on from. After that the loop saves before it stops, whatever stops it.
+to continue from. After that the loop saves before it stops, whatever stops it.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def page_to_tell(directory: RunDirectory) -> Path | None:
 
 
 def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None, tested: int) -> str:
-    """Return the last line of a training, whose figures are of so many test samples.
+    """Return the last line of a training, whose figures are of that many test samples.
 
     A run that was stopped before its first evaluation has no metrics.
     """
@@ -274,7 +274,7 @@ def closing_line(metrics: Mapping[str, float], seconds: float, page: Path | None
 
 
 def renew_report(training: Training) -> None:
-    """Write an earlier end's report anew, so that it says that the run goes on; what fails is a warning."""
+    """Write an earlier end's report anew, so that it says that the run continues; what fails is a warning."""
     from mpt.report.page import write_report
 
     try:

@@ -2,7 +2,7 @@
 
 The process reads a pipe whose other end is held here. When that ends, on purpose or without a word, as after `kill -9`,
 the run is told to stop: it saves, and neither the card nor the run's folder stays taken. A signal would end it where it
-stands on Windows.
+is on Windows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Surroundings:
     allow: Sequence[str] = ()
     """The packages that a model may come from."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables beside those of this process."""
+    """Variables in addition to those of this process."""
     stop: Stop | None = None
     """Who says when it is to end; by default it ends with a signal to this process."""
     memory: HostMemory | None = None

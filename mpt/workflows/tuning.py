@@ -5,7 +5,7 @@ a single setting changed take turns, a round of steps each, in changing order, s
 both. A ratio is the median over rounds of the ratio within a round; its interval, between the fifth smallest and the
 fifth largest of 21, holds at any distribution of times. What gains is joined and measured once more, since the best of
 several is the luckiest too. Only settings that compute the same up to rounding are tried. A training never does this
-by itself: two ways that round differently would make a run depend on how busy the machine was when it began.
+alone: two ways that round differently would make a run depend on how busy the machine was when it began.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def tune(config: Config, clock: Clock | None = None, on_trial: Callable[[Trial],
     """Measure every candidate of a configuration on its device.
 
     Without a `clock` it is the wall's; on a CPU with one thread the processor's, which other programs move less.
-    Raises what building and stepping the configuration raises as it stands.
+    Raises what building and stepping the configuration raises unchanged.
     """
     device = choose_device(config.train.device)
     if clock is None:

@@ -55,7 +55,7 @@ class HostMemory:
         self.most_bytes = max(self.most_bytes, used_bytes)
 
     def allows(self) -> int | None:
-        """Return how many processes fit into what is free now; None if nothing tells. Ask while none goes on."""
+        """Return how many processes fit into what is free now; None if nothing tells. Ask while none continues."""
         if not self.most_bytes:
             return 1 if self.is_needed else None
         free = available_bytes()
@@ -70,7 +70,7 @@ def take_turns(
 ) -> None:
     """Do the works in their order, `count` at a time, and give each one's index and result to `ended` in this thread.
 
-    Each is called with the slot it has, 0 to `count` - 1. `limit` is asked for fewer whenever nothing goes on. The
+    Each is called with the slot it has, 0 to `count` - 1. `limit` is asked for fewer whenever nothing continues. The
     first failure ends the others, is waited for and raised; a signal raises Interrupted.
     """
     waiting, free = deque(enumerate(works)), list(range(count))

@@ -1,8 +1,8 @@
-"""What the shell completes beside commands and options: configurations, runs, and settings with their values.
+"""What the shell completes in addition to commands and options: configurations, runs, and settings with their values.
 
 Settings come from the JSON Schema of a configuration; where the words before name a configuration or choose a part
 (`model=dcgan`), only the settings of what is chosen are offered. bash takes `key=value` for three words, so a value is
-also completed where `=` stands before it as a word of its own. Nothing is raised here: a shell shows no error.
+also completed where `=` is before it as a word of its own. Nothing is raised here: a shell shows no error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What kohya's sd-scripts (TOML, or a command line) and OneTrainer (JSON) train with: length, batch, rate, precision.
 
-Their models are not mpt's. The rest of their settings is translated for a model of one's own.
+Their models are not mpt's. The rest of their settings is translated for a model of your own.
 """
 
 from __future__ import annotations

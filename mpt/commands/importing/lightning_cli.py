@@ -71,7 +71,7 @@ def translate_batch(into: Translation) -> None:
 
 
 def translate_validation(into: Translation) -> None:
-    """Take how often it validates: every N epochs, at a share of an epoch, or after so many batches."""
+    """Take how often it validates: every N epochs, at a share of an epoch, or after that many batches."""
     share, every = into.take("trainer.val_check_interval"), into.take("trainer.check_val_every_n_epoch", default=1)
     if isinstance(share, int) and not isinstance(share, bool):
         into.put("train.evaluate_every", share, f"trainer.val_check_interval: {share} batches")

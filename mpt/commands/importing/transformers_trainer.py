@@ -108,7 +108,7 @@ def translate_precision(into: Translation) -> None:
 
 
 def translate_period(into: Translation, what: str, path: str, steps: int) -> None:
-    """Take how often something is done: per epoch, every so many steps, or by a share of the run."""
+    """Take how often something is done: per epoch, every that many steps, or by a share of the run."""
     strategy = str(into.take(f"{what}_strategy", "evaluation_strategy" if what == "eval" else f"{what}_policy"))
     every = into.take(f"{what}_steps", default=500)
     if strategy == "epoch":

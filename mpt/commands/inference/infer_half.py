@@ -1,7 +1,7 @@
 """`mpt infer --half`: the same inputs in float32 and with half weights, what half gained and how far it is from
 float32.
 
-The two runs are built one after the other, so that neither is measured in the other's memory. Written beside the
+The two runs are built one after the other, so that neither is measured in the other's memory. Written alongside the
 results as `half.md` and `half.json`.
 """
 
@@ -92,7 +92,7 @@ def infer_half(
 
 
 def check_folding(trained: Trained, folded: Run, inputs: Inputs) -> None:
-    """Raise CheckpointError if adapters folded into a run's weights do not compute what they did beside them."""
+    """Raise CheckpointError if adapters folded into a run's weights do not compute what they did alongside them."""
     if all(type(trick).fold is MemoryTrick.fold for trick in folded.tricks):
         return
     unfolded = dataclasses.replace(trained, run=rebuild(trained, FLOAT32, folds=False))

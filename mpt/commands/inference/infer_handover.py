@@ -78,7 +78,7 @@ def runs_command(arguments: Any) -> bool:
 
 
 def is_foreign(run: str | None) -> bool:
-    """Return whether a file stands in the place of a run that is none of `mpt convert`'s."""
+    """Return whether a file is in the place of a run that is none of `mpt convert`'s."""
     return run is not None and Path(run).is_file() and not run.endswith(SUFFIXES)
 
 

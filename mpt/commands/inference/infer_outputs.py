@@ -36,7 +36,7 @@ class Output:
     table: Path
     grid: Path
     named: str = ""
-    """The name of the one file, without suffix: what is written beside it begins so, and takes no other's place."""
+    """The name of the one file, without suffix: what is written alongside it begins so, and takes no other's place."""
 
     def beside(self, name: str) -> Path:
         """Return the path of what accompanies the results."""
@@ -97,7 +97,7 @@ def write(
     classes: Sequence[str] = (),
     top: int = 1,
 ) -> list[str]:
-    """Write grids and tables and return lines that say what was written.
+    """Write grids and tables and return lines that say the files written.
 
     `files` are the samples' first inputs, `names` what the table calls them; with scores, `top` says how many labels
     each gets (0: the probabilities of all).

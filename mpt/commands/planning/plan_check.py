@@ -44,7 +44,7 @@ SMALL = 100 * 2**20
 NAMED = 3
 """So many kinds and modules are named that grew most..."""
 WORTH_NAMING = 2**20
-"""... by so many bytes at least, the first of them aside."""
+"""... by that many bytes at least, the first of them aside."""
 
 
 def run(arguments: Command) -> None:

@@ -54,11 +54,11 @@ class Command(PlannedConfig):
 
 
 OF_SCALING = ("vram", "gpu", "desktop", "nproc", "strategy", "scaling")
-"""Options that --cards finds answers to by itself."""
+"""Options that --cards finds answers to alone."""
 
 
 def run(arguments: Command) -> None:
-    """Print what was planned. Raises ConfigError if it is not said what to plan, MemoryBudgetError for no set."""
+    """Print the plan. Raises ConfigError if it is not said what to plan, MemoryBudgetError for no set."""
     if arguments.cards:
         for option in given(arguments, OF_SCALING):
             raise ConfigError(f"{option}: --cards names the cards and finds how many and how; leave it out")
@@ -116,7 +116,7 @@ def show_cheapest(config: Config, arguments: Command) -> None:
 
 
 def print_cheapest(console: Console, found: Cheapest, config: Config, arguments: Command) -> None:
-    """Print what was planned, cheapest first, and the command for the answer."""
+    """Print the plan, cheapest first, and the command for the answer."""
     table = columns(">price", "cards", "", ">memory", "fits", ">step", ">samples/s")
     for one in found.candidates:
         cards = f"{one.nproc} x {one.gpu.name}"

@@ -1,6 +1,6 @@
 """`mpt plan lock CONFIG` keeps a plan in a file, with which `mpt plan check FILE` compares, as a gate for CI.
 
-A lock holds the words that it was planned with (configuration, changes, patches, card) and what was planned. Both are
+A lock holds the words that it was planned with (configuration, changes, patches, card) and the plan. Both are
 planned without calibration, so that every machine finds the same. What may make a plan grow is the configuration, the
 code that it names, mpt and torch; the versions of the last two are kept, and named if they differ.
 """
@@ -32,7 +32,7 @@ from mpt.version import VERSION
 
 @dataclass(frozen=True)
 class Command(PlannedConfig):
-    """Keep the plan of CONFIG as it stands in a file for mpt plan check."""
+    """Keep the plan of CONFIG unchanged in a file for mpt plan check."""
 
     gpu: Card = None
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE")] = "plan.lock"

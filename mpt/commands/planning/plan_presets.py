@@ -1,4 +1,4 @@
-"""`mpt plan presets CONFIG`: a patch for each usual size of card, and a table of what they cost.
+"""`mpt plan presets CONFIG`: a patch for each usual size of card, and a table of their cost.
 
 One set of traces serves all sizes: they differ in the budget alone. Kernels and times are those of an RTX 2060 unless
 --gpu names another card: what it runs, later cards run too, in no more memory. A size's budget is what programs can

@@ -63,7 +63,7 @@ class PlanOutput:
     gpu: Gpu
     calibration: Calibration
     plan: PrintedPlan
-    """The configuration as it stands."""
+    """The configuration unchanged."""
     recipes: list[PrintedRecipe]
     """With --vram, in the order of recommendation."""
     refused: list[Refused]

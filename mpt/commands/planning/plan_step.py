@@ -108,7 +108,7 @@ def show(console: Console, planned: OwnPlanned, arguments: Command) -> None:
 
 
 def print_ways(console: Console, ways: list[Way]) -> None:
-    """Print a row for each way, and the lines of code that its letters stand for."""
+    """Print a row for each way, and the lines of code that its letters represent."""
     console.print("\nwith a change to the script", style="bold")
     lines = sorted({line for way in ways for line in way.lines}, key=lambda line: not line.startswith("for"))
     letters = dict(zip(lines, string.ascii_uppercase, strict=False))

@@ -60,7 +60,7 @@ def described(name: str, plan: Plan) -> str:
 
 
 def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool) -> None:
-    """Print a configuration, or a step, as it stands; with details also what holds the memory at the peak."""
+    """Print a configuration, or a step, unchanged; with details also what holds the memory at the peak."""
     console.print(f"{described(name, plan)}, on {gpu.name}, as it stands", style="bold", markup=False)
     table = columns("", ">", "")
     table.show_header = False
@@ -215,7 +215,7 @@ def verdict(plan: Plan) -> str:
 
 
 def describe_largest(plan: Plan) -> tuple[str, str]:
-    """Return the largest batch and what is known of it."""
+    """Return the largest batch and the known facts of it."""
     largest, surely, is_bound = plan.largest_batch, plan.largest_surely, plan.largest_is_bound
     if not largest:
         return "", f"none found below {plan.batch_size}" if is_bound else "not even 1 fits"
@@ -292,7 +292,7 @@ def describe_counts(found: Search) -> str:
 
 
 def describe_too_large(plan: Plan, room: MadeRoom | None) -> Iterator[str]:
-    """Yield a sentence for each part of the run beside its steps that does not fit, with what to do."""
+    """Yield a sentence for each part of the run outside its steps that does not fit, with what to do."""
     for name in moments_that_do_not_fit(plan):
         beyond = describe_bytes(plan.moments[name].reserved + plan.context_bytes)
         yield f"its {name} does not fit beside that: {beyond}; {way_out(name, plan, room)}"

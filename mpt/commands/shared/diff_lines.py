@@ -20,7 +20,7 @@ def show(
     files: RunDifference | None,
     replayed: Comparison | None,
 ) -> None:
-    """Print what was found."""
+    """Print the findings."""
     print(f"A: {first.label}\nB: {second.label}")
     print(f"settings that differ: {', '.join(map(str, differences)) or 'none that training sees'}")
     if files is not None:

@@ -30,7 +30,7 @@ SMOKE: dict[str, Any] = {
     "tensorboard": False,
     "boards": [],
 }
-"""What a smoke run changes in the settings of `train`, beside the number of steps."""
+"""What a smoke run changes in the settings of `train`, in addition to the number of steps."""
 
 
 class Train(Protocol):

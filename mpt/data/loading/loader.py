@@ -41,7 +41,7 @@ class Loader:
         place: Callable[[int], tuple[int, int]] | None = None,
         sampling: Literal["shuffle", "balanced"] = "shuffle",
     ) -> None:
-        """`place` says where this process's part of so many samples begins and ends, if others have the rest.
+        """`place` says where this process's part of that many samples begins and ends, if others have the rest.
 
         `sampling` is `dataset.sampling`, for what shuffles.
         """
@@ -146,7 +146,7 @@ class Loader:
 
 
 def pin(batch: Batch) -> Batch:
-    """Return a batch in page-locked memory, from which copies to a GPU can run beside the computation."""
+    """Return a batch in page-locked memory, from which copies to a GPU can run during the computation."""
     return {name: tensor.pin_memory() for name, tensor in batch.items()}
 
 

@@ -53,9 +53,9 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MOST_PIXEL_BYTES = 16
 """A pixel in a file that is not compressed: four channels of 32 bits."""
 REDUCING_GAP = 2
-"""How much larger than wanted, in width and height, a picture is at least decoded: what is left is resized well."""
+"""How much larger than wanted, in width and height, a picture is at least decoded: the rest is resized well."""
 DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, struct.error, zlib.error)
-"""What Pillow's decoders raise on damaged files, beside Image.DecompressionBombError."""
+"""What Pillow's decoders raise on damaged files, alongside Image.DecompressionBombError."""
 
 
 class BadImageError(DataError):

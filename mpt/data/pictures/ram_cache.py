@@ -53,7 +53,7 @@ class RamCache:
 
 
 def room(size: int, shared: bool) -> Tensor:
-    """Return so many bytes, which no page is given to before it is written; shared ones all processes see."""
+    """Return that many bytes, which no page is given to before it is written; shared ones all processes see."""
     if not shared:
         return torch.empty(size, dtype=torch.uint8)
     storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]

@@ -36,8 +36,8 @@ class VideoWriter:
     """Write frames as H.264 or HEVC with the tracks of another file; a context manager.
 
     The file takes its name when the block ends without an exception; otherwise nothing is left. Tracks of sound and
-    subtitles are copied as they are, up to the length of the picture; with `slow` they are made so many times as long,
-    and without `sound` only subtitles are taken. Sides that are odd are kept by storing colour at full resolution
+    subtitles are copied as they are, up to the length of the picture; with `slow` they are made that many times as
+    long, and without `sound` only subtitles are taken. Sides that are odd are kept by storing colour at full resolution
     (yuv444p), which few hardware players decode. With `timed` every frame is written at its own time.
     """
 

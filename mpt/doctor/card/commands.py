@@ -66,7 +66,7 @@ def resume(name: str, device: torch.device) -> dict[str, Any]:
 
 
 def compare_plan(name: str, device: torch.device) -> dict[str, Any]:
-    """Train a shipped configuration and compare memory and time of its steps with what was planned."""
+    """Train a shipped configuration and compare memory and time of its steps with the plan."""
     if device.type != "cuda":
         raise Skipped("needs a CUDA device: on a CPU a run has no allocator to compare with")
     words = ("train.steps=12", "train.log_every=4", "dataset.workers=0", *QUIET)

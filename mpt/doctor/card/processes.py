@@ -1,4 +1,5 @@
-"""Processes of a check that end when it does: a check that is killed leaves nothing that measures beside its next run.
+"""Processes of a check that end when it does: a check that is killed leaves nothing that measures alongside its next
+run.
 
 Linux sends a signal to a process whose parent is gone; elsewhere a process ends when its work is done.
 """

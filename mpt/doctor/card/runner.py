@@ -2,7 +2,7 @@
 
 A check's row has `said`, and `wrong` for what it found to be wrong; `skipped` with a reason; or `error`. After each
 check the rows are handed to `save`, so that a check that is killed leaves them: the next one takes them as `before` and
-goes on. What failed once is tried once more, behind all that was not reached.
+continues. What failed once is tried once more, behind all that was not reached.
 """
 
 from __future__ import annotations

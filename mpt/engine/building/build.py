@@ -106,7 +106,7 @@ def build_run(
     optimizers: dict[str, Optimizer] = {}
     phases: list[Phase] = []
     if trains:
-        is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses by itself
+        is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses alone
         says_foreach = device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
         optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach)
         phases = list(task.phases(optimizers))

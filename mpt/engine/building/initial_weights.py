@@ -3,7 +3,7 @@ went.
 
 Names are matched as they are, and without what training wraps around them: a first component that all of the file's
 names share ("module.", "model.", "_orig_mod."), "modules." of mpt's own checkpoints, "net." of its exports, "_ema".
-Names without a dot beside names that all begin alike are counters of an average (torch's `AveragedModel`).
+Names without a dot alongside names that all begin alike are counters of an average (torch's `AveragedModel`).
 If a file is of another size of head, the head stays as it was made; position embeddings of another image size are
 interpolated (`mpt.engine.building.position_grids`). What fits less than half is refused. A model
 file may have a `translate_weights` for files of related models (a detector's backbone for both of two cameras).
@@ -38,7 +38,7 @@ MOST_PREFIXES = 3
 
 @dataclass
 class Match:
-    """How a file's tensors meet a model's: own name -> the file's tensor, and what is left on either side."""
+    """How a file's tensors meet a model's: own name -> the file's tensor, and the rest on either side."""
 
     found: dict[str, Tensor]
     new: list[str] = field(default_factory=list)
@@ -156,7 +156,7 @@ def best_match(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) 
 def complete(
     match: Match, name_of: Mapping[str, str], own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> Match:
-    """Fill in what is left on either side, in the networks that the match touches."""
+    """Fill in the rest on either side, in the networks that the match touches."""
     touched = {name.partition(".")[0] for name in match.found or own}  # without any match all is to be shown
     for name, tensor in own.items():
         if name in match.found or name.partition(".")[0] not in touched:

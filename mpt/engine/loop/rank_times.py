@@ -9,7 +9,7 @@ from mpt.engine.state.journal import Journal
 from mpt.parallel.world import World
 
 STRAGGLER, SETTLED_STEPS = 1.5, 10
-"""A rank whose steps take so many times the median's is named, after the first steps."""
+"""A rank whose steps take that many times the median's is named, after the first steps."""
 LEAST_WINDOWS, LEAST_STEPS = 3, 20
 """So many log lines in a row, and steps, one rank must be slow for: a busy machine holds up any rank for a moment."""
 LEAST_SECONDS = 0.01

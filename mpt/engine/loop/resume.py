@@ -1,6 +1,6 @@
-"""Beginning a run's directory and going on in it: which run, from which checkpoint, and what changed since.
+"""Beginning a run's directory and going on in it: which run, from which checkpoint, and the changes since.
 
-A resume that trains further leaves its settings in `config.yaml` and those that held before beside them (see
+A resume that trains further leaves its settings in `config.yaml` and those that held before alongside them (see
 `mpt.run.records.settings_history`). What changed is said, recorded as an event, and refused under `--exact` where it
 changes the numbers.
 """
@@ -68,7 +68,7 @@ MOST_SHOWN = 8
 def find_run_to_resume(
     config: Config, wanted: str | None, runs: Path, console: Console
 ) -> tuple[RunDirectory | None, RunDirectory | Path | None]:
-    """Return the directory to go on in, and what to resume from: the run itself or one of its checkpoints.
+    """Return the directory to continue in, and what to resume from: the run itself or one of its checkpoints.
 
     `wanted` names a run or a checkpoint, "auto" is the newest run of the configuration's name. Both are None for a new
     run; a run that never saved has a directory to begin anew in. Nothing is made yet.
@@ -215,8 +215,8 @@ def why_complete(training: Training) -> str | None:
 def changed_settings(config: Config, file: Path) -> tuple[Config, list[Difference]]:
     """Return the configuration under the run's own name, and how it differs from a settings file of the run.
 
-    The file is read as a configuration of today, so that a setting which is new since has its default; where that fails
-    it is read as it stands, and one that cannot be read differs in nothing.
+    The file is read as a configuration of now, so that a setting which is new since has its default; where that fails
+    it is read unchanged, and one that cannot be read differs in nothing.
     """
     now = config.to_data()
     if not file.is_file():  # a pipe in its place would be waited on for ever
@@ -254,7 +254,7 @@ def shorten(settings: list[Difference]) -> str:
 
 
 def write_environment(directory: RunDirectory, resumes: bool) -> None:
-    """Write env.json at the start; a resume appends its own environment beside the first."""
+    """Write env.json at the start; a resume appends its own environment alongside the first."""
     path = directory.env_path
     current = describe_environment()
     if resumes and path.is_file():

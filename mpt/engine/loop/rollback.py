@@ -115,7 +115,7 @@ def return_from_collapse(training: Training) -> bool:
     if sound is None and not kept:
         training.journal.event("collapse", f"{why}; no state of step {limit} or before is kept to return to")
         return False
-    world.ask(lambda: set_aside_after(directory, limit))  # a resume is not to go on from what has collapsed
+    world.ask(lambda: set_aside_after(directory, limit))  # a resume is not to continue from what has collapsed
     training.saver.newest = kept[-1] if kept else None
     go_back(training, why, sound[1] if sound is not None else None)
     training.journal.warn(training.remedies.halve_rates(training.train, step), "remedy")

@@ -1,4 +1,4 @@
-"""The checkpoints that a training writes: at once or beside its steps, by one process or by ranks together.
+"""The checkpoints that a training writes: at once or outside its steps, by one process or by ranks together.
 
 What is in a state is the training's affair (`mpt.engine.loop.training`), how a folder is made durable that of
 `mpt.run.checkpoints.checkpoint`; here is when it is written, what is waited for, and what a failure does.
@@ -32,7 +32,7 @@ class CheckpointSaver:
     def __init__(self, run: Run, directory: RunDirectory, journal: Journal) -> None:
         self.run, self.directory, self.journal = run, directory, journal
         beside = run.config.train.asynchronous_save
-        # Several processes share a machine's memory, so that none can say by itself whether there is room.
+        # Several processes share a machine's memory, so that none can say alone whether there is room.
         self.background = BackgroundSave(beside if run.world.size == 1 else bool(beside))
 
     @property
@@ -45,7 +45,7 @@ class CheckpointSaver:
         self.background.newest = step
 
     def start(self, step: int, state: Mapping[str, Any], metric: float | None) -> None:
-        """Write a checkpoint, or begin to where that happens beside the training; call on all ranks, after `finish`.
+        """Write a checkpoint, or begin to where that happens during the training; call on all ranks, after `finish`.
 
         `metric` is this step's evaluation, by which the best checkpoint is kept; None if there was none. Raises
         InputOutputError.
@@ -85,7 +85,7 @@ class CheckpointSaver:
         return commit
 
     def note_written(self) -> None:
-        """Notice the end of a save beside the training. Raises InputOutputError if it failed.
+        """Notice the end of a save during the training. Raises InputOutputError if it failed.
 
         Several processes notice it together, at the next save, rollback or end.
         """
@@ -104,7 +104,7 @@ class CheckpointSaver:
                 world.ask(self.background.finish)  # only the first one writes
 
     def settle(self) -> None:
-        """Let a save beside the training end before a failure ends the program; what fails too is a warning."""
+        """Let a save during the training end before a failure ends the program; what fails too is a warning."""
         world = self.run.world
         if world.is_sharded and self.background.writing is not None:
             world.mail().until = time.monotonic() + OTHERS_SECONDS  # it may be one of them that has failed
@@ -117,7 +117,7 @@ class CheckpointSaver:
     def tell_removed_files(self) -> None:
         """Warn of files that somebody removed since the last save: the run goes on without what they held.
 
-        Raises InputOutputError if a link stands for the run's folder, before anything is written behind it.
+        Raises InputOutputError if a link represents the run's folder, before anything is written behind it.
         """
         self.directory.refuse_link()
         removed = self.journal.recorder.reopen_removed()

@@ -1,4 +1,4 @@
-"""Telling once, during a training, what the process beside it has planned (`mpt.planner.server.beside` writes the
+"""Telling once, during a training, what the process alongside it has planned (`mpt.planner.server.alongside` writes the
 file).
 """
 

@@ -278,7 +278,7 @@ class Training:
                 self.journal.picture(picture)
 
     def save(self) -> str | None:
-        """Write a checkpoint, or begin to where that happens beside the training (`saver.finish` waits for it).
+        """Write a checkpoint, or begin to where that happens during the training (`saver.finish` waits for it).
 
         If something in it is not finite, write nothing and return its name.
         """

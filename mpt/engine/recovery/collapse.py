@@ -57,7 +57,7 @@ class CollapseWatch:
     floors: Mapping[str, float] = field(default_factory=dict)
     """Phase -> the smallest scale of its dynamic loss scale."""
     variety: float | None = None
-    """How varied samples were at the last look, beside the data."""
+    """How varied samples were at the last look, compared with the data."""
     ratios: list[float] = field(default_factory=list)
     """The logarithms of the discriminator's loss over the generator's, of all looks that were in range."""
     scales: dict[str, float] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class CollapseWatch:
         return True
 
     def look_at_samples(self, run: Run, step: int, dataset: Dataset) -> dict[str, str]:
-        """Measure how varied samples of the same latents are and return kind -> what is wrong with them."""
+        """Measure how varied samples of the same latents are and return kind -> the faults with them."""
         variety: float = run.world.tell(self.measure(run, dataset))
         self.variety = variety
         if not self._streak("alike", variety < self.limits.diversity and step >= self.limits.after):

@@ -61,7 +61,7 @@ class MemoryLadder:
         """Perform an update; out of memory, make one move on the ladder and repeat it.
 
         Raises MemoryBudgetError when no move is left, when the optimizer had begun to step, or at once if neither
-        `memory.micro_batch: auto` nor `memory.on_oom: adapt` allows to go on.
+        `memory.micro_batch: auto` nor `memory.on_oom: adapt` allows to continue.
         """
         run = self.run
         refused: dict[str, str] = {}

@@ -26,7 +26,7 @@ class RecentStates:
         self.every, self.world = every if count else 0, world
         self.states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=count)
         self.sound: tuple[int, dict[str, Any]] | None = None
-        """The state of the last evaluation that showed no collapse, where it is kept: one copy beside the ring."""
+        """The state of the last evaluation that showed no collapse, where it is kept: one copy alongside the ring."""
 
     def keep(self, step: int, state: Mapping[str, Any]) -> None:
         """Copy a state to host memory, unless something in its modules is not finite in any process."""

@@ -1,6 +1,6 @@
 """What a training changed about itself after it was rolled back, so that the next try need not end as the last one did.
 
-Saved with every checkpoint: a resume goes on with it. Each remedy is an event, and there are as many as there are
+Saved with every checkpoint: a resume continues with it. Each remedy is an event, and there are as many as there are
 rollbacks at most (`train.max_rollbacks`).
 """
 
@@ -25,7 +25,7 @@ class Remedies:
     """What learning rates are multiplied by before step `rate_until`."""
     rate_until: int = 0
     float32: list[str] = field(default_factory=list)
-    """Modules that are kept in float32 beside those of the configuration."""
+    """Modules that are kept in float32 in addition to those of the configuration."""
     float32_times: int = 0
     """How often modules were added to them."""
 

@@ -24,7 +24,8 @@ PICTURED = ("worst", "examples")
 
 
 def write_details(path: Path, details: Mapping[str, Any], step: int, data: Dataset) -> None:
-    """Write what a task found in an evaluation, beside the pictures of the samples that it calls worst or examples."""
+    """Write what a task found in an evaluation, alongside the pictures of the samples that it calls worst or
+    examples."""
     shown = {}
     for kind in PICTURED:
         shown[kind] = [{**one, "name": data.name_of(one["index"])} for one in details.get(kind, [])]

@@ -1,4 +1,4 @@
-"""When a training is over before its last step: after so many evaluations without a better figure.
+"""When a training is over before its last step: after that many evaluations without a better figure.
 
 What was seen so far is part of the progress, so it is saved with each checkpoint and goes back with a rollback. Whether
 to stop is worked out from it and the settings, never saved: a resume with more patience trains on. All ranks get the

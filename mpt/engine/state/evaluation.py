@@ -129,7 +129,7 @@ def conclude(run: Run, evidence: Sequence[Evidence]) -> dict[str, float]:
 
 
 def is_counted(run: Run, at: tuple[int, int], batches: int | None) -> bool:
-    """Return whether evidence is of one of so many batches, or of one of the samples that the task makes."""
+    """Return whether evidence is of one of that many batches, or of one of the samples that the task makes."""
     kind, number = at
     return number < evaluation_samples(run.task) if kind else batches is None or number < batches
 

@@ -36,7 +36,7 @@ class Journal:
         self._to_boards({"evaluate": figures})
 
     def picture(self, path: Path) -> None:
-        """Show a preview, a PNG file of the run, where pictures are looked at beside it."""
+        """Show a preview, a PNG file of the run, where pictures are looked at alongside it."""
         self.boards.picture(self.progress.step, path)
         self._tell_problems()
 

@@ -50,12 +50,12 @@ class AllocatorPeaks:
     steps_allocated: int = 0
     steps_reserved: int = 0
     is_mixed: bool = False
-    """Whether something beside the steps has raised the reserve."""
+    """Whether something outside the steps has raised the reserve."""
     allocations: int = -1
-    """How many allocations had been made at the end of the last work beside the steps."""
+    """How many allocations had been made at the end of the last work outside the steps."""
 
     def count_steps(self, device: torch.device) -> None:
-        """Take over the peaks of the steps since the last work beside them."""
+        """Take over the peaks of the steps since the last work alongside them."""
         if accelerator.has_allocator(device) and accelerator.allocations_made(device) != self.allocations:
             # Without a step since then, what an evaluation left (a cuBLAS workspace) would be taken for the steps'.
             allocated, reserved = accelerator.peaks(device)
@@ -74,7 +74,7 @@ class AllocatorPeaks:
         finally:
             if accelerator.has_allocator(device):
                 if device.type == "cuda":
-                    # What the block's matrix products took for cuBLAS would stay, beside steps that may need none.
+                    # What the block's matrix products took for cuBLAS would stay, alongside steps that may need none.
                     torch._C._cuda_clearCublasWorkspaces()
                 allocated, reserved = accelerator.peaks(device)
                 self.is_mixed = self.is_mixed or reserved > before

@@ -20,12 +20,12 @@ from mpt.parallel.world import ALONE, World
 
 
 def due(step: int, every: int) -> bool:
-    """Return whether something that is done every so many steps is done at this one; 0 is never."""
+    """Return whether something that is done every that many steps is done at this one; 0 is never."""
     return every > 0 and step % every == 0
 
 
 def next_due(step: int, periods: Iterable[int], end: int) -> int:
-    """Return the first step after this one at which something is due that is done every so many steps, or the end."""
+    """Return the first step after this one at which something is due that is done every that many steps, or the end."""
     return min((step - step % every + every for every in periods if every > 0), default=end)
 
 
@@ -148,7 +148,8 @@ class Progress:
         }
 
     def restore(self, record: Mapping[str, Any], device: torch.device, world: World = ALONE) -> None:
-        """Put back what `to_record` returned. The sums, which are of all ranks, are the first one's to go on with."""
+        """Put back what `to_record` returned. The sums, which are of all ranks, are the first one's to continue
+        with."""
         self.step, self.seconds_before = record["step"], record["seconds"]
         self.started = time.perf_counter()
         self.skipped = {**self.skipped, **record["skipped"]}

@@ -32,7 +32,7 @@ NumpyState = tuple[str, numpy.ndarray[Any, Any], int, int, float]
 def capture(run: Run) -> dict[str, Any]:
     """Return the state of modules, task, optimizers, scalers and random generators. Tensors are not copied.
 
-    Modules have the weights to evaluate. If an optimizer trains others, those are beside, in `training_weights`.
+    Modules have the weights to evaluate. If an optimizer trains others, those are alongside, in `training_weights`.
     """
     modules, training = modules_to_save(run)
     for number in run.world.numbers:
@@ -73,7 +73,7 @@ def as_number(value: Tensor) -> Tensor:
 def restore(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
     """Put a captured state into a built run; return a report on the state of optimizers that have changed.
 
-    Raises CheckpointError listing what is missing, unexpected or of another shape.
+    Raises CheckpointError listing the missing parts, unexpected or of another shape.
     """
     changed = restore_tensors(run, state)
     restore_random(state["random"], run.device)

@@ -27,7 +27,7 @@ def is_finite(loss: Tensor) -> bool:
 class LossWatch:
     """Finds out on a GPU whether all losses of an update are finite before its optimizer steps, without stopping it.
 
-    The sum of the losses so far is copied to the host as soon as each forward is done, beside its backward. What is
+    The sum of the losses so far is copied to the host as soon as each forward is done, during its backward. What is
     waited for before the optimizer's step is thus the last forward alone: meanwhile the GPU has the last backward to
     do, and never stands still. A step that must not be is still not taken, so that there is nothing to undo.
     """

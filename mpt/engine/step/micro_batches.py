@@ -25,7 +25,7 @@ def split(batch: Batch, micro_batch_size: int | None, whole: int | None = None) 
 
 
 def parts_of(batch: Batch, count: int, size: int, whole: int) -> Iterator[tuple[Batch, float]]:
-    """Yield parts of so many samples of a batch of `count`, each with its share of `whole`."""
+    """Yield parts of that many samples of a batch of `count`, each with its share of `whole`."""
     for start in range(0, count, size):
         part = {name: value[start : start + size] for name, value in batch.items()}
         yield part, min(size, count - start) / whole

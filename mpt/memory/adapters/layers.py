@@ -24,7 +24,7 @@ from mpt.precision.shared.float32_modules import full_precision
 
 
 class Adapted(nn.Module):
-    """What a layer with an adapter has beside its own."""
+    """What a layer with an adapter has in addition to its own."""
 
     lora_a: nn.Parameter | None
     """(rank, in), of a convolution larger than 1x1 (rank, in, h, w)"""

@@ -36,7 +36,7 @@ PARTS = {
     "dora_scale": "magnitude",
     "alpha": "alpha",
 }
-"""End of a key -> what it holds."""
+"""End of a key -> its contents."""
 
 
 @dataclass(frozen=True)

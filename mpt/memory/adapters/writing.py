@@ -165,7 +165,7 @@ def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def drop_adapters(modules: Mapping[str, nn.Module]) -> None:
-    """Let adapters change nothing: B is zero. A file's adapters are then read into what is left."""
+    """Let adapters change nothing: B is zero. A file's adapters are then read into the rest."""
     with torch.no_grad():
         for module in modules.values():
             for layer in module.modules():

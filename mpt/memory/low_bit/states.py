@@ -1,7 +1,7 @@
 """Optimizers whose running means are stored in 16, 8 or 4 bits, in plain PyTorch: any device, planned as they run.
 
 A mean in 8 or 4 bits is a code per value and a float32 scale per block (256 and 128 values), its absolute maximum; what
-the codes stand for is the dynamic map of Dettmers et al. (8 bits, and 4 bits with a sign) and a linear one without zero
+the codes represent is the dynamic map of Dettmers et al. (8 bits, and 4 bits with a sign) and a linear one without zero
 for second moments in 4 bits (Li et al.). Tensors of less than 4096 values, and those that are no multiple of a block,
 stay float32. In 16 bits the first moment is bfloat16, rounded to nearest, and the second is rounded at random: at a
 decay of 0.999 each step moves it by less than half an ulp.

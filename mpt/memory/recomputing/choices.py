@@ -24,7 +24,7 @@ ROUNDS = 32
 
 
 GRADIENTS = 2
-"""While a block's backward runs, gradients of so many tensors of the size of its largest are there as well."""
+"""While a block's backward runs, gradients of that many tensors of the size of its largest are there as well."""
 
 
 def choose_outputs(partitions: Iterable[Sequence[Loss]], share: float) -> dict[Unit, frozenset[Key]]:

@@ -36,7 +36,7 @@ from mpt.seams.undo import notes_of, take_back
 
 @dataclass
 class UnitCost:
-    """What one unit keeps for backward beside its inputs, and what running it again would cost."""
+    """What one unit keeps for backward in addition to its inputs, and what running it again would cost."""
 
     saved_bytes: int = 0
     flops: int = 0
@@ -263,7 +263,7 @@ def _explained(setting: str) -> Iterator[None]:
 
 
 def _fake_twin(tensor: Tensor) -> Tensor:
-    """Return the fake tensor that stands for a real one; there is one only per fake mode."""
+    """Return the fake tensor that represents a real one; there is one only per fake mode."""
     mode = detect_fake_mode()
     assert mode is not None
     return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)

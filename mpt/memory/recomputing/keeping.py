@@ -2,7 +2,7 @@
 
 The forward notes what each operator reads and makes, keeps the chosen outputs, and sees which tensors autograd saves.
 From that follows what a recomputation has to run: the operators that lead to a saved tensor and to no kept one. For
-the rest a result of the right form is needed, which nobody reads: memory that is there already stands in for it. So the
+the rest a result of the right form is needed, which nobody reads: memory that is there already is in for it. So the
 norm at the end of a residual block is not computed again where the block's output is kept as the next one's input.
 """
 
@@ -163,7 +163,7 @@ class ReuseChosen(TorchDispatchMode):
             _refuse(function)
         if key is None or position is None or position in self.rerun:
             if key is not None and not self.walked_again:
-                record.results.pop(key, None)  # the statistics that were kept beside it
+                record.results.pop(key, None)  # the statistics that were kept alongside it
             result = function(*args, **kwargs)
         elif record.operators[position].changes is not None:
             result = written(function, args, kwargs)[0]  # as it is: what was to be changed is not read

@@ -46,7 +46,7 @@ class Operator:
     """None for a call that cannot be told apart in the recomputation."""
     reads: tuple[int, ...]
     makes: tuple[int, ...]
-    """New storages that are worth their bytes; the small ones beside them are kept anyway."""
+    """New storages that are worth their bytes; the small ones alongside them are kept anyway."""
     must_run: bool
     """It changes what is not the block's own, draws random numbers, or cannot be told apart: run again in any case."""
     replaceable: bool

@@ -29,7 +29,8 @@ from mpt.precision import o1
 from mpt.precision.stable.stable_forms import checkpoint_context
 
 Keeps = bool | frozenset[Key]
-"""What is kept of a recomputed block beside its inputs: nothing, the outputs of all dear operators, or these."""
+"""What is kept of a recomputed block in addition to its inputs: nothing, the outputs of all dear operators, or
+these."""
 
 
 def recompute(

@@ -1,4 +1,4 @@
-"""How varied a generator's output is beside the real data: the spread of its features over theirs.
+"""How varied a generator's output is compared with the real data: the spread of its features over theirs.
 
 About 1 for a generator that covers the data, towards 0 when it repeats itself (mode collapse), above 1 when it
 scatters. It says nothing about whether the images look right; read it next to the Frechet distance.

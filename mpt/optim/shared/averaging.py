@@ -1,7 +1,7 @@
 """Optimizers that train one set of weights and are judged by another, an average that they keep on the way.
 
-Parameters hold the training weights. The engine puts the averages into them around evaluations, previews and
-inference, and into the modules of a checkpoint, whose training weights are saved beside (`mpt.engine.state.averages`).
+Parameters hold the training weights. The engine puts the averages into them around evaluations, previews and inference,
+and into the modules of a checkpoint, whose training weights are saved alongside (`mpt.engine.state.averages`).
 """
 
 from __future__ import annotations

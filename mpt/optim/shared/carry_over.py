@@ -84,7 +84,7 @@ def carry_over(
 def convert(
     entries: Mapping[str, Any], optimizer: Optimizer, group: Mapping[str, Any], foreign: Collection[str], told: Carried
 ) -> dict[str, Any]:
-    """Return a parameter's state as the settings of today need it: torch's optimizers expect what they would have made
+    """Return a parameter's state as the settings of now need it: torch's optimizers expect what they would have made
     under them.
     """
     made: dict[str, Callable[[], Tensor]] = {}

@@ -1,4 +1,4 @@
-"""What is planned of somebody's own training step: the step as it stands, and ways to change it."""
+"""What is planned of somebody's own training step: the step unchanged, and ways to change it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Way:
 
 @dataclass(frozen=True)
 class OwnPlan:
-    """A step as it stands and the ways that were planned, best first: those that fit by time, then by memory."""
+    """A step unchanged and the ways that were planned, best first: those that fit by time, then by memory."""
 
     __pydantic_config__: ClassVar[ConfigDict] = READ
 

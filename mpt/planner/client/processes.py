@@ -93,7 +93,7 @@ def start_ahead(words: Sequence[str]) -> None:
         return
     if any(word.startswith("@") or (word.endswith((".yaml", ".yml")) and os.path.isfile(word)) for word in words):
         atexit.register(end_unused)
-        with contextlib.suppress(OSError):  # which is said where the process is needed
+        with contextlib.suppress(OSError):  # which is reported where the process is needed
             _ahead.extend([start() for _ in range(count_workers() if options & set(ON_ALL_CORES) else 1)])
 
 

@@ -1,4 +1,5 @@
-"""What kernels of the CPU return where torch's rules for fake tensors say otherwise, for plans beside a run on a CPU.
+"""What kernels of the CPU return where torch's rules for fake tensors say otherwise, for plans alongside a run on a
+CPU.
 
 Found by comparing traces on fake and on real tensors, with torch 2.13 (2.11's LSTM keeps 0.6 % more under autocast):
 

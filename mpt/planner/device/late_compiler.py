@@ -3,7 +3,7 @@
 Fake tensors, checkpointing and optimizers say `import torch._dynamo` for a setting, or to be left out of graphs. The
 import takes nearly as long as that of torch. `postpone` puts a module in its place that has the few files fake tensors
 ask for, leaves functions as they are where they are to be kept out of graphs, and becomes the real one when anything
-else of it is wanted. From then on what a model compiles by itself runs eagerly, because a plan follows operators.
+else of it is wanted. From then on what a model compiles alone runs eagerly, because a plan follows operators.
 
 So are torchvision's data sets and what it tells the ONNX exporter, which come with every model of it, Triton, of which
 the settings want one type, and symbolic shapes with sympy (`mpt.planner.device.plain_shapes`).
@@ -34,7 +34,7 @@ from mpt.planner.device import plain_shapes
 
 NAME = "torch._dynamo"
 EARLY = ("utils", "source")
-"""What fake tensors may ask for beside `config`, which can be imported without the rest."""
+"""What fake tensors may ask for alongside `config`, which can be imported without the rest."""
 SYMBOLIC = plain_shapes.NAME
 
 VISION: dict[str, dict[str, Any]] = {
@@ -227,7 +227,7 @@ def keep_out(function: Any = None, *arguments: Any, **options: Any) -> Any:
 
 
 def stay_eager() -> None:
-    """Let what a model compiles by itself run eagerly; if nothing is compiled yet, from the compiler's import on."""
+    """Let what a model compiles alone run eagerly; if nothing is compiled yet, from the compiler's import on."""
     late = sys.modules.get(NAME)
     if not isinstance(late, LateModule) or not late.waits:
         torch.compiler.set_stance("force_eager")

@@ -240,7 +240,7 @@ TABLE = (
     Gpu("h200", 141, (9, 0), 67, 989, 494, 4800, 40, peer_link=450),
     Gpu("h20", 96, (9, 0), 44, 148, 74, 4000, 40, peer_link=450),
     Gpu("b200", 180, (10, 0), 80, 2250, 1125, 8000, 40, peer_link=900),
-    # AMD's, under torch's ROCm build; their capabilities stand for the routes that come nearest.
+    # AMD's, under torch's ROCm build; their capabilities represent the routes that come nearest.
     Gpu("rx6800", 16, (7, 0), 16.2, 16.2, 0, 512),
     Gpu("rx6800xt", 16, (7, 0), 20.7, 20.7, 0, 512),
     Gpu("rx6900xt", 16, (7, 0), 23.0, 23.0, 0, 512),

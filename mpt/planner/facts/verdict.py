@@ -87,7 +87,7 @@ def published_ratios() -> tuple[float, ...]:
 
 
 def bell_width(ratios: tuple[float, ...]) -> float:
-    """Return Silverman's width of a kernel for so many values."""
+    """Return Silverman's width of a kernel for that many values."""
     return 0.9 * statistics.stdev(ratios) / math.pow(len(ratios), 0.2)
 
 

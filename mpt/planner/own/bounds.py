@@ -22,7 +22,8 @@ from mpt.planner.device.zero_values import SCALAR, ZeroValues, values_by
 from mpt.planner.own.sequences import PackedSequences, alignments_gradient, counted, ctc_loss, most_alignments
 
 KNOWN_VALUES = 64
-"""Tensors of so many numbers keep those that a script wrote, such as a detector's strides; torch keeps single ones."""
+"""Tensors of that many numbers keep those that a script wrote, such as a detector's strides; torch keeps single
+ones."""
 MASKS = (torch.bool, torch.uint8)
 _aten = torch.ops.aten
 

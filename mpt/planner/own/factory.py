@@ -6,7 +6,7 @@ A factory builds everything and returns the step, in one of two forms:
     return model, optimizer, batch, step     # called as step(model, optimizer, batch), step(batch) or step()
 
 It is named as `package.module:function` or `path/to/file.py:function`, since the plan is made in another process, which
-imports it there. A file is not run as a script: what stands below `if __name__ == "__main__":` is left out.
+imports it there. A file is not run as a script: what is below `if __name__ == "__main__":` is left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Source:
     where: str
     function: str
     folder: str = ""
-    """What modules are imported from, beside what is installed."""
+    """What modules are imported from, alongside what is installed."""
 
     @property
     def is_file(self) -> bool:

@@ -24,11 +24,11 @@ from mpt.planner.trace.unseen import Unseen
 
 BFLOAT16_SINCE = (8, 0)
 LEAST_SAVING = 0.98
-"""A way that still needs more than this share of the step as it stands is left out."""
+"""A way that still needs more than this share of the step unchanged is left out."""
 
 
 def plan_own(source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration: Calibration, wish: Wish) -> OwnPlan:
-    """Plan a step as it stands, and with each change that it could take.
+    """Plan a step unchanged, and with each change that it could take.
 
     Raises CannotPlan with module and line, and ConfigError for a factory that is not there or returns something else.
     """

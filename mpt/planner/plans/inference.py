@@ -41,11 +41,11 @@ from mpt.seams import Batch, DataSpec, Inference, Run, Tiles
 
 BATCHES = 2
 FRAMES = 4
-"""Float32 frames beside a tile's pass: two inputs, the sum of tiles, their weights."""
+"""Float32 frames alongside a tile's pass: two inputs, the sum of tiles, their weights."""
 MOST_SAMPLES = 2**16
 """A larger batch is not looked for..."""
 RETRACED = 8
-"""... and, where each has to be traced, none beyond so many times the first one."""
+"""... and, where each has to be traced, none beyond that many times the first one."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class InferenceWish:
     """As `--dtype`: float32, float16 or bfloat16; with `half`, the weights' dtype too."""
     budget_bytes: int | None = None
     held_bytes: int = 0
-    """What the process holds on the card beside this, such as the networks in another precision."""
+    """What the process holds on the card alongside this, such as the networks in another precision."""
     frame: tuple[int, int] | None = None
     """Height and width of a frame that is to be cut into tiles."""
 

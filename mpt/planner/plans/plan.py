@@ -46,7 +46,7 @@ HELD_THROUGHOUT = frozenset({"parameters", "gradients", "optimizer state", "buff
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be planned beside the peak."""
+    """What is to be planned in addition to the peak."""
 
     budget_bytes: int | None = None
     largest_batch: bool = False

@@ -1,7 +1,7 @@
 """What makes room for an evaluation, samples or a preview that do not fit where the steps do.
 
 Tricks that relieve "moments" (`mpt.config.relief`) change nothing of the steps, so they are no recipes of the search:
-one is planned, with the whole run, only if something beside the steps does not fit.
+one is planned, with the whole run, only if something outside the steps does not fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mpt.planner.recipes.patches import patched
 
 @dataclass(frozen=True)
 class MadeRoom:
-    """A change of the configuration, and what is planned with it beside the steps."""
+    """A change of the configuration, and what is planned with it outside the steps."""
 
     patch: dict[str, Any]
     moments: dict[str, PlannedMoment]
@@ -30,7 +30,7 @@ def moments_that_do_not_fit(plan: Plan) -> list[str]:
 
 
 def make_room(session: Session, config: Config, plan: Plan, budget_bytes: int | None) -> MadeRoom | None:
-    """Return the first change with which more fits beside the steps than now; None if nothing is to be done."""
+    """Return the first change with which more fits outside the steps than now; None if nothing is to be done."""
     before = moments_that_do_not_fit(plan)
     if not before or plan.ranks is not None:
         return None

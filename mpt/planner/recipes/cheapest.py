@@ -166,7 +166,7 @@ def with_recipe(
     allow_lossy: bool,
     on_answer: Callable[[int, int], None],
 ) -> list[Candidate]:
-    """Return the first recipe that fits for the way that needs least as it stands; [] if there is none."""
+    """Return the first recipe that fits for the way that needs least unchanged; [] if there is none."""
     planned = [one for one in tried if not one.error]
     if not planned:
         return []
@@ -191,7 +191,7 @@ def with_recipe(
 
 
 def ways_for(base: Placement) -> list[Way]:
-    """Return the ways of sharing the work over so many cards.
+    """Return the ways of sharing the work over that many cards.
 
     Hybrid is over the cards of a machine, or half of those of the only one; over fewer than two it is `ddp`.
     """

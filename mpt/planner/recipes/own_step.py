@@ -36,7 +36,7 @@ class OwnPlanned:
 
     @property
     def plan(self) -> Plan:
-        """The step as it stands."""
+        """The step unchanged."""
         return self.found.plan
 
     @property

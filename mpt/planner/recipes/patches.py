@@ -31,7 +31,7 @@ class Combinations:
     beside_weights: tuple[Patch, ...] = ()
     """The strongest for activations and that."""
     split_weights: tuple[Patch, ...] = ()
-    """What is also tried with micro-batches there: that, alone and beside the strongest for activations."""
+    """What is also tried with micro-batches there: that, alone and alongside the strongest for activations."""
 
 
 def combinations(allow_lossy: bool = True) -> Combinations:
@@ -126,7 +126,7 @@ def patched(config: Config, patch: Mapping[str, Any], allow: Sequence[str]) -> C
 
 
 def parted(config: Config, parts: int) -> Patch:
-    """Return the trick that splits the batch into so many micro-batches."""
+    """Return the trick that splits the batch into that many micro-batches."""
     return {splitter(): -(-config.train.batch_size // parts)}
 
 

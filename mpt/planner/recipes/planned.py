@@ -39,7 +39,7 @@ class Planned:
     """The configuration's own plan."""
     found: Search
     room: MadeRoom | None = None
-    """What makes room for what does not fit beside the steps."""
+    """What makes room for what does not fit outside the steps."""
 
     @property
     def budget(self) -> int:
@@ -113,7 +113,7 @@ def make_plan(
 
 
 def plan_measured(config: Config, measured: Measurement, source: str) -> tuple[Plan, Calibration]:
-    """Plan what was measured on a GPU; return the plan, and the calibration that would have made it right."""
+    """Plan the measurements on a GPU; return the plan, and the calibration that would have made it right."""
     with Session(measured.gpu, Calibration(), config.granted) as session:
         without = session.plan([config])[0].get()
         session.calibration = Calibration(cudnn_share=1.0)

@@ -1,4 +1,4 @@
-"""A recipe: a patch over a configuration with its plan; what it costs, in words, and in which order recipes come."""
+"""A recipe: a patch over a configuration with its plan; its cost, in words, and in which order recipes come."""
 
 from __future__ import annotations
 

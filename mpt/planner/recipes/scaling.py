@@ -26,7 +26,7 @@ LARGEST = 4096
 KINDS = ("weak", "strong")
 GIB = 2**30
 FAR_ABOVE = 3
-"""A card with so many times the memory of the largest row is left out of the picture."""
+"""A card with that many times the memory of the largest row is left out of the picture."""
 FAR_APART = 20
 """Rows whose memory differs by so much are drawn on a logarithmic axis."""
 COLOURS = {"ddp": "#4c72b0", "fsdp": "#dd8452"}

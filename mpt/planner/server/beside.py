@@ -1,8 +1,8 @@
-"""A plan made beside a run: what its memory was predicted to be, in the same folder as what it turned out to be.
+"""A plan made alongside a run: what its memory was predicted to be, in the same folder as what it turned out to be.
 
 While a run trains, a process of its own plans the same configuration, at the lowest priority and without the GPU, and
-writes `plan.json` into the run's directory. The report puts it beside the measured peak. A plan that fails or takes too
-long is a note there and costs the run nothing else.
+writes `plan.json` into the run's directory. The report puts it alongside the measured peak. A plan that fails or takes
+too long is a note there and costs the run nothing else.
 
 For a GPU the allocator's figures are planned; on a CPU the live tensor bytes that the loop tracks there.
 """

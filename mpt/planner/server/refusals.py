@@ -1,7 +1,7 @@
 """Configurations that a planning process need not build again to know that they are refused.
 
-What a memory trick refuses (a loss scale, an optimizer that it does not know), it refuses beside other tricks as well,
-and a search tries many pairs.
+What a memory trick refuses (a loss scale, an optimizer that it does not know), it refuses alongside other tricks as
+well, and a search tries many pairs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Refusals:
 
     @contextmanager
     def kept(self, config: Config, asked: Any) -> Iterator[None]:
-        """Raise at once what is known to be refused, else keep what the block refuses."""
+        """Raise at once the known facts to be refused, else keep what the block refuses."""
         self.check(config, asked)
         try:
             yield

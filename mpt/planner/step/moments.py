@@ -1,11 +1,11 @@
-"""What a run does beside its steps, on the same fake tensors: an evaluation's batch, samples of its own, the preview.
+"""What a run does outside its steps, on the same fake tensors: an evaluation's batch, samples of its own, the preview.
 
 Training that fits may still run out of memory after an epoch, when it evaluates: other layers' kernels, larger maps,
 all of a batch at once where the steps took micro-batches. Each of these is run once after the traced steps, where the
-optimizer's state and what the allocator kept of the steps are there as well. Saving is the checkpoint's own code, up
-to the host's copies; an export (`mpt convert`) builds the networks on the host and takes nothing of the device. Values
-that are read meanwhile, as some metrics do, are taken to be zero, and that is said (`mpt.planner.device.zero_values`).
-The training's own batch, which stays on the device meanwhile, is not counted.
+optimizer's state and what the allocator kept of the steps are there as well. Saving is the checkpoint's own code, up to
+the host's copies; an export (`mpt convert`) builds the networks on the host and takes nothing of the device. Values
+that are read meanwhile, as some metrics do, are taken to be zero, and that is reported
+(`mpt.planner.device.zero_values`). The training's own batch, which stays on the device meanwhile, is not counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Moment:
 def trace_moments(
     run: Run, recorder: Recorder, batch_size: int, explain: Callable[[BaseException], str]
 ) -> Iterator[Moment]:
-    """Run what comes beside the steps, one after the other, and yield where the recorder saw each."""
+    """Run what comes outside the steps, one after the other, and yield where the recorder saw each."""
     works: dict[str, Callable[[], bool]] = {
         "evaluation": lambda: evaluate(run, load(run, batch_size)),
         "samples for the evaluation": lambda: make_samples(run, batch_size),

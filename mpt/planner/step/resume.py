@@ -1,9 +1,9 @@
 """A resume on fake tensors: the networks are built and a checkpoint's state is put into them, before the first step.
 
-Some programs need more memory to resume than to train: the checkpoint is read onto the GPU, beside the weights that it
-replaces. Here it is read into host memory (`mpt.run.checkpoints.checkpoint.load`) and copied tensor by tensor; that is
-traced with the run's own functions, so that what a mode or a trick takes meanwhile is in the plan. What the checkpoint
-takes in host memory is its own size.
+Some programs need more memory to resume than to train: the checkpoint is read onto the GPU, alongside the weights that
+it replaces. Here it is read into host memory (`mpt.run.checkpoints.checkpoint.load`) and copied tensor by tensor; that
+is traced with the run's own functions, so that what a mode or a trick takes meanwhile is in the plan. What the
+checkpoint takes in host memory is its own size.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def trace_config(
     `world`: the rank that is planned (`mpt.planner.step.ranks`); `batch_size` is of all of them together. `work` is
     what operators are counted in.
 
-    `whole_run`: what the run does beside its steps is traced after them (`mpt.planner.step.moments`).
+    `whole_run`: what the run does outside its steps is traced after them (`mpt.planner.step.moments`).
 
     Raises CannotPlan with module and line; the config's own errors pass.
     """

@@ -63,7 +63,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Awaited:
-    """Computing goes on when this collective, by number, is done."""
+    """Computing continues when this collective, by number, is done."""
 
     number: int
 

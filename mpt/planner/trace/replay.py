@@ -12,7 +12,8 @@ from mpt.planner.trace.allocator import CachingAllocator, ExpandableAllocator, O
 from mpt.planner.trace.trace import CATEGORIES, Trace
 
 COPYING = 1
-"""The stream that batches are copied to the device on (`mpt.data.loading.loader.prefetch`), beside the computing one,
+"""The stream that batches are copied to the device on (`mpt.data.loading.loader.prefetch`), alongside the computing
+one,
 0.
 """
 

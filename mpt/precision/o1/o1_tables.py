@@ -1,7 +1,7 @@
 """Which function runs in which precision under O1: Apex's lists, as names.
 
 The names are data so that a test can walk them entry by entry. `mpt.precision.o1.o1_rules` resolves them to callables.
-A name under `torch` also means the method of `torch.Tensor` if there is one. What stands in no list follows its
+A name under `torch` also means the method of `torch.Tensor` if there is one. What is in no list follows its
 input: batch_norm, relu, sigmoid, mean, embedding, pooling, and also `torch.softmax` and `torch.layer_norm`, of which
 only the `torch.nn.functional` forms are listed.
 

@@ -1,4 +1,4 @@
-"""What stands in torch's place while any thread is inside `casts`, and is taken down after the last one left.
+"""What is in torch's place while any thread is inside `casts`, and is taken down after the last one left.
 
 A function mode sees calls. It does not see the autograd engine recomputing a checkpoint or running the backward of a
 custom `autograd.Function`, a recurrent layer refusing half input before it calls anything, or TorchScript. Each
@@ -69,7 +69,7 @@ class Replacements:
                     delattr(owner, name)
 
     def original(self, owner: Any, name: str) -> Callable[..., Any] | None:
-        """Return the function that stands behind a replacement, if there is one now."""
+        """Return the function that is behind a replacement, if there is one now."""
         return next((f for o, n, _, f, _ in self.standing if o is owner and n == name), None)
 
 

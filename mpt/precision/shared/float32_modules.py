@@ -135,7 +135,7 @@ def keeping(precision: Precision, modules: Sequence[nn.Module]) -> Iterator[int]
 
 
 def own_methods(kind: type) -> dict[str, FunctionType]:
-    """Return the public methods beside forward by which a module's class can be entered; torch's own have none."""
+    """Return the public methods alongside forward by which a module's class can be entered; torch's own have none."""
     found: dict[str, FunctionType] = {}
     for owner in kind.__mro__:
         if owner.__module__.startswith("torch."):

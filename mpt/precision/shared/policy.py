@@ -1,7 +1,7 @@
 """What every precision mode shares: scalers per phase, modules kept in float32, clipping after unscaling, saved state.
 
-A mode is a small subclass that changes only what differs: the context around a forward (autocast, O1), or the dtype of
-the weights (O2, O3). The base class alone is float32.
+A mode is a small subclass that changes only the differences: the context around a forward (autocast, O1), or the dtype
+of the weights (O2, O3). The base class alone is float32.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Policy(Precision):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the scalers that both runs have, and a fall back to bfloat16; a changed mode starts afresh.
 
-        A run that fell back goes on in bfloat16 unless `precision.dtype` was changed since.
+        A run that fell back continues in bfloat16 unless `precision.dtype` was changed since.
         """
         if state.get("fell_back") and state.get("asked_dtype") == self.settings.dtype and self.can_fall_back:
             self.go_on_in_bfloat16()

@@ -80,7 +80,7 @@ def has_nan(numbers: Tensor) -> bool:
 
 
 def with_remainder(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float32 numbers as the nearest in bfloat16, and what is left in float32.
+    """Return float32 numbers as the nearest in bfloat16, and the rest in float32.
 
     That is to be rounded at random too: updates that are all alike are rounded alike to the nearest, and the error of
     up to half of 1/13 of an update of 1e-4 near 1 adds up instead of averaging out.

@@ -103,10 +103,10 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, as far as the settings of today allow: those win.
+        """Restore what `state_dict` returned, as far as the settings of now allow: those win.
 
         A scale that is constant now or was so then, or that starts elsewhere now, starts afresh; a dynamic one goes on
-        within today's floor and ceiling.
+        within the present floor and ceiling.
         """
         then = state.get("dynamic", True), state.get("first_scale", self.first_scale)
         if not self.dynamic or then != (self.dynamic, self.first_scale):

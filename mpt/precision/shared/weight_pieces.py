@@ -15,7 +15,7 @@ from mpt.precision.shared.rounding import random_halves, round_at_random, with_r
 PIECE = 2**21
 """Elements that are in float32 at a time, where the optimizer can be applied to parts of a tensor."""
 ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RMSprop, torch.optim.SGD)
-"""Optimizers of torch that update each element by itself; one of ours says so by an attribute `elementwise`."""
+"""Optimizers of torch that update each element alone; one of ours says so by an attribute `elementwise`."""
 COMPENSATION = "compensation"
 
 
@@ -163,7 +163,7 @@ class Bucket:
 
 
 def small(value: Any) -> Any:
-    """Return a copy in float32 of what an optimizer keeps beside tensors of the parameter's shape."""
+    """Return a copy in float32 of what an optimizer keeps alongside tensors of the parameter's shape."""
     if not isinstance(value, Tensor):
         return value
     return value.float() if value.dtype == torch.bfloat16 else value.clone()
@@ -200,7 +200,7 @@ class Rounding:
 
 
 def is_float32(parameter: nn.Parameter) -> bool:
-    """Return whether a parameter is a `Float32Module`'s, which is updated as it stands."""
+    """Return whether a parameter is a `Float32Module`'s, which is updated as it is."""
     return parameter.dtype == torch.float32 and parameter.grad is not None
 
 

@@ -128,7 +128,7 @@ class Console:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
             from rich.table import Column
 
-            # The figures take what is left and are cut: on a narrow terminal steps, bar and time stay whole.
+            # The figures take the rest and are cut: on a narrow terminal steps, bar and time stay whole.
             rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
             columns = (
                 TextColumn("{task.completed}/{task.total}", table_column=Column(no_wrap=True)),

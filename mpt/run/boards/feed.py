@@ -1,4 +1,4 @@
-"""A board on a thread of its own, behind a queue: whatever a board does or fails to do, training goes on.
+"""A board on a thread of its own, behind a queue: whatever a board does or fails to do, training continues.
 
 Calls wait in the queue while a board is slow. One that raises (`SystemExit` included), does not return from a call in
 time or lets the queue grow full is left out from then on. A thread cannot be ended from outside: that of a call that

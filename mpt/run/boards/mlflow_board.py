@@ -1,6 +1,6 @@
 """MLflow: to `MLFLOW_TRACKING_URI`, or without it to a database `mlflow.db` in the run's folder.
 
-A resume goes on in the same MLflow run, whose number is kept in the run's folder.
+A resume continues in the same MLflow run, whose number is kept in the run's folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights & Biases, by its own settings: project, entity and mode come from `WANDB_PROJECT` and the like, as its
 documentation says. `WANDB_MODE=offline` writes into the run's folder `wandb`, for `wandb sync` later.
 
-A resume goes on in the same W&B run, whose number is kept in the run's folder.
+A resume continues in the same W&B run, whose number is kept in the run's folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside the training, which waits for a copy of its state and not for the disk.
+"""Checkpoints that are written during the training, which waits for a copy of its state and not for the disk.
 
 The copy lies in one block of host memory that is kept from save to save: mapping fresh memory would cost more than
 the copy. On a GPU's machine it is pinned, so that the copies of all tensors are queued and waited for once. Hashing,

@@ -1,4 +1,4 @@
-"""A sharded checkpoint that all ranks write beside their training: each copies its rows and writes them in a thread.
+"""A sharded checkpoint that all ranks write during their training: each copies its rows and writes them in a thread.
 
 When a rank's file is durable, its thread leaves the entry for the manifest in the ranks' store. The first rank's thread
 waits for all of them, writes what all have alike and the manifest, gives the folder its name, and says so; the others'
@@ -52,7 +52,7 @@ def start_beside(
     state: Mapping[str, Any],
     commit: Callable[[EncodedState, Shards | None], object],
 ) -> bool:
-    """Begin to write a sharded state beside the training; call on all ranks, after `saver.finish`.
+    """Begin to write a sharded state during the training; call on all ranks, after `saver.finish`.
 
     `commit` writes the rest of the checkpoint on the first rank. Returns False, on all ranks, where one has no host
     memory for its copy; then nothing was begun.

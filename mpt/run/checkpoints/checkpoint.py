@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there: a directory per step, a hash per file, no pickle.
 
 `state.safetensors` holds the tensors, `state.json` the structure around them, and `manifest.json`, written last, the
-size and SHA-256 of both and of itself; where networks are sharded, files of their rows lie beside
+size and SHA-256 of both and of itself; where networks are sharded, files of their rows lie alongside
 (`mpt.run.checkpoints.shards`). torch.load checks no integrity, and a flipped bit in a weight loads silently; here it is
 refused and the checkpoint before it is used, by name. A checkpoint is written under a temporary name, synced, renamed,
 and its directory synced, so a kill or a full disk at any moment leaves the earlier ones as they were. The hash guards
@@ -82,7 +82,7 @@ class About(TypedDict, total=False):
     """What is said of a checkpoint when it is written."""
 
     keep_last: Required[int]
-    """How many of the newest checkpoints stay, beside the best."""
+    """How many of the newest checkpoints stay, in addition to the best."""
     metric: float | None
     """This step's evaluation, if there was one."""
     higher_is_better: bool
@@ -110,7 +110,7 @@ def encode(state: Mapping[str, Any], *, is_sharded: bool = False) -> EncodedStat
 
 
 def write(run: RunDirectory, step: int, state: EncodedState, **about: Unpack[About]) -> Path:
-    """Write an encoded state as `save` does. May run in a thread beside the training if nothing changes the tensors."""
+    """Write an encoded state as `save` does. May run in a thread during the training if nothing changes the tensors."""
     keep_last, metric, shards = about["keep_last"], about.get("metric"), about.get("shards")
     assert keep_last >= 1, "a run keeps at least one checkpoint"
     assert step >= 0, "steps are counted from zero"
@@ -147,7 +147,7 @@ def write_files(
     manifest: dict[str, Any],
     shards: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint's three files beside its shards into a directory of that name and sync all of it."""
+    """Write a checkpoint's three files alongside its shards into a directory of that name and sync all of it."""
     # Everything goes through descriptors of directories that are no links, so a link planted meanwhile is not followed.
     with contextlib.ExitStack() as folders:
         checkpoints = folders.enter_context(opened(run.checkpoints))

@@ -17,7 +17,8 @@ from mpt.run.process.files import open_regular
 from mpt.run.process.operating_system import Folder, opened
 
 FORMAT, SHARDED_FORMAT = 1, 2
-"""The second has shards beside `state.safetensors`; to a reader that knows the first alone it is refused by number."""
+"""The second has shards alongside `state.safetensors`; to a reader that knows the first alone it is refused by
+number."""
 TENSORS, STRUCTURE, MANIFEST = "state.safetensors", "state.json", "manifest.json"
 LARGEST_MANIFEST_BYTES = 1 << 20
 

@@ -81,7 +81,7 @@ def prune(run: RunDirectory, newest: int, keep_last: int) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a directory, or a link or file that stands in for one, without following links."""
+    """Delete a directory, or a link or file that is in for one, without following links."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -6,7 +6,7 @@ integers, the sign of zero, infinities and memory layouts (channels last) all co
 occurs twice is stored once and comes back as one tensor. Different views of one storage come back as separate tensors
 of equal values.
 
-In the text, `null`, booleans, strings, lists, finite floats and small integers stand for themselves; everything else
+In the text, `null`, booleans, strings, lists, finite floats and small integers represent themselves; everything else
 is an object with one key that names its kind.
 """
 

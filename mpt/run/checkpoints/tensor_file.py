@@ -2,7 +2,7 @@
 
 The format (https://github.com/huggingface/safetensors) is eight bytes of header length, a JSON header of names,
 dtypes, shapes and offsets, then the raw bytes, little-endian. Streaming it holds one tensor's copy at a time, where
-the library's `save` holds a copy of everything, and what was hashed is exactly what was written or read. Every other
+the library's `save` holds a copy of everything, and what was hashed is exactly the files written or read. Every other
 tool that reads safetensors reads these files. Dtypes that the format has no name for are stored as bytes;
 `mpt.run.checkpoints.state` keeps their dtype.
 """
@@ -47,7 +47,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LARGEST_HEADER_BYTES = 100_000_000
 """As in the safetensors library."""
 MOST_WAITING = 2
-"""Pieces that may wait to be hashed: what was written is kept in memory until then."""
+"""Pieces that may wait to be hashed: the files written is kept in memory until then."""
 GATHERED_BYTES = 1 << 20
 """Small tensors are written together, for a system call each would cost more than their bytes."""
 
@@ -103,7 +103,7 @@ def flush(descriptor: int, gathered: bytearray, beside: HashBeside) -> int:
 
 
 class HashBeside:
-    """A SHA-256 that is computed in a thread beside the reading or writing, for neither holds Python's lock."""
+    """A SHA-256 that is computed in a thread during the reading or writing, for neither holds Python's lock."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()

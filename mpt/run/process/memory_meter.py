@@ -114,7 +114,7 @@ class MemoryMeter:
                     self.stack.callback(handle.remove)
 
     def split_allocator_peak(self) -> MemorySplit:
-        """Return the device allocator's peak; the parts are the log's, and what it did not see is the rest."""
+        """Return the device allocator's peak; the parts are the log's, and the rest is what it did not see."""
         parts = self.log.replay()
         peak, reserved = accelerator.peaks(self.device)
         parts["rest"] = max(0, peak - sum(parts[name] for name in (*CATEGORIES, "activations")))

@@ -1,7 +1,7 @@
 """What operating systems do differently, files above all: the one module that tells POSIX from Windows.
 
 On POSIX everything goes through descriptors of opened folders, so that a link planted meanwhile is never followed, and
-a folder's names are synced. Windows opens no folders: there a folder is its path, a link that stands in the way is
+a folder's names are synced. Windows opens no folders: there a folder is its path, a link that is in the way is
 looked for just before, which leaves a moment between, and names become durable when the system writes them. What
 replaces a file waits there while a virus scanner or an indexer holds it.
 

@@ -96,7 +96,7 @@ def terminated_cleanly() -> Iterator[None]:
 
 
 def is_ending(error: BaseException | None) -> bool:
-    """Return whether what is being handled is, or came up beside, a `Terminated` that unwinds the program."""
+    """Return whether what is being handled is, or came up alongside, a `Terminated` that unwinds the program."""
     while error is not None:
         if isinstance(error, Terminated):
             return True

@@ -92,7 +92,7 @@ class RunDirectory:
 
     @property
     def plan_path(self) -> Path:
-        """What memory was planned beside the training, or why not; absent if nothing was planned."""
+        """What memory was planned during the training, or why not; absent if nothing was planned."""
         return self.path / "plan.json"
 
     @property
@@ -195,7 +195,7 @@ def is_run(path: Path) -> bool:
 
 
 def open_run(path: Path) -> RunDirectory:
-    """Return an existing run. Raises CheckpointError if there is none, or if a link stands in for part of it."""
+    """Return an existing run. Raises CheckpointError if there is none, or if a link is in for part of it."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such run directory.")
     if not is_run(path):
@@ -206,7 +206,7 @@ def open_run(path: Path) -> RunDirectory:
 
 
 def refuse_links(run: RunDirectory) -> None:
-    """Raise CheckpointError if a link or a file stands for one of the run's directories."""
+    """Raise CheckpointError if a link or a file represents one of the run's directories."""
     for part in (run.checkpoints, run.samples):
         if part.is_symlink():
             raise CheckpointError(f"{part} is a symbolic link, which is not followed: put the directory itself there.")

@@ -85,7 +85,8 @@ class Recorder:
         return dropped
 
     def sync(self) -> None:
-        """Make all lines so far durable. Call beside each checkpoint; a sync per line would cost more than a step."""
+        """Make all lines so far durable. Call alongside each checkpoint; a sync per line would cost more than a
+        step."""
         for file in (self.metrics, self.events):
             with failures_explained(file.path):
                 os.fsync(file.descriptor)

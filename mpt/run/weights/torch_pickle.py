@@ -1,8 +1,8 @@
 """What a pickle of `torch.save` describes, found out without unpickling: tensors as places in storages, nothing run.
 
 Names are compared with short lists and never imported; an object of any other class becomes a `Foreign`, which stands
-for itself and is never called, so that the weights beside it can be read. A name that only a program run by the pickle
-would need (`os.system`) refuses the file.
+for itself and is never called, so that the weights alongside it can be read. A name that only a program run by the
+pickle would need (`os.system`) refuses the file.
 
 Nothing here allocates more than in proportion to the pickle's own length (`mpt.foreign.pickles`).
 """
@@ -146,7 +146,7 @@ class TorchMachine(PickleMachine):
             super().set_items(items)
 
     def name(self, module: str, attribute: str) -> GlobalName:
-        """Return a name that stands for itself; ValueError for one by which a pickle would run a program."""
+        """Return a name that represents itself; ValueError for one by which a pickle would run a program."""
         builtin = module in ("builtins", "__builtin__")
         if module.partition(".")[0] in PROGRAMS or (builtin and attribute not in PLAIN_BUILTINS):
             raise ValueError(
@@ -180,7 +180,7 @@ class TorchMachine(PickleMachine):
         return Foreign(name)
 
     def referred(self, what: Any) -> Any:
-        """Return the target of a persistent id: a storage or, in the legacy format, a class beside its source."""
+        """Return the target of a persistent id: a storage or, in the legacy format, a class alongside its source."""
         if type(what) is not tuple or not 2 <= len(what) <= 6:  # unpacked only then: it may be long, and used again
             raise ValueError("its pickle refers to something that is not a storage")
         return what[1] if what[0] == "module" else self.refer(*what)

@@ -3,9 +3,9 @@
 A `.pt` file is a zip of raw storages and a pickle that says how tensors lie in them; before PyTorch 1.6 it was pickles
 and storages one after the other. The pickle is interpreted, not executed (`mpt.run.weights.torch_pickle`). Sizes are
 checked against the file before anything is allocated, a zip's checksums are verified, and only the storages of the
-weights are read, not those of an optimizer beside them. `torch.load`, even with weights_only, unpacks deflated members
-without bound, calls `bytearray` with any size, trusts a storage's claimed length and checks no sum. A refused file is
-not tried in any other way.
+weights are read, not those of an optimizer alongside them. `torch.load`, even with weights_only, unpacks deflated
+members without bound, calls `bytearray` with any size, trusts a storage's claimed length and checks no sum. A refused
+file is not tried in any other way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WRAPPERS = (
     *("state_dict_ema", "model_ema", "ema_state_dict", "params_ema", "ema", "state_dict", "model_state_dict"),
     *("model_state", "model", "params", "module", "net", "network", "weights"),
 )
-"""Keys under which training scripts put the weights beside other things; averages, which they evaluate, first."""
+"""Keys under which training scripts put the weights alongside other things; averages, which they evaluate, first."""
 INDEX = ".safetensors.index.json"
 MOST_DEPTH, LONGEST_NAME = 100, 1000
 MOST_ENTRIES = 300_000
@@ -46,7 +46,8 @@ ReadStorage = Callable[[Storage], Tensor]
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """The tensors of a file, on the CPU, under which of its keys they were (None: on top), and the texts beside them.
+    """The tensors of a file, on the CPU, under which of its keys they were (None: on top), and the texts alongside
+    them.
 
     The texts are those of a `.pt` file: what `mpt convert` writes of the run.
     """
@@ -236,7 +237,8 @@ def check_size(needed: int) -> None:
 
 
 def state_of(candidate: Any) -> Iterator[tuple[str, Described]]:
-    """Yield the tensors of a mapping of which most are; numbers that a module kept beside its weights are left out."""
+    """Yield the tensors of a mapping of which most are; numbers that a module kept alongside its weights are left
+    out."""
     if isinstance(candidate, Mapping):
         tensors = {entry_name("", key): item for key, item in candidate.items() if isinstance(item, Described)}
         check_entries(len(tensors))

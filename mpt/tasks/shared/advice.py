@@ -28,7 +28,7 @@ class Advice:
         return [message]
 
     def say(self, found: Mapping[str, str], after: int = FIRST_STEPS) -> list[str]:
-        """Return the messages that are due after so many steps, of kind -> message."""
+        """Return the messages that are due after that many steps, of kind -> message."""
         if not self.is_due(after):
             return []
         fresh = [message for kind, message in found.items() if kind not in self.told]

@@ -171,7 +171,7 @@ def interpolate(first_d: Tensor, last_d: Tensor, steps: int, prior: Prior) -> Te
 
 
 def show_reconstructions(image_bchw: Tensor, rebuilt_bchw: Tensor, code_bz: Tensor) -> Inference:
-    """Return each image beside its reconstruction, and a table of errors and codes."""
+    """Return each image alongside its reconstruction, and a table of errors and codes."""
     pairs = torch.stack([image_bchw.float(), rebuilt_bchw], dim=1).flatten(0, 1)
     errors = (rebuilt_bchw - image_bchw).square().mean(dim=(1, 2, 3)).tolist()
     rows = [

@@ -43,7 +43,7 @@ class Command:
     """Make a video, a folder of frames or two pictures smoother with a trained run or published weights.
 
     RIFE's flownet.pkl and DAIN's best.pth are taken in the place of a run. Sound is kept. Frames of different scenes
-    are not blended. After Ctrl-C the same command goes on.
+    are not blended. After Ctrl-C the same command continues.
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
@@ -141,7 +141,7 @@ def guarded(
     run: Run,
     trained: Trained,
 ) -> Summary:
-    """Interpolate; leave nothing behind where the input is no good, else what is complete, with which to go on."""
+    """Interpolate; leave nothing behind where the input is no good, else what is complete, with which to continue."""
     detection = Detection(command.scene_cut, not command.keep_repeats)
     try:
         tell_first_pair(command, source, maker, run, trained)

@@ -18,7 +18,7 @@ from mpt.systems.dain.data.shared.frame_sequences import LAYOUTS, ONE_SIZE, TEST
 from mpt.systems.dain.data.shared.triplets import Changes, Triplets, triplet_layout
 
 FEW = 24
-"""Up to so many test samples each has its own figures in the report."""
+"""Up to that many test samples each has its own figures in the report."""
 VIMEO_SIZE = (256, 448)
 VIMEO_COUNTS = {"vimeo_triplet": 51_312, "vimeo_septuplet": 64_612}
 """Samples in the published training lists."""

@@ -38,7 +38,7 @@ class PassMemory:
 
 
 def measure_pass(net: Interpolator, height: int, width: int, dtype: torch.dtype | None, times: int = 1) -> int:
-    """Return the peak bytes of making so many frames between two, under autocast to `dtype` where one is given."""
+    """Return the peak bytes of making that many frames between two, under autocast to `dtype` where one is given."""
     twin = copy.deepcopy(net).cpu().eval()
     context = torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), context:
@@ -49,7 +49,7 @@ def measure_pass(net: Interpolator, height: int, width: int, dtype: torch.dtype 
 
 
 def pass_memory(net: Interpolator, dtype: torch.dtype | None = None, times: int = 1) -> PassMemory:
-    """Return the line through two sizes, for a pass that makes frames at so many times."""
+    """Return the line through two sizes, for a pass that makes frames at that many times."""
     small, large = 4 * net.multiple, 8 * net.multiple
     one, other = (measure_pass(net, side, side, dtype, times) for side in (small, large))
     per_pixel = (other - one) / (large**2 - small**2)
@@ -58,7 +58,7 @@ def pass_memory(net: Interpolator, dtype: torch.dtype | None = None, times: int 
 
 def room_of(budget_bytes: int, device: torch.device, pixels: int) -> int:
     """Return the bytes of a budget that a pass over tiles can have on a device: on a GPU without the CUDA context, and
-    without the whole frames beside it, of so many pixels.
+    without the whole frames alongside it, of that many pixels.
 
     Raises MemoryBudgetError for a budget that the context exceeds.
     """

@@ -1,7 +1,7 @@
 """Where made frames go: a folder of PNG files (of 16 bits for deep frames), or a video in segments, joined at the end.
 
 Both can be gone on with after an interruption: a file or segment that has its name is complete. The segments of a video
-lie beside it in `NAME.parts`, with a note of what they were made from and how; other settings are refused.
+lie alongside it in `NAME.parts`, with a note of what they were made from and how; other settings are refused.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 network of the same structure with names of its own, made for short training:
 
 Three blocks refine, at 1/4, 1/2 and full size, the flows from the frame between to both frames and the mask that fuses
-the warped frames; each sees the frames warped by what is known so far, and the time. A context network's features,
+the warped frames; each sees the frames warped by the known facts so far, and the time. A context network's features,
 warped alike, feed a U-Net that adds a residual. At the published width (240, 150, 90) about ten million parameters.
 
 Not in this implementation: the teacher of "privileged distillation", which only training uses (the loss here is the

@@ -29,7 +29,7 @@ class Command:
     quality: Annotated[int, typer.Option(min=1, max=100)] = 90
     """Quality of the JPGs."""
     max_faces: Annotated[int, typer.Option(min=0)] = 0
-    """The largest so many faces of a frame; 0 for all."""
+    """The largest that many faces of a frame; 0 for all."""
     device: str | None = None
     """cpu, cuda, ...; by default the best there is."""
 

@@ -49,7 +49,7 @@ SECONDS_BETWEEN_LINES = 5.0
 class Command:
     """Swap the faces in frames or in a video.
 
-    The same command goes on with an output that was begun.
+    The same command continues with an output that was begun.
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
@@ -79,9 +79,9 @@ class Command:
     xseg: Annotated[Path | None, typer.Option(metavar="FILE|DIR")] = None
     """A trained XSeg (XSeg_256.npy, or its folder), for masks that it draws."""
     erode: int = 0
-    """Make the mask smaller by so many quarter pixels of the drawing; negative makes it larger."""
+    """Make the mask smaller by that many quarter pixels of the drawing; negative makes it larger."""
     blur: Annotated[int, typer.Option(min=0)] = 0
-    """Fade its edge over so many quarter pixels of the drawing."""
+    """Fade its edge over that many quarter pixels of the drawing."""
     colours: Literal["none", "rct", "lct", "mkl", "mkl-m", "idt", "idt-m", "sot", "sot-m", "mix-m"] = "rct"
     """How the drawing takes the frame's colours; -m looks at the mask alone, sot is the same as sot-m."""
     scale: Annotated[float, typer.Option(min=0.5, max=1.5)] = 1.0

@@ -50,7 +50,7 @@ class Command:
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)] = None
     """Settings of the training, such as train.steps=20000 or model.image_size=192."""
     work: Annotated[Path | None, typer.Option(metavar="DIR")] = None
-    """Folder of the faces and the run; by default beside the result."""
+    """Folder of the faces and the run; by default alongside the result."""
     config: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     """Another configuration for the training."""
     face_type: Literal["h", "mf", "f", "wf", "head"] = "wf"
@@ -58,7 +58,7 @@ class Command:
     size: Annotated[int, typer.Option(min=32, max=4096)] = 512
     """Sides of the extracted faces in pixels."""
     max_faces: Annotated[int, typer.Option(min=0)] = 0
-    """The largest so many faces of a frame; 0 for all."""
+    """The largest that many faces of a frame; 0 for all."""
     device: str | None = None
     """cpu, cuda, ...; by default the best there is."""
 

@@ -61,7 +61,7 @@ class Settings(DatasetOptions):
     """Both folders hold many people, to teach the model faces in general: no warp, flips, all turns of the head, and
     none of the losses that need two people. `mpt deepfacelab end-pretraining` makes the run that follows."""
     hold_out_every: int = Field(10, ge=0)
-    """Of so many faces of each person one is held out of training, for evaluation and previews; 0 trains on all, as
+    """Of that many faces of each person one is held out of training, for evaluation and previews; 0 trains on all, as
     DeepFaceLab does, and evaluates on what was trained on."""
 
 

@@ -58,7 +58,7 @@ class Detectors:
         return np.asarray(self.landmarks(tensor).float().cpu().numpy())
 
     def find_faces(self, frame_bgr: Picture, most: int = 0) -> list[FoundFace]:
-        """Return a frame's faces, largest first; at most so many, if `most` is not 0."""
+        """Return a frame's faces, largest first; at most that many, if `most` is not 0."""
         picture = np.ascontiguousarray(frame_bgr[..., ::-1])
         for turns in TURNS:
             turned = np.ascontiguousarray(np.rot90(picture, turns))

@@ -192,7 +192,7 @@ class Decoder(nn.Module):
 class DFAutoencoder(nn.ModuleDict):
     """One encoder and code, a decoder per identity: a swap is the destination's code through the source's decoder.
 
-    A ModuleDict is networks that are trained together, each called by itself.
+    A ModuleDict is networks that are trained together, each called alone.
     """
 
     def __init__(self, settings: Settings) -> None:

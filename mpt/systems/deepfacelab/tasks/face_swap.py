@@ -1,6 +1,6 @@
 """Face swapping between two people: phase `autoencoder`, then `code_disc` and `patch_disc` if they have power.
 
-Each person's stream is drawn and back-propagated by itself: the loss is a sum over both, so the gradient is that of
+Each person's stream is drawn and back-propagated alone: the loss is a sum over both, so the gradient is that of
 doing them together while the activations of one stream are held at a time. Losses are summed over the batch, as
 DeepFaceLab does, and computed in float32.
 """
@@ -105,7 +105,7 @@ class FaceSwap(Legend):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The networks, each by itself; memory tricks find the repeated stages inside."""
+        """The networks, each alone; memory tricks find the repeated stages inside."""
         discriminators = [module for name, module in self.trainable.items() if name != "autoencoder"]
         return [*self.autoencoder.children(), *discriminators]
 

@@ -96,7 +96,7 @@ class Settings(Options):
     truncation: float = Field(1.0, ge=0, le=1)
     """Scale of the noise from which the further samples of `mpt infer` are made."""
     metric_samples: int = Field(2000, ge=2)
-    """Samples that are judged beside the test images."""
+    """Samples that are judged in addition to the test images."""
     inception_weights: str | None = None
     """Local file of Inception weights; with it the published FID is measured too."""
 

@@ -1,6 +1,6 @@
 """Weights as a network pickle that NVIDIA's programs load.
 
-Their loader executes a text that stands in the file. No text of theirs is here: a new file holds a few lines of our own
+Their loader executes a text that is in the file. No text of theirs is here: a new file holds a few lines of our own
 which make the network by the classes of the program that loads it, and take the weights. With a pickle of the same
 architecture as a pattern, only its numbers are exchanged, and its text stays as it is.
 """

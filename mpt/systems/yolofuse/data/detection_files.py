@@ -7,7 +7,7 @@ Layouts that are found by themselves below `root`, with `train` and one of `val`
     train/images/a.jpg   train/imagesIR/a.jpg   train/labels/a.txt      YOLO as Roboflow exports it
 
 A YOLO data file (`data.yaml`) as `root` says where the splits are, in folders or lists of pictures, and how the classes
-are called (`yolo_data_file`). Others are named with `images`, `infrared` and `labels`, where `{split}` stands for the
+are called (`yolo_data_file`). Others are named with `images`, `infrared` and `labels`, where `{split}` represents the
 split's folder; labels that end in .json are COCO's, and without a folder of one of these layouts their pictures are
 those that the file lists. Labels belong to the visible picture; the infrared one has the same name in its own folder.
 
@@ -142,7 +142,7 @@ def _layout(settings: Settings, largest: int, classes: Sequence[str], split: str
 
 
 def build(settings: Settings, split: str, seed: int) -> DetectionFiles:
-    """Return one split. Raises DataError for what is missing, and for what is bad unless it is skipped."""
+    """Return one split. Raises DataError for the missing parts, and for what is bad unless it is skipped."""
     check_common(settings.image_size, settings.height)
     file = data_file_of(settings)
     listed = file is not None and names_lists(file, split)
@@ -196,7 +196,7 @@ def told_by_data_file(settings: Settings, file: DataFile, split: str | None) -> 
     """Return the settings with what a data file says; those that are set as well win.
 
     `split` is one that is a folder, None for one that lists pictures. Raises ConfigError for classes that differ from
-    the file's, and for folders that are set beside a list.
+    the file's, and for folders that are set alongside a list.
     """
     if settings.classes not in (list(LLVIP_CLASSES), list(file.classes)):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""SGD as YOLO is trained: momentum and the rate of the biases warm up beside the rate, and the rate has a floor.
+"""SGD as YOLO is trained: momentum and the rate of the biases warm up alongside the rate, and the rate has a floor.
 
 For `warmup` steps the rate of weights rises from 0, that of biases falls from `warmup_bias_lr`, and momentum rises from
 `warmup_momentum`, all linear in the step. The schedule runs from the first step on, below the warm-up, and ends at

@@ -1,10 +1,10 @@
 """Object detection, from one camera or two: one network, one phase, judged by average precision.
 
 The loss is YOLOv8's (`losses/detection.py`), in float32, normalised by the sum of the target scores of the whole batch
-and multiplied by the batch size, as published; micro-batches add up to the same. Average precision is COCO's; beside it
-stands the way of the article's software, which reads higher and is for comparing with its table only.
+and multiplied by the batch size, as published; micro-batches add up to the same. Average precision is COCO's; alongside
+it stands the way of the article's software, which reads higher and is for comparing with its table only.
 
-A network that computes losses by itself (torchvision's detectors) is trained by the mean of those, without gains.
+A network that computes losses alone (torchvision's detectors) is trained by the mean of those, without gains.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Detect(Legend, Exports):
         self.updates = 0
         self.accumulates = False
         self.gives_losses = bool(getattr(net, "gives_losses", False))
-        """Does the network compute its losses, and decode its boxes, by itself (torchvision's)?"""
+        """Does the network compute its losses, and decode its boxes, alone (torchvision's)?"""
 
     def phases(self, optimizers: Mapping[str, Optimizer]) -> Sequence[Phase]:
         """Return the one phase."""

@@ -1,6 +1,6 @@
 """Two frames and one between them: what a frame-interpolating task is fed, whichever files or formulas they come from.
 
-Fields: `first`, `middle`, `last` (3, h, w) and `time` (), where the middle stands between 0 and 1; `size` (2,), the
+Fields: `first`, `middle`, `last` (3, h, w) and `time` (), where the middle is between 0 and 1; `size` (2,), the
 height and width that are real where test pictures of several sizes were padded to one; from formulas also `flow`
 (4, h, w), first to last and last to first in pixels, and where it is asked for `order` (2, h, w), the number of the
 surface that is seen in the first and the last frame, larger ones nearer.

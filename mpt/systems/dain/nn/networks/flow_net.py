@@ -49,7 +49,7 @@ class FlowNet(nn.Module):
         self.decoder_depth = len(decoder)
         before = 3
         for level, width in enumerate(pyramid, start=1):
-            # The published names of level 6 stand in another order than those of the other levels.
+            # The published names of level 6 are in another order than those of the other levels.
             names = ("aa", "a", "b") if level == 6 else ("a", "aa", "b")
             for name, stride in zip(names, (2, 1, 1), strict=True):
                 self.add_module(f"conv{level}{name}", convolution(before, width, stride))

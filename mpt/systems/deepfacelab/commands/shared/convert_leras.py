@@ -3,7 +3,7 @@
 DeepFaceLab keeps a file per network and per optimizer in its model folder, all beginning with the model's name
 (`new_SAEHD_encoder.npy`). To torch they become a run: a folder that `mpt infer` and `mpt train --resume` take, with the
 options, the iteration and the state of the optimizers. What has no place in a run is kept in it as it was, in
-`deepfacelab/`, and goes back with it: `_data.dat` with what changed, its loss history grown, the rest untouched.
+`deepfacelab/`, and goes back with it: `_data.dat` with the changes, its loss history grown, the rest untouched.
 
 Weights do not tell everything. Without a `_data.dat` the options `u` and `c` are read from `_summary.txt` or given as
 `archi`, and a GAN's patch size must be given in a configuration.
@@ -55,7 +55,7 @@ OPTIMIZERS = {"autoencoder": "src_dst_opt", "code_disc": "D_code_opt", "patch_di
 TRAINED = {"code_disc": "code_discriminator", "patch_disc": "patch_discriminator"}
 KINDS = (frozenset({"ms", "vs"}), frozenset({"acc"}))
 SRC, DST = Path("data_src/aligned"), Path("data_dst/aligned")
-"""Where DeepFaceLab's workspace has its faces, beside the folder of models."""
+"""Where DeepFaceLab's workspace has its faces, alongside the folder of models."""
 
 
 def leras_to_torch(

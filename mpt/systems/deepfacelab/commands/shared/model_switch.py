@@ -1,9 +1,9 @@
 """A model's folder is switched from one model to the next at once, and what was there is kept as a backup.
 
-A model is many files, and DeepFaceLab opens whatever lies under its name: new encoders beside old decoders would be a
-model that nobody trained. So the whole folder is made anew beside the old one: what belongs to others is linked into
-it, the model that is replaced is linked into its newest backup, and the new model is written and synced. Then the two
-folders change names in one step. A kill or a full disk at any moment leaves the old folder or the new one.
+A model is many files, and DeepFaceLab opens whatever lies under its name: new encoders alongside old decoders would be
+a model that nobody trained. So the whole folder is made anew alongside the old one: what belongs to others is linked
+into it, the model that is replaced is linked into its newest backup, and the new model is written and synced. Then the
+two folders change names in one step. A kill or a full disk at any moment leaves the old folder or the new one.
 
 Backups are DeepFaceLab's own: `NAME_autobackups/01` is the newest of at most 24.
 
@@ -188,7 +188,7 @@ def signature(path: Path) -> str:
 
 
 def recover(target: Path) -> None:
-    """Undo or finish what killed returns to this folder left beside it."""
+    """Undo or finish what killed returns to this folder left alongside it."""
     for workplace in sorted(target.parent.glob(f"{BEGUN}{glob.escape(target.name)}-*")):
         if workplace.is_dir() and not workplace.is_symlink():
             with failures_explained(target):

@@ -169,7 +169,7 @@ def write_optimizers(
 
 
 def model_data(kept: Folder | None, config: Config, directory: RunDirectory, step: int) -> dict[str, Any]:
-    """Return a model's `_data.dat`: the one that came with the run with what changed, or a new one.
+    """Return a model's `_data.dat`: the one that came with the run with the changes, or a new one.
 
     One that is where the model goes is another training's, or what an earlier return wrote: nothing of it is taken.
     """

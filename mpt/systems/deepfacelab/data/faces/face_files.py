@@ -3,7 +3,7 @@
 DeepFaceLab keeps a pickled dict in each JPG's APP15 segment: the face type, 68 landmarks in the picture, and possibly
 what its owner painted: an XSeg mask, which is an encoded image, or polygons. It is read by `restricted_pickle`, never
 unpickled. A faceset.pak is a version, a pickled list of settings, offsets and the JPGs one after another; its settings
-stand before the JPGs' own. Without metadata, a folder must hold `masks/NAME.png` for each image.
+are before the JPGs' own. Without metadata, a folder must hold `masks/NAME.png` for each image.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def read_metadata(data: bytes, name: str) -> dict[str, Any] | None:
 
 
 def read_face_type(value: Any, name: str) -> str:
-    """Return a type's name in metadata, given by name or number; a full face if none is said."""
+    """Return a type's name in metadata, given by name or number; a full face if none is reported."""
     named = NUMBERS.get(value, str(value)) if isinstance(value, int) else str(value or "full_face")
     if named not in TYPES:
         raise DataError(f"{name}: its face type is {named[:80]!r}; extract the face again as one of {', '.join(TYPES)}")

@@ -59,7 +59,7 @@ YAW_BINS = 128
 DRAWING = ("idt", "sot")
 """Ways of colour transfer that draw random numbers."""
 COLOUR_STREAM, YAW_STREAM = 3, 4
-"""Streams of random numbers beside the sides' (0 and 1) and the rotation of partners (2)."""
+"""Streams of random numbers alongside the sides' (0 and 1) and the rotation of partners (2)."""
 
 
 class FacePairs(Dataset):

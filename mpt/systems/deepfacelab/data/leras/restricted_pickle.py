@@ -56,7 +56,7 @@ class Recognised:
 
 @dataclass(eq=False)
 class DtypeState:
-    """A dtype of plain numbers, and its byte order once that is told."""
+    """A dtype of plain numbers, and its byte order once that is reported."""
 
     code: str
     order: str = "="
@@ -80,7 +80,7 @@ def read_pickle(
     """Read a pickle: None, bool, int, float, str, bytes, list, tuple, dict, numeric arrays and scalars.
 
     `integers` are enumerations (module, name) whose members may occur; they come back as plain numbers. Anything else
-    raises `error`, naming `where`, the byte, and what was found there.
+    raises `error`, naming `where`, the byte, and the findings there.
     """
     machine = ArrayMachine({**ALLOWED, **dict.fromkeys(integers, "integer")}, len(data))
     try:
@@ -117,7 +117,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 class ArrayMachine(PickleMachine):
-    """Builds plain data and NumPy's arrays and scalars; what a name may stand for are the roles that these need."""
+    """Builds plain data and NumPy's arrays and scalars; what a name may represent are the roles that these need."""
 
     def __init__(self, allowed: Mapping[tuple[str, str], str], most_encoded: int) -> None:
         super().__init__(MOST_WORK)
@@ -159,7 +159,7 @@ class ArrayMachine(PickleMachine):
         return Recognised(self.allowed[(module, attribute)])
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """Do what a recognised name stands for when it is called."""
+        """Do what a recognised name represents when it is called."""
         if type(function) is not Recognised or type(arguments) is not tuple:
             raise ValueError("what is called is no name")
         match function.role:
@@ -194,7 +194,7 @@ class ArrayMachine(PickleMachine):
         return DtypeState(code)
 
     def encode(self, arguments: tuple[Any, ...]) -> bytes:
-        """Return latin1 text as the bytes that it stands for."""
+        """Return latin1 text as the bytes that it represents."""
         if len(arguments) != 2 or arguments[1] != "latin1" or not isinstance(arguments[0], str):
             raise ValueError("only text as latin1 bytes may be encoded")
         self.most_encoded -= len(arguments[0])

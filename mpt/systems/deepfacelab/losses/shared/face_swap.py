@@ -3,7 +3,7 @@
 Values are DeepFaceLab's (facts, not code). With masked training, targets and drawings are compared under a softened
 mask whose inside reaches one well before the mask's edge. Every function returns one number per sample, shape (b,),
 because DeepFaceLab sums gradients over the batch: the caller sums. Call through `Precision.loss`, which casts up; the
-dissimilarity casts up again by itself.
+dissimilarity casts up again alone.
 """
 
 from __future__ import annotations

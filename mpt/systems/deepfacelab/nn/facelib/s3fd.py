@@ -36,7 +36,7 @@ HEADS = {
 MEANS = (104.0, 117.0, 123.0)
 CANDIDATE, OVERLAP, SCORE = 0.05, 0.3, 0.5
 SMALLEST = 40
-"""Faces below so many pixels of the picture are not returned."""
+"""Faces below that many pixels of the picture are not returned."""
 
 
 class Norm(nn.Module):

@@ -6,7 +6,7 @@ j*4 + k: the outputs of every `Upscale` are permuted. Its images are BGR: the in
 outputs of the last are reversed. Both are permutations of values, so nothing is rounded.
 
 A weight's key is its path below the network, `down1/downs_0/conv1/weight:0`; an optimizer's is made from the whole
-name, `ms_encoder/down1/downs_0/conv1/weight_0:0`, beside `iters:0`.
+name, `ms_encoder/down1/downs_0/conv1/weight_0:0`, alongside `iters:0`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Slot:
     axes: tuple[int, ...]
     """The torch axis that each leras axis is."""
     folded: bool = False
-    """Outputs stand in pixel_shuffle's order."""
+    """Outputs are in pixel_shuffle's order."""
     reversed_axis: int | None = None
     """The torch axis that counts colours."""
 

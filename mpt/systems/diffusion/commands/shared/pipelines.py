@@ -68,7 +68,7 @@ class Pipeline:
 
     @property
     def side(self) -> int:
-        """Sides of pictures are multiples of so many pixels."""
+        """Sides of pictures are multiples of that many pixels."""
         halvings = len(self.parts.vae.config.block_out_channels) - 1
         return self.family.multiple << halvings
 

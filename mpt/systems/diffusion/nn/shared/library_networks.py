@@ -21,7 +21,7 @@ class LibraryDenoiser(Denoiser):
     """A network of diffusers."""
 
     fields: tuple[str, ...] = ()
-    """Conditions of this class beside a label."""
+    """Conditions of this class alongside a label."""
 
     def __init__(self, inner: Any, classes: int) -> None:
         super().__init__()

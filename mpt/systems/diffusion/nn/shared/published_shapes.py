@@ -1,6 +1,7 @@
 """The shapes of published networks, by which they are planned, or trained from scratch, without their files.
 
-Only what differs from the defaults of diffusers' classes is here. Source: the `config.json` of each published folder.
+Only the differences from the defaults of diffusers' classes is here. Source: the `config.json` of each published
+folder.
 """
 
 from __future__ import annotations

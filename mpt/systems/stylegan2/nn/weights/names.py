@@ -27,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
 FREE = ("fp16_channels_last", "freeze_layers", "conv_clamp", "num_fp16_res", "class_name", "fused_modconv_default")
 """Settings that change no network that is read here."""
 OUTER = ("z_dim", "c_dim", "w_dim", "img_resolution", "img_channels", "mapping_kwargs", "synthesis_kwargs")
-"""Arguments of a generator; stylegan3's version of it takes those of its synthesis network beside them."""
+"""Arguments of a generator; stylegan3's version of it takes those of its synthesis network alongside them."""
 MAPPING_DEFAULTS = {"num_layers": 8, "embed_features": None, "layer_features": None}
 
 

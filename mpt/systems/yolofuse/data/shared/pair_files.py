@@ -166,7 +166,8 @@ def find_pictures(folders: Folders) -> list[Found]:
 
 
 def by_convention(path: Path, cameras: str, has_labels: bool) -> Found:
-    """Return a visible picture with its partner and label file where YOLO has them: beside its last folder `images`."""
+    """Return a visible picture with its partner and label file where YOLO has them: alongside its last folder
+    `images`."""
     partner = None if cameras == "rgb" else Path(beside(path.as_posix(), "imagesIR"))
     label = path if not has_labels else Path(beside(path.as_posix(), "labels")).with_suffix(".txt")
     if cameras == "ir":

@@ -1,6 +1,7 @@
-"""What an evaluation found beside its figures, as plain data: for `evaluation.json` and the section of a run's page.
+"""What an evaluation found in addition to its figures, as plain data: for `evaluation.json` and the section of a run's
+page.
 
-Numbers and curves stand under their names, of every class with true boxes; `section` is what a page shows of them (see
+Numbers and curves are under their names, of every class with true boxes; `section` is what a page shows of them (see
 `mpt.report.evaluation_section`): a table by class, precision over recall, F1 over the score, and the confusion matrix.
 """
 

@@ -1,8 +1,8 @@
 """Non-maximum suppression: of boxes that overlap much, the best stays.
 
-Greedy, as `torchvision.ops.nms`, but without its compiled operator, which a torchvision beside another torch does not
-have: boxes are taken in blocks, best first, and within a block the greedy choice is the fixed point of "kept unless a
-kept, better box overlaps it", reached in a few rounds. Boxes of different classes are kept apart by moving each class
+Greedy, as `torchvision.ops.nms`, but without its compiled operator, which a torchvision alongside another torch does
+not have: boxes are taken in blocks, best first, and within a block the greedy choice is the fixed point of "kept unless
+a kept, better box overlaps it", reached in a few rounds. Boxes of different classes are kept apart by moving each class
 7680 pixels away, as in Ultralytics' programs, whose results on given predictions are equal (tests/systems/yolofuse).
 Comparisons are strict.
 """

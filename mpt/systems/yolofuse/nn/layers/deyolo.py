@@ -63,7 +63,7 @@ class DepthWise(nn.Module):
 
 
 class BiFocus(nn.Module):
-    """The map beside its two focused versions, mixed."""
+    """The map alongside its two focused versions, mixed."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
