@@ -190,7 +190,7 @@ def in_mode(base: Config, mode: str, word: str, overrides: Sequence[str], allow:
         raise ConfigError("mpt compare: the modes are named as words; leave precision.mode out of the overrides.")
     if mode == base.precision.mode and word == mode:
         return base
-    # Changing the mode gives dtype and loss scale back to the mode; what was asked for in that many words is put on top.
+    # Changing the mode gives dtype and loss scale back to the mode; what was asked for in as many words is put on top.
     asked = [override for override in overrides if override.startswith("precision.")]
     changed = change_precision(base, word)
     return load_config(changed.to_data(), asked, allow=allow) if asked else changed
