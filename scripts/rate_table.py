@@ -47,7 +47,13 @@ class Subject:
 
 
 SUBJECTS = (
-    Subject("vae", "vae", ("train.steps=600", "train.evaluate_every=0", "train.sample_every=0"), margin="2%"),
+    Subject(
+        "vae",
+        "vae",
+        ("train.steps=600", "train.evaluate_every=0", "train.sample_every=0"),
+        margin="2%",
+        over="optimizer.lr=2x,8x,16x,32x,64x",
+    ),
     Subject(
         "dcgan",
         "dcgan_fp32",
@@ -75,15 +81,20 @@ def say(found: dict[str, Any], *, is_ratio: bool = False) -> str:
     if found["value"] is None:
         return "–"
     if found["beyond"]:
-        return "beyond the grid" if is_ratio else f"beyond {found['value']:.3g}x"
+        return "beyond the grid" if is_ratio else f"at the grid's end or beyond in {found['beyond']} seeds"
     return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
+def short(mode: str) -> str:
+    """Return a side's name for the table."""
+    return "amp, float16" if "float16" in mode else mode
 
 
 def rows(subject: Subject, sweep: dict[str, Any]) -> list[str]:
     """Return the table's rows of one network."""
     lines = []
     for window in sweep["windows"]:
-        mode = "amp, float16" if "float16" in window["mode"] else window["mode"]
+        mode = short(window["mode"])
         own = window["mode"] == sweep["baseline"]
         cells = [subject.name, mode, window["said"], say(window["upper_edge"]), say(window["best"])]
         cells += ["", ""] if own else [say(window[name], is_ratio=True) for name in ("upper_ratio", "best_ratio")]
@@ -107,8 +118,7 @@ def answer(sweeps: dict[str, dict[str, Any]]) -> list[str]:
                     lower = "possible" if low <= 0.8 and high >= 0.7 else "excluded"
                     higher = "possible" if low <= 4 and high >= 2 else "excluded"
                     said = f"20 to 30 % lower is {lower}, 2 to 4 times higher is {higher}"
-                    said += ", the same is " + ("possible" if low <= 1 <= high else "excluded")
-                lines.append(f"- {name}, {window['mode']}, {what}: {said}.")
+                lines.append(f"- {name}, {short(window['mode'])}, {what}: {said}.")
     return lines
 
 

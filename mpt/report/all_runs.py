@@ -1,4 +1,4 @@
-"""All runs of a folder as one page: a table to sort and filter, with the best run of each data set and metric.
+"""All runs of a folder as one page: curves laid over each other, and a table to sort, filter and group.
 
 The page lies in the folder of the runs and points to their reports and to the comparisons alongside them.
 """
@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from mpt.report.page import environment
 from mpt.report.run_files import read_object
+from mpt.report.run_overlay import MOST_DRAWN, as_script_data, read_overlay
 from mpt.report.run_rows import best_runs, read_rows
 from mpt.run.process.files import write_atomically
 
@@ -24,10 +27,14 @@ def write_all_runs(runs_dir: Path) -> Path:
     Raises CheckpointError if the folder has no run, InputOutputError if the page cannot be written.
     """
     rows = read_rows(runs_dir)
+    overlay = read_overlay(rows)
     template = environment().get_template("all_runs.html.j2")
     page = template.render(
         folder=runs_dir.resolve().name,
         rows=rows,
+        overlay=overlay,
+        overlay_data=Markup(as_script_data(overlay)),
+        most_drawn=MOST_DRAWN,
         best=best_runs(rows),
         choices={key: sorted({getattr(one, key) for one in rows} - {""}) for key in ("model", "dataset", "mode")},
         comparisons=read_comparisons(runs_dir),

@@ -75,7 +75,7 @@ def say(found: Estimate, beyond: str) -> str:
     if math.isnan(found.value):
         return "unknown"
     if found.beyond:
-        return f"{beyond} {show_figure(found.value)} in {found.beyond} seeds" if beyond == "beyond" else beyond
+        return f"{beyond} in {found.beyond} seed{'s' if found.beyond > 1 else ''}"
     return f"{show_figure(found.value)} ({show_figure(found.low)} to {show_figure(found.high)})"
 
 
@@ -91,9 +91,9 @@ def describe_row(window: Window, sweep: Sweep) -> dict[str, str]:
     own = window is sweep.baseline
     return {
         "window": say_window(window),
-        "lower": say(window.lower_edge, "beyond"),
-        "upper": say(window.upper_edge, "beyond"),
-        "best": say(window.best, "at an end of the grid"),
+        "lower": say(window.lower_edge, "beyond the grid"),
+        "upper": say(window.upper_edge, "beyond the grid"),
+        "best": say(window.best, "an end of the grid"),
         "upper_ratio": "–" if own else say_ratio(window.upper_ratio, sweep.baseline.mode),
         "best_ratio": "–" if own else say_ratio(window.best_ratio, sweep.baseline.mode),
     }

@@ -10,7 +10,7 @@ from mpt import cli
 from mpt.commands.report import Command as ReportArguments
 from mpt.commands.report import run
 from mpt.errors import CheckpointError, ConfigError
-from mpt.report import read_run
+from mpt.report import read_run, run_overlay
 
 pytestmark = pytest.mark.tier("fast")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.tier("fast")
 def rows_of(page: str) -> dict[str, str]:
     """Return run -> its row's markup."""
     rows = re.findall(r"<tr data-model.*?</tr>", page, re.DOTALL)
-    return {re.sub(r"<.*?>", "", re.search(r"<td>(.*?)</td>", row).group(1)): row for row in rows}  # type: ignore[union-attr]
+    return {re.sub(r"<.*?>", "", re.search(r"<td>(.*?)</td>", row).group(1)).strip(): row for row in rows}  # type: ignore[union-attr]
 
 
 def test_a_page_over_all_runs_shows_each_and_marks_the_best_of_its_kind(make_run: Any, tmp_path: Any) -> None:
@@ -92,3 +92,41 @@ def cli_run(*words: str) -> int:
     with pytest.raises(SystemExit) as end:
         cli.main(words)
     return int(end.value.code or 0)
+
+
+def test_curves_last_samples_groups_and_differing_settings_are_on_the_page(make_run: Any, tmp_path: Any) -> None:
+    for name, seed, mode in (("one", 0, "fp32"), ("two", 1, "fp32"), ("three", 0, "amp")):
+        make_run(name, seed=seed, mode=mode, steps=100 if mode == "fp32" else 50)
+    run(ReportArguments(all=True, runs=str(tmp_path)))
+    page = (tmp_path / "index.html").read_text()
+    text = re.search(r'<script type="application/json" id="overlay">(.*?)</script>', page, re.DOTALL)
+    assert text is not None
+    data = json.loads(text.group(1))
+    assert data["one"]["group"] == data["two"]["group"] != data["three"]["group"]
+    assert data["three"]["settings"] == {"precision.mode": "amp", "train.steps": "50"}
+    assert data["three"]["told"] == "steps 50"
+    assert data["one"]["told"] == "steps 100"
+    steps, values = data["one"]["curves"]["accuracy"]
+    assert (steps[-1], values[-1]) == (100, 0.95)
+    assert len(data["one"]["curves"]["loss disc/real"][0]) <= run_overlay.MOST_POINTS + 1
+    assert data["one"]["thumbnail"].startswith("data:image/jpeg;base64,")
+    assert page.count("data-pick=") == 3
+
+
+def test_names_of_others_cannot_leave_the_page_s_data(make_run: Any, tmp_path: Any) -> None:
+    path = make_run("run")
+    line = {"step": 1, "kind": "evaluate", "metrics": {"</script><script>alert(1)//": 0.5}}
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    run(ReportArguments(all=True, runs=str(tmp_path)))
+    assert "<script>alert(1)" not in (tmp_path / "index.html").read_text()
+
+
+def test_a_run_whose_files_are_damaged_is_on_the_page_all_the_same(make_run: Any, tmp_path: Any) -> None:
+    path = make_run("damaged")
+    (path / "config.yaml").write_text("{")
+    (path / "metrics.jsonl").write_text('{"step": "x", "kind": "train", "losses": 3}\n[[[')
+    for sample in (path / "samples").iterdir():
+        sample.write_bytes(b"no picture")
+    run(ReportArguments(all=True, runs=str(tmp_path)))
+    assert "damaged" in rows_of((tmp_path / "index.html").read_text())
