@@ -71,6 +71,11 @@ def test_a_lora_goes_from_a_folder_of_pictures_into_the_pipeline(kind: str, tmp_
     pipeline.load_lora_weights(str(run), weight_name="lora-diffusers.safetensors")
     adapted = answer(getattr(pipeline, name), samples)
     assert float((adapted - plain).abs().max()) > 1e-3
+    if name == "unet":
+        convert.run(Convert(run=str(run), runs=str(runs), to="kohya"))
+        pipeline.unload_lora_weights()
+        pipeline.load_lora_weights(str(run), weight_name="lora-kohya.safetensors")
+        torch.testing.assert_close(answer(pipeline.unet, samples), adapted)
     merged = getattr(getattr(diffusers(), kind).from_pretrained(str(folder)), name)
     tensors = load_file(run / "lora.safetensors")
     merged.load_state_dict({key.removeprefix("net.inner."): value for key, value in tensors.items()})
