@@ -32,7 +32,7 @@ from mpt.run.checkpoints import checkpoint
 from mpt.run.process.files import write_atomically
 from mpt.run.records.data_layout import write_layout
 from mpt.run.records.layout import create_run
-from mpt.seams import DataSpec
+from mpt.seams import DataSpec, Run
 from mpt.systems.deepfacelab.commands.shared.model_folder import (
     KEPT,
     Folder,
@@ -74,37 +74,14 @@ def leras_to_torch(
     names = ("encoder", "inter", "inter_AB", "inter_B", "decoder_src", "decoder_dst", "decoder")
     files = {name: arrays for name in names if (arrays := folder.read(name)) is not None}
     found = recognize(files)
-    if config is not None:
-        chosen = load_config(config)
-    elif data is not None:
-        chosen = config_of_data(data, folder, archi)
-    else:
-        chosen = config_of_weights(found, archi or read_archi(folder), folder)
+    chosen = choose_config(folder, data, found, archi, config)
     check_model(chosen, found, folder)
     run = build_run(chosen, torch.device("cpu"), data_layout(chosen))
-    weights: dict[str, Tensor] = {}
-    for name, network in run.task.modules["autoencoder"].named_children():
-        if name not in files:
-            raise CheckpointError(f"{folder.file(name)} is missing: the model is not complete")
-        state = network_from_leras(network, files.pop(name), str(folder.file(name)))
-        weights |= {f"{name}.{key}": value for key, value in state.items()}
-    load_module_state(run.precision, run.task.modules["autoencoder"], weights)
     used = {folder.file(name) for name in names}
-    for name, (part, _) in DISCRIMINATORS.items():
-        arrays = folder.read(part) if name in run.task.modules else None
-        if arrays is not None:
-            state = network_from_leras(run.task.modules[name], arrays, str(folder.file(part)))
-            load_module_state(run.precision, run.task.modules[name], state)
-            used.add(folder.file(part))
-    iterations = 0
-    for trained, optimizer in run.optimizers.items():
-        arrays = folder.read(OPTIMIZERS[trained])
-        if arrays is None:
-            print(f"{folder.file(OPTIMIZERS[trained])} is missing: this optimizer begins anew")
-        if arrays is not None:
-            where = str(folder.file(OPTIMIZERS[trained]))
-            iterations = max(iterations, load_optimizer(optimizer, run.task.trainable[trained], trained, arrays, where))
-            used.add(folder.file(OPTIMIZERS[trained]))
+    load_autoencoder(run, folder, files)
+    used |= load_discriminators(run, folder)
+    iterations, read = load_optimizers(run, folder)
+    used |= read
     step = int(data["iter"]) if data is not None else iterations
     directory = create_run(output.parent, output.name)
     write_atomically(directory.config_path, chosen.to_yaml())
@@ -123,6 +100,55 @@ def leras_to_torch(
             f"to train on: mpt train {directory.config_path} --resume {directory.path} dataset.src=DIR dataset.dst=DIR"
         )
     return directory.path
+
+
+def choose_config(
+    folder: Folder, data: Mapping[str, Any] | None, found: Mapping[str, Any], archi: str | None, config: Path | None
+) -> Config:
+    """Return the configuration that was named, else what the model's options say, else what its weights tell."""
+    if config is not None:
+        return load_config(config)
+    if data is not None:
+        return config_of_data(data, folder, archi)
+    return config_of_weights(found, archi or read_archi(folder), folder)
+
+
+def load_autoencoder(run: Run, folder: Folder, files: Mapping[str, Arrays]) -> None:
+    """Load the autoencoder's weights from its files. Raises CheckpointError where one is missing."""
+    weights: dict[str, Tensor] = {}
+    for name, network in run.task.modules["autoencoder"].named_children():
+        if name not in files:
+            raise CheckpointError(f"{folder.file(name)} is missing: the model is not complete")
+        state = network_from_leras(network, files[name], str(folder.file(name)))
+        weights |= {f"{name}.{key}": value for key, value in state.items()}
+    load_module_state(run.precision, run.task.modules["autoencoder"], weights)
+
+
+def load_discriminators(run: Run, folder: Folder) -> set[Path]:
+    """Load the discriminators that the model has, and return the files that were read."""
+    used = set()
+    for name, (part, _) in DISCRIMINATORS.items():
+        arrays = folder.read(part) if name in run.task.modules else None
+        if arrays is not None:
+            state = network_from_leras(run.task.modules[name], arrays, str(folder.file(part)))
+            load_module_state(run.precision, run.task.modules[name], state)
+            used.add(folder.file(part))
+    return used
+
+
+def load_optimizers(run: Run, folder: Folder) -> tuple[int, set[Path]]:
+    """Load the optimizers' state; return the most updates that one counts, and the files that were read."""
+    iterations, used = 0, set()
+    for trained, optimizer in run.optimizers.items():
+        file = folder.file(OPTIMIZERS[trained])
+        arrays = folder.read(OPTIMIZERS[trained])
+        if arrays is None:
+            print(f"{file} is missing: this optimizer begins anew")
+            continue
+        updates = load_optimizer(optimizer, run.task.trainable[trained], trained, arrays, str(file))
+        iterations = max(iterations, updates)
+        used.add(file)
+    return iterations, used
 
 
 def start_of_loop(step: int) -> dict[str, Any]:
