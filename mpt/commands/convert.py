@@ -104,43 +104,83 @@ def run(arguments: Command) -> None:
         size, step = show_bytes(made.bytes), trained.loaded.step
         print(f"wrote {path}: {made.count} adapters, {size} ({made.networks}, step {step}); read back, it {made.proof}")
         return
-    dtype = arguments.dtype or "float16"
-    if arguments.inside and whole_of(unfolded.task, nn.Identity()) is None:
-        raise ConfigError(f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out.")
-    calls = with_whole(unfolded.task, called) if arguments.inside else called
-    expected = expect(calls, dtype if arguments.half else "float32")
-    full = trained.run = rebuild(trained, FLOAT32)
-    chosen = rebuild_half(trained, dtype) if arguments.half else full
-    modules = {name: module for name, module in networks(chosen.task.modules) if name in called}
+    export = prepare(arguments, trained, called)
     with failures_explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    whole = stored_bytes({name: module for name, module in networks(full.task.modules) if name in called})
-    about = description(trained, chosen.task, list(modules), dtype if arguments.half else "float32")
     if wanted == "onnx":
-        files = {name: path if len(modules) == 1 else path.with_name(f"{path.stem}-{name}.onnx") for name in modules}
-        refuse_taken(files.values(), arguments)
-        for name, module in modules.items():
-            file = files[name]
-            terms, own = export_terms(chosen.task), {**about, "mpt_networks": name}
-            if arguments.inside:
-                whole_network = whole_of(chosen.task, module)
-                assert whole_network is not None
-                module, terms, own = whole_network, (terms[0], ("probabilities",)), {**own, "mpt_inside": "true"}
-            over = " over the file that was there" * file.exists()
-            wishes = wishes_of(arguments, dtype)
-            if wishes is not None:
-                module = module if not arguments.half else module_of(full.task, name, arguments.inside)
-            kind = DTYPES[dtype] if arguments.half and wishes is None else torch.float32
-            place = Place(trained, (name,), arguments.inside, arguments.samples, arguments.batch or PROOF_BATCH)
-            check = checks(file, {name: expected[name]}, arguments, place, wishes, called[name][1])
-            said = write_onnx(file, module, called[name][1], kind, terms, own, check, arguments.batch)
-            print(f"wrote {file}{over}: {show_bytes(file.stat().st_size)}; {said}")
-        return
+        write_graphs(arguments, export, path)
+    else:
+        write_tensors(arguments, export, path)
+
+
+@dataclass(frozen=True)
+class Export:
+    """A run's networks as they are written, and what a written file is compared with."""
+
+    trained: Trained
+    full: Run
+    """In float32."""
+    chosen: Run
+    """In the precision that is written."""
+    called: Calls
+    """The networks that inference calls, with their inputs."""
+    modules: Mapping[str, nn.Module]
+    """Those of `chosen`."""
+    expected: Mapping[str, Expected]
+    about: Mapping[str, str]
+
+
+def prepare(arguments: Command, trained: Trained, called: Calls) -> Export:
+    """Rebuild the run in the precision that is written. Raises ConfigError for --inside where nothing is around."""
+    task, precision = trained.run.task, half_of(arguments) if arguments.half else "float32"
+    if arguments.inside and whole_of(task, nn.Identity()) is None:
+        raise ConfigError(f"--inside: task {trained.config.task.name} puts nothing around its networks; leave it out.")
+    expected = expect(with_whole(task, called) if arguments.inside else called, precision)
+    full = trained.run = rebuild(trained, FLOAT32)
+    chosen = rebuild_half(trained, half_of(arguments)) if arguments.half else full
+    modules = {name: module for name, module in networks(chosen.task.modules) if name in called}
+    about = description(trained, chosen.task, list(modules), precision)
+    return Export(trained, full, chosen, called, modules, expected, about)
+
+
+def half_of(arguments: Command) -> str:
+    """Return the half precision that is asked for, or would be."""
+    return arguments.dtype or "float16"
+
+
+def write_graphs(arguments: Command, export: Export, path: Path) -> None:
+    """Write an ONNX file for each network, checked, and print what it holds."""
+    names = list(export.modules)
+    files = {name: path if len(names) == 1 else path.with_name(f"{path.stem}-{name}.onnx") for name in names}
+    refuse_taken(files.values(), arguments)
+    task, wishes = export.chosen.task, wishes_of(arguments, half_of(arguments))
+    for name, module in export.modules.items():
+        file, inputs = files[name], export.called[name][1]
+        terms, own = export_terms(task), {**export.about, "mpt_networks": name}
+        if arguments.inside:
+            whole_network = whole_of(task, module)
+            assert whole_network is not None
+            module, terms, own = whole_network, (terms[0], ("probabilities",)), {**own, "mpt_inside": "true"}
+        over = " over the file that was there" * file.exists()
+        kind = torch.float32
+        if wishes is not None:  # which makes fewer bits of a float32 graph
+            module = module_of(export.full.task, name, arguments.inside) if arguments.half else module
+        elif arguments.half:
+            kind = DTYPES[half_of(arguments)]
+        place = Place(export.trained, (name,), arguments.inside, arguments.samples, arguments.batch or PROOF_BATCH)
+        check = checks(file, {name: export.expected[name]}, arguments, place, wishes, inputs)
+        said = write_onnx(file, module, inputs, kind, terms, own, check, arguments.batch)
+        print(f"wrote {file}{over}: {show_bytes(file.stat().st_size)}; {said}")
+
+
+def write_tensors(arguments: Command, export: Export, path: Path) -> None:
+    """Write one file of all networks' weights, checked, and print its size against float32's."""
+    whole = stored_bytes({name: one for name, one in networks(export.full.task.modules) if name in export.called})
     over = " over the file that was there" * path.exists()
-    said = write_weights(path, modules, about, proof(path, expected, arguments))
+    said = write_weights(path, export.modules, export.about, proof(path, export.expected, arguments))
     print(
         f"wrote {path}{over}: {show_bytes(path.stat().st_size)}, against {show_bytes(whole)} in float32 "
-        f"({', '.join(modules)}, step {trained.loaded.step}); it reads back as it was written and {said}"
+        f"({', '.join(export.modules)}, step {export.trained.loaded.step}); it reads back as it was written and {said}"
     )
 
 
