@@ -1,7 +1,8 @@
 """Every mistake a user can make, as one family of exceptions, each with the exit code the shell sees.
 
-A user's mistake is an `MptError`: its message says where, the findings, what is allowed and what to do, and one place
-(`mpt.cli`) prints it in one piece without a traceback. A programmer's mistake is an `assert` or a plain exception.
+A user's mistake is an `MptError`: its message says where, what was found, the allowed values and what to do, and one
+place (`mpt.cli`) prints it in one piece without a traceback. A programmer's mistake is an `assert` or a plain
+exception.
 """
 
 

@@ -75,8 +75,8 @@ class Command:
 def run(arguments: Command, train: Train | None = None, check: Check | None = None) -> None:
     """Compare modes or finished runs; print and write the comparison.
 
-    `train` and `check` are what tests replace: by default each is a process of its own.
-    Raises ConfigError for what cannot be compared, GateError under `--gate` unless every mode is within the margin.
+    `train` and `check` are what tests replace: by default each is a process of its own. Raises ConfigError for anything
+    that cannot be compared, GateError under `--gate` unless every mode is within the margin.
     """
     overrides = [word for word in arguments.what if "=" in word]
     words = [word for word in arguments.what if "=" not in word]

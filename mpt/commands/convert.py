@@ -68,7 +68,7 @@ class Command:
     step: StepOfCheckpoint = None
     output: Output = None
     overwrite: bool = False
-    """Write over what is there."""
+    """Overwrite existing files."""
     runs: Runs = "runs"
     allow: Allow = ()
 

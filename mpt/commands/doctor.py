@@ -1,4 +1,4 @@
-"""`mpt doctor`: the machine, the data, the numerics of a model and its speed, each with what to do.
+"""`mpt doctor`: the machine, the data, the numerics of a model and its speed, each with the remedy.
 
 A configuration is examined as it begins; a run at several points, with the weights of its checkpoints. The cure of a
 numerical fault is written as a patch for `mpt train CONFIG --with FILE` after it was tried.
@@ -124,7 +124,7 @@ def write_cure(arguments: Command, sections: Sequence[Section]) -> list[str]:
 
 
 def print_section(section: Section) -> None:
-    """Print a section's findings, those that matter with what to do."""
+    """Print a section's findings, those that matter with the remedy."""
     print(f"{section.name} ({section.seconds:.1f} s)")
     for one in section.findings:
         print(f"  {MARKS[one.level]:5s} {one.about}: {one.text}")

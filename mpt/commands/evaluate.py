@@ -151,7 +151,7 @@ def write_files(found: Evaluated, folder: Path, data: Dataset) -> None:
 
 
 def as_json(found: Evaluated) -> dict[str, Any]:
-    """Return the figures as plain data; what is not finite becomes null."""
+    """Return the figures as plain data; values that are not finite become null."""
 
     def finite(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None

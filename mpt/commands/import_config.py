@@ -21,7 +21,7 @@ class Command:
     """Translate another program's configuration or command line.
 
     Of Hugging Face's TrainingArguments, LightningCLI, Ultralytics, timm, OneTrainer, kohya's scripts and DeepFaceLab.
-    Values come with their units (8 x 4 = 32), and what has no counterpart is listed as comments.
+    Values come with their units (8 x 4 = 32), and settings without a counterpart are listed as comments.
     """
 
     source: Annotated[Path | None, typer.Argument(metavar="FILE", show_default=False)] = None
@@ -38,7 +38,8 @@ MISSING_MODEL = "model.name: missing"
 
 
 def run(arguments: Command) -> None:
-    """Translate and write. Raises ConfigError for what is not recognised, and for a file that is there already."""
+    """Translate and write. Raises ConfigError for anything that is not recognised, and for a file that is there
+    already."""
     if (arguments.source is None) == (arguments.command is None):
         raise ConfigError("name one file, or give --command 'python train.py --lr 0.1'")
     if arguments.command is not None:

@@ -68,7 +68,7 @@ class Command:
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="FOLDER|FILE.csv|FILE.png")] = None
     """A folder for all that is made, or one file: the table, or the samples. By default inference/ in the run."""
     overwrite: bool = False
-    """Write over what is there."""
+    """Overwrite existing files."""
     top: Annotated[int, typer.Option(min=0)] = 1
     """How many labels per image, with probabilities; 0 tells the probabilities of all classes."""
     pictures: bool = False
@@ -95,7 +95,7 @@ class Command:
     newest: Newest = False
     step: StepOfCheckpoint = None
     nproc: Annotated[int, typer.Option(min=1, metavar="N")] = 1
-    """Share out the batches over N processes, a card for each; what is written is the same."""
+    """Share out the batches over N processes, a card for each; the output is the same."""
     device: Device = None
     runs: Runs = "runs"
     allow: Allow = ()
@@ -128,7 +128,7 @@ class Prepared:
 
 
 def run(arguments: Command) -> None:
-    """Infer with the named run, the newest finished one by default, and write what it makes.
+    """Infer with the named run, the newest finished one by default, and write its result.
 
     Raises DataError for inputs, CheckpointError for runs and InputOutputError for outputs that are none.
     """
@@ -275,8 +275,8 @@ def walk_seeds(text: str | None) -> list[int]:
 def choose_batch(trained: Trained, arguments: Command, count: int) -> int:
     """Return the largest batch, `count` at most, that is planned to fit --vram on the run's GPU, and say it.
 
-    With --half float32 comes first, alongside the networks as they were opened, so that is what has to fit. Raises
-    MemoryBudgetError if one sample is too much.
+    With --half float32 comes first, alongside the networks as they were opened, so that is the load that has to fit.
+    Raises MemoryBudgetError if one sample is too much.
     """
     assert arguments.vram is not None
     budget, device = parse_budget(arguments.vram), trained.run.device

@@ -1,6 +1,7 @@
-"""`mpt init`: write a commented configuration to start from. Every setting is there at its default, with what it does.
+"""`mpt init`: write a commented configuration to start from. Every setting is there at its default, with its effect.
 
-The file comes from what the plugins declare, so it cannot fall behind them. Torch is not imported, no file overwritten.
+The file comes from the declarations of the parts, so it cannot fall behind them. Torch is not imported, no file
+overwritten.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mpt.errors import ConfigError
 class Command:
     """Write a CONFIG or a part to start from.
 
-    CONFIG is written with every setting and what it does. With --part it is the skeleton of a part: a file that works,
+    CONFIG is written with every setting and its effect. With --part it is the skeleton of a part: a file that works,
     its configuration and its test.
     """
 

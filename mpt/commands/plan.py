@@ -90,7 +90,7 @@ class Command(PlannedConfig):
     snapshot: Annotated[str | None, typer.Option(metavar="FILE")] = None
     """Write the planned timeline of CONFIG unchanged as a memory snapshot of torch, for pytorch.org/memory_viz."""
     verbose: bool = False
-    """Say what holds the memory, by kind and by module."""
+    """Print the memory by kind and by module."""
 
 
 PICTURED = 3
@@ -158,7 +158,7 @@ def warn_of_patches_for_other_cards(planned: Planned, arguments: Command) -> Non
 
 
 def show(console: Console, planned: Planned, arguments: Command) -> None:
-    """Print the answer in one sentence, and what is behind it."""
+    """Print the answer in one sentence, and the details."""
     plan, best, recipes = planned.plan, planned.best, planned.found.recipes
     console.print(headline(planned.config.heading, planned.gpu, plan, recipes), style="bold", markup=False)
     for statement in planned.capacity.statements:

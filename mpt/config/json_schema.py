@@ -1,4 +1,4 @@
-"""The JSON Schema (draft 2020-12) of a configuration, made from what the plugins declare.
+"""The JSON Schema (draft 2020-12) of a configuration, made from the declarations of the parts.
 
 A section that chooses a plugin is one alternative per name, so that an editor completes and checks the keys of the
 chosen one. The schema says less than `mpt.config.checker` checks: what a mode or alias fixes is left to it. What it

@@ -6,7 +6,7 @@ A file says it in literals, so that a new mode is planned and proposed without b
 - `PROPOSALS`: names that may be proposed, of which the first that the GPU computes with is.
 - `NEEDS_BFLOAT16`: those of its names that need a GPU with bfloat16.
 - `SCALED`: those of its names that have a loss scale, which some tricks refuse.
-- `LOSSY = True`: it changes what is learnt; proposed only if that is allowed.
+- `LOSSY = True`: it changes the learned result; proposed only if that is allowed.
 - `RANK`: the order in which files are asked.
 """
 
@@ -47,7 +47,7 @@ def read_lighter(plugin: Plugin) -> Lighter:
 
 
 def lighter_modes(*, lossy: bool) -> list[Lighter]:
-    """Return the files with modes to propose, those that change what is learnt or the others, in their order."""
+    """Return the files with modes to propose, those that change the learned result or the others, in their order."""
     plugins = {plugin.path: plugin for plugin in map(find_mode, INSTALLED.names("precision"))}
     found = [read_lighter(plugin) for plugin in plugins.values()]
     return sorted((one for one in found if one.names and one.is_lossy == lossy), key=lambda one: one.rank)
@@ -61,7 +61,7 @@ def find_mode(name: str) -> Plugin:
 
 
 def is_lossy(mode: str | None) -> bool:
-    """Return whether a mode, if one is named, changes what is learnt."""
+    """Return whether a mode, if one is named, changes the learned result."""
     return mode is not None and read_lighter(find_mode(mode)).is_lossy
 
 

@@ -1,4 +1,4 @@
-"""The words of a configuration error: the findings, what is allowed, and the nearest right name.
+"""The words of a configuration error: what was found, the allowed values, and the nearest right name.
 
 One line per mistake, whatever pydantic makes of it: the branches of a union are told together, and text from the file
 is printed without control characters.
@@ -41,7 +41,7 @@ ALLOWED: dict[str, str] = {
     "too_long": "a list of at most {max_length}",
     "path_type": "a path",
 }
-"""pydantic's error type -> what is allowed, in words, with the names of its context in braces."""
+"""pydantic's error type -> the allowed values, in words, with the names of its context in braces."""
 
 
 def distance(first: str, second: str) -> int:
@@ -95,11 +95,11 @@ def unknown_name(word: str, allowed: Sequence[str], what: str = "one of", meant:
 
 
 PRETRAINED = ("pretrained", "checkpoint_path", "pretrained_cfg")
-"""Keys by which other programs are told to fetch weights."""
+"""Keys by which other programs have to fetch weights."""
 
 
 PASSES = ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum_steps", "accumulate")
-"""What other programs call the number of passes that a step consists of."""
+"""Other programs' names of the number of passes that a step consists of."""
 
 
 FOREIGN = MappingProxyType(
@@ -126,7 +126,7 @@ FOREIGN = MappingProxyType(
         "limit_train_batches": "train.steps",
     }
 )
-"""What other trainers call a setting -> ours, in files and on the command line."""
+"""Other trainers' names of a setting -> ours, in files and on the command line."""
 
 
 def unknown_key(key: str, allowed: Sequence[str], elsewhere: Mapping[str, str]) -> str:

@@ -28,6 +28,6 @@ def known_as(kind: str, *built_in: str) -> AfterValidator:
 
 
 MetricName = Annotated[str, known_as("metrics")]
-"""A file in `metrics/` with `measure(...)`, whose parameters are named after what the task's evaluation keeps."""
+"""A file in `metrics/` with `measure(...)`, whose parameters are named after the task's evaluation outputs."""
 LossName = Annotated[str, known_as("losses", "cross_entropy")]
 """`cross_entropy`, or a file in `losses/` with `loss(logits, labels)`."""

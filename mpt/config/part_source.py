@@ -1,9 +1,9 @@
-"""What one source file declares, read without running the file.
+"""Declarations of one source file, read without running the file.
 
 The file is parsed, never imported: of its top level, only imports of a few light modules (`ALLOWED_IMPORTS`), the
 classes that hold settings or a command's arguments, and assignments that use nothing but these are executed, so that
 `mpt validate`, `mpt list` and `mpt --help` answer without torch. `NAMES`, `TASK` and the other `LITERALS` are read as
-literals; see `mpt.config.options` for what they mean.
+literals; see `mpt.config.options` for their meaning.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SETTINGS, COMMAND = "Settings", "Command"
 
 @dataclass(frozen=True)
 class PartSource:
-    """What one source file declares."""
+    """Declarations of one source file."""
 
     names: Mapping[str, Mapping[str, Any]]
     """The names it may be chosen by, each with the defaults that it changes."""

@@ -1,4 +1,4 @@
-"""What the planner may propose of memory tricks, and what is set when memory runs out: read from the tricks' own files.
+"""The planner's proposals of memory tricks, and the setting when memory runs out: read from the tricks' own files.
 
 A trick's file says it in literals, so that a new file is planned, proposed and used in recovery without being named
 anywhere else:
@@ -6,16 +6,16 @@ anywhere else:
 - `RELIEVES`: what it makes smaller, "activations", "weights", "optimizer" (its state, and gradients), "batch" (what
   goes through the networks at once; its shorthand is a number of samples), "fragmentation" (of the allocator) or
   "moments" (what the run does outside its steps).
-- `PROPOSALS`: what the planner may propose as its YAML value, the gentlest first.
+- `PROPOSALS`: the planner's proposals as its YAML value, the gentlest first.
 - `DIALS`: settings with one number to be found, each a mapping in which that number is a pair: the value that relieves
-  most, and the one that relieves least. Whole numbers stay whole; "activations" represents what the configuration holds
+  most, and the one that relieves least. Whole numbers stay whole; "activations" represents the configuration's contents
   of that category at its peak, in GiB.
 - `LADDER`: the YAML value that is set when memory runs out in training. Only for exact tricks, which can be applied to
   a run that has begun.
 - `RANK`: a number by which tricks of a kind are tried, those that cost less time first.
 - `IN_PARTS = False`: not proposed together with a trick that splits the batch.
 - `POINTLESS_ON`: device type -> why it relieves nothing there.
-- `LOSSY = True`: it changes what is learnt, beyond the rounding of a sum; proposed only if that is allowed.
+- `LOSSY = True`: it changes the learned result, beyond the rounding of a sum; proposed only if that is allowed.
 - `ENVIRONMENT`: variables to set before torch first allocates, where the user has not.
 """
 
@@ -62,7 +62,7 @@ class Dial:
 
 @dataclass(frozen=True)
 class Relief:
-    """What one trick's file declares."""
+    """Declarations of one trick's file."""
 
     name: str
     relieves: str

@@ -1,4 +1,4 @@
-"""What a configuration holds once it is read: frozen sections, every default filled in.
+"""Contents of a configuration once it is read: frozen sections, every default filled in.
 
 `mpt.config.load` makes a `Config` from YAML; nothing else does, so that no value reaches a run unchecked.
 `Config.to_yaml` writes every setting, defaults included, and reads back to an equal `Config`: a run's record does not
@@ -67,7 +67,7 @@ class Collapse(Options):
 
 
 class MovingAverage(Options):
-    """A moving average of the weights (EMA), which is what is evaluated. `ema: 0.999` is `ema: {decay: 0.999}`."""
+    """A moving average of the weights (EMA), which is evaluated. `ema: 0.999` is `ema: {decay: 0.999}`."""
 
     decay: float | None = Field(None, gt=0, lt=1)
     """The share of the average that a step leaves. In the first steps it is (1 + step) / (10 + step), if that is less.
@@ -94,7 +94,7 @@ class MovingAverage(Options):
 
 
 class Train(Options):
-    """The `train` section: how long, how much at once, and what is done on the way."""
+    """The `train` section: how long, how much at once, and the side jobs."""
 
     steps: int | None = Field(None, gt=0)
     """Optimizer steps to take. Give this or `epochs`; 1000 if neither is."""
@@ -128,7 +128,7 @@ class Train(Options):
     frozen_norm: Literal["eval", "train"] = "eval"
     """Whether frozen BatchNorm layers normalise by the statistics they were loaded with, or by the batch's."""
     ema: MovingAverage | None = None
-    """A moving average of the weights, which is what is evaluated: a decay such as 0.999, or a mapping. Tasks may have
+    """A moving average of the weights, which is evaluated: a decay such as 0.999, or a mapping. Tasks may have
     one by default; null keeps none."""
     on_non_finite: Literal["stop", "skip", "rollback"] = "rollback"
     """At a loss or gradient that is NaN or infinite without a loss scaler to blame: stop, skip the step, or go back."""

@@ -122,7 +122,7 @@ class ImageFolder(Dataset):
         return augmentation.apply_to_cut(cut, as_bytes=is_fast)
 
     def augmented(self, used: int, epoch: int, index: int) -> Tensor:
-        """Return one image in the spec's dtype, changed by what is drawn for `index`. Raises BadImageError."""
+        """Return one image in the spec's dtype, changed by the draws for `index`. Raises BadImageError."""
         if self.augmentation is None:
             return self.read(used)
         if self.reads_whole:

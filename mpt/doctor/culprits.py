@@ -19,7 +19,7 @@ Key = tuple[str, str, bool, int]
 WRONG = 0.05
 """Relative error from which on a result is wrong, if rounding does not explain it."""
 JUMP = 0.25
-"""Relative error of a result that is wrong if nothing says what rounding does."""
+"""Relative error of a result that is wrong if the effect of rounding is unknown."""
 BEYOND_ROUNDING = 8.0
 """Times what rounding the inputs does, from which on an error is a fault."""
 INPUTS = 4

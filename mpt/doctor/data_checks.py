@@ -21,7 +21,7 @@ from mpt.seams import Dataset
 
 MOST_NAMED = 5
 IMBALANCE = 10.0
-"""Times the rarest class, from which on the commonest is said."""
+"""Times the rarest class, from which on the commonest is reported."""
 DARK = 0.05
 """Of white: a picture without a brighter spot shows nothing to a network."""
 SURE = 6.0

@@ -146,7 +146,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What went into an operator."""
+    """An operator's inputs."""
 
     samples: tuple[Tensor, ...]
     finite: bool
@@ -166,7 +166,7 @@ class Instrument:
     """Whether every bit is to be known by a checksum, and not a sample's alone."""
 
     def before(self, func: Any, args: Any, kwargs: Any) -> Inputs | None:
-        """Note what goes into an operator, which may write over it; None for one that computes nothing."""
+        """Note an operator's inputs, which may write over it; None for one that computes nothing."""
         if func._overloadpacket in SILENT:
             return None
         leaves = tree_leaves((args, kwargs))
@@ -179,7 +179,7 @@ class Instrument:
         )
 
     def observe(self, func: Any, inputs: Inputs | None, result: Any) -> None:
-        """Note what an operator made."""
+        """Note an operator's results."""
         outputs = [one for one in tree_leaves(result) if is_readable(one)]
         if not outputs or inputs is None:
             return

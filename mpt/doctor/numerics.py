@@ -90,7 +90,7 @@ class Examination:
 
 
 def examine(subject: Subject) -> list[Examination]:
-    """Examine every phase of a step in the run's own mode. Raises ConfigError for what does not build."""
+    """Examine every phase of a step in the run's own mode. Raises ConfigError for anything that does not build."""
     reference, chosen = subject.build_reference(), subject.build(subject.config)
     found = []
     for true_phase, phase in zip(reference.phases, chosen.phases, strict=True):

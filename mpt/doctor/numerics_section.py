@@ -81,7 +81,8 @@ def describe_numerics(*points: Subject) -> Section:
 def examine_with_stable_reference(subject: Subject) -> tuple[Subject, list[Examination]]:
     """Examine a step against float32, by stable forms where only they make float32's own loss finite.
 
-    Return also the subject with the forms of the reference that was used. Raises ConfigError for what does not build.
+    Return also the subject with the forms of the reference that was used. Raises ConfigError for anything that does not
+    build.
     """
     found = examine(subject)
     if not all(one.is_finite_in_float32 for one in found):
@@ -96,7 +97,7 @@ def examine_with_stable_reference(subject: Subject) -> tuple[Subject, list[Exami
 
 
 def describe_culprit(culprit: Result, subject: Subject) -> str:
-    """Return the operator that is to blame, what went into it, and the samples that were not finite."""
+    """Return the operator that is to blame, its inputs, and the samples that were not finite."""
     text = culprit.describe()
     if culprit.inputs:
         text += f"; its inputs go from {culprit.describe_inputs()}"
@@ -209,7 +210,7 @@ def describe_updates(section: Section, about: str, found: Examination) -> None:
 
 
 def parameter_rows(found: Examination, step: int) -> list[dict[str, Any]]:
-    """Return a row per parameter: its gradient's error and cosine, and what became of its update."""
+    """Return a row per parameter: its gradient's error and cosine, and the fate of its update."""
     rows = []
     for one in found.parameters:
         effect = found.updates.get(one.name)
@@ -283,7 +284,8 @@ def ranges_of(phase: str, results: Sequence[Result], scale: float) -> list[dict[
 def exponents_of(phase: str, step: int, results: Sequence[Result], scale: float) -> list[dict[str, Any]]:
     """Return how often which power of two occurs among a step's values, forward and, times the loss scale, backward.
 
-    From the samples that were kept of each result, weighted by its size. Zeros and what is not finite are left out.
+    From the samples that were kept of each result, weighted by its size. Zeros and values that are not finite are left
+    out.
     """
     rows = []
     for is_backward in (False, True):

@@ -1,9 +1,9 @@
 """One process against several: the first tensor of a step that differs by more than the order of sums.
 
-In the order in which they are computed: what modules make of the samples, losses, gradients from the last layer to the
-first, weights and buffers after the update. What rounding does is seen in a step of one process with weights and inputs
-moved by half a unit in the last place. To hold each tensor of a distributed step against a single process's, and
-against what rounding does to it, is the idea of TTrace (arXiv 2506.09280), which does so for Megatron-LM.
+In the order in which they are computed: the modules' outputs of the samples, losses, gradients from the last layer to
+the first, weights and buffers after the update. What rounding does is seen in a step of one process with weights and
+inputs moved by half a unit in the last place. To hold each tensor of a distributed step against a single process's, and
+against the effect of rounding on it, is the idea of TTrace (arXiv 2506.09280), which does so for Megatron-LM.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PhaseJudge:
         return not error <= max(self.floor, BEYOND_ROUNDING * rounding)
 
     def of_outputs(self) -> Parting | None:
-        """Compare what modules make of the samples."""
+        """Compare the modules' outputs of the samples."""
         for name, value in self.alone.outputs.items():
             parts = [rank.outputs[name] for rank in self.ranks if name in rank.outputs]
             together = torch.cat(parts) if parts and {part.shape[1] for part in parts} == {value.shape[1]} else None

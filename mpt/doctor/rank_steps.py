@@ -143,7 +143,7 @@ def still_layers(run: Run, *, has_all_samples: bool) -> dict[str, nn.Module]:
 
 @contextmanager
 def watched(run: Run, phase: Phase, looked: Looked) -> Iterator[None]:
-    """Note what modules make and what the optimizer is given within the block."""
+    """Note the outputs of modules and what the optimizer is given within the block."""
     calls: defaultdict[str, int] = defaultdict(int)
 
     def note(path: str) -> Any:

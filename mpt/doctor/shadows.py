@@ -12,7 +12,7 @@ OURS = "mpt-trainer"
 
 
 def find_shadows() -> Iterator[tuple[str, str]]:
-    """Yield what is in the way of this program, and what to do about it."""
+    """Yield what is in the way of this program, and the remedy."""
     command = shutil.which("mpt")
     scripts = Path(sys.executable).parent
     if command is not None and Path(command).absolute().parent not in (scripts, scripts / "Scripts"):

@@ -1,4 +1,4 @@
-"""Where two trainings part: the first step, operator or parameter, what rounding explains of it, and why.
+"""Where two trainings part: the first step, operator or parameter, the part that rounding explains of it, and why.
 
 Both are taken in lockstep. While they are the same to the bit nothing else is needed. At the first difference a third
 training sets out from the same state: the first one in float32, its weights and inputs moved by half a unit in the last
@@ -170,7 +170,7 @@ class Lockstep:
             self.third.restore(third)
 
     def set_out(self, state: dict[str, Any], step: int, found: Comparison) -> Training | None:
-        """Build the training that shows what rounding does, in the state of the first."""
+        """Build the training that shows the effect of rounding, in the state of the first."""
         try:
             third = self.first.float32_twin()
             third.restore(state)

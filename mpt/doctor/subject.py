@@ -51,7 +51,7 @@ class Subject:
 
 
 def as_on_a_gpu(config: Config, dtype: str | None = None) -> Config:
-    """Return the configuration with the dtype that a GPU would choose: float16 if nothing else is said."""
+    """Return the configuration with the dtype that a GPU would choose: float16 unless set otherwise."""
     settings = config.precision.settings
     if setting_of(settings, "dtype") != "auto" and dtype is None:
         return config

@@ -57,7 +57,7 @@ def weights(run: Run) -> dict[str, Tensor]:
 
 
 def effects(true: Mapping[str, Tensor], seen: Mapping[str, Tensor]) -> dict[str, Effect]:
-    """Return parameter -> what became of its update, for those that move in float32."""
+    """Return parameter -> the fate of its update, for those that move in float32."""
     found = {}
     for name, right in true.items():
         value, length = seen.get(name), float(right.norm())

@@ -68,7 +68,8 @@ def read_text(path: Path, most_bytes: int, errors: str = "strict") -> str:
 
 
 def read_json(path: Path, most_bytes: int = LARGEST_RECORD_BYTES) -> Any:
-    """Return a JSON file's value. Raises OSError, and ValueError for what is no JSON or nests without bound."""
+    """Return a JSON file's value. Raises OSError, and ValueError for anything that is no JSON or nests without
+    bound."""
     try:
         return json.loads(read_bytes(path, most_bytes))
     except RecursionError as error:

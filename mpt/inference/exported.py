@@ -93,7 +93,7 @@ def is_export(text: str | None) -> bool:
 def open_exported(path: Path, device_name: str, overrides: tuple[str, ...], allow: tuple[str, ...]) -> Trained:
     """Build the task of an exported file for inference.
 
-    Raises CheckpointError for a file that says too little of itself or does not fit what it says.
+    Raises CheckpointError for a file that says too little of itself or does not fit its description.
     """
     about = read_about(path)
     config = configuration(path, about, overrides, allow)

@@ -45,7 +45,8 @@ class HalfChoice:
 
 
 def choose_half(wanted: str | None, device: torch.device) -> HalfChoice:
-    """Choose the half dtype for a device, float16 on GPUs by default. Raises ConfigError for what is no half dtype."""
+    """Choose the half dtype for a device, float16 on GPUs by default. Raises ConfigError for anything that is no half
+    dtype."""
     if wanted not in (None, *DTYPES):
         raise ConfigError(f"--dtype: found {wanted!r}; allowed with --half are {' and '.join(DTYPES)}.")
     if device.type == "cuda":

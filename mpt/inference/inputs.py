@@ -34,7 +34,7 @@ Sample = dict[str, Path]
 
 @dataclass(frozen=True)
 class Given:
-    """One `--input`: the files of a folder, or one, and the field they are for if it was said."""
+    """One `--input`: the files of a folder, or one, and the field they are for if it was given."""
 
     text: str
     files: tuple[Path, ...]

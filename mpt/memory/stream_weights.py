@@ -173,7 +173,7 @@ def spread(blocks: Sequence[nn.Module], count: int) -> list[nn.Module]:
 
 
 def refuse_trained(run: Run) -> None:
-    """Raise ConfigError for what cannot be with trained weights on the host."""
+    """Raise ConfigError for anything that cannot be with trained weights on the host."""
     refused = "memory.stream_weights: trained weights travel, "
     tricks = run.config.memory.tricks
     if "optimizer_in_backward" in tricks:

@@ -82,7 +82,8 @@ class Settings(ModelOptions):
 
 
 class Judgement(NamedTuple):
-    """What a discriminator says: a score (b,), and where it has them class logits (b, classes) or a code (b, d)."""
+    """The outputs of a discriminator: a score (b,), and where it has them class logits (b, classes) or a code (b,
+    d)."""
 
     score: Tensor
     classes: Tensor | None = None

@@ -14,7 +14,7 @@ from mpt.foreign.files import read_lines as log_lines
 from mpt.foreign.files import read_text as read_bounded
 
 EVALUATION = b'"kind":"evaluate"'
-"""What a line of an evaluation holds, as `mpt.run.records.recorder` writes it."""
+"""Contents of a line of an evaluation, as `mpt.run.records.recorder` writes it."""
 TAIL_BYTES = 8192
 """What of a log is read where its last lines are enough."""
 LARGEST_TEXT_BYTES = 1 << 20

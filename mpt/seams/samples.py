@@ -140,7 +140,7 @@ class Dataset:
     def fetch(self, indices: Sequence[int], epoch: int) -> Batch:
         """Return the samples of `indices`: without a `fetch` of its own, those of `__getitem__`, one by one.
 
-        Raises DataError for what cannot be read.
+        Raises DataError for anything that cannot be read.
         """
         return stacked(self, self.spec, indices)
 

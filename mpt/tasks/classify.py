@@ -202,7 +202,8 @@ def may_lack_labels(data: DataSpec) -> bool:
 
 
 def class_weights(settings: Settings, data: DataSpec) -> list[float] | None:
-    """Return the weight of each class, or None if all are alike. Raises ConfigError for what cannot be weighted."""
+    """Return the weight of each class, or None if all are alike. Raises ConfigError for anything that cannot be
+    weighted."""
     wanted = settings.class_weights
     if wanted is None:
         return None

@@ -112,7 +112,7 @@ def at_value(config: Config, over: Over, word: str, allow: Sequence[str]) -> Con
 
 
 def settings_of(data: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
-    """Return a setting and what the configuration holds, and those of the same name in `optimizer.phases`."""
+    """Return a setting and the configuration's value, and those of the same name in `optimizer.phases`."""
     found = [(key, value_at(data, key.split(".")))]
     section, _, name = key.rpartition(".")
     phases = value_at(data, ["optimizer", "phases"]) if section == "optimizer" else None

@@ -53,7 +53,7 @@ class Wish:
     device: str = "auto"
     """The one that is checked, for the device part."""
     device_file: Path = Path("device.json")
-    """Where the device part writes what it found."""
+    """Where the device part writes its findings."""
 
 
 def check_parts(wanted: Sequence[str], *, has_subject: bool) -> Sequence[str]:

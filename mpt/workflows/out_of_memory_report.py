@@ -1,4 +1,4 @@
-"""What a training says when memory has run out for good: who held it, how much there is, and what would fit.
+"""The report of a training that ran out of memory for good: who held it, how much there is, and what would fit.
 
 The configuration as it stood, adaptations included, is planned by `mpt.planner` in processes of its own, under a time
 limit; what was at the peak is counted there and not guessed here. On a GPU the planner also searches a recipe that fits

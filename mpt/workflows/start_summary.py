@@ -1,4 +1,4 @@
-"""What a training says of itself before its first step: data, networks, optimizers and rates, precision.
+"""A training's description of itself before its first step: data, networks, optimizers and rates, precision.
 
 Everything is read off the built run: nothing is computed, so that the first step comes no later. What memory and time a
 GPU needs is planned in a process during the training and told when it is there (`mpt.engine.loop.told_plan`).

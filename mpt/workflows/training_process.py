@@ -1,7 +1,7 @@
 """`mpt train` in a process of its own, as a comparison starts it: signals are passed on, last words brought back.
 
 The process reads a pipe whose other end is held here. When that ends, on purpose or without a word, as after `kill -9`,
-the run is told to stop: it saves, and neither the card nor the run's folder stays taken. A signal would end it where it
+the run has to stop: it saves, and neither the card nor the run's folder stays taken. A signal would end it where it
 is on Windows.
 """
 
@@ -59,7 +59,7 @@ def check_in_process(surroundings: Surroundings) -> Check:
 def run_train(file: Path, options: Sequence[str], surroundings: Surroundings) -> tuple[int, str]:
     """Run `mpt train`; return its exit code, 128 and the signal's number if one arrived here, and its last words.
 
-    A process that is told to end saves, and is waited for.
+    A process that has to end saves, and is waited for.
     """
     arguments = ["train", str(file), "--quiet", *options]
     arguments += [word for package in surroundings.allow for word in ("--allow", package)]

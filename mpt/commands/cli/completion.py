@@ -135,7 +135,7 @@ def is_of(schema: Schema, key: str, name: str) -> bool:
 
 
 def alternatives(schema: Any, root: Schema) -> Iterator[Schema]:
-    """Yield a schema, or what it refers to or may be."""
+    """Yield a schema, its target, or its alternatives."""
     if not isinstance(schema, dict):
         return
     if "$ref" in schema:

@@ -1,4 +1,4 @@
-"""What a command says whose memory ran out: what was refused, and which of its own options ask for less."""
+"""The message of a command that ran out of memory: what was refused, and which of its own options ask for less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of another program's settings: our settings with their origin, and what has no counterpart.
+"""What becomes of another program's settings: our settings with their origin, and settings without a counterpart.
 
 An importer takes from `given` what it understands. What is left when it is done has no counterpart and is written
 into the YAML as a comment, so that nothing is lost without a word.
@@ -67,7 +67,7 @@ class Translation:
             self.move(name, path, convert)
 
     def leave(self, name: str, value: Any, why: str) -> None:
-        """Note a setting without a counterpart, with what to do about it."""
+        """Note a setting without a counterpart, with the remedy."""
         self.left[f"{name}: {show(value)}"] = why
 
     def leave_all(self, names: Iterable[str], why: str) -> None:
@@ -87,7 +87,7 @@ class Translation:
         self.put("memory.micro_batch", per_pass, f"{names[0]}: {per_pass}, one pass of the {passes}")
 
     def to_yaml(self, program: str, source: str) -> str:
-        """Return the file: our settings by section, each with its origin, then what has no counterpart."""
+        """Return the file: our settings by section, each with its origin, then settings without a counterpart."""
         lines = [f"# Translated by `mpt import` from {program}: {source}"]
         if "model.name" not in self.settings:
             lines += ["#", "# Its model is not one of mpt's: set model.name (`mpt list models`)."]

@@ -107,7 +107,7 @@ def measure(
     """Infer all inputs and measure size, memory, latency and metric; also name layers of awkward sizes."""
     run = trained.run
     inputs = read_inputs(trained, samples, batch_size, count, decoded)
-    first = next(inputs)  # of the others only what was made is kept
+    first = next(inputs)  # of the others only the result is kept
     with watch_calls(run.task.modules) as called:
         results = [on_host(infer_one(trained, one)) for one in itertools.chain([first], inputs)]
     used = {key: module for key, (module, _, _) in called.items()}
@@ -212,7 +212,7 @@ def print_statement(statement: Statement) -> None:
 
 
 def as_json(statement: Statement) -> dict[str, Any]:
-    """Return the statement as plain data; what is not finite becomes null."""
+    """Return the statement as plain data; values that are not finite become null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):

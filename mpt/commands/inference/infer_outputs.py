@@ -62,7 +62,7 @@ OTHER_FILES = (
 
 
 def choose_output(wanted: str | None, overwrite: bool, run_folder: Path) -> Output:
-    """Return where to write. Raises ConfigError for what is there already."""
+    """Return where to write. Raises ConfigError for anything that is there already."""
     if wanted is None:
         folder = run_folder / "inference"
         number = 1

@@ -32,7 +32,7 @@ from mpt.report.units import show_seconds
 
 @dataclass(frozen=True)
 class Command(PlannedConfig):
-    """Plan inference: what it needs, and the largest batch or tile that fits."""
+    """Plan inference: its needs, and the largest batch or tile that fits."""
 
     vram: Annotated[str | None, typer.Option(metavar="SIZE")] = None
     """The memory to fit into, such as 4GiB."""
@@ -114,7 +114,7 @@ def inference_headline(config: Config, gpu: Gpu, plan: InferencePlan, frame: tup
 def print_inference(
     console: Console, config: Config, gpu: Gpu, capacity: Capacity, plan: InferencePlan, frame: tuple[int, int] | None
 ) -> None:
-    """Print the sentence and what is behind it."""
+    """Print the sentence and the details."""
     console.print(inference_headline(config, gpu, plan, frame), style="bold", markup=False)
     for statement in capacity.statements:
         console.print(statement, markup=False)

@@ -1,4 +1,4 @@
-"""What `mpt plan --json` prints, and its JSON Schema: `mpt schema --plan`. Torch is not imported.
+"""Output of `mpt plan --json`, and its JSON Schema: `mpt schema --plan`. Torch is not imported.
 
 The plan is the planner's own (`mpt.planner.answers.plan`); what is added for the reader is here. Nothing is left open:
 a field that is not declared is refused, so that a test finds what was added without a word.
@@ -39,7 +39,7 @@ class PrintedRecipe(PrintedPlan):
     cost: str
     """"exact", or what it changes."""
     lossy: bool
-    """It changes what is learnt, beyond rounding; with --allow-lossy only."""
+    """It changes the learned result, beyond rounding; with --allow-lossy only."""
     total_bytes: int
     """Taken from the card."""
     traced: bool
@@ -56,7 +56,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class PlanOutput:
-    """What `mpt plan CONFIG --json` prints: bytes and seconds throughout."""
+    """Output of `mpt plan CONFIG --json`: bytes and seconds throughout."""
 
     __pydantic_config__: ClassVar[ConfigDict] = READ
 

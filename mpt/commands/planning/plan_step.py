@@ -92,7 +92,7 @@ def as_data(planned: OwnPlanned) -> dict[str, Any]:
 
 
 def show(console: Console, planned: OwnPlanned, arguments: Command) -> None:
-    """Print the sentence, what is behind it, and the ways."""
+    """Print the sentence, the details, and the ways."""
     plan = planned.plan
     name = planned.found.name
     console.print(headline(name, planned.gpu, plan, []), style="bold", markup=False)

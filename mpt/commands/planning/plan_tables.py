@@ -60,7 +60,7 @@ def described(name: str, plan: Plan) -> str:
 
 
 def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool) -> None:
-    """Print a configuration, or a step, unchanged; with details also what holds the memory at the peak."""
+    """Print a configuration, or a step, unchanged; with details also the memory at the peak."""
     console.print(f"{described(name, plan)}, on {gpu.name}, as it stands", style="bold", markup=False)
     table = columns("", ">", "")
     table.show_header = False
@@ -276,7 +276,7 @@ def is_better(one: Recipe, other: Recipe) -> bool:
 
 
 def describe_counts(found: Search) -> str:
-    """Return how many recipes there were, and what became of them."""
+    """Return how many recipes there were, and their fate."""
     traced = sum(recipe.traced for recipe in found.recipes)
     parts = [f"{traced} recipe{'s' * (traced != 1)} traced"]
     if traced < len(found.recipes):
@@ -292,7 +292,7 @@ def describe_counts(found: Search) -> str:
 
 
 def describe_too_large(plan: Plan, room: MadeRoom | None) -> Iterator[str]:
-    """Yield a sentence for each part of the run outside its steps that does not fit, with what to do."""
+    """Yield a sentence for each part of the run outside its steps that does not fit, with the remedy."""
     for name in moments_that_do_not_fit(plan):
         beyond = describe_bytes(plan.moments[name].reserved + plan.context_bytes)
         yield f"its {name} does not fit beside that: {beyond}; {way_out(name, plan, room)}"

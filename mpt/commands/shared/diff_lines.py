@@ -1,4 +1,4 @@
-"""What `mpt diff` prints."""
+"""Output of `mpt diff`."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Augmentation:
         return fit_images(image_chw[None], self.image_size, self.channels)[0]
 
     def begin(self, epoch: int, index: int) -> None:
-        """Seed torch's global CPU generator for what is drawn for one image."""
+        """Seed torch's global CPU generator for the draws for one image."""
         torch.default_generator.manual_seed(mix(self.seed, epoch, index))
 
     def choose_cut(self, width: int, height: int) -> Box:

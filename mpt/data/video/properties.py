@@ -1,4 +1,4 @@
-"""What a video holds besides pictures of 8 bits at even times: bits, colour tags, HDR metadata, alpha, tracks, timing.
+"""Contents of a video besides pictures of 8 bits at even times: bits, colour tags, HDR metadata, alpha, tracks, timing.
 
 Read from the header, the first frame and the packets' times; packets are not decoded, so it takes a pass over the file
 but no decoder.
@@ -40,12 +40,12 @@ class Colour:
 
 @dataclass(frozen=True)
 class Properties:
-    """What a video holds."""
+    """Contents of a video."""
 
     colour: Colour
     has_alpha: bool
     bits: int
-    """Of the file; `colour` has at most 10, which is what is written."""
+    """Bits of the file; `colour` has at most 10, as the output."""
     audio: tuple[str, ...]
     """Codecs of the audio tracks."""
     subtitles: tuple[str, ...]

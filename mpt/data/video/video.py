@@ -48,7 +48,7 @@ def is_video(path: str | Path) -> bool:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """What a video's header says. Width and height are those of the upright picture, as frames have them."""
+    """The fields of a video's header. Width and height are those of the upright picture, as frames have them."""
 
     width: int
     height: int

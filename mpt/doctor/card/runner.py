@@ -1,6 +1,6 @@
-"""Runs checks in processes of their own, within a time, and keeps what they found.
+"""Runs checks in processes of their own, within a time, and keeps their findings.
 
-A check's row has `said`, and `wrong` for what it found to be wrong; `skipped` with a reason; or `error`. After each
+A check's row has `said`, and `wrong` for each fault found; `skipped` with a reason; or `error`. After each
 check the rows are handed to `save`, so that a check that is killed leaves them: the next one takes them as `before` and
 continues. What failed once is tried once more, behind all that was not reached.
 """

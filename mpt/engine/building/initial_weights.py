@@ -5,7 +5,7 @@ Names are matched as they are, and without what training wraps around them: a fi
 names share ("module.", "model.", "_orig_mod."), "modules." of mpt's own checkpoints, "net." of its exports, "_ema".
 Names without a dot alongside names that all begin alike are counters of an average (torch's `AveragedModel`).
 If a file is of another size of head, the head stays as it was made; position embeddings of another image size are
-interpolated (`mpt.engine.building.position_grids`). What fits less than half is refused. A model
+interpolated (`mpt.engine.building.position_grids`). A file that fits less than half is refused. A model
 file may have a `translate_weights` for files of related models (a detector's backbone for both of two cameras).
 """
 

@@ -1,8 +1,8 @@
 """Beginning a run's directory and going on in it: which run, from which checkpoint, and the changes since.
 
 A resume that trains further leaves its settings in `config.yaml` and those that held before alongside them (see
-`mpt.run.records.settings_history`). What changed is said, recorded as an event, and refused under `--exact` where it
-changes the numbers.
+`mpt.run.records.settings_history`). What changed is reported, recorded as an event, and refused under `--exact` where
+it changes the numbers.
 """
 
 from __future__ import annotations

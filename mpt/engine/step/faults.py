@@ -14,7 +14,7 @@ REFUSALS = (
     "_STATUS_ALLOC_FAILED",  # cuBLAS, cuDNN and cuSOLVER
     "Storage size calculation overflowed",  # more than can be addressed
 )
-"""What a refusal says that is no torch.OutOfMemoryError."""
+"""Words of a refusal that is no torch.OutOfMemoryError."""
 NO_ENGINE = "unable to find an engine to execute this computation"
 """cuDNN's words if no kernel's workspace had room, and also for a dtype or a layout that it has no kernel for."""
 LEAST_ROOM = 2**30

@@ -226,7 +226,7 @@ def drop_gradients(run: Run, phase: Phase) -> None:
     """Let go of the gradients of a phase's weights and of their masters.
 
     `zero_grad` does the same but walks the module tree each time, which a small network's step feels. It is called
-    where `memory.set_to_none: false` has changed what it does.
+    where `memory.set_to_none: false` has changed its effect.
     """
     if run.keeps_gradients:
         phase.optimizer.zero_grad()

@@ -65,7 +65,7 @@ class AdapterFile:
 
 
 def read_adapters(path: Path) -> AdapterFile:
-    """Read a file, or PEFT's folder. Raises CheckpointError for what is none."""
+    """Read a file, or PEFT's folder. Raises CheckpointError for anything that is none."""
     path = path.expanduser()
     settings: Mapping[str, Any] = {}
     file = path

@@ -152,7 +152,7 @@ class Loss:
     calls: list[Call]
     storages: Storages
     fixed: set[int]
-    """Storages that are alive whatever becomes of the units: their inputs, and what is saved elsewhere."""
+    """Storages that are alive whatever becomes of the units: their inputs, and tensors saved elsewhere."""
     elsewhere: list[tuple[int, int]] = field(default_factory=list)
     """Of each storage that is saved outside of the units: how many calls came before, and its bytes."""
 

@@ -198,7 +198,7 @@ def wrap_module(module: nn.Module, keeps: Keeps) -> None:
 
 
 def wrap_runs(sequential: nn.Module, runs: list[tuple[int, int, Keeps]]) -> None:
-    """Recompute runs of children of a plain Sequential, each as one, with what is kept of it."""
+    """Recompute runs of children of a plain Sequential, each as one, with its kept outputs."""
     mix_in(sequential, RecomputedSequence)
     sequential.recomputed_runs = tuple(sorted(runs, key=lambda run: run[:2]))  # type: ignore[assignment]
     children = list(sequential._modules.values())

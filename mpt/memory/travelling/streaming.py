@@ -48,7 +48,8 @@ class Note:
 
 @dataclass
 class Call(TorchDispatchMode):
-    """One forward of a block under autograd: follows its weights' copies and casts, and notes what is saved of them."""
+    """One forward of a block under autograd: follows its weights' copies and casts, and notes the tensors saved of
+    them."""
 
     block: Streamed
     own: Mapping[int, nn.Parameter]
@@ -88,7 +89,7 @@ class Call(TorchDispatchMode):
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Keep notes of what is saved of weights; the rest goes where it would have gone."""
+        """Keep notes in place of saved weights; the rest goes where it would have gone."""
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         # Not the tensor itself: a graph that holds its own output and is never walked would not be freed.
         pack, unpack = outer if outer is not None else (torch.Tensor.detach, lambda tensor: tensor)

@@ -1,7 +1,7 @@
 """Which feature space a Frechet distance is measured in, chosen from the data.
 
 Grey digits (the shipped ones, MNIST) get the shipped digit classifier's features; anything else, Fashion-MNIST among
-it, a fixed random convolutional network's. What a data set holds is told by its classes' names. Neither space is
+it, a fixed random convolutional network's. A data set is recognised by its classes' names. Neither space is
 Inception: distances compare runs on one data set with one another, not with published FID.
 """
 

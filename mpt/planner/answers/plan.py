@@ -51,7 +51,7 @@ MaybeGrowing = Annotated[Growing | None, Reading, PlainSerializer(or_empty, retu
 
 @dataclass(frozen=True)
 class WithinBudget:
-    """What a plan says about one budget."""
+    """A plan's verdict on one budget."""
 
     __pydantic_config__: ClassVar[ConfigDict] = READ
 

@@ -21,7 +21,7 @@ https://github.com/ollama/ollama/issues/9167; the smaller share is planned for."
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a plan has to fit into; `budget_bytes` is None if nothing was said. `statements` are for the user."""
+    """What a plan has to fit into; `budget_bytes` is None if none was given. `statements` are for the user."""
 
     budget_bytes: int | None
     statements: tuple[str, ...]

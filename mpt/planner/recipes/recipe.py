@@ -64,7 +64,7 @@ class Recipe:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether it changes what is learnt: weights without float32 masters, optimizer states in fewer bits."""
+        """Whether it changes the learned result: weights without float32 masters, optimizer states in fewer bits."""
         return changes_what_is_learnt(self.patch)
 
     @property

@@ -135,7 +135,7 @@ class PlannedNetwork:
         )
 
     def cut(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return forward and backward of a traced network: what is kept between the two is torch's choice."""
+        """Return forward and backward of a traced network: the kept part between the two is torch's choice."""
         from torch._functorch.partitioners import min_cut_rematerialization_partition
         from torch._inductor.graph import GraphLowering
 

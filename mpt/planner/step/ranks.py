@@ -39,7 +39,7 @@ class Noted:
 
 
 class PlannedRank(Ranks):
-    """A rank of `size`, alone in its process. All others are thought to do what it does."""
+    """A rank of `size`, alone in its process. All others are assumed to do the same."""
 
     def __init__(
         self, rank: int, size: int, settings: Parallel, work: OrderedWork, is_nccl: bool, per_machine: int = 8

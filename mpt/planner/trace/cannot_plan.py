@@ -1,4 +1,4 @@
-"""Why something cannot be planned, in one line: what it does, in which module, on which line."""
+"""Why something cannot be planned, in one line: the operation, in which module, on which line."""
 
 from __future__ import annotations
 

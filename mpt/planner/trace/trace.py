@@ -158,7 +158,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage.category not in ("parameters", "buffers") and storage.stream != GRAPHS
 
     def born(self, result: Any, operator: str) -> None:
-        """Note what an operator made while it was not seen."""
+        """Note an operator's results while it was not seen."""
         for tensor in tensors_in(result):
             self._note(tensor, operator)
 

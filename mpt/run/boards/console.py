@@ -1,4 +1,4 @@
-"""What a training run says while it runs: a progress bar on a terminal, plain lines elsewhere, JSON lines for programs.
+"""Progress of a training run: a progress bar on a terminal, plain lines elsewhere, JSON lines for programs.
 
 All three show the same row: step, losses, images per second, memory, loss scales. Every plain line begins with the
 time, messages and warnings too, because it is read hours later. An output that cannot be written any more
@@ -119,7 +119,7 @@ class Console:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody can read any more what is said."""
+        """Whether nobody can read any more what is reported."""
         return self.rows.is_lost if self.style == "json" else self.stream.is_lost
 
     def __enter__(self) -> Console:

@@ -140,7 +140,7 @@ class StopRequest:
         return self.signal_number is not None
 
     def raise_if_requested(self, message: str) -> None:
-        """Raise Interrupted with the exit code of the signal. Call after saving; `message` says what was saved."""
+        """Raise Interrupted with the exit code of the signal. Call after saving; `message` names the saved state."""
         if self.signal_number is not None:
             raise Interrupted(f"Stopped by {signal.Signals(self.signal_number).name}. {message}", self.signal_number)
 

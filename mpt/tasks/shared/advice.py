@@ -11,7 +11,7 @@ FIRST_STEPS = 500
 
 @dataclass
 class Advice:
-    """Remembers how far the run is and what was said."""
+    """Remembers how far the run is and what was reported."""
 
     steps_done: int = 0
     told: set[str] = field(default_factory=set)

@@ -267,7 +267,7 @@ def padded_tile(frame: Tensor, net: Interpolator, grid: TileGrid) -> Tensor:
 
 
 def say(command: Command, source: FrameStream, target: Fraction, maker: Maker, summary: Summary) -> None:
-    """Say what was made."""
+    """Print the result."""
     pace = f", {summary.made / summary.seconds:.2f} made per second" if summary.made else ""
     cuts = f", {summary.cuts} scene cut{'s' if summary.cuts != 1 else ''} not blended" if summary.cuts else ""
     repeats = f", {summary.repeats} repeated frames interpolated over" if summary.repeats else ""

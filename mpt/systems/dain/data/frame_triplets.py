@@ -59,7 +59,8 @@ class Settings(DatasetOptions):
 
 
 def build(settings: Settings, split: str, seed: int) -> Triplets:
-    """Find the samples of one split. Raises DataError for what is not there, and ConfigError for what cannot be."""
+    """Find the samples of one split. Raises DataError for anything that is not there, and ConfigError for anything that
+    cannot be."""
     if settings.augment:
         raise ConfigError("dataset.augment: the fields of a triplet change together, by flip and temporal_swap")
     if settings.image_size is not None:

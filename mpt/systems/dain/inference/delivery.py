@@ -18,7 +18,7 @@ SOUND = ("stretch", "drop")
 
 
 def choose_pace(source: FrameStream, factor: int | None, rate: float | None, slow: float) -> Pace:
-    """Return how many output frames there are. Raises ConfigError for what is out of range.
+    """Return how many output frames there are. Raises ConfigError for anything that is out of range.
 
     A video that is given another `rate` than its own is slowed down by their ratio too, and so is its sound.
     """

@@ -68,7 +68,8 @@ class Middle(nn.Module):
 
 
 def export_file(wanted: str, output: Path, wishes: Wishes, runs: Path) -> None:
-    """Write, run and judge the file. Raises ConfigError for what cannot be exported, GateError below the gate."""
+    """Write, run and judge the file. Raises ConfigError for anything that cannot be exported, GateError below the
+    gate."""
     for module in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(module) is None:
             raise ConfigError(

@@ -238,7 +238,8 @@ def goes_on(note: Path, signature: dict[str, object], place: Path, overwrite: bo
 
 
 def open_output(path: Path, film: Film, signature: dict[str, object], overwrite: bool = False) -> Output:
-    """Return the output for a video's name or for a folder's. Raises ConfigError for what is there or cannot be."""
+    """Return the output for a video's name or for a folder's. Raises ConfigError for anything that is there or cannot
+    be."""
     if is_video(path):
         if path.suffix.lower() not in JOINED:
             raise ConfigError(f"--output: {path.suffix} files are not written; allowed are {', '.join(JOINED)}")

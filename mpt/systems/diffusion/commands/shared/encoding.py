@@ -42,7 +42,7 @@ class Wish:
 
 
 def prepare(wish: Wish) -> None:
-    """Write both splits and a configuration. Raises DataError and ConfigError for what cannot be encoded."""
+    """Write both splits and a configuration. Raises DataError and ConfigError for anything that cannot be encoded."""
     train, test = split(find_pictures(wish.pictures, wish.caption), wish.test_fraction, LEAST_TEST)
     pipeline = open_pipeline(wish.pipeline, choose_device(wish.device))
     if wish.width % pipeline.side or wish.height % pipeline.side:

@@ -61,13 +61,14 @@ class Network:
 
 
 class NetworkPickle:
-    """What a file holds: networks by name, whose tensors are made when they are asked for."""
+    """Contents of a file: networks by name, whose tensors are made when they are asked for."""
 
     def __init__(self, path: Path, networks: Mapping[str, Network], machine: NetworkMachine) -> None:
         self.path, self.networks, self._machine = path, networks, machine
 
     def described(self, names: tuple[str, ...] = NETWORKS) -> dict[str, Described]:
-        """Return where the tensors of some networks lie. Raises CheckpointError for what is no tree of modules."""
+        """Return where the tensors of some networks lie. Raises CheckpointError for anything that is no tree of
+        modules."""
         try:
             return {
                 f"{name}.{key}": one
@@ -100,7 +101,7 @@ class NetworkPickle:
     def tensors(self, names: tuple[str, ...] = NETWORKS) -> dict[str, Tensor]:
         """Return parameters and buffers of some networks, on the CPU, under names that begin with the network's.
 
-        Raises CheckpointError for what is no tree of modules.
+        Raises CheckpointError for anything that is no tree of modules.
         """
         described = self.described(names)
         try:

@@ -1,6 +1,6 @@
 """A detector as an ONNX file: fused, decoded, optionally with suppression inside; every file is run.
 
-Batch and sides are free, as far as the exporter can follow the network. What a file says of itself is read by `mpt
+Batch and sides are free, as far as the exporter can follow the network. The file's metadata is read by `mpt
 infer` and `mpt yolofuse detect` (the run's configuration, its letterbox and ranges with it) and by programs of
 Ultralytics (classes, stride, size, channels).
 """

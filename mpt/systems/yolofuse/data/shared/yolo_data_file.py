@@ -30,7 +30,7 @@ MOST_LIST_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class DataFile:
-    """What a data file says: the folders and lists of the pictures of each split that it names, below `root`."""
+    """The content of a data file: the folders and lists of the pictures of each split that it names, below `root`."""
 
     path: Path
     root: Path
@@ -50,7 +50,8 @@ class DataFile:
         return shorter if not (self.root / entry).exists() and (self.root / shorter).exists() else entry
 
     def pictures(self, split: str) -> list[Path]:
-        """Return the picture files of a split, in the order of their paths. Raises DataError for what is not there."""
+        """Return the picture files of a split, in the order of their paths. Raises DataError for anything that is not
+        there."""
         found: dict[Path, None] = {}
         for entry in self.entries(split):
             place = self.root / entry
