@@ -93,7 +93,7 @@ class Settings(Options):
     """Local folder of diffusers' AutoencoderKL, by which samples of cached latents are shown."""
     preview_count: int = Field(64, ge=1)
     """Samples in each preview."""
-    truncation: float = Field(1.0, ge=0, le=1)
+    truncation: float = Field(0.8, ge=0, le=1)
     """Scale of the noise from which the further samples of `mpt infer` are made."""
     metric_samples: int = Field(2000, ge=2)
     """Samples that are judged in addition to the test images."""

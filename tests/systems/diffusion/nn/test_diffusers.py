@@ -21,6 +21,7 @@ from mpt.systems.diffusion.data.latents import write_latents
 from mpt.systems.diffusion.nn.shared.embedding import to_ticks
 from mpt.systems.diffusion.tasks.diffusion import Diffusion
 from tests.systems.diffusion.library import diffusers
+from tests.systems.diffusion.pipelines import vae as autoencoder
 
 UNET: dict[str, Any] = {
     "_class_name": "UNet2DModel",
@@ -262,6 +263,22 @@ def answer_for(task: Diffusion, noisy: torch.Tensor, clean: torch.Tensor, level:
         return task.objective.target(clean.double(), noise, level).float()
     alpha, sigma = task.objective.at(level, noisy)  # type: ignore[attr-defined]
     return alpha * (noisy - alpha * clean) / sigma - sigma * clean
+
+
+def test_previews_of_latents_are_what_the_autoencoder_decodes(tmp_path: Path) -> None:
+    diffusers()
+    torch.manual_seed(0)
+    network = autoencoder(4, 0.1).eval()
+    network.save_pretrained(str(tmp_path / "vae"))
+    task = {"objective": "flow", "condition_dropout": 0.0, "decoder": str(tmp_path / "vae")}
+    run, batch = build(tmp_path, FAMILIES["sd3"], task=task)
+    tiles = preview(run, batch)
+    assert tiles is not None
+    assert tiles.shape == (2, 3, 16, 16)
+    latent = torch.randn(2, 4, 8, 8)
+    with torch.no_grad():
+        wanted = network.decode(latent / network.config.scaling_factor + 0.1).sample
+    torch.testing.assert_close(task_of(run).to_image(latent), (wanted / 2 + 0.5).clamp(0, 1), rtol=0, atol=1e-5)
 
 
 def test_levels_reach_the_library_s_network_in_float32(tmp_path: Path) -> None:
