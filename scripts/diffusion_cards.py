@@ -5,7 +5,7 @@
 
 Each row is one plan, as `mpt plan @NAME` makes it; the networks are built from their shapes alone. A card is enough if
 the total fits with what its driver keeps. Rows that were planned are kept in a
-file beside the output until the table is whole, so that a second call continues.
+file beside the output until the table is whole, so that a second call continues; the page has the rows that there are.
 """
 
 from __future__ import annotations
@@ -30,32 +30,26 @@ CARDS = (4, 6, 8, 10, 12, 16, 24, 32)
 WITHOUT_DISPLAY_GIB = 0.2
 """Of a card, what its driver keeps: a card of 6 GB gives 5,929 MiB to programs."""
 RECOMPUTED = "memory.recompute=all"
-RECIPES = {
+NF4 = "memory.low_bit_base=nf4"
+RECIPES: dict[str, tuple[str, ...]] = {
     "as it stands": (),
     "recomputed": (RECOMPUTED,),
     "fp8 base, recomputed": (RECOMPUTED, "memory.low_bit_base=fp8"),
-    "NF4 base, recomputed": (RECOMPUTED, "memory.low_bit_base=nf4"),
-    "NF4 base, recomputed, all frozen weights streamed": (
-        RECOMPUTED,
-        "memory.low_bit_base=nf4",
-        "memory.stream_weights=true",
-    ),
-    "recomputed, all frozen weights streamed": (RECOMPUTED, "memory.stream_weights=true"),
+    "NF4 base, recomputed": (RECOMPUTED, NF4),
+    "NF4 base, recomputed, all frozen weights streamed": (RECOMPUTED, NF4, "memory.stream_weights=true"),
 }
 CONFIGS = {
     "sd15_lora": "Stable Diffusion 1.5, 512 px",
     "sdxl_lora": "SDXL, 1024 px",
-    "sd3_lora": "SD3 medium, 1024 px",
     "flux_lora": "Flux.1-dev, 512 px",
+    "sd3_lora": "SD3 medium, 1024 px",
 }
-FULL = ("memory={}", "precision={mode: amp, dtype: bfloat16}")
-FULL_RECIPES = {
-    "full training, float32 weights, bf16 autocast": (),
-    "the same, recomputed": (RECOMPUTED,),
-    "the same, 8-bit states in host memory": (RECOMPUTED, "memory.cpu_optimizer=true"),
-    "bf16 weights (stochastic rounding), recomputed, 8-bit states": (
+FULL = ("memory=null", "precision=null")
+FULL_RECIPES: dict[str, tuple[str, ...]] = {
+    "full training, float32 weights, bf16 autocast": ("precision=bf16",),
+    "full training, bf16 weights with stochastic rounding, 8-bit states, recomputed": (
         RECOMPUTED,
-        "precision={mode: bf16-sr}",
+        "precision=bf16-sr",
         "memory.low_bit_optimizer=bitsandbytes",
     ),
 }
@@ -106,8 +100,9 @@ def main() -> None:
             if f"{name} {recipe}" not in rows:
                 rows[f"{name} {recipe}"] = plan(session, name, words)
                 kept.write_text(json.dumps(rows), "utf-8")
-    lines = [row(label, recipe, rows[f"{name} {recipe}"]) for name, label, recipe, _ in wanted]
-    output.write_text(page(lines), "utf-8")
+            there = [one for one in wanted if f"{one[0]} {one[2]}" in rows]
+            lines = [row(label, recipe, rows[f"{config} {recipe}"]) for config, label, recipe, _ in there]
+            output.write_text(page(lines), "utf-8")
     kept.unlink()
 
 
