@@ -116,7 +116,8 @@ def page(lines: list[str]) -> str:
             f"Written by `python scripts/diffusion_cards.py`, {today}, torch {torch.__version__}. **Planned, not "
             "measured**: no GPU and no weights were used. Memory is in GiB for batch 1 on an "
             f"{GPU}, with the CUDA context; weights are those that are on the card throughout. A card is named by its "
-            "GB and has to hold all of the total.",
+            "GB and has to hold all of the total. The base is in bfloat16 where nothing else is said; a step is this "
+            "card's, whether it has the memory or not.",
             "",
             "| Model | Recipe | Weights | Total | Step, s | Smallest card |",
             "|---|---|---:|---:|---:|---|",
