@@ -387,3 +387,34 @@ def test_exact_decoding_cuts_first_and_gives_the_bits_of_the_whole_picture(tmp_p
         assert torch.equal(found, torch.stack(expected))
     assert len(converted) == 40
     assert sum(converted) < 40 * wholes[0].numel()
+
+
+def test_a_stand_in_for_a_bad_file_has_its_own_label_and_the_first_one_stands_in_for_the_last(tmp_path):
+    classes_folder(tmp_path / "train", count=2)
+    write_image(tmp_path / "test" / "cat" / "a.png")
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name / "01.png").write_bytes(b"no image")
+    data = build(tmp_path, on_bad_image="skip")
+    batch = data.fetch([0, 1, 2, 3], 0)
+    assert batch["label"].tolist() == [0, 1, 1, 0]
+    assert torch.equal(batch["image"][[1, 3]], batch["image"][[2, 0]])
+
+
+def test_a_bad_file_is_read_once(tmp_path, monkeypatch):
+    classes_folder(tmp_path / "train", count=2)
+    write_image(tmp_path / "test" / "cat" / "a.png")
+    (tmp_path / "train" / "cat" / "01.png").write_bytes(b"no image")
+    data, decode, read = build(tmp_path, on_bad_image="skip"), image_folder.decode_bytes, []
+    monkeypatch.setattr(image_folder, "decode_bytes", lambda path, *a, **k: read.append(path) or decode(path, *a, **k))
+    for epoch in (0, 1):
+        data.fetch([1], epoch)
+    assert [f"{path.parent.name}/{path.name}" for path in read] == ["cat/01.png", "dog/00.png", "dog/00.png"]
+
+
+def test_files_of_one_name_in_two_classes_fall_to_either_side_by_themselves(tmp_path):
+    classes_folder(tmp_path, count=40)
+    held_out = {name: set() for name in ("cat", "dog")}
+    for path in build(tmp_path, "test", test_fraction=0.25).paths:
+        held_out[path.parent.name].add(path.name)
+    assert held_out["cat"] != held_out["dog"]
+    assert 10 <= sum(map(len, held_out.values())) <= 30  # of 80, a quarter

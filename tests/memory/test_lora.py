@@ -14,7 +14,7 @@ from torch.nn import functional
 from mpt.engine.state.state import capture, restore
 from mpt.engine.step.step import update
 from mpt.errors import CheckpointError, ConfigError
-from mpt.memory.adapters.layers import AdaptedConv2d, AdaptedLinear
+from mpt.memory.adapters.layers import AdaptedConv2d, AdaptedLinear, put_adapter
 from mpt.memory.lora import Lora, Settings
 from mpt.run.checkpoints.state import pack, unpack
 from mpt.run.checkpoints.state_checks import refuse_split
@@ -193,3 +193,13 @@ def test_a_state_with_two_adapters_for_one_weight_is_refused() -> None:
     saved["second.lora_a"] += 1
     with pytest.raises(CheckpointError, match=r"net.first.lora_a and net.second.lora_a are one weight of this model"):
         refuse_split("net", net, saved)
+
+
+def test_an_adapter_begins_as_published() -> None:
+    """A is uniform within 1 / sqrt(in) and B zero (loralib's `reset_parameters`); alpha is twice the rank."""
+    for layer in (nn.Linear(64, 4), nn.Conv2d(64, 4, 1)):
+        put_adapter(layer, 16, 1.0, torch.Generator().manual_seed(0), trained=True, dora=False)
+        assert 0.12 < float(layer.get_parameter("lora_a").detach().abs().max()) <= 0.125  # 1 / sqrt(64)
+        assert not layer.get_parameter("lora_b").any()
+    assert Settings(rank=16).factor_of("net.layer") == 2.0
+    assert Settings(rank=16, alpha=4).factor_of("net.layer") == 0.25

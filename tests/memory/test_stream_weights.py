@@ -205,3 +205,15 @@ def test_a_network_without_blocks_or_with_light_ones_alone_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"found no blocks .* of 64 KiB or more in net"):
         vit(memory={"stream_weights": True})
     assert stream_weights.RELIEVES == "weights"
+
+
+def test_a_weight_that_two_layers_share_stays_on_the_device() -> None:
+    """Only one of them would look for it on the host, and a layer outside of the blocks never would."""
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8, bias=False)) for _ in range(4)))
+    head = nn.Linear(8, 8, bias=False)
+    net[1][0].weight = net[2][0].weight
+    net[3][0].weight = head.weight
+    trick = StreamWeights(Settings(min_kibibytes=0))
+    trick.host({"net": net, "head": nn.Sequential(head)}, torch.device("cpu"))
+    travelling = {id(weight) for block in trick.chosen for weight in block.travelling()}
+    assert travelling == {id(net[0][0].weight)}

@@ -545,3 +545,12 @@ def test_state_that_is_parked_comes_back_where_the_host_has_no_room_for_all(monk
     with pytest.raises(RuntimeError, match="can't allocate"), trick.beside_steps():
         raise AssertionError("nothing runs in the block")
     assert copied == [("exp_avg", "cpu"), ("exp_avg_sq", "cpu"), ("exp_avg", "meta")]
+
+
+def test_a_limit_of_offloading_is_of_each_forward() -> None:
+    limit = 3 * 4096 / 2**30
+    trick = offload_activations.build(offload_activations.Settings(min_mebibytes=0, at_most_gib=limit))
+    for _ in range(2):
+        with trick.forward():
+            packed = [trick.pack(torch.ones(1024)) for _ in range(5)]
+        assert [isinstance(one, tuple) for one in packed] == [True, True, True, False, False]

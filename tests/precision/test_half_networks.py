@@ -99,3 +99,27 @@ def test_a_float32_weight_that_half_meets_elsewhere_is_named_with_the_way_out(mo
         tied(mode, "net.levels")
     assert tied(mode, "*").dtype == torch.float32
     assert tied(mode, "net.levels", casts=True).dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", ["O3", "bf16-pure", "bf16-sr"])
+def test_a_network_that_is_not_trained_keeps_the_bits_it_was_loaded_with(mode: str) -> None:
+    torch.manual_seed(0)
+    networks: dict[str, nn.Module] = {"net": nn.Linear(4, 4), "teacher": nn.Linear(4, 4)}
+    before = {key: value.clone() for key, value in networks["teacher"].state_dict().items()}
+    assert not torch.equal(before["weight"], before["weight"].bfloat16().float()), "no number that half cannot hold"
+    precision = parts.mode({"mode": mode, "dtype": "bfloat16"})
+    precision.convert(networks)
+    task: Any = type("Task", (), {"modules": networks, "trainable": {"net": networks["net"]}})
+    precision.prepare(task)
+    assert networks["net"].weight.dtype == torch.bfloat16
+    after = networks["teacher"].state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_frozen_weights_of_a_trained_network_have_no_masters() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[0].requires_grad_(False)
+    precision = parts.mode({"mode": "O2", "dtype": "bfloat16"})
+    task: Any = type("Task", (), {"modules": {"net": net}, "trainable": {"net": net}})
+    precision.prepare(task)
+    assert set(precision.masters) == set(net[1].parameters())

@@ -76,3 +76,13 @@ def test_the_norm_of_a_sparse_gradient_counts_repeated_rows_as_their_sum() -> No
     assert float(clip_gradients(parameters, 3.5)) == 7.0  # of (3, 2) and 6
     norm = torch.cat([g.flatten() for g in stored_gradients(parameters)]).norm()
     assert float(norm) == pytest.approx(3.5, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says so once, of its own product
+@pytest.mark.parametrize(("limit", "factor"), [(1.0, 1.0), (0.5, 1.0), (0.25, 0.5)])
+def test_a_sparse_gradient_is_scaled_down_to_the_limit_and_never_up_to_it(limit: float, factor: float) -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    row = torch.tensor([[0.3, 0.4]])  # a norm of 0.5
+    table.weight.grad = torch.sparse_coo_tensor([[1]], row.clone(), (4, 2), check_invariants=True)
+    assert float(clip_gradients([table.weight], limit)) == pytest.approx(0.5)
+    assert torch.allclose(table.weight.grad.to_dense()[1], factor * row[0], rtol=1e-5)

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -142,3 +143,24 @@ def test_what_does_not_fit_together_is_refused():
         make_run(model={"name": "rife", "size": "small"})
     with pytest.raises(ConfigError, match=r"task\.alpha"):
         make_run(task={"alpha": [0.0, 0.0]})
+
+
+def test_the_charbonnier_edge_is_the_articles() -> None:
+    """Bao et al. 2019, equation 11: epsilon is 1e-6."""
+    assert charbonnier(torch.zeros(4, dtype=torch.float64)).item() == pytest.approx(1e-6)
+
+
+def test_flows_are_smooth_away_from_edges() -> None:
+    """A step of a pixel in the flow, where the frames have a step of 0.1 or of nothing: e^(-10 * 0.1) against 1."""
+    flow = torch.zeros(1, 4, 2, 2, dtype=torch.float64)
+    flow[..., 1] = 1.0
+    flat = torch.full((1, 3, 2, 2), 0.5, dtype=torch.float64)
+    edge = flat.clone()
+    edge[..., 1] = 0.6
+    roughness = [
+        photometric(flow, frame, frame, smoothness=1.0).item() - photometric(flow, frame, frame, smoothness=0.0).item()
+        for frame in (flat, edge)
+    ]
+    step, still = (1 + 1e-6) ** 0.5, 1e-3
+    across = {1.0: step, math.exp(-1.0): math.exp(-1.0) * step}
+    assert roughness == pytest.approx([across[1.0] + still, across[math.exp(-1.0)] + still], rel=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -300,3 +301,27 @@ def test_filtered_augmentation_trains_with_all_its_regularisers() -> None:
     task.augment.probability.fill_(1.0)
     assert all(done.finite for done in take_step(run, 0).values())
     assert "taps" not in task.augment.state_dict()
+
+
+def test_r1_counts_half_of_gamma_times_its_interval() -> None:
+    """Mescheder et al. 2018, equation 9, and Karras et al. 2020, section 3: 0.5 * 10 * 16 = 80."""
+    run = build("stylegan2", task={"r1_gamma": 10.0, "r1_every": 16})
+    (phase,) = (one for one in run.phases if one.name == "disc_r1")
+    batch = run.task.draw(make_batch(run), phase)
+    (loss,) = phase.losses(batch)
+    image = (batch["image"] * 2 - 1).requires_grad_()
+    (slope,) = torch.autograd.grad(run.task.disc(image).sum(), image)
+    expected = 80 * slope.square().sum((1, 2, 3)).mean()
+    assert torch.allclose(loss.value, expected, rtol=1e-4)
+
+
+def test_augmentation_rises_by_the_images_of_four_steps() -> None:
+    """Karras et al. 2020 (ADA): every 4 steps, by 4 * 8 images of the 1000 in which it may go from 0 to 1."""
+    run = build("stylegan2", task=ADAPTIVE)
+    task: Any = run.task
+    task.batch_size, task.signs = 8, torch.tensor([8.0, 8.0])
+    rises = []
+    for step in range(4):
+        task.after_step(step, 8 * (step + 1))
+        rises.append(float(task.augment.probability))
+    assert rises == pytest.approx([0.0, 0.0, 0.0, 0.032])

@@ -98,3 +98,15 @@ def test_a_smoothed_surround_does_not_take_in_the_face():
     mask[..., 32:96, 32:96] = 1
     image[..., 32:96, 32:96] = 1
     torch.testing.assert_close(losses.smooth_surround(image, mask), image, atol=1e-6, rtol=0)
+
+
+def test_weights_are_deepfacelabs():
+    """Model_SAEHD/Model.py: 10 for structure, colour and mask, 300 for eyes and mouth; masks blurred by side // 32."""
+    ones, zeros = torch.ones(2, 1, 4, 4), torch.zeros(2, 1, 4, 4)
+    assert losses.mask_error(ones, zeros).tolist() == [10.0, 10.0]
+    region = torch.zeros(2, 1, 4, 4)
+    region[:, :, :2] = 1
+    assert losses.eyes_mouth_error(ones.expand(2, 3, 4, 4), zeros, region).tolist() == [150.0, 150.0]
+    mask = torch.zeros(1, 1, 64, 64)
+    mask[:, :, :32] = 1
+    assert torch.equal(losses.soften(mask), (losses.blur(mask, 2.0) * 2).clamp(0, 1))
