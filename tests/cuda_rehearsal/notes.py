@@ -98,11 +98,11 @@ class Record:
             finally:
                 self.in_step = False
 
-        def counted_update(*args: Any) -> Any:
+        def counted_update(*args: Any, **options: Any) -> Any:
             self.updates += 1
             self.update = self.updates
             try:
-                return update(*args)
+                return update(*args, **options)
             finally:
                 self.update = 0
 

@@ -131,10 +131,10 @@ def test_an_update_that_is_repeated_begins_with_no_more_memory(tmp_path: Path) -
         gradients.append(sum(weight.grad is not None for weight in phase.module.parameters()))
         return climb(ladder, phase, *args)
 
-    def noted(*args: Any) -> Any:
+    def noted(*args: Any, **options: Any) -> Any:
         held.append(card.allocated)
         try:
-            return update(*args)
+            return update(*args, **options)
         except torch.OutOfMemoryError:
             failed.append(len(held))
             raise
