@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "tests" / "faults.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 TESTS = re.compile(r"`((?:\w+/)*test_\w+\.py)::(\w+)`")
 PAGES = re.compile(r"\bdocs/[a-z_/-]+\.md")
+FENCES = re.compile(r"^```.*?^```", re.M | re.S)
 LINKS = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 BLOCKS = re.compile(r"^```(?:sh|console|bash)?\n(.*?)^```", re.M | re.S)
 
@@ -59,7 +60,9 @@ def test_every_fault_has_a_test() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
 def test_every_link_leads_to_a_file(path: Path) -> None:
-    missing = [link for link in LINKS.findall(path.read_text("utf-8")) if not (path.parent / link).exists()]
+    missing = [
+        link for link in LINKS.findall(FENCES.sub("", path.read_text("utf-8"))) if not (path.parent / link).exists()
+    ]
     assert missing == []
 
 
@@ -68,7 +71,9 @@ def test_every_page_that_code_names_is_there() -> None:
     texts = {path: path.read_text("utf-8") for path in files if path.suffix in (".py", ".yaml", ".sh")}
     named = {(path.name, page) for path, text in texts.items() for page in PAGES.findall(text)}
     assert len(named) > 20
-    assert sorted((name, page) for name, page in named if not (ROOT / page).is_file()) == []
+    written = {page for name, page in named if (ROOT / "scripts" / name).is_file() and "/benchmarks/" in page}
+    lost = {(name, page) for name, page in named if not (ROOT / page).is_file() and page not in written}
+    assert lost == set(), "a page moved or was misspelt (a script's own table may be yet to be made)"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
