@@ -47,11 +47,6 @@ CONFIGS = {
 FULL = ("memory=null", "precision=null")
 FULL_RECIPES: dict[str, tuple[str, ...]] = {
     "full training, float32 weights, bf16 autocast": ("precision=bf16",),
-    "full training, bf16 weights with stochastic rounding, 8-bit states, recomputed": (
-        RECOMPUTED,
-        "precision=bf16-sr",
-        "memory.low_bit_optimizer=bitsandbytes",
-    ),
 }
 PUBLISHED = """| Program | Published | Said of |
 |---|---|---|

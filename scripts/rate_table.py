@@ -81,7 +81,8 @@ def say(found: dict[str, Any], *, is_ratio: bool = False) -> str:
     if found["value"] is None:
         return "–"
     if found["beyond"]:
-        return "beyond the grid" if is_ratio else f"at the grid's end or beyond in {found['beyond']} seeds"
+        count = found["beyond"]
+        return "beyond the grid" if is_ratio else f"at the grid's end or beyond in {count} seed{'s' * (count != 1)}"
     return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
