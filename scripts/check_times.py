@@ -7,9 +7,9 @@ measured one, and the others are planned with its factor: the same network on an
 same card. Nothing is fitted to the row that is predicted. Sources:
 
 - NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5, "Training performance results" of one GPU:
-  ResNet-50, batch 256 (128 in float32 on 16 GB), SGD with momentum, channels last, data from DALI.
+  ResNet-50, batch 256 (128 in float32 on 16 GB), SGD with momentum, channels_last, data from DALI.
 - NVIDIA DeepLearningExamples, PyTorch/Detection/SSD, "Training performance results" of one GPU: SSD300 with a
-  ResNet-50 (`scripts/ssd300.py`).
+  ResNet-50 (`scripts/ssd300.py`), channels_last.
 - timm, results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv: amp, SGD, contiguous, no data loading.
 """
 
@@ -50,6 +50,7 @@ class Row:
             "model": {"name": "scripts.ssd300:Ssd300", "image_size": 300} if self.model == SSD else model,
             "dataset": {"name": "image_folder", "root": "nowhere"},
             "precision": {"mode": self.mode},
+            "memory": {"channels_last": self.source == "NVIDIA"},
             "optimizer": {"name": "sgd", "momentum": 0.9},
             "train": {"batch_size": self.batch, "deterministic": False},
         }

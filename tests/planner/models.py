@@ -165,15 +165,6 @@ class StaysOnCpu(nn.Module):
         return self.head(image.flatten(1) * self.scale)
 
 
-class FakeQuantized(nn.Module):
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__()
-        self.head = nn.Linear(256, num_classes)
-
-    def forward(self, image: Tensor) -> Tensor:
-        return torch.fake_quantize_per_tensor_affine(self.head(image.flatten(1)), 0.1, 0, -128, 127)
-
-
 class Prints(nn.Module):
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()

@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 import torch
 
+Kernel = tuple[int, int]
+"""Floating-point operations, and bytes read and written."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -14,10 +17,11 @@ class Cost:
 
     place: Literal["device", "link", "host", "nowhere"]
     """Where: on the device, on the way between it and the host, on the host's own processor."""
-    flops: int
-    moved: int
-    """Bytes."""
+    kernels: tuple[Kernel, ...]
+    """What it launches; one copy or loop on the link or on the host."""
     half: bool
+    is_uncertain: bool = False
+    """Whether published times of such kernels are spread more widely than of others."""
 
 
 @dataclass(frozen=True, slots=True)

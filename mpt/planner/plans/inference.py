@@ -33,7 +33,7 @@ from mpt.planner.facts.gpus import Gpu
 from mpt.planner.step.run_fake import on_fake_gpu
 from mpt.planner.trace import batch_fit
 from mpt.planner.trace.replay import fits_at_all_and_surely, replay, split_at
-from mpt.planner.trace.time_model import BAND, Work
+from mpt.planner.trace.time_model import Work
 from mpt.planner.trace.trace import Recorder, Trace
 from mpt.planner.trace.unseen import Unseen
 from mpt.precision.shared.choice import DTYPES
@@ -119,7 +119,7 @@ def plan_inference(
         largest_at_all=largest_at_all,
         tile=tile,
         batch_seconds=traced.work.seconds(gpu) * calibration.time_factor,
-        time_band=BAND,
+        time_band=traced.work.band(gpu),
         notes=notes,
         planning_seconds=time.perf_counter() - started,
     )

@@ -29,7 +29,6 @@ from mpt.planner.trace import batch_fit
 from mpt.planner.trace.overlap import OrderedWork, step_time
 from mpt.planner.trace.replay import Replay, fits_at_all_and_surely, peak_live, replay, split_at, timeline
 from mpt.planner.trace.snapshot import make_snapshot, write_snapshot
-from mpt.planner.trace.time_model import BAND
 from mpt.planner.trace.trace import Trace
 from mpt.planner.trace.unseen import ASSUMED_SHARE, Unseen
 from mpt.seams import DataSpec
@@ -160,7 +159,7 @@ def describe(
         step_seconds=fake.work.seconds(gpu) * calibration.time_factor,
         host_bytes=fake.host_bytes,
         assumed_workspace=0 if calibration.source else int(ASSUMED_SHARE * fake.largest_convolution),
-        time_band=BAND,
+        time_band=fake.work.band(gpu),
         notes=notes,
         inexact=fake.inexact,
         timeline=timeline(fake.trace) if wish.timeline else {},

@@ -1,9 +1,9 @@
-"""Step time from a roofline: every operator is as slow as its arithmetic, its memory traffic or its launch.
+"""Step time from a roofline: every kernel is as slow as its arithmetic, its memory traffic or its launch.
 
-time = max(flops / (efficiency * peak of the dtype), bytes / (efficiency * bandwidth), launch). Floating-point
-operations come from torch's own flop counter, bytes from the operator's tensors. Ranking recipes of one model works
-(five published rows on a V100 in the right order, at most 6 % off); absolute times are off by about 20 % between
-models, so a band is printed. Source: Williams, Waterman & Patterson, "Roofline", 2009.
+time = max(flops / (share * peak of the dtype), bytes / (share * bandwidth), launch). Which kernels an operator launches
+is in `mpt.planner.trace.operator_costs`. Both shares are fitted to half of timm's tables of training speeds, and how
+many of the other half's times lie in the printed band is in docs/benchmarks/timm_times.md. Source: Williams,
+Waterman & Patterson, "Roofline", 2009.
 
 Copies between host and device overlap with computing when they are asynchronous, as offloading makes them: the step
 takes the longer of the two.
@@ -11,31 +11,21 @@ takes the longer of the two.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch.utils.flop_counter import flop_registry
-
-from mpt.planner.device.outcomes import Cost, Outcome
+from mpt.planner.device.outcomes import Outcome
 from mpt.planner.facts.gpus import Gpu
-from mpt.run.process.storage_trace import tensors_in
+from mpt.planner.trace.operator_costs import cost_of
 
-BAND = 0.25
-ARITHMETIC_SHARE = 0.6
-BANDWIDTH_SHARE = 0.75
+BAND = 0.3
+UNCERTAIN_BAND = 0.65
+"""Of steps of which `UNCERTAIN_SHARE` is spent in kernels whose published times are spread widely."""
+UNCERTAIN_SHARE = 0.05
+ARITHMETIC_SHARE = 0.75
+BANDWIDTH_SHARE = 0.62
 LAUNCH_SECONDS = 6e-6
-HALF = (torch.float16, torch.bfloat16)
-VIEWS = (
-    "view reshape _reshape_alias expand permute transpose t slice select unsqueeze squeeze detach alias as_strided "
-    "_unsafe_view split split_with_sizes unbind chunk empty empty_like empty_strided new_empty new_empty_strided "
-    "lift_fresh _local_scalar_dense unfold narrow view_as_real view_as_complex diagonal numpy_T movedim"
-)
-FREE = frozenset(VIEWS.split(" "))
-"""Operators that launch nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +37,6 @@ class Efficiency:
     launch_seconds: float = LAUNCH_SECONDS
 
 
-NO_COST = Cost("nowhere", 0, 0, False)
-
-
 @dataclass
 class Work:
     """The operators of one step: how often each (flops, bytes, half) occurs, and bytes over the host link."""
@@ -58,6 +45,8 @@ class Work:
     host_bytes: float = 0
     host_compute_bytes: float = 0
     """Bytes that the host's own processor reads and writes, for optimizers that live there."""
+    uncertain: set[tuple[int, int, bool]] = field(default_factory=set)
+    """Those of `operators` whose published times are spread widely."""
     uses_tf32: bool = False
     share: float = 1.0
     """Of the steps, those in which what is observed now happens: a penalty every 16 steps is a sixteenth of each."""
@@ -71,15 +60,18 @@ class Work:
             cost = cost_of(func, args, kwargs, result)
             if outcome is not None:
                 outcome.cost = cost
-        if cost.place == "device":
-            self.add(cost.flops, cost.moved, cost.half)
-        elif cost.place == "link":
-            self.host_bytes += self.share * cost.moved
-        elif cost.place == "host":
-            self.host_compute_bytes += self.share * cost.moved
+        for flops, moved in cost.kernels:
+            if cost.place == "device":
+                self.add(flops, moved, cost.half)
+                if cost.is_uncertain:
+                    self.uncertain.add((flops, moved, cost.half))
+            elif cost.place == "link":
+                self.host_bytes += self.share * moved
+            else:
+                self.host_compute_bytes += self.share * moved
 
     def add(self, flops: int, moved: int, half: bool) -> None:
-        """Count an operator of the device."""
+        """Count a kernel of the device."""
         self.operators[flops, moved, half] += self.share
 
     def seconds(self, gpu: Gpu, efficiency: Efficiency = Efficiency()) -> float:
@@ -90,6 +82,14 @@ class Work:
         on_link = self.host_bytes / (gpu.host_link * 1e9)
         return max(total, on_link) + self.host_compute_bytes / HOST_BANDWIDTH
 
+    def band(self, gpu: Gpu) -> float:
+        """Return the share of a step's time by which published times may differ from planned ones."""
+        if not self.uncertain:
+            return BAND
+        times = {key: count * self.operator_seconds(gpu, *key) for key, count in self.operators.items()}
+        share = sum(times.get(key, 0.0) for key in self.uncertain) / sum(times.values())
+        return UNCERTAIN_BAND if share >= UNCERTAIN_SHARE else BAND
+
     def operator_seconds(
         self, gpu: Gpu, flops: int, moved: int, half: bool, efficiency: Efficiency = Efficiency()
     ) -> float:
@@ -98,31 +98,6 @@ class Work:
         arithmetic = flops / (peak * 1e12 * efficiency.arithmetic)
         traffic = moved / (gpu.bandwidth * 1e9 * efficiency.bandwidth)
         return max(arithmetic, traffic, efficiency.launch_seconds)
-
-
-def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Cost:
-    """Return the seconds of an operator's call. They follow from the forms of its tensors."""
-    is_free, count_flops = _costs(func)
-    if is_free:
-        return NO_COST
-    inputs = [*tensors_in(args), *tensors_in(kwargs)]
-    tensors = [*inputs, *tensors_in(result)]
-    if not tensors:
-        return NO_COST
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    moved = sum(sizes)
-    devices = {tensor.device.type for tensor in tensors if tensor.dim()}
-    if "cpu" in devices:
-        # A copy crosses once, however many of its tensors the operator names: `copy_` returns what it was given.
-        return Cost("link", 0, max(sizes), False) if len(devices) > 1 else Cost("host", 0, moved, False)
-    flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
-    return Cost("device", flops, moved, any(tensor.dtype in HALF for tensor in inputs))
-
-
-@functools.cache
-def _costs(func: Any) -> tuple[bool, Callable[..., Any] | None]:
-    """Return whether an operator launches nothing, and what counts its floating-point operations, if it has many."""
-    return func._schema.name.removeprefix("aten::") in FREE, flop_registry.get(func._overloadpacket)
 
 
 HOST_BANDWIDTH = 15e9

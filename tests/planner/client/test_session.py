@@ -79,7 +79,6 @@ def test_planning_twice_gives_the_same_plan(session: Session) -> None:
         ("Selects", "depends on tensor values"),
         ("MovesItself", "moves itself to a GPU"),
         ("LooksInHook", "looks at a tensor's value"),
-        ("FakeQuantized", "aten::empty_strided, which it calls, has no rule for a GPU that is not there"),
         ("Prints", "looks at a tensor's value"),
         ("StaysOnCpu", "tensors of the CPU and of the GPU meet"),
         ("SparseEmbedding", "sparse tensors are not followed"),

@@ -31,6 +31,7 @@ from mpt.planner.recipes import planned
 from mpt.planner.recipes.scaling import Row, Scaling, sizes_until
 from mpt.planner.step.shard_trace import Chunks
 from mpt.planner.trace.overlap import OrderedWork, Sent, step_time
+from mpt.planner.trace.time_model import ARITHMETIC_SHARE
 from tests.planner.test_command import Shared
 
 Command = Callable[..., dict[str, Any]]
@@ -149,7 +150,7 @@ def test_communication_beside_computing_is_not_exposed() -> None:
     cluster = find_cluster(H100, None, 8)
     count = 2**28
     takes = cluster.seconds("all_reduce", count, 8)
-    flops = int(10 * takes * H100.half * 1e12 * 0.6)  # ten times as long
+    flops = int(10 * takes * H100.half * 1e12 * ARITHMETIC_SHARE)  # ten times as long
     covered, late = OrderedWork(), OrderedWork()
     for work, order in ((covered, ("send", "compute")), (late, ("compute", "send"))):
         for what in order:
@@ -203,7 +204,7 @@ def test_streams_wait_for_events_and_the_host_for_nothing() -> None:
     cluster = find_cluster(H100, None, 8)
     count = 2**28
     takes = cluster.seconds("all_gather", count, 8)
-    flops = int(takes * H100.half * 1e12 * 0.6)
+    flops = int(takes * H100.half * 1e12 * ARITHMETIC_SHARE)
     work = OrderedWork()
     work.send(Sent("all_gather", count, 8, stream=2, is_waited_for=True))
     work.record(1, 2)

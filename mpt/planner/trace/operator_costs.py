@@ -1,0 +1,132 @@
+"""What one operator of a step costs: the kernels that it launches, each with its arithmetic and its memory traffic.
+
+Floating-point operations come from torch's flop counter, bytes from the operator's tensors. A convolution is more than
+one kernel, and three things about it are seen in published times and not in its operations:
+
+- Its backward pass is a kernel for each gradient. Torch's counter takes the weight gradient of a grouped convolution
+  for a dense one, that is for so many times more as there are groups.
+- Tensor cores work on tiles: a group of fewer channels than `GROUP_TILE` takes the time of a whole tile. One channel a
+  group is no matrix product: those kernels wait for memory, the one of the weight gradient much longer.
+- In half precision cuDNN computes in channels_last, so that a convolution of contiguous tensors copies them.
+
+The constants are fitted to half of timm's tables of training speeds on an RTX 3090 and checked on the other half
+(`scripts/check_timm_times.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from mpt.planner.device.outcomes import Cost, Kernel
+from mpt.run.process.storage_trace import tensors_in
+
+GROUP_TILE = 64
+"""Channels that a group of a convolution is computed as if it had, at least."""
+DEPTHWISE_SLOWDOWN = 6.0
+"""How many times longer than its memory traffic the weight gradient of a depthwise convolution takes."""
+LAYOUT_SHARE = 1.2
+"""Memory traffic of the copies to channels_last and back, of the convolution's own."""
+GRADIENT_SHARE = 0.6
+"""Of a backward convolution's tensors, how much each of its two kernels reads and writes: gradient and one more."""
+HALF = (torch.float16, torch.bfloat16)
+VIEWS = (
+    "view reshape _reshape_alias expand permute transpose t slice select unsqueeze squeeze detach alias as_strided "
+    "_unsafe_view split split_with_sizes unbind chunk empty empty_like empty_strided new_empty new_empty_strided "
+    "lift_fresh _local_scalar_dense unfold narrow view_as_real view_as_complex diagonal numpy_T movedim"
+)
+FREE = frozenset(VIEWS.split(" "))
+"""Operators that launch nothing."""
+NO_COST = Cost("nowhere", (), False)
+_aten = torch.ops.aten
+
+
+def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Cost:
+    """Return what a call of an operator takes. It follows from the forms of its tensors."""
+    is_free, count_flops = _costs(func)
+    if is_free:
+        return NO_COST
+    inputs = [*tensors_in(args), *tensors_in(kwargs)]
+    tensors = [*inputs, *tensors_in(result)]
+    if not tensors:
+        return NO_COST
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    moved = sum(sizes)
+    devices = {tensor.device.type for tensor in tensors if tensor.dim()}
+    if "cpu" in devices:
+        # A copy crosses once, however many of its tensors the operator names: `copy_` returns what it was given.
+        return Cost("link", ((0, max(sizes)),), False) if len(devices) > 1 else Cost("host", ((0, moved),), False)
+    flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
+    half = any(tensor.dtype in HALF for tensor in inputs)
+    if func is _aten.convolution.default:
+        kernels = convolution_kernels(args[0], args[1], args[8], flops, moved)
+        return Cost("device", kernels, half, is_uncertain(args[0], args[1], args[8]))
+    if func is _aten.convolution_backward.default:
+        kernels = gradient_kernels(args[1], args[2], args[9], args[10], flops, moved)
+        return Cost("device", kernels, half, is_uncertain(args[1], args[2], args[9]))
+    return Cost("device", ((flops, moved),), half)
+
+
+def convolution_kernels(given: Tensor, weight: Tensor, groups: int, flops: int, moved: int) -> tuple[Kernel, ...]:
+    """Return a convolution's kernels; `flops` and `moved` are of all of it."""
+    channels = channels_of_group(weight, groups)
+    if is_depthwise(weight, groups):
+        return ((0, moved),)
+    return ((padded(flops, channels, groups), moved), *layout_copies(given, moved))
+
+
+def gradient_kernels(
+    given: Tensor, weight: Tensor, groups: int, wanted: Sequence[bool], flops: int, moved: int
+) -> tuple[Kernel, ...]:
+    """Return the kernels of a convolution's backward pass, of which `wanted` are input, weight and bias."""
+    of_input, of_weight = wanted[0], wanted[1]
+    count = of_input + of_weight
+    if not count:
+        return ((flops, moved),)
+    each = moved if count == 1 else int(moved * GRADIENT_SHARE)
+    channels = channels_of_group(weight, groups)
+    flops //= of_input + of_weight * groups  # as torch counts them
+    if is_depthwise(weight, groups):
+        return ((0, each),) * of_input + ((0, int(each * DEPTHWISE_SLOWDOWN)),) * of_weight
+    kernel = (padded(flops, channels, groups), each)
+    return (kernel, *layout_copies(given, each)) * count
+
+
+def channels_of_group(weight: Tensor, groups: int) -> int:
+    """Return the fewer of a group's channels at either end."""
+    return min(weight.shape[1], weight.shape[0] // groups)
+
+
+def is_depthwise(weight: Tensor, groups: int) -> bool:
+    """Return whether each channel is convolved on its own."""
+    return groups > 1 and weight.shape[1] == 1 and weight.shape[0] == groups
+
+
+def is_uncertain(given: Tensor, weight: Tensor, groups: int) -> bool:
+    """Return whether a convolution is grouped and in channels_last: published times are 0.6 to 5 times planned ones."""
+    if groups == 1 or is_depthwise(weight, groups) or given.dim() != 4:
+        return False
+    return given.is_contiguous(memory_format=torch.channels_last) and not given.is_contiguous()
+
+
+def padded(flops: int, channels: int, groups: int) -> int:
+    """Return the operations of a grouped convolution whose channels fill whole tiles."""
+    return flops if groups == 1 else int(flops * max(1.0, GROUP_TILE / channels))
+
+
+def layout_copies(given: Tensor, moved: int) -> tuple[Kernel, ...]:
+    """Return the copies to channels_last of a half convolution of contiguous tensors (batch, channels, h, w)."""
+    if given.dtype not in HALF or given.dim() != 4 or given.is_contiguous(memory_format=torch.channels_last):
+        return ()
+    return ((0, int(moved * LAYOUT_SHARE)),)
+
+
+@functools.cache
+def _costs(func: Any) -> tuple[bool, Callable[..., Any] | None]:
+    """Return whether an operator launches nothing, and what counts its floating-point operations, if it has many."""
+    return func._schema.name.removeprefix("aten::") in FREE, flop_registry.get(func._overloadpacket)

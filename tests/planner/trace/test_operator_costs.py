@@ -1,0 +1,94 @@
+"""Which kernels an operator is taken to launch, with their arithmetic and traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpt.planner.device.outcomes import Cost, Kernel
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.trace.operator_costs import cost_of
+from mpt.planner.trace.time_model import BAND, UNCERTAIN_BAND, Work
+
+SIDE, BATCH, CHANNELS = 8, 2, 128
+
+
+class Costs(TorchDispatchMode):
+    """Keeps what each operator costs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Cost] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.found[func._schema.name.removeprefix("aten::")] = cost_of(func, args, kwargs or {}, result)
+        return result
+
+
+def costs(groups: int, dtype: torch.dtype = torch.float32, layout: Any = torch.contiguous_format) -> dict[str, Cost]:
+    """Return what a convolution of 128 channels costs, forward and backward."""
+    weight = torch.empty(CHANNELS, CHANNELS // groups, 3, 3, dtype=dtype, device="meta", requires_grad=True)
+    image = torch.empty(BATCH, CHANNELS, SIDE, SIDE, dtype=dtype, device="meta")
+    image = image.contiguous(memory_format=layout).requires_grad_()
+    with Costs() as seen:
+        result: Tensor = torch.conv2d(image, weight, padding=1, groups=groups)
+        result.backward(torch.empty_like(result))
+    return seen.found
+
+
+def operations(kernels: tuple[Kernel, ...]) -> list[int]:
+    """Return each kernel's operations."""
+    return [flops for flops, _ in kernels]
+
+
+DENSE = 2 * BATCH * SIDE * SIDE * CHANNELS * CHANNELS * 9
+"""Two for each multiplication and addition: samples x places x channels in x channels out x kernel."""
+
+
+def test_a_backward_convolution_is_one_product_for_each_gradient() -> None:
+    found = costs(1)
+    assert operations(found["convolution"].kernels) == [DENSE]
+    assert operations(found["convolution_backward"].kernels) == [DENSE, DENSE]
+
+
+def test_groups_divide_the_operations_of_all_three_products_down_to_a_tile_of_64_channels() -> None:
+    halves, quarters = costs(2), costs(4)
+    assert operations(halves["convolution"].kernels) == [DENSE // 2]
+    assert operations(halves["convolution_backward"].kernels) == [DENSE // 2] * 2
+    assert operations(quarters["convolution"].kernels) == [DENSE // 4 * 2]  # 32 channels take the time of 64
+    assert operations(quarters["convolution_backward"].kernels) == [DENSE // 4 * 2] * 2
+
+
+def test_depthwise_kernels_wait_for_memory_and_the_weight_gradient_longest() -> None:
+    found = costs(CHANNELS)
+    assert operations(found["convolution"].kernels) == [0]
+    (_, of_input), (_, of_weight) = found["convolution_backward"].kernels
+    assert of_weight == pytest.approx(6 * of_input)
+
+
+def test_half_convolutions_of_contiguous_tensors_copy_them_to_channels_last() -> None:
+    half = torch.float16
+    ((flops, moved), (none, copied)) = costs(1, half)["convolution"].kernels
+    assert (flops, none) == (DENSE, 0)
+    assert copied == int(moved * 1.2)
+    assert len(costs(1, half)["convolution_backward"].kernels) == 4
+    assert len(costs(1, half, torch.channels_last)["convolution"].kernels) == 1
+
+
+def test_steps_of_grouped_convolutions_in_channels_last_have_a_wider_band() -> None:
+    bands = []
+    for groups in (1, 4):
+        work = Work()
+        found = costs(groups, torch.float16, torch.channels_last)["convolution"]
+        assert found.is_uncertain == (groups == 4)
+        for flops, moved in found.kernels:
+            work.add(flops, moved, found.half)
+            if found.is_uncertain:
+                work.uncertain.add((flops, moved, found.half))
+        bands.append(work.band(find_gpu("rtx3060")))
+    assert bands == [BAND, UNCERTAIN_BAND]
