@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpt.run.process.files import write_atomically
-from scripts.fault_battery_power import PowerRecorder, State, left_of, read_state, write_states
+from scripts.fault_battery_power import PowerRecorder, State, left_of, read_state, watch_operations, write_states
 
 
 def states_of(place: Path, durable: bool) -> list[State]:
@@ -21,6 +21,7 @@ def states_of(place: Path, durable: bool) -> list[State]:
     if child == 0:
         recorder = PowerRecorder(folder)
         recorder.start()
+        watch_operations(recorder.look, recorder.note_sync)
         write_atomically(folder / "a", b"new content", durable=durable)
         write_states(recorder.states(), place)
         os._exit(0)

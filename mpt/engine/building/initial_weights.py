@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mpt.engine.state.moving_averages import SUFFIX
 from mpt.engine.building.position_grids import resample
 from mpt.errors import CheckpointError
 from mpt.memory.low_bit.packed_linear import PREFIX
@@ -87,7 +88,8 @@ def load_initial_weights(
     path, file, passed_over = read_start(path) if foreign is None else (path, WeightsFile(foreign), ())
     refuse_packed(path, file)
     translated = translate(modules, file.tensors) if translate is not None else None
-    twins = {name: value for name, value in (translated or {}).items() if name.partition(".")[0] not in modules}
+    averages = tuple(f"{name}{SUFFIX}." for name in modules)
+    twins = {name: value for name, value in (translated or {}).items() if name.startswith(averages)}
     given = file.tensors if translated is None else {k: v for k, v in translated.items() if k not in twins}
     match = best_match(modules, given)
     least = LEAST_SHARE if translated is None else LEAST_TRANSLATED

@@ -14,7 +14,7 @@ from mpt.run.process import operating_system
 from mpt.systems.deepfacelab.commands.shared import model_switch
 from mpt.systems.deepfacelab.commands.shared.model_folder import Folder, write_file
 from mpt.systems.deepfacelab.commands.shared.model_switch import replacing
-from scripts.fault_battery_power import PowerRecorder, lay_out, read_state, write_states
+from scripts.fault_battery_power import PowerRecorder, lay_out, read_state, watch_operations, write_states
 
 PARTS = ("encoder", "decoder_src", "decoder_dst")
 EVENTS = ("open", "os.link", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "os.chmod")
@@ -128,6 +128,7 @@ def test_a_power_loss_at_any_moment_leaves_the_old_or_the_new_model_whole(tmp_pa
     if child == 0:
         recorder = PowerRecorder(place)
         recorder.start()
+        watch_operations(recorder.look, recorder.note_sync)
         write_new(place / "model")
         write_states(recorder.states(), tmp_path)
         os._exit(0)
