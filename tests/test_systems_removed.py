@@ -88,7 +88,7 @@ def test_there_are_systems_and_their_parts_are_found() -> None:
 
 def test_no_common_file_names_a_system() -> None:
     """Names of folders anywhere, docstrings included; names of parts as whole strings, but for words of others."""
-    # a function of torch, a command of other programs, a library whose files of adapters are written, a generator's noise
+    # A function of torch, a command of other programs, a library whose adapter files are written, a generator's noise.
     words_of_others = {"interpolate", "detect", "diffusers", "latents"}
     parts = {name for system in SYSTEMS for names in parts_of(system).values() for name in names} - words_of_others
     wrong = []

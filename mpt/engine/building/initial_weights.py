@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mpt.engine.state.moving_averages import SUFFIX
 from mpt.engine.building.position_grids import resample
+from mpt.engine.state.moving_averages import SUFFIX
 from mpt.errors import CheckpointError
 from mpt.memory.low_bit.packed_linear import PREFIX
 from mpt.run.checkpoints import checkpoint
