@@ -147,6 +147,6 @@ def changed_values(before: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, values in before.items():
         now = module_values(sys.modules[name])
         for key, value in values.items():
-            if now.get(key) != value:
+            if repr(now.get(key)) != repr(value):  # NaN is not equal to itself
                 short = name.removeprefix(f"{IMPORT_HOME}.")
                 yield f"{short}.{key} ({value!r} at the beginning, then {now.get(key)!r})"

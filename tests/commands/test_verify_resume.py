@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import yaml
 from mpt.commands import verify_resume
 from mpt.commands.verify_resume import Command as VerifyResumeArguments
 from mpt.config.load import load_config
-from mpt.doctor.resume_cause import find_cause
+from mpt.doctor.resume_cause import changed_values, find_cause, module_values
 from mpt.errors import GateError
 from mpt.workflows import resume_check
 
@@ -166,6 +167,16 @@ def test_a_value_of_a_module_that_training_changes_is_named(here: Path) -> None:
     settings = {"model": model, "dataset": "digits", "train": {"batch_size": 16, "epochs": 1}}
     cause = find_cause(load_config(settings, allow=["global_net"]), 2)
     assert cause.module_values == ["global_net.CALLS (0 at the beginning, then 2)"]
+
+
+def test_a_nan_of_a_module_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("with_nan")
+    module.LIMIT, module.COUNT = float("nan"), 1  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "with_nan", module)
+    before = {"with_nan": module_values(module)}
+    assert list(changed_values(before)) == []
+    module.COUNT = 2  # type: ignore[attr-defined]
+    assert list(changed_values(before)) == ["with_nan.COUNT (1 at the beginning, then 2)"]
 
 
 @pytest.mark.slow
