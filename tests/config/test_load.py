@@ -435,10 +435,18 @@ def test_any_value_is_taken_as_it_is_or_refused_at_its_place(registry, path, val
     settings_found = part if isinstance(part, Options) or section == "memory" else part.settings
     found = getattr(part if key in ("name", "mode") else settings_found, key)
     if value is not None or key not in ("name", "mode", "steps"):  # null takes the default of these
-        if isinstance(found, Options):  # a section within a section
+        if isinstance(found, Options):  # a section within a section, or a number that stands for one (train.ema=0.5)
             found = found.model_dump(exclude_unset=True)
+            if not isinstance(value, dict):
+                (found,) = found.values()
         assert (list(found) if isinstance(found, tuple) else found) == value
         assert isinstance(found, bool) == isinstance(value, bool)
+
+
+def test_a_number_of_an_average_is_its_decay(registry):
+    found = load_config({"model": {"name": "net"}, "train": {"ema": 0.5}}, registry=registry).train.ema
+    assert found is not None
+    assert found.decay == 0.5
 
 
 def test_checking_is_quick(registry):
