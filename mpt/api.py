@@ -323,7 +323,7 @@ def verify_resume(
 
 
 def _side(what: Config | PathLike, runs: PathLike, allow: Sequence[str]) -> Side:
-    """Return a configuration, or what a path or name represents."""
+    """Return a configuration, or read the one that a path or name refers to."""
     from mpt.workflows.partings import read_with_own_parts
     from mpt.workflows.sides import Side
 

@@ -28,7 +28,7 @@ from mpt.report.units import show_bytes, show_figure, show_ratio, show_seconds, 
 from mpt.run.records.layout import find_run
 from mpt.workflows.compare import compare, compare_finished
 from mpt.workflows.compare_over import MARGIN, Over, Swept, compare_over
-from mpt.workflows.compare_sides import read_sides
+from mpt.workflows.compare_sides import Sides, read_sides
 from mpt.workflows.sides import is_config, resolve_mode, suggest
 from mpt.workflows.training_process import Check, Train
 
@@ -88,14 +88,7 @@ def run(arguments: Command, train: Train | None = None, check: Check | None = No
     if words and not arguments.variant and not any(resolve_mode(word) or is_config(word) for word in words):
         comparison, folder = compare_finished(read_records(words, arguments, overrides), margin, output)
     else:
-        sides = read_sides(
-            words,
-            arguments.config,
-            variants=arguments.variant,
-            overrides=overrides,
-            device=arguments.device,
-            allow=arguments.allow,
-        )
+        sides = sides_of(words, overrides, arguments)
         comparison, folder = compare(
             sides,
             margin=margin,
@@ -129,15 +122,7 @@ def sweep(
     given = [name for name in ("until_decided", "gate") if getattr(arguments, name)]
     if given:
         raise ConfigError(f"mpt compare: --{given[0].replace('_', '-')} does not go with --over, which gives windows.")
-    sides = read_sides(
-        words,
-        arguments.config,
-        variants=arguments.variant,
-        overrides=overrides,
-        device=arguments.device,
-        allow=arguments.allow,
-        alone=True,
-    )
+    sides = sides_of(words, overrides, arguments, alone=True)
     found, folder = compare_over(
         Swept(sides, Over.parse(arguments.over or ""), arguments.allow),
         margin=arguments.margin or MARGIN,
@@ -155,6 +140,19 @@ def sweep(
         return
     print("\n".join(sweep_lines(found)))
     print(f"wrote {os.path.join(folder, 'comparison.html')} (and .md, .json)")
+
+
+def sides_of(words: Sequence[str], overrides: Sequence[str], arguments: Command, alone: bool = False) -> Sides:
+    """Return the modes and configurations that were named; `alone` allows a single one."""
+    return read_sides(
+        words,
+        arguments.config,
+        variants=arguments.variant,
+        overrides=overrides,
+        device=arguments.device,
+        allow=arguments.allow,
+        alone=alone,
+    )
 
 
 def read_records(words: Sequence[str], arguments: Command, overrides: Sequence[str]) -> list[RunRecord]:

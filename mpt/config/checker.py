@@ -282,7 +282,7 @@ class Checker:
         written = node.value
         lengths = [key for key in ("steps", "epochs") if key in written and written[key].value is not None]
         said_later = [key for key in lengths if written[key].place.line is None]
-        if len(lengths) == 2 and len(said_later) == 1:  # an override of one length represents the file's other one
+        if len(lengths) == 2 and len(said_later) == 1:  # an override of one length replaces the file's other one
             kept = {key: one for key, one in written.items() if key in said_later or key not in lengths}
             node = replace(node, value=kept)
         elif len(lengths) == 2:

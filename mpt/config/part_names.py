@@ -21,7 +21,8 @@ def known_as(kind: str, *built_in: str) -> AfterValidator:
                 if path.stem == name:
                     declared = f"{function}({', '.join(parameters) or '...'})"
                     raise ValueError(f"allowed: a file that declares `{declared}`, which {path} does not")
-            raise ValueError(unknown_name(name, [*built_in, *known]).partition("; ")[2])  # the findings is said behind
+            # The sentence's first part, that the name is unknown, is added by the one who prints it.
+            raise ValueError(unknown_name(name, [*built_in, *known]).partition("; ")[2])
         return name
 
     return AfterValidator(check)

@@ -101,7 +101,7 @@ def read_description(path: Path) -> str:
 
 
 def declares_function(source: str, name: str, parameters: Sequence[str]) -> bool:
-    """Has a source a top-level function of that name and with these parameters? () represents some, of any names."""
+    """Has a source a top-level function of that name and with these parameters? () allows any parameters."""
     if f"def {name}" not in source:
         return False
     return any(

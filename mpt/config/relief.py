@@ -8,7 +8,7 @@ anywhere else:
   "moments" (what the run does outside its steps).
 - `PROPOSALS`: the planner's proposals as its YAML value, the gentlest first.
 - `DIALS`: settings with one number to be found, each a mapping in which that number is a pair: the value that relieves
-  most, and the one that relieves least. Whole numbers stay whole; "activations" represents the configuration's contents
+  most, and the one that relieves least. Whole numbers stay whole; "activations" means the configuration's own list
   of that category at its peak, in GiB.
 - `LADDER`: the YAML value that is set when memory runs out in training. Only for exact tricks, which can be applied to
   a run that has begun.

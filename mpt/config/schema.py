@@ -94,7 +94,7 @@ class MovingAverage(Options):
 
 
 class Train(Options):
-    """The `train` section: how long, how much at once, and the side jobs."""
+    """The `train` section: how long, how much at once, and the work in between."""
 
     steps: int | None = Field(None, gt=0)
     """Optimizer steps to take. Give this or `epochs`; 1000 if neither is."""

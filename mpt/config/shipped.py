@@ -1,6 +1,6 @@
 """The configurations that come with mpt: `@dcgan_amp` for their files, wherever mpt is installed.
 
-In a checkout they lie alongside the package in `configs/`, in an installation inside it.
+In a checkout they lie next to the package in `configs/`, in an installation inside it.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class Instrument:
     """Whether every bit is to be known by a checksum, and not a sample's alone."""
 
     def before(self, func: Any, args: Any, kwargs: Any) -> Inputs | None:
-        """Note an operator's inputs, which may write over it; None for one that computes nothing."""
+        """Note an operator's inputs before it can overwrite them; None for one that computes nothing."""
         if func._overloadpacket in SILENT:
             return None
         leaves = tree_leaves((args, kwargs))

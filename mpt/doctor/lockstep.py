@@ -89,7 +89,7 @@ class Training:
         """Perform a phase's update as the loop does; return its losses and whether the step was skipped.
 
         A step that a dynamic loss scale would skip is repeated at the lower one: what is compared is the training after
-        the scale has found its level. `settled` keeps the findings.
+        the scale has found its level. `settled` keeps the scales that were found.
         """
         run, scaler = self.run, self.run.precision.scalers.get(phase.name)
         for _ in range(HALVINGS):

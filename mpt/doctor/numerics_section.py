@@ -89,7 +89,7 @@ def examine_with_stable_reference(subject: Subject) -> tuple[Subject, list[Exami
         stable = dataclasses.replace(subject, reference_forms=STABLE_FORMS)
         try:
             again = examine(stable)
-        except ConfigError:  # refused alongside another setting: a compiled network
+        except ConfigError:  # refused together with another setting: a compiled network
             return subject, found
         if all(one.is_finite_in_float32 for one in again):
             return stable, again

@@ -53,7 +53,7 @@ class PhaseJudge:
         return not error <= max(self.floor, BEYOND_ROUNDING * rounding)
 
     def of_outputs(self) -> Parting | None:
-        """Compare the modules' outputs of the samples."""
+        """Compare the modules' outputs for the samples."""
         for name, value in self.alone.outputs.items():
             parts = [rank.outputs[name] for rank in self.ranks if name in rank.outputs]
             together = torch.cat(parts) if parts and {part.shape[1] for part in parts} == {value.shape[1]} else None

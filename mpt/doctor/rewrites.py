@@ -84,7 +84,7 @@ def smallest_forms(
     def helps(chosen: Sequence[str]) -> bool:
         try:
             return verdict.is_healthy(with_stable_forms(subject.config, chosen))
-        except ConfigError:  # refused alongside another setting: a compiled network
+        except ConfigError:  # refused together with another setting: a compiled network
             return False
 
     for form in forms:

@@ -219,7 +219,7 @@ def names_for(count: int, names: Sequence[str]) -> list[str]:
 
 @torch.no_grad()
 def check_onnx(path: Path, network: nn.Module, inputs: tuple[Any, ...]) -> str:
-    """Run the file alongside the network if ONNX Runtime is installed; return the findings."""
+    """Run the file and the network on the same inputs if ONNX Runtime is installed; return their difference as text."""
     if importlib.util.find_spec("onnxruntime") is None:
         return "its structure was checked; install onnxruntime to have its output compared too"
     session = importlib.import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -147,7 +147,7 @@ def label_steps(axes: Axes, label: str) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(label)
     low, high = axes.get_xlim()
-    if high - low < 2:  # one step alone: no fractions of a step alongside it
+    if high - low < 2:  # one step alone: no fractions of a step around it
         axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     write_numbers_out(axes)

@@ -18,7 +18,7 @@ def draw_batch(run: Run, phase: Phase, batch: Batch) -> Batch:
 
 
 END = object()
-"""What represents the end of a phase's losses: a phase may yield anything by mistake."""
+"""The mark of the end of a phase's losses: a phase may yield anything by mistake."""
 
 
 def losses_of(run: Run, phase: Phase, part: Batch, figures: Figures | None = None) -> Iterator[tuple[Loss, ...]]:

@@ -227,7 +227,7 @@ def run_sides(trainer: Trainer, count: int, told: set[str], *, quiet: bool) -> l
 
 
 def raise_failure(name: str, code: int, words: str) -> None:
-    """Raise what an exit code represents, unless it is 0."""
+    """Raise the error of an exit code, unless it is 0."""
     if code > 128:
         raise Interrupted(f"interrupted during {name}; the same command goes on from here", code - 128)
     if code:

@@ -1,7 +1,7 @@
 """An exported ONNX file in float32, float16 or 8 bits that has proved itself before it gets its name.
 
 `finish` takes the float32 file that torch's exporter wrote: it runs it in the network's place on real samples, writes
-it in fewer bits if that is wanted, measures the task's metric, and says in the file and on a page the findings.
+it in fewer bits if that is wanted, measures the task's metric, and writes the result into the file and on a page.
 Without the run's data no metric is measured, and ranges are those of the samples that the network was exported with.
 """
 

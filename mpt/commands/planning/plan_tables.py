@@ -60,7 +60,7 @@ def described(name: str, plan: Plan) -> str:
 
 
 def print_plan(console: Console, name: str, gpu: Gpu, calibration: Calibration, plan: Plan, is_verbose: bool) -> None:
-    """Print a configuration, or a step, unchanged; with details also the memory at the peak."""
+    """Print the plan of a configuration, or a step, unchanged; with details also the memory at the peak."""
     console.print(f"{described(name, plan)}, on {gpu.name}, as it stands", style="bold", markup=False)
     table = columns("", ">", "")
     table.show_header = False

@@ -39,7 +39,7 @@ def grid_of(tiles_bchw: Tensor, columns: int | None = None, padding: int = 2) ->
 def write_grid(tiles_bchw: Tensor, path: Path, columns: int | None = None, follow_folder: bool = True) -> None:
     """Write tiles as one PNG, whole or not at all. Raises InputOutputError when the file cannot be written.
 
-    A link under the file's name is replaced; with `follow_folder=False` one that represents its folder is an error.
+    A link under the file's name is replaced; with `follow_folder=False` a folder that is a link is an error.
     """
     content = io.BytesIO()
     grid_of(tiles_bchw, columns).save(content, "PNG")

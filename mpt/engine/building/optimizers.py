@@ -41,8 +41,8 @@ def build_optimizers(
         own: Any = config.optimizer.plugin.native_settings(settings[name])
         if precision.numerics.lifts_state and own.gains_by_fusing and own.foreach is None and own.fused is None:
             own = own.model_copy(update={"fused": True})  # its steps are on float32, whatever the weights are
-        # Optimizers choose the foreach path by looking at the devices, which fakes hide, and not if one of them is
-        # the CPU, as with weights that wait there: say what a GPU would get.
+        # Optimizers choose the foreach path by their parameters' devices, which fakes hide, and avoid it if one is the
+        # CPU, as with weights that wait there: ask for the path that a GPU would take.
         if says_foreach and setting_of(own, "foreach", False) is None and not setting_of(own, "fused"):
             own = own.model_copy(update={"foreach": True})
         parameters = group_parameters(name, module, precision.parameters(module), own)

@@ -117,7 +117,7 @@ class CheckpointSaver:
     def tell_removed_files(self) -> None:
         """Warn of files that somebody removed since the last save: the run goes on without what they held.
 
-        Raises InputOutputError if a link represents the run's folder, before anything is written behind it.
+        Raises InputOutputError if a link has taken the place of the run's folder, before anything is written behind it.
         """
         self.directory.refuse_link()
         removed = self.journal.recorder.reopen_removed()

@@ -20,7 +20,7 @@ from mpt.precision.shared.float32_modules import keeping
 from mpt.seams import Batch, Phase, Run
 
 MOST_TRIALS = 60
-"""Steps that a search may take; the findings by then is offered, and said to be no more than that."""
+"""Steps that a search may take. After them it offers the best list so far, and says that a smaller one may exist."""
 
 Helps = Callable[[Sequence[str]], bool]
 

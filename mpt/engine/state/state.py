@@ -73,7 +73,7 @@ def as_number(value: Tensor) -> Tensor:
 def restore(run: Run, state: Mapping[str, Any]) -> dict[str, Carried]:
     """Put a captured state into a built run; return a report on the state of optimizers that have changed.
 
-    Raises CheckpointError listing the missing parts, unexpected or of another shape.
+    Raises CheckpointError that lists the parts that are missing, unexpected or of another shape.
     """
     changed = restore_tensors(run, state)
     restore_random(state["random"], run.device)

@@ -45,7 +45,7 @@ def require(what: str, made: Any, kind: type[Made]) -> Made:
 def check_figures(task: Task, made: Any) -> dict[str, float]:
     """Return the results of a task's `conclude` as numbers; PartError if it is none, or lacks the task's metric.
 
-    A tensor with one element is a number; anything else a task may add to an evaluation as `details`.
+    A tensor with one element is a number; anything else a task may add to an evaluation goes into its `details`.
     """
     what = f"task {type(task).__name__}: its conclude"
     if not isinstance(made, Mapping):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,22 @@ def to_eight_bits(model: Any, kept: Collection[str], feeds: Sequence[Feeds]) -> 
     """Return a prepared model in 8 bits, calibrated on inputs, whose `kept` nodes compute in float32."""
     import onnx
 
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "given.onnx", Path(folder) / "made.onnx"
+        onnx.save(model, str(given))
+        quantise_file(given, made, feeds, QUANTISED, kept)
+        return onnx.load(str(made))
+
+
+def quantise_file(
+    given: Path, made: Path, feeds: Iterable[Feeds], operators: Sequence[str], kept: Collection[str] = ()
+) -> None:
+    """Write a file in 8 bits: QDQ, weights symmetric per channel, activations of 8 bits without a sign.
+
+    `feeds` are the inputs to calibrate on, by name; `operators` are the types that are quantised, except the nodes
+    named in `kept`.
+    """
     quantisation = importlib.import_module("onnxruntime.quantization")
-    root = logging.getLogger()
-    level = root.level
     stream = iter(feeds)
 
     class Reader(quantisation.CalibrationDataReader):  # type: ignore[name-defined, misc]
@@ -48,23 +61,21 @@ def to_eight_bits(model: Any, kept: Collection[str], feeds: Sequence[Feeds]) -> 
             one = next(stream, None)
             return None if one is None else dict(one)
 
-    with tempfile.TemporaryDirectory() as folder:
-        given, made = Path(folder) / "given.onnx", Path(folder) / "made.onnx"
-        onnx.save(model, str(given))
-        root.setLevel(logging.ERROR)
-        try:
-            quantisation.quantize_static(
-                str(given),
-                str(made),
-                Reader(),
-                quant_format=quantisation.QuantFormat.QDQ,
-                per_channel=True,
-                op_types_to_quantize=list(QUANTISED),
-                nodes_to_exclude=list(kept),
-                activation_type=quantisation.QuantType.QUInt8,
-                weight_type=quantisation.QuantType.QInt8,
-                extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
-            )
-        finally:
-            root.setLevel(level)
-        return onnx.load(str(made))
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)  # it warns of models that were not prepared
+    try:
+        quantisation.quantize_static(
+            str(given),
+            str(made),
+            Reader(),
+            quant_format=quantisation.QuantFormat.QDQ,
+            per_channel=True,
+            op_types_to_quantize=list(operators),
+            nodes_to_exclude=list(kept),
+            activation_type=quantisation.QuantType.QUInt8,
+            weight_type=quantisation.QuantType.QInt8,
+            extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
+        )
+    finally:
+        root.setLevel(level)

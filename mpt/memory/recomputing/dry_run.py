@@ -263,7 +263,7 @@ def _explained(setting: str) -> Iterator[None]:
 
 
 def _fake_twin(tensor: Tensor) -> Tensor:
-    """Return the fake tensor that represents a real one; there is one only per fake mode."""
+    """Return the fake tensor of a real one; a fake mode has one for each."""
     mode = detect_fake_mode()
     assert mode is not None
     return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)

@@ -21,7 +21,7 @@ from mpt.memory.recomputing.selective import Kept, alias
 
 
 class Record:
-    """The forward of one call of a block: its operators, the kept ones, and what autograd saved."""
+    """The forward of one call of a block: its operators, the results that were kept, and those that autograd saved."""
 
     def __init__(self, keeps: Collection[Key]) -> None:
         self.keeps = keeps

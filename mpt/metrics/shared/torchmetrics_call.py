@@ -19,7 +19,7 @@ def of_torchmetrics(name: str) -> Callable[[Tensor, Tensor], float]:
 
     Raises ConfigError if the package is not installed: when a run begins, not at its first evaluation.
     """
-    import_torchvision()  # which torchmetrics imports, alongside a torch of another build too
+    import_torchvision()  # which torchmetrics imports, with a torch of another build too
     try:
         found: Any = getattr(import_module("torchmetrics.functional.classification"), name)
     except ModuleNotFoundError as error:

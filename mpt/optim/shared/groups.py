@@ -21,7 +21,7 @@ from mpt.errors import ConfigError
 Parameters = list[nn.Parameter] | list[dict[str, Any]]
 
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-"""Modules whose parameters `no_decay: [norm]` means, alongside all whose class name holds "Norm" (timm's, one's
+"""Modules whose parameters `no_decay: [norm]` means in addition to all whose class name holds "Norm" (timm's, one's
 own)."""
 
 

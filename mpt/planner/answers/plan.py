@@ -1,7 +1,7 @@
 """A plan as data: the one declaration that the planning process fills, commands read and the JSON Schema follows from.
 
 `as_data` and `from_data` are its form in JSON. Fields that a plan of an earlier version lacks have defaults, and fields
-that it had alongside these are passed over, so that the files written then is still read.
+that it had besides these are passed over, so that files written then are still read.
 """
 
 from __future__ import annotations

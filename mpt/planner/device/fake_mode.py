@@ -213,10 +213,11 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         result = NotImplemented if route is None else route(func, *args, **kwargs)
         if result is not NotImplemented:
             return result
-        places = {one.fake_device for one in _fakes_in(chain(args, kwargs.values())) if one.fake_device.type != "cpu"}
         try:
             return super()._dispatch_impl(func, types, args, kwargs)
         except NotImplementedError:  # an operator without a rule for shapes, which torch runs on zeros (QR, Dirichlet)
+            fakes = _fakes_in(chain(args, kwargs.values()))
+            places = {one.fake_device for one in fakes if one.fake_device.type != "cpu"}
             if len(places) != 1:
                 raise
         host, (device,) = torch.device("cpu"), places

@@ -1,6 +1,6 @@
 """Operators that take another route on a real GPU than on a device torch does not know.
 
-An operator with a kernel for CUDA alongside a decomposition for everyone else (`silu_backward`, RMSNorm), or one that
+An operator with a kernel for CUDA next to a decomposition for everyone else (`silu_backward`, RMSNorm), or one that
 looks at the device to choose (attention, half softmax with a float32 result, recurrent layers), would be traced along
 the wrong route: more, or larger, intermediate tensors than the GPU allocates. Every such route is here, and nowhere
 else.

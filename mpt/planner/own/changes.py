@@ -1,6 +1,6 @@
 """Changes to a step that a script of somebody else could make, made from outside while it is planned.
 
-Each represents a few lines that its author would write (`Changes.lines`): autocast around forward and loss, activation
+Each is a few lines that its author would write (`Changes.lines`): autocast around forward and loss, activation
 checkpointing of repeated blocks, an optimizer with 8-bit state. Nothing in the script is edited.
 """
 

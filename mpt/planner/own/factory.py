@@ -36,7 +36,7 @@ class Source:
     where: str
     function: str
     folder: str = ""
-    """What modules are imported from, alongside what is installed."""
+    """What modules are imported from, in addition to what is installed."""
 
     @property
     def is_file(self) -> bool:

@@ -31,7 +31,7 @@ class Combinations:
     beside_weights: tuple[Patch, ...] = ()
     """The strongest for activations and that."""
     split_weights: tuple[Patch, ...] = ()
-    """What is also tried with micro-batches there: that, alone and alongside the strongest for activations."""
+    """What is also tried with micro-batches there: that, alone and with the strongest for activations."""
 
 
 def combinations(allow_lossy: bool = True) -> Combinations:

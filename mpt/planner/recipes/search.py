@@ -208,7 +208,7 @@ class _Search:
             self.keep(attempt)
 
     def try_single(self, precisions: Sequence[Patch], tried: Combinations) -> None:
-        """Try each trick alone, first alongside the fastest precision; none alongside one that another has outdone."""
+        """Try each trick alone, first with the fastest precision; none with a precision that another has outdone."""
         for precision in sorted(precisions, key=self.seconds_alone):
             if precision and self.is_outdone(precision):
                 continue
@@ -241,7 +241,7 @@ class _Search:
         return plain.plan.held_throughout >= HEAVY * room
 
     def turn_dials(self, precisions: Sequence[Patch]) -> None:
-        """Find the gentlest number of each dial that fits well, alongside each precision that does not fit without.
+        """Find the gentlest number of each dial that fits well, with each precision that does not fit without.
 
         Their other end is known: a trick's strongest proposal relieves as much as any. If a trick has several dials,
         only the one that led to the fastest recipe is turned further.
@@ -289,7 +289,7 @@ class _Search:
         return True
 
     def is_pointless(self, precision: Any) -> bool:
-        """Return whether more tricks alongside a precision are pointless for the time they take.
+        """Return whether more tricks with a precision are pointless for the time they take.
 
         They are where an exact recipe of it fits well and takes hardly longer than the precision alone, and where the
         precision is outdone by another.

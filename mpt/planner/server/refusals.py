@@ -1,6 +1,6 @@
 """Configurations that a planning process need not build again to know that they are refused.
 
-What a memory trick refuses (a loss scale, an optimizer that it does not know), it refuses alongside other tricks as
+What a memory trick refuses (a loss scale, an optimizer that it does not know), it refuses together with other tricks as
 well, and a search tries many pairs.
 """
 

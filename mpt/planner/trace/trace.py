@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outcome: Outcome | None = None
         """The outcome of what was answered last, if it was known: the same for the same forms of arguments."""
         self.stream = 0
-        """The stream that is allocated on now; `GRAPHS` represents the pool of recorded graphs."""
+        """The stream that is allocated on now; `GRAPHS` names the pool of recorded graphs."""
 
     def see_through(self, wrappers: tuple[type, ...]) -> None:
         """Look at what is inside of tensors of these kinds: DTensors."""

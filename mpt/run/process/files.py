@@ -89,7 +89,7 @@ def write_fully(descriptor: int, data: bytes | memoryview) -> None:
 def write_atomically(path: Path, data: bytes | str, *, durable: bool = True, follow_folder: bool = True) -> None:
     """Replace a file's content so that a reader, or a crash, meets the old or the new one, never a part.
 
-    A symbolic link under that name is replaced, not followed; with `follow_folder=False` one that represents its folder
+    A symbolic link under that name is replaced, not followed; with `follow_folder=False` a folder that is a link
     is an error. Text is UTF-8; a part of a file's name that is none is written as an escape. Raises InputOutputError.
     """
     content = data.encode(errors="backslashreplace") if isinstance(data, str) else data

@@ -206,7 +206,7 @@ def open_run(path: Path) -> RunDirectory:
 
 
 def refuse_links(run: RunDirectory) -> None:
-    """Raise CheckpointError if a link or a file represents one of the run's directories."""
+    """Raise CheckpointError if a link or a file has taken the place of one of the run's directories."""
     for part in (run.checkpoints, run.samples):
         if part.is_symlink():
             raise CheckpointError(f"{part} is a symbolic link, which is not followed: put the directory itself there.")

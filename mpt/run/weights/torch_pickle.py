@@ -146,7 +146,7 @@ class TorchMachine(PickleMachine):
             super().set_items(items)
 
     def name(self, module: str, attribute: str) -> GlobalName:
-        """Return a name that represents itself; ValueError for one by which a pickle would run a program."""
+        """Return a name that is kept as it is; ValueError for one by which a pickle would run a program."""
         builtin = module in ("builtins", "__builtin__")
         if module.partition(".")[0] in PROGRAMS or (builtin and attribute not in PLAIN_BUILTINS):
             raise ValueError(

@@ -109,7 +109,7 @@ class Maker:
 
 
 def kind_of(image: Tensor) -> tuple[torch.dtype, int]:
-    """Return an image's dtype and what represents white in it."""
+    """Return an image's dtype and the value of white in it."""
     return (torch.uint8, 255) if image.dtype == torch.uint8 else (torch.int32, 65535)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import os
 import re
 import warnings
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from mpt.errors import ConfigError, GateError
 from mpt.inference.export import as_half_network
+from mpt.inference.graphs.eight_bits import quantise_file
 from mpt.run.process.files import temporary_name
 from mpt.systems.dain.data.procedural_triplets import draw_scene, render
 from mpt.systems.dain.inference.interpolate import kind_of
@@ -154,29 +154,15 @@ def write_onnx(network: nn.Module, example: tuple[Tensor, ...], path: Path) -> N
 
 def quantise(path: Path, pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Replace a file by its 8-bit version, calibrated on the pairs at three times."""
-    quantisation = importlib.import_module("onnxruntime.quantization")
-    logging.getLogger().setLevel(logging.ERROR)
 
     def feeds() -> Iterator[dict[str, Any]]:
         for first, last in pairs:
             for time in (0.25, 0.5, 0.75):
                 yield dict(zip(NAMES, (first.numpy(), last.numpy(), torch.tensor([time]).numpy()), strict=True))
 
-    stream = feeds()
-    reader = type("Reader", (quantisation.CalibrationDataReader,), {"get_next": lambda self: next(stream, None)})
     finished = path.with_name(f"{path.name}.int8")
     try:
-        quantisation.quantize_static(
-            str(path),
-            str(finished),
-            reader(),
-            quant_format=quantisation.QuantFormat.QDQ,
-            per_channel=True,
-            op_types_to_quantize=["Conv"],
-            activation_type=quantisation.QuantType.QUInt8,
-            weight_type=quantisation.QuantType.QInt8,
-            extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
-        )
+        quantise_file(path, finished, feeds(), ["Conv"])
         os.replace(finished, path)
     finally:
         finished.unlink(missing_ok=True)

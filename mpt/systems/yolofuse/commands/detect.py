@@ -80,7 +80,7 @@ def opened(command: Command, overrides: tuple[str, ...]) -> Trained:
 
 
 def run(command: Command) -> None:
-    """Detect in every input and write the findings. Raises ConfigError and DataError for inputs that are none."""
+    """Detect in every input and write the boxes. Raises ConfigError and DataError for inputs that are none."""
     wishes = {"task.confidence": command.confidence, "task.iou": command.iou}
     overrides = (*command.overrides, *(f"{key}={value}" for key, value in wishes.items() if value is not None))
     trained = opened(command, overrides)

@@ -6,8 +6,8 @@ Layouts that are found by themselves below `root`, with `train` and one of `val`
     visible/train/a.jpg  infrared/train/a.jpg   Annotations/a.xml       LLVIP as published
     train/images/a.jpg   train/imagesIR/a.jpg   train/labels/a.txt      YOLO as Roboflow exports it
 
-A YOLO data file (`data.yaml`) as `root` says where the splits are, in folders or lists of pictures, and how the classes
-are called (`yolo_data_file`). Others are named with `images`, `infrared` and `labels`, where `{split}` represents the
+A YOLO data file (`data.yaml`) as `root` says where the splits are, in folders or lists of pictures, and names the
+classes (`yolo_data_file`). Others are named with `images`, `infrared` and `labels`, where `{split}` is replaced by the
 split's folder; labels that end in .json are COCO's, and without a folder of one of these layouts their pictures are
 those that the file lists. Labels belong to the visible picture; the infrared one has the same name in its own folder.
 
@@ -196,7 +196,7 @@ def told_by_data_file(settings: Settings, file: DataFile, split: str | None) -> 
     """Return the settings with what a data file says; those that are set as well win.
 
     `split` is one that is a folder, None for one that lists pictures. Raises ConfigError for classes that differ from
-    the file's, and for folders that are set alongside a list.
+    the file's, and for folders that are set together with a list.
     """
     if settings.classes not in (list(LLVIP_CLASSES), list(file.classes)):
         raise ConfigError(

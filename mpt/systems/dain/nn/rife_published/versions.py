@@ -1,7 +1,7 @@
 """Which of RIFE's published networks there are, how each is built, and which one a file holds.
 
 Files carry no version. Names and shapes tell the networks apart; versions that share both share their forward pass too
-(4.0 and 4.1; 4.25 and 4.26), so the name of the first represents all.
+(4.0 and 4.1; 4.25 and 4.26), so they share the name of the first.
 """
 
 from __future__ import annotations

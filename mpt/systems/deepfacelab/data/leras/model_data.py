@@ -171,7 +171,7 @@ def default_options(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def extend_history(history: list[Any], iterations: int, losses: list[tuple[int, float, float]]) -> list[Any]:
     """Return a loss history of one entry (source, destination) per iteration, grown to `iterations`.
 
-    `losses` are logged (step, source, destination): a logged figure represents each step since the one before it.
+    `losses` are logged (step, source, destination): a logged figure counts for each step since the one before it.
     """
     grown = list(history[:iterations])
     for step, source, destination in losses:

@@ -80,7 +80,7 @@ def read_pickle(
     """Read a pickle: None, bool, int, float, str, bytes, list, tuple, dict, numeric arrays and scalars.
 
     `integers` are enumerations (module, name) whose members may occur; they come back as plain numbers. Anything else
-    raises `error`, naming `where`, the byte, and the findings there.
+    raises `error`, naming `where`, the byte, and what was found there.
     """
     machine = ArrayMachine({**ALLOWED, **dict.fromkeys(integers, "integer")}, len(data))
     try:
@@ -159,7 +159,7 @@ class ArrayMachine(PickleMachine):
         return Recognised(self.allowed[(module, attribute)])
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """Do what a recognised name represents when it is called."""
+        """Do what a recognised name does when it is called."""
         if type(function) is not Recognised or type(arguments) is not tuple:
             raise ValueError("what is called is no name")
         match function.role:
@@ -194,7 +194,7 @@ class ArrayMachine(PickleMachine):
         return DtypeState(code)
 
     def encode(self, arguments: tuple[Any, ...]) -> bytes:
-        """Return latin1 text as the bytes that it represents."""
+        """Return latin1 text as the bytes that it encodes."""
         if len(arguments) != 2 or arguments[1] != "latin1" or not isinstance(arguments[0], str):
             raise ValueError("only text as latin1 bytes may be encoded")
         self.most_encoded -= len(arguments[0])

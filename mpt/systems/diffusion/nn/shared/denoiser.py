@@ -16,7 +16,7 @@ class Denoiser(nn.Module):
     classes: int = 0
     """Classes that it tells apart; 0 without the condition `label`."""
     has_none: bool = True
-    """Whether the class `classes` represents a picture whose class is left out."""
+    """Whether the class `classes` means a picture whose class is left out."""
 
     def forward(self, noisy_bchw: Tensor, ticks_b: Tensor, *conditions: Tensor) -> Tensor:
         raise NotImplementedError

@@ -8,7 +8,6 @@ keeps float32, where a quarter of a pixel counts.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from mpt.data.loading.absent import AbsentDataset
 from mpt.data.loading.loader import to_device
 from mpt.errors import DataError, GateError
 from mpt.inference.export import as_half_network
+from mpt.inference.graphs.eight_bits import quantise_file
 from mpt.inference.trained import Trained
 from mpt.seams import Batch, Dataset, Run
 from mpt.systems.yolofuse.commands.shared.onnx_file import STACKED, Interface, call, session, write_plain
@@ -40,24 +40,14 @@ def write_half(path: Path, network: nn.Module, names: Interface, pictures: list[
 
 def quantise(path: Path, names: Interface, trained: Trained, run: Run, task: Detect, count: int) -> None:
     """Replace a file by its 8-bit version, calibrated on `count` training samples."""
-    quantisation = importlib.import_module("onnxruntime.quantization")
-    logging.getLogger().setLevel(logging.ERROR)
     prepared, finished = path.with_name(f"{path.name}.prepared"), path.with_name(f"{path.name}.int8")
+    samples = batches(run, trained.train_data, min(count, len(trained.train_data)), 1)
+    feeds = (named_feeds(batch, names, task) for batch in samples)
     try:
         importlib.import_module("onnxruntime.quantization.shape_inference").quant_pre_process(
             str(path), str(prepared), skip_symbolic_shape=True
         )
-        quantisation.quantize_static(
-            str(prepared),
-            str(finished),
-            Calibration(quantisation.CalibrationDataReader, run, task, names, trained.train_data, count).reader,
-            quant_format=quantisation.QuantFormat.QDQ,
-            per_channel=True,
-            op_types_to_quantize=["Conv"],
-            activation_type=quantisation.QuantType.QUInt8,
-            weight_type=quantisation.QuantType.QInt8,
-            extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
-        )
+        quantise_file(prepared, finished, feeds, ["Conv"])
         os.replace(finished, path)
     finally:
         for leftover in (prepared, finished):
@@ -106,21 +96,9 @@ def feeds_of(batch: Batch, names: Interface, task: Detect) -> list[Tensor]:
     return [torch.cat(pictures, 1)] if names is STACKED else pictures
 
 
-class Calibration:
-    """Training samples, letterboxed and unchanged, one at a time, as ONNX Runtime asks for them."""
-
-    def __init__(self, base: Any, run: Run, task: Detect, names: Interface, data: Dataset, count: int) -> None:
-        stream = batches(run, data, min(count, len(data)), 1)
-
-        class Reader(base):  # type: ignore[misc]
-            def get_next(self) -> dict[str, Any] | None:
-                batch = next(stream, None)
-                if batch is None:
-                    return None
-                pictures = feeds_of(batch, names, task)
-                return {name: one.numpy() for name, one in zip(names.inputs, pictures, strict=True)}
-
-        self.reader = Reader()
+def named_feeds(batch: Batch, names: Interface, task: Detect) -> dict[str, Any]:
+    """Return a batch's pictures by the names of a file's inputs."""
+    return {name: one.numpy() for name, one in zip(names.inputs, feeds_of(batch, names, task), strict=True)}
 
 
 def batches(run: Run, data: Dataset, count: int, size: int) -> Iterator[Batch]:

@@ -128,7 +128,7 @@ class CocoLabels:
             self.by_last_part.setdefault(name.rsplit("/", 1)[-1], []).append(name)
 
     def name_of(self, path: Path) -> str | None:
-        """Return the file name that represents a picture; None if none does. Raises BadLabel for several.
+        """Return the file name that a picture is known by; None if none does. Raises BadLabel for several.
 
         It does where it is the end of the picture's path, if both end in the same folder and file, and where it
         is absolute, of the machine that the labels were made on, and the only one of its last part.

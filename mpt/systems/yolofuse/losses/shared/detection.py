@@ -120,7 +120,7 @@ def assign(
 
 
 def distance_loss(logits_bp64: Tensor, distances_bp4: Tensor) -> Tensor:
-    """Return (b, p): cross-entropy of each distribution with the two bins alongside its distance, mean of the sides."""
+    """Return (b, p): cross-entropy of each distribution with the two bins next to its distance, mean of the sides."""
     distances_bp4 = distances_bp4.clamp(0, FARTHEST)
     lower = distances_bp4.floor()
     upper_share = distances_bp4 - lower

@@ -40,7 +40,7 @@ def draw_boxes(image: Image.Image, rows: np.ndarray[Any, Any], classes: Sequence
         height = box[3] - box[1] + 2
         y = corners[1] - height if corners[1] >= height else corners[1]
         wide = box[2] - box[0] + 2
-        x = max(0, min(corners[0], image.width - wide))  # alongside the right edge the text begins further left
+        x = max(0, min(corners[0], image.width - wide))  # near the right edge the text begins further left
         pen.rectangle((x, y, x + wide, y + height), fill=colour)
         pen.text((x + 1, y - (box[1] - corners[1]) + 1), label, fill=(0, 0, 0))
     return image
