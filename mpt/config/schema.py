@@ -159,8 +159,8 @@ class Train(Options):
     tensorboard: bool = False
     """The same as `boards: [tensorboard]`."""
     boards: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
-    """Where log lines and previews go too: TensorBoard, Weights & Biases, MLflow; each needs its package
-    (docs/how-to/boards.md)."""
+    """Where log lines, previews and drawn evaluations go too: TensorBoard, Weights & Biases, MLflow; each needs its
+    package (docs/how-to/boards.md)."""
     on_end: str | None = Field(None, min_length=1)
     """A command to run when the training ends, well or not, or an address (https://...) to post to: it gets the summary
     as JSON. A file's own is run only with `--allow on_end`."""

@@ -40,28 +40,32 @@ class Cell:
 
 def read_classification(run_path: Path) -> dict[str, Any] | None:
     """Return the template's data, or None if the run has no such evaluation."""
-    content = read_json_object(run_path / "evaluation.json")
     try:
-        names = [str(name) for name in content["classes"]]
-        return {
-            "step": int(content["step"]),
-            "samples": int(content["samples"]),
-            "macro_f1": float(content["macro_f1"]),
-            "classes": names,
-            "matrix": cells(content["matrix"], len(names)),
-            "per_class": [
-                (str(row["name"]), int(row["samples"]), *(float(row[key]) for key in ("precision", "recall", "f1")))
-                for row in content["per_class"][:MOST_CLASSES]
-            ],
-            "left_out": max(0, len(content["per_class"]) - MOST_CLASSES),
-            "pairs": [(str(one["truth"]), str(one["label"]), int(one["count"])) for one in content["pairs"]],
-            "expected_error": float(content["calibration"]["expected_error"]),
-            "calibration": Markup(draw_calibration(content["calibration"]["bins"])),  # drawn here: no text of the file
-            "worst": [read_sample(one) for one in content["worst"]],
-            "examples": [read_sample(one) for one in content.get("examples", [])],
-        }
+        return show_classification(read_json_object(run_path / "evaluation.json"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
+
+
+def show_classification(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template's data. Raises for malformed data: KeyError, TypeError, ValueError."""
+    names = [str(name) for name in content["classes"]]
+    return {
+        "step": int(content["step"]),
+        "samples": int(content["samples"]),
+        "macro_f1": float(content["macro_f1"]),
+        "classes": names,
+        "matrix": cells(content["matrix"], len(names)),
+        "per_class": [
+            (str(row["name"]), int(row["samples"]), *(float(row[key]) for key in ("precision", "recall", "f1")))
+            for row in content["per_class"][:MOST_CLASSES]
+        ],
+        "left_out": max(0, len(content["per_class"]) - MOST_CLASSES),
+        "pairs": [(str(one["truth"]), str(one["label"]), int(one["count"])) for one in content["pairs"]],
+        "expected_error": float(content["calibration"]["expected_error"]),
+        "calibration": Markup(draw_calibration(content["calibration"]["bins"])),  # drawn here: no text of the file
+        "worst": [read_sample(one) for one in content["worst"]],
+        "examples": [read_sample(one) for one in content.get("examples", [])],
+    }
 
 
 def read_sample(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,10 @@ STYLE: dict[Any, Any] = {
 }
 
 
+UNSAID = {"svg": ("Date", "Creator"), "pdf": ("CreationDate", "Creator"), "png": ("Software",)}
+"""What a plot's file leaves out, by its suffix: it would differ from one time or version to the next."""
+
+
 @dataclass(frozen=True)
 class Plot:
     """What was drawn, to be drawn again for another medium."""
@@ -92,13 +96,12 @@ def kept_plots() -> Iterator[list[Plot]]:
 
 
 def save_plot(plot: Plot, suffix: str) -> bytes:
-    """Return a plot as a file of its own, `svg` or `pdf`, in black on white; the same bytes for the same plot."""
+    """Return a plot as a file of its own, `svg`, `pdf` or `png`, black on white; the same bytes for the same plot."""
     target = io.BytesIO()
     with matplotlib.rc_context({**PAPER, "svg.hashsalt": plot.name, "pdf.fonttype": 42}):
         figure = Figure(figsize=(plot.width, plot.height), layout="constrained")
         plot.build(figure.add_subplot())
-        dates = {"Date": None, "Creator": None} if suffix == "svg" else {"CreationDate": None, "Creator": None}
-        figure.savefig(target, format=suffix, facecolor="white", metadata=dates)
+        figure.savefig(target, format=suffix, facecolor="white", metadata=dict.fromkeys(UNSAID[suffix]))
     return target.getvalue()
 
 

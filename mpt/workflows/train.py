@@ -100,6 +100,7 @@ def train(
             if not world.is_first:
                 go(training, retry, stop_after)
                 return Path(directory.path)
+            draw_for_boards(training)
             from mpt.planner.server.beside import plan_beside
             from mpt.workflows.on_end import end_told
 
@@ -111,6 +112,14 @@ def train(
                     plan.wait()
                 finish(training, reports)
     return Path(directory.path)
+
+
+def draw_for_boards(training: Training) -> None:
+    """Let the boards of a training have drawings too. Without boards matplotlib is not imported."""
+    if training.journal.boards.open:
+        from mpt.report import board_pictures
+
+        training.journal.boards.artist = board_pictures
 
 
 def strange_cards(patches: Sequence[Path], device: torch.device) -> list[str]:
@@ -174,6 +183,7 @@ def go(training: Training, retry: Retry, stop_after: int | None) -> None:
         with StopRequest() as stop:
             try:
                 fit(training, stop, stop_after)
+                training.journal.boards.plots(training.progress.step, training.directory.path)
             except BaseException as error:
                 world.ending(error)
                 raise

@@ -253,7 +253,9 @@ class Training:
         if self.train.on_collapse == "rollback" and self.collapse is None and self.collapse_watch.is_quiet:
             self.recent.keep_sound(self.progress.step, self.state_in_memory())
         if task.details is not None and self.run.world.is_first:
-            write_details(self.directory.path / "evaluation.json", task.details, self.progress.step, self.test_data)
+            file = self.directory.path / "evaluation.json"
+            details = write_details(file, task.details, self.progress.step, self.test_data)
+            self.journal.boards.evaluation(self.progress.step, details)
 
     def note_test_set(self, fingerprint: Fingerprint) -> None:
         """Keep the hash of the test set; warn if an evaluation before a resume had another one."""

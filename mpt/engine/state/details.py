@@ -23,16 +23,20 @@ SIDE = 96
 PICTURED = ("worst", "examples")
 
 
-def write_details(path: Path, details: Mapping[str, Any], step: int, data: Dataset) -> None:
-    """Write what a task found in an evaluation, alongside the pictures of the samples that it calls worst or
-    examples."""
+def write_details(path: Path, details: Mapping[str, Any], step: int, data: Dataset) -> dict[str, Any]:
+    """Write a task's details of an evaluation with pictures of the samples that it calls worst or examples.
+
+    Returns the file's content.
+    """
     shown = {}
     for kind in PICTURED:
         shown[kind] = [{**one, "name": data.name_of(one["index"])} for one in details.get(kind, [])]
         for one in shown[kind]:
             with contextlib.suppress(MptError):  # a file that went away since is no reason to stop a training
                 one["picture"] = picture_of(data, one["index"])
-    write_atomically(path, json.dumps({"step": step, **details, **shown}, indent=1) + "\n", durable=False)
+    content = {"step": step, **details, **shown}
+    write_atomically(path, json.dumps(content, indent=1) + "\n", durable=False)
+    return content
 
 
 def picture_of(data: Dataset, index: int) -> str:

@@ -1,7 +1,7 @@
 """Where else a run's lines and pictures go: TensorBoard, Weights & Biases, MLflow. One small seam for all of them.
 
-The run's own files stay the record. A board gets the same numbers under `outer/inner` names and the preview pictures;
-one that fails or hangs (a server that is gone, a full quota) is left out from then on, with a warning, and never stops
+The run's own files stay the record. A board gets the same numbers under `outer/inner` names, the preview pictures, and
+drawings of evaluations and curves; one that fails or hangs (a server that is gone, a full quota) is left out from then on, with a warning, and never stops
 a training.
 """
 
@@ -12,11 +12,12 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mpt.errors import ConfigError
-from mpt.run.boards.feed import Board, Feed
+from mpt.run.boards.feed import Board, Feed, Pictures
 from mpt.run.records.layout import RunDirectory
+from mpt.run.records.temporary import temporary_folder
 
 TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
 PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow.tracking"}
@@ -37,6 +38,16 @@ def open_board(name: str, run: RunDirectory, settings: Mapping[str, Any]) -> Boa
     return board
 
 
+class Artist(Protocol):
+    """Draws a run below a folder."""
+
+    def draw_evaluation(self, details: Mapping[str, Any], folder: Path, /) -> Pictures:
+        """Draw the details of an evaluation."""
+
+    def draw_plots(self, run_path: Path, folder: Path, /) -> Pictures:
+        """Draw a run's curves."""
+
+
 class Boards:
     """The boards of a run, each behind its queue. Call `check_installed` first."""
 
@@ -45,6 +56,8 @@ class Boards:
         self.problems: list[str] = []
         """What failed since the last look."""
         self.open: dict[str, Feed] = {}
+        self.artist: Artist | None = None
+        """Draws for boards, on their threads; without it they get no drawings."""
         for name in names:
             try:
                 import_module(PACKAGES[name])  # here: two threads that import at once may meet a module half made
@@ -62,6 +75,16 @@ class Boards:
     def picture(self, step: int, path: Path) -> None:
         """Give a preview to all boards, if the file is still there when its turn comes."""
         self.all(lambda board: board.picture(step, path) if path.is_file() else None)
+
+    def evaluation(self, step: int, details: Mapping[str, Any]) -> None:
+        """Give drawings of an evaluation's details to all boards."""
+        if self.artist is not None:
+            self.all(partial(take_drawn, step, partial(self.artist.draw_evaluation, details)))
+
+    def plots(self, step: int, run: Path) -> None:
+        """Give the plots of a run's report to all boards."""
+        if self.artist is not None:
+            self.all(partial(take_drawn, step, partial(self.artist.draw_plots, run)))
 
     def close(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Close all boards; `is_hurried` says whether the process is to end soon."""
@@ -87,6 +110,13 @@ class Boards:
                 del self.open[name]
         found, self.problems = self.problems, []
         return found
+
+
+def take_drawn(step: int, draw: Callable[[Path], Pictures], board: Board) -> None:
+    """Draw into a temporary folder and give a board the pictures."""
+    with temporary_folder("mpt-board-") as folder:
+        for name, path in draw(folder).items():
+            board.picture(step, path, name)
 
 
 def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -24,14 +24,18 @@ MOST_WAITING = 10_000
 LOOK_SECONDS = 0.05
 
 
+Pictures = Mapping[str, Path]
+"""Name -> PNG file."""
+
+
 class Board:
     """One place that numbers go to. The names of numbers have slashes."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Take the numbers of a step."""
 
-    def picture(self, step: int, path: Path) -> None:
-        """Take a preview, a PNG file of the run."""
+    def picture(self, step: int, path: Path, name: str = "preview") -> None:
+        """Take a PNG file: a preview of the run, or what was drawn of it."""
 
     def close(self) -> None:
         """Write out what is pending."""

@@ -59,8 +59,9 @@ class Mlflow(Board):
         now = int(time.time() * 1000)
         self.client.log_batch(self.number, [self.metric(name, value, now, step) for name, value in numbers.items()])
 
-    def picture(self, step: int, path: Path) -> None:
-        self.client.log_artifact(self.number, str(path), "samples")
+    def picture(self, step: int, path: Path, name: str = "preview") -> None:
+        folder = "samples" if name == "preview" else f"{name.partition('/')[0]}/step-{step:08d}"
+        self.client.log_artifact(self.number, str(path), folder)
 
     def close(self) -> None:
         self.client.set_terminated(self.number)

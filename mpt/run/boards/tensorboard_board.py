@@ -1,4 +1,4 @@
-"""TensorBoard: the configuration, scalars and previews in the run's folder `tensorboard`."""
+"""TensorBoard: the configuration, scalars, previews, drawn evaluations and plots in the run's folder `tensorboard`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TensorBoard(Board):
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
 
-    def picture(self, step: int, path: Path) -> None:
+    def picture(self, step: int, path: Path, name: str = "preview") -> None:
         with Image.open(path) as image:
-            self.writer.add_image("preview", numpy.asarray(image.convert("RGB")), step, dataformats="HWC")
+            self.writer.add_image(name, numpy.asarray(image.convert("RGB")), step, dataformats="HWC")
 
     def close(self) -> None:
         self.writer.close()

@@ -41,8 +41,8 @@ class WeightsAndBiases(Board):
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self.run.log(dict(numbers), step=step)
 
-    def picture(self, step: int, path: Path) -> None:
-        self.run.log({"preview": self.wandb.Image(str(path))}, step=step)
+    def picture(self, step: int, path: Path, name: str = "preview") -> None:
+        self.run.log({name: self.wandb.Image(str(path))}, step=step)
 
     def close(self) -> None:
         self.run.finish()
