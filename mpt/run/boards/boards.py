@@ -1,8 +1,8 @@
 """Where else a run's lines and pictures go: TensorBoard, Weights & Biases, MLflow. One small seam for all of them.
 
 The run's own files stay the record. A board gets the same numbers under `outer/inner` names, the preview pictures, and
-drawings of evaluations and curves; one that fails or hangs (a server that is gone, a full quota) is left out from then on, with a warning, and never stops
-a training.
+drawings of evaluations and curves. One that fails or hangs (a server that is gone, a full quota) is left out from then
+on, with a warning, and never stops a training.
 """
 
 from __future__ import annotations
