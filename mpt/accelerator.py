@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
+from mpt.errors import MptError
+
 WITHOUT_ALLOCATOR = ("cpu", "meta", "mps", "fgpu")
 """Kinds of devices without torch's caching allocator: no statistics, no cache of its own, no streams. `fgpu` is the
 planner's, whose tensors have no memory."""
@@ -121,6 +123,28 @@ def outside_bytes(device: torch.device) -> int:
     """Return the bytes a card holds outside this process's allocator: its context, and other processes."""
     free, total = free_and_total(device)
     return max(0, total - free - reserved_bytes(device))
+
+
+def busy_share(device: torch.device) -> float:
+    """Return the share, from 0 to 1, of the driver's last sample period (1/6 to 1 s) in which a card ran any kernel.
+
+    Asks the driver's library, which neither waits for the card nor runs anything on it. Raises MptError with the
+    reason if nobody can tell: another kind of device, a library that is not installed, a driver that has no figure.
+    """
+    ask = getattr(torch.get_device_module(device), "utilization", None) if has_allocator(device) else None
+    if ask is None:
+        raise MptError(f"no driver counts it for {device.type}")
+    try:
+        percent = float(ask(device))
+    except ImportError as error:
+        if device.type == "cuda" and not torch.version.hip:
+            raise MptError("nvidia-ml-py is not installed: pip install 'mpt-trainer[nvidia]'") from error
+        raise MptError(str(error)) from error
+    except Exception as error:  # NVML's and amdsmi's errors are classes of libraries that need not be there
+        raise MptError(f"the driver has no figure: {error or type(error).__name__}") from error
+    if not 0 <= percent <= 100:
+        raise MptError(f"the driver has no figure: it answers {percent:g} %")
+    return percent / 100
 
 
 def limit_share(device: torch.device, share: float) -> None:

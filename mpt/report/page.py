@@ -134,6 +134,7 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         ("median step", show_seconds(record.step_seconds)),
         *((f"learning rate, {name}", show_figure(rate)) for name, rate in constant_rates(record).items()),
         ("samples per second", show_figure(record.samples_per_second)),
+        ("device utilisation", show_device_use(record)),
         ("peak memory", show_bytes(peak)),
         *((f"planned, {row.name}", f"{show_bytes(row.planned)} ({row.error:+.1%})") for row in record.planned),
         ("steps skipped", show_count(sum(skipped.values())) if skipped or record.train else "–"),
@@ -161,6 +162,14 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
         "event_kinds": Counter(str(event.get("kind", "other")) for event in record.events).most_common(),
         "environment": [*environment_rows(record.environment), *part_rows(record)],
     }
+
+
+def show_device_use(record: RunRecord) -> str:
+    """Write how busy the device was, or that nobody measured it, and why if it might have been."""
+    share, reason = record.device_use
+    if math.isfinite(share):
+        return f"{100 * share:.0f} %"
+    return f"not measured: {reason}" if reason and record.is_on_gpu else "not measured"
 
 
 def skipped_files(record: RunRecord) -> float:
@@ -290,6 +299,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "median_step_seconds": record.step_seconds,
         "samples_per_second": record.samples_per_second,
         "wall_seconds": wall_seconds(record),
+        "device_utilization": record.device_use[0],
         "peak_bytes": record.peak_bytes,
         "memory": dict(record.memory),
         "plan": {**record.plan, "compared": [{**vars(row), "error": row.error} for row in record.planned]},

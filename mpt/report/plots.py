@@ -46,6 +46,7 @@ def draw_run(record: RunRecord) -> dict[str, str]:
         "memory": draw_memory(record.memory),
         "memory_over_time": draw_memory_curve(record),
         "throughput": draw_throughput(record),
+        "device_use": draw_device_use(record),
     }
     return {name: svg for name, svg in drawn.items() if svg}
 
@@ -168,6 +169,21 @@ def draw_throughput(record: RunRecord) -> str:
         label_steps(axes, "samples per second")
 
     return draw_svg(build, "Throughput")
+
+
+def draw_device_use(record: RunRecord) -> str:
+    """Draw the sampled device utilisation, if there are samples to draw."""
+    series = curve(record.train, "device_utilization")
+    if len(series[1]) < 2 or not has_finite(series[1]):
+        return ""
+
+    def build(axes: Axes) -> None:
+        steps, values = thin(series)
+        axes.plot(steps, [100 * value for value in values], color=COLOURS[1], marker=point_marker(steps))
+        axes.set_ylim(0, 100)
+        label_steps(axes, "device utilisation (%)")
+
+    return draw_svg(build, "Device utilisation")
 
 
 def draw_memory_curve(record: RunRecord) -> str:

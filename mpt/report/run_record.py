@@ -169,6 +169,15 @@ class RunRecord:
         return self.figure("samples_per_second", "samples_per_second")
 
     @property
+    def device_use(self) -> tuple[float, str]:
+        """The mean share of sampled periods in which the device was busy, NaN if none was, and the reason for that."""
+        entry = section(self.summary, "device_utilization")
+        samples = [number(line["device_utilization"]) for line in self.train if "device_utilization" in line]
+        if entry.get("mean") is None and samples:
+            return math.fsum(samples) / len(samples), ""
+        return number(entry.get("mean")), str(entry.get("not_measured", ""))
+
+    @property
     def at_a_time(self) -> int:
         """How many runs of a comparison shared the processor with this one, itself included."""
         resumes = self.environment.get("resumes")

@@ -222,3 +222,29 @@ def test_a_run_that_goes_on_past_its_summary_has_a_report_that_says_so(make_run,
     assert report["finished"] is False
     assert "has not reached its end" in page
     assert ("is at step 150" in page) == (change == "gone on")
+
+
+def test_device_utilisation_is_a_figure_and_a_curve_or_not_measured(make_run):
+    path = make_run()
+    summary, log = json.loads((path / "summary.json").read_text()), path / "metrics.jsonl"
+    figures = dict(describe_run(read_run(path))["figures"])
+    assert figures["device utilisation"] == "not measured"
+
+    summary["peak_memory"]["kind"] = "cuda"
+    summary["device_utilization"] = {"not_measured": "nvidia-ml-py is not installed"}
+    (path / "summary.json").write_text(json.dumps(summary))
+    figures = dict(describe_run(read_run(path))["figures"])
+    assert figures["device utilisation"] == "not measured: nvidia-ml-py is not installed"
+
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in [line for line in lines if line["kind"] == "train"][:3]:
+        line["device_utilization"] = 0.5
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary["device_utilization"] = {"mean": 0.874, "samples": 9}
+    (path / "summary.json").write_text(json.dumps(summary))
+    write_report(path)
+    assert "device utilisation87 %" in read_page(path).text.replace("\n", "")
+    assert "Device utilisation, sampled by the driver" in read_page(path).text
+
+    (path / "summary.json").unlink()  # a run that is under way
+    assert dict(describe_run(read_run(path))["figures"])["device utilisation"] == "50 %"

@@ -39,6 +39,7 @@ def summary_of(training: Training) -> dict[str, Any]:
         "median_step_seconds": median,
         "samples_per_second": training.train.batch_size / median if median else None,
         "peak_memory": {**training.measured_memory(), **outside_bytes(run.device)},
+        "device_utilization": training.device_use.to_record(),
         "skipped": dict(progress.skipped),
         "precision": {
             "mode": run.precision.name,

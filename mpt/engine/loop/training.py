@@ -25,6 +25,7 @@ from mpt.engine.recovery.remedies import Remedies
 from mpt.engine.recovery.scale_watch import ScaleWatch
 from mpt.engine.recovery.standstill import Standstill
 from mpt.engine.state.details import write_details
+from mpt.engine.state.device_use import DeviceUse
 from mpt.engine.state.early_stopping import Rule
 from mpt.engine.state.evaluation import evaluate, write_preview
 from mpt.engine.state.journal import Journal
@@ -99,6 +100,7 @@ class Training:
         self.last_losses: dict[str, float] = {}
         self.rank_times = RankTimes(run.world, self.journal)
         self.spill_watch = SpillWatch(run.device)
+        self.device_use = DeviceUse(run.device)
         self.step_seconds: list[float] = []
         self.window_seconds: list[float] = []
         """Seconds per step of each logged window. Reading its losses waits for the device: on a GPU these are true."""
@@ -186,6 +188,7 @@ class Training:
                 "step_seconds": seconds,
                 "samples_per_second": self.train.batch_size / seconds,
                 "memory": memory,
+                **self.device_use.look(),
                 **self.rank_times.take(seconds, window_steps, memory.get("peak_bytes", 0)),
             }
         )

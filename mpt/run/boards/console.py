@@ -42,6 +42,8 @@ def describe_row(row: Mapping[str, Any]) -> str:
     peak = row.get("memory", {}).get("peak_bytes")
     if peak:
         parts.append(f"peak {format_bytes(peak)}")
+    if "device_utilization" in row:
+        parts.append(f"busy {100 * row['device_utilization']:.0f} %")
     scales = row.get("scale", {})
     if scales:
         parts.append("scale " + " ".join(f"{name} {value:.10g}" for name, value in scales.items()))
