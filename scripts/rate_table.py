@@ -23,7 +23,6 @@ from typing import Any
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "rates.md"
 FLOAT16 = "precision=amp precision.dtype=float16"
-RATES = "optimizer.lr=0.5x,0.7x,1x,2x,4x,8x"
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,18 @@ class Subject:
     name: str
     config: str
     settings: tuple[str, ...]
+    over: str
+    margin: str
     modes: tuple[str, ...] = ("fp32", "bf16")
     variants: tuple[str, ...] = (FLOAT16,)
-    margin: str = "10%"
-    over: str = RATES
+    seeds: int = 3
 
     def command(self, folder: Path) -> list[str]:
         """Return the comparison's command line."""
         words = ["mpt", "compare", *self.modes, "--config", f"@{self.config}", "--over", self.over]
         words += [word for variant in self.variants for word in ("--variant", variant)]
         words += [*self.settings, "train.threads=1", "--margin", self.margin, "--jobs", "1"]
+        words += ["--seeds", str(self.seeds)]
         return [*words, "--output", str(folder / self.name)]
 
 
@@ -58,20 +59,22 @@ SUBJECTS = (
         "dcgan",
         "dcgan_fp32",
         (
-            "model.image_size=16", "model.features=8", "train.batch_size=32", "train.steps=300",
+            "model.image_size=16", "model.features=8", "train.batch_size=32", "train.steps=400",
             "train.evaluate_every=0", "train.sample_every=0",
         ),
-        margin="25%",
+        margin="200%",
+        over="optimizer.lr=0.5x,2x,8x,24x,48x,96x",
+        seeds=5,
     ),
     Subject(
         "saehd",
         "saehd_demo",
         (
-            "model.ae_dims=32", "model.e_dims=8", "model.d_dims=8", "train.batch_size=4", "train.steps=120",
-            "optimizer.warmup_steps=20", "train.evaluate_every=0", "train.sample_every=0",
+            "model.ae_dims=16", "model.e_dims=4", "model.d_dims=4", "model.d_mask_dims=4", "train.batch_size=2",
+            "train.steps=120", "optimizer.warmup_steps=20", "train.evaluate_every=0", "train.sample_every=0",
         ),
-        variants=(),
         margin="3%",
+        over="optimizer.lr=0.7x,1.5x,3x,6x",
     ),
 )  # fmt: skip
 
