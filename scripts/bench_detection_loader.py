@@ -3,7 +3,7 @@
 Usage: python scripts/bench_detection_loader.py [--pairs 64] [--workers 0 1 2]
 
 Writes pairs of the size of LLVIP's (1280 x 1024, JPEG) to a temporary folder and reads them as
-configs/yolofuse_mid.yaml does: 640 pixels, mosaic of four, HSV, flips.
+@yolofuse_mid does: 640 pixels, mosaic of four, HSV, flips.
 """
 
 from __future__ import annotations

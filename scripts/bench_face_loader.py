@@ -45,7 +45,7 @@ def main() -> None:
     warps = draw_warps(numbers, 512, transform=True, flip_chance=0.4)
     bending = milliseconds(lambda epoch: warp(images, masks, warps, bend=True))
     print(f"512 pixels, {BATCH} pairs: {whole:.0f} ms (reading {reading:.0f}, moving and bending {2 * bending:.0f})")
-    config = load_config(ROOT / "configs" / "saehd_demo.yaml")
+    config = load_config("@saehd_demo")
     drawn, _ = build_datasets(config)
     run = build_run(config, torch.device("cpu"), drawn.spec)
     batch = drawn.fetch(range(BATCH), 0)

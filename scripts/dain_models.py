@@ -4,8 +4,8 @@
     python scripts/dain_models.py train.steps=600       # the same, with other settings
     python scripts/dain_models.py --only rife           # one of them
 
-Each network is trained as `mpt train configs/dain_demo.yaml` trains DAIN: the same data, seed, steps and schedule; one
-of them as `configs/rife_demo.yaml` says, on the same data. A network without a flow of its own has no flow phase. Runs
+Each network is trained as `mpt train @dain_demo` trains DAIN: the same data, seed, steps and schedule; one
+of them as `@rife_demo` says, on the same data. A network without a flow of its own has no flow phase. Runs
 stay below `runs/dain_models`; a finished one is not trained again. Seconds are CPU seconds of one thread, the least of
 several after the training: of a step in training, and per megapixel of frames made in float32. Memory is the peak of
 live tensors: in training, and per megapixel of inference.
@@ -27,7 +27,6 @@ from mpt.report.read_run import read_run
 from mpt.report.run_record import RunRecord
 from mpt.systems.dain.inference.memory import pass_memory
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 RUNS = Path("runs") / "dain_models"
 NETWORKS: dict[str, tuple[str, str, list[str]]] = {
     "flow_warp": (
@@ -58,7 +57,7 @@ MEBI, GIBI, MEGAPIXEL = 2**20, 2**30, 1e6
 def configure(name: str, overrides: list[str]) -> Config:
     """Return a network's configuration."""
     _, file, changes = NETWORKS[name]
-    return api.load(CONFIGS / f"{file}.yaml", *changes, f"name={name}", "train.plan_memory=false", *overrides)
+    return api.load(f"@{file}", *changes, f"name={name}", "train.plan_memory=false", *overrides)
 
 
 def trained(config: Config) -> RunRecord:

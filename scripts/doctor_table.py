@@ -64,7 +64,7 @@ def planted(name: str) -> Config:
 def healthy() -> Iterator[tuple[str, Config]]:
     """Yield configurations in which nothing is wrong."""
     for name in SHIPPED:
-        yield name, load_config(ROOT / "configs" / f"{name}.yaml", ["precision=amp"])
+        yield name, load_config(f"@{name}", ["precision=amp"])
     for name in GENERATIVE:
         yield name, load_config({"model": name, **DIGITS})
     for name in VISION:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from generative_table import COMMAND, DOCUMENT, PLAN, ROOT, Entry, between, write_between
+from generative_table import COMMAND, DOCUMENT, PLAN, Entry, between, write_between
 
 MODES = ("fp32", "amp", "O1", "O2", "bf16-pure")
 MARKER = "table:frechet"
@@ -69,7 +69,7 @@ def old_rows(document: Path) -> dict[str, str]:
 
 def compare(entry: Entry, arguments: Any) -> None:
     """Train one model in all modes and seeds; what fails is printed."""
-    words = [*COMMAND, "compare", *arguments.modes, "--config", str(ROOT / "configs" / f"{entry.config}.yaml")]
+    words = [*COMMAND, "compare", *arguments.modes, "--config", f"@{entry.config}"]
     words += ["--seeds", str(arguments.seeds), "--runs", str(arguments.work), "--name", entry.name]
     words += ["--device", arguments.device, "--quiet", *entry.changes, *arguments.changes]
     if arguments.device == "cpu":
@@ -107,7 +107,7 @@ def show(values: list[float]) -> str:
 
 def doctor(entry: Entry, arguments: Any) -> str:
     """Return the doctor's findings on float16, in short."""
-    words = [*COMMAND, "doctor", str(ROOT / "configs" / f"{entry.config}.yaml"), *entry.changes, "--only", "numerics"]
+    words = [*COMMAND, "doctor", f"@{entry.config}", *entry.changes, "--only", "numerics"]
     finished = subprocess.run([*words, "--json", "--device", arguments.device], capture_output=True, text=True)
     try:
         sections = json.loads(finished.stdout)["sections"]

@@ -107,7 +107,7 @@ def main() -> None:
 def compare(entry: Entry, work: Path, device: str) -> None:
     """Run one comparison; what fails is said and leaves its row out."""
     margin = MARGIN["negative_elbo" if entry.config == "vae" else "frechet_distance"]
-    words = [*COMMAND, "compare", *entry.modes, "--config", str(ROOT / "configs" / f"{entry.config}.yaml")]
+    words = [*COMMAND, "compare", *entry.modes, "--config", f"@{entry.config}"]
     words += ["--seeds", str(entry.seeds), "--margin", margin, "--runs", str(work), "--name", entry.name]
     words += ["--device", device, "--quiet", *entry.changes]
     if device == "cpu":

@@ -50,6 +50,7 @@ from scripts.gpu_check_processes import refuse_without_packages, run  # noqa: E4
 
 refuse_without_packages()  # before what needs them is imported
 
+from mpt.config.shipped import shipped_configs  # noqa: E402
 from mpt.doctor.card import runner  # noqa: E402
 from mpt.doctor.card.checks import check_names, commands_of  # noqa: E402
 from scripts import gpu_check_features, gpu_check_modes, gpu_check_peers, gpu_check_plan  # noqa: E402
@@ -207,7 +208,7 @@ def run_part(
 
 def chosen_configs(options: argparse.Namespace) -> list[Path]:
     """Return the configs that are asked for, or those that are shipped."""
-    return options.config or shipped_configs()
+    return options.config or all_configs()
 
 
 def is_settled(part: dict[str, Any]) -> bool:
@@ -252,10 +253,9 @@ def is_whole(entry: dict[str, Any]) -> bool:
     return entry.get("error") not in late and all(row.get("error") not in late for row in entry.get("modes", []))
 
 
-def shipped_configs() -> list[Path]:
+def all_configs() -> list[Path]:
     """Return the shipped configurations, the large ones last."""
-    found = [path for path in (ROOT / "configs").glob("*.yaml") if not path.name.endswith(".plan.yaml")]
-    return sorted(found, key=lambda path: (path.name in LARGE_CONFIGS, path.name))
+    return sorted(shipped_configs().values(), key=lambda path: (path.name in LARGE_CONFIGS, path.name))
 
 
 def is_broken(results: dict[str, Any]) -> bool:

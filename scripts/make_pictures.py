@@ -78,7 +78,7 @@ def draw_architecture(path: Path) -> None:
 
 def draw_timeline(path: Path) -> None:
     """Plan a small classifier and write its memory over building and two steps, by category."""
-    lines = mpt.plan(mpt.load(ROOT / "configs" / "classify_digits.yaml"), vram="6GiB", gpu="rtx2060").plan.timeline
+    lines = mpt.plan(mpt.load("@classify_digits"), vram="6GiB", gpu="rtx2060").plan.timeline
     names = [name for name in COLOURS if name in lines and name != "workspace"]
     figure, axes = pyplot.subplots(figsize=(8.2, 3.2), layout="constrained")
     count = len(next(iter(lines.values())))
@@ -97,7 +97,7 @@ def draw_loss_scale(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         changes = ("name=scale", "precision.mode=O1", "precision.dtype=float16", "precision.growth_interval=50")
         changes += ("train.steps=300", "train.evaluate_every=0", "train.sample_every=0", "train.log_every=1")
-        run = mpt.train(mpt.load(ROOT / "configs" / "lsgan.yaml", *changes), runs=folder)
+        run = mpt.train(mpt.load("@lsgan", *changes), runs=folder)
         text = (run.path / "metrics.jsonl").read_text("utf-8")
     rows = [row for row in map(json.loads, text.splitlines()) if row["kind"] == "train"]
     figure, axes = pyplot.subplots(figsize=(8.2, 2.8), layout="constrained")

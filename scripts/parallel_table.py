@@ -96,7 +96,6 @@ MODES: dict[str, tuple[str, ...]] = {
 FIRST = re.compile(r"; |\. ")
 """Where the first statement of a refusal ends."""
 FAULTS = ("memory", "nan", "inf", "signal", "error", "kill", "hang")
-CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 def make_config(task: str, mode: str, way: str, batch_size: int, ranks: int, *changes: str) -> Config:
@@ -105,7 +104,7 @@ def make_config(task: str, mode: str, way: str, batch_size: int, ranks: int, *ch
     parallel = [*WAYS[way], *([f"parallel.shard_ranks={ranks // 2}"] if way.endswith("hybrid") else [])]
     split = [f"memory.micro_batch={batch_size // 2}"] if way == "micro-batches" else []
     words = [*own, "precision=null", *MODES[mode], f"train.batch_size={batch_size}", *parallel, *split, *changes]
-    return load_config(CONFIGS / f"{name}.yaml", words)
+    return load_config(f"@{name}", words)
 
 
 def with_sgd(task: str) -> tuple[str, ...]:

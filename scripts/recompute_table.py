@@ -40,7 +40,6 @@ from mpt.planner.trace.replay import replay
 from mpt.seams import DataSpec, FieldSpec, Task
 from scripts.memory_table import saved_bytes
 
-ROOT = Path(__file__).resolve().parent.parent / "configs"
 START, END = "<!-- tables by scripts/recompute_table.py -->", "<!-- end of the tables of scripts/recompute_table.py -->"
 VIT: dict[str, Any] = {
     "model": {"name": "torchvision:vit_b_16", "image_size": 224},
@@ -50,11 +49,11 @@ VIT: dict[str, Any] = {
     "train": {"batch_size": 64, "steps": 10},
 }
 MODELS: dict[str, tuple[str, Any]] = {
-    "resnet50": ("ResNet-50, amp, batch 256", ROOT / "resnet50_imagefolder.yaml"),
+    "resnet50": ("ResNet-50, amp, batch 256", "@resnet50_imagefolder"),
     "vit": ("ViT-B/16, amp, batch 64", VIT),
-    "stylegan2": ("StyleGAN2-256, native, batch 16", ROOT / "stylegan2_256.yaml"),
-    "saehd": ("SAEHD-512, amp, batch 8", ROOT / "saehd_512.yaml"),
-    "yolofuse": ("YOLOFuse mid n, 640 pixels, amp, batch 64", ROOT / "yolofuse_mid.yaml"),
+    "stylegan2": ("StyleGAN2-256, native, batch 16", "@stylegan2_256"),
+    "saehd": ("SAEHD-512, amp, batch 8", "@saehd_512"),
+    "yolofuse": ("YOLOFuse mid n, 640 pixels, amp, batch 64", "@yolofuse_mid"),
 }
 WAYS: tuple[Any, ...] = (None, "sqrt", "all", "selective", {"every": 2}, {"budget": 0.5})
 COMPARED = (("resnet50", 160, 8), ("vit_b_16", 224, 1))

@@ -18,7 +18,7 @@ from mpt.config.registry import PACKAGE_FOLDER, Plugin, Registry
 from mpt.config.schema import GeneralOptions, MemoryOptions, Parallel, Train
 
 PAGE = Path(__file__).resolve().parent.parent / "configs" / "reference.yaml"
-HEAD = """# mpt train configs/reference.yaml
+HEAD = """# mpt train @reference
 # Every setting of mpt by topic, with type, default and meaning: uncomment the lines that you need. As it stands it
 # trains a small classifier of handwritten digits to an accuracy of 0.99 in six seconds of one CPU core.
 # Written by `python scripts/config_reference.py`; copy it with `mpt init --from reference mine.yaml`.

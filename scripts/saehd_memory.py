@@ -13,7 +13,6 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from mpt.config.load import load_config
@@ -23,7 +22,7 @@ from mpt.planner.facts.calibration import Calibration
 from mpt.planner.facts.gpus import find_gpu
 
 GIB = 2**30
-CONFIG = Path(__file__).parent.parent / "configs" / "saehd_512.yaml"
+CONFIG = "@saehd_512"
 DENSE_IN_HALF = "precision.keep_fp32=[]"
 FIXED_SEGMENTS = "memory.expandable_segments=false"
 RECIPES: list[tuple[str, list[str]]] = [

@@ -6,7 +6,7 @@ Usage:
     python scripts/yolofuse_table.py --only mid early  # these rows again, the others as they are
     python scripts/yolofuse_table.py --read            # lay out what is below --work already
 
-Each row is `mpt train configs/yolofuse_demo.yaml` with another fusion, once per seed, and the comparison one `mpt
+Each row is `mpt train @yolofuse_demo` with another fusion, once per seed, and the comparison one `mpt
 compare fp32 bf16` with five; beside the runs' figures stand the operations of a pair at 640 pixels, counted by torch.
 The picture docs/pictures/yolofuse_detections.png is made of the run of mid with seed 0.
 """
@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "benchmarks" / "yolofuse.md"
 PICTURE = ROOT / "docs" / "pictures" / "yolofuse_detections.png"
-CONFIG = ROOT / "configs" / "yolofuse_demo.yaml"
+CONFIG = "@yolofuse_demo"
 COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
 FUSIONS = ("rgb", "ir", "early", "mid", "decision", "easy", "deyolo", "defa")
 PUBLISHED = {
@@ -75,10 +75,10 @@ def commands_of(name: str, work: Path, seeds: int) -> list[list[str]]:
     """Return the commands of one row."""
     where = ["--runs", str(work), "--quiet"]
     if name == "compare":
-        compared = ["compare", "fp32", "bf16", "--config", str(CONFIG), "--seeds", str(COMPARED_SEEDS)]
+        compared = ["compare", "fp32", "bf16", "--config", CONFIG, "--seeds", str(COMPARED_SEEDS)]
         return [[*compared, "--name", "compare", *where]]
     cameras = [f"dataset.cameras={name}"] if name in ("rgb", "ir") else []
-    words = ["train", str(CONFIG), f"model.fusion={name}", *cameras]
+    words = ["train", CONFIG, f"model.fusion={name}", *cameras]
     return [[*words, "--seed", str(seed), "--name", f"{name}-seed{seed}", *where] for seed in range(seeds)]
 
 

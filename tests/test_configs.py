@@ -1,4 +1,4 @@
-"""Every file in configs/ begins with the command that runs it, is valid, and takes a step."""
+"""Every shipped configuration begins with the command that runs it, is valid, and takes a step."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from safetensors.torch import save_file
 
 from mpt.config.load import load_config
 from mpt.config.schema import Config
+from mpt.config.shipped import shipped_configs
 from mpt.engine.building.build import build_datasets, build_run
 from mpt.engine.step.step import update
 from mpt.seams import Dataset
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "configs").glob("*.yaml"))
-PATCH_SUFFIX = ".plan.yaml"
-"""What `mpt plan` writes to be laid over a configuration; by itself it is none."""
-RECIPES = [path for path in FILES if not path.name.endswith(PATCH_SUFFIX)]
+RECIPES = [*shipped_configs().values()]
 UNET = (
     "block_out_channels: [8, 16], down_block_types: [DownBlock2D, CrossAttnDownBlock2D], norm_num_groups: 4, "
     "up_block_types: [CrossAttnUpBlock2D, UpBlock2D], layers_per_block: 1, attention_head_dim: 4"
@@ -117,7 +115,7 @@ def data_for(config: Config, folder: Path) -> Dataset:
 @pytest.mark.parametrize("path", RECIPES, ids=named)
 def test_the_first_line_is_the_command_that_runs_it(path: Path) -> None:
     assert path.read_text("utf-8").startswith("# mpt train ")
-    assert head_command(path)[:3] == ["mpt", "train", f"configs/{path.name}"]
+    assert head_command(path)[:3] == ["mpt", "train", f"@{path.stem}"]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=named)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mpt.config.shipped import find_shipped
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -81,7 +83,7 @@ def test_what_is_built_runs_from_an_empty_folder(kind: str, tmp_path: Path) -> N
     assert "wrote" in mpt("infer", "--count", "2")
     mpt("report")
     mpt("init", "--from", "saehd_512", "mine.yaml")
-    assert (empty / "mine.yaml").read_text("utf-8") == (ROOT / "configs" / "saehd_512.yaml").read_text("utf-8")
+    assert (empty / "mine.yaml").read_text("utf-8") == find_shipped("@saehd_512").read_text("utf-8")
     assert "saehd" in mpt("validate", "mine.yaml")
 
 

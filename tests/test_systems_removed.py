@@ -1,4 +1,4 @@
-"""Nothing common needs a system: each can be taken out with its folder, its tests and its configurations."""
+"""Nothing common needs a system: each can be taken out with its folder and its tests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def parts_of(system: str) -> dict[str, set[str]]:
 
 def copy_without(systems: Sequence[str], to: Path, tests: bool = False) -> Path:
     """Copy the repository's code and configurations, and its tests if asked for, but for the systems' own."""
-    own = {name for system in systems for names in parts_of(system).values() for name in names}
     for folder in ("mpt", "configs", *(("tests", "docs", "scripts") if tests else ())):
         shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ROOT.iterdir():
@@ -64,11 +63,6 @@ def copy_without(systems: Sequence[str], to: Path, tests: bool = False) -> Path:
     for system in systems:
         for home in ("mpt", *(("tests",) if tests else ())):
             shutil.rmtree(to / home / "systems" / system)
-    for path in sorted((to / "configs").glob("*.yaml")):
-        model = re.search(r"^model:(?:\s+name:)?\s+(\S+)", path.read_text("utf-8"), re.M)
-        if model is not None and model[1] in own:
-            for one in (to / "configs").rglob(f"{path.stem}*"):
-                one.unlink()
     return to
 
 

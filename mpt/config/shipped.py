@@ -1,6 +1,7 @@
 """The configurations that come with mpt: `@dcgan_amp` for their files, wherever mpt is installed.
 
-In a checkout they lie next to the package in `configs/`, in an installation inside it.
+Those of mpt's own models lie next to the package in `configs/` in a checkout, and inside it in an installation; a part
+package, one of mpt's or one from outside, has its own in its folder `configs`. Presets lie in `presets` below these.
 """
 
 from __future__ import annotations
@@ -10,32 +11,47 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
+from mpt.config.part_packages import outside_packages, packages_below
 from mpt.errors import ConfigError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 MARK = "@"
+PLAN = ".plan"
+"""How the name of a plan's recipe for a configuration ends."""
 
 
-def folder() -> Path:
-    """Return where the configurations lie."""
+def folders() -> list[Path]:
+    """Return where configurations lie, mpt's own first."""
     inside = PACKAGE / "configs"
-    return inside if inside.is_dir() else PACKAGE.parent / "configs"
+    own, *systems = packages_below(PACKAGE, PACKAGE.name)
+    others = [package.folder / "configs" for package in (*systems, *outside_packages())]
+    return [inside if inside.is_dir() else own.folder.parent / "configs", *others]
+
+
+def _files(pattern: str) -> dict[str, Path]:
+    """Return the files of all folders by name, sorted; of two with one name the first folder's."""
+    found = {path.stem: path for folder in reversed(folders()) for path in folder.glob(pattern)}
+    return dict(sorted(found.items()))
 
 
 def shipped_configs() -> dict[str, Path]:
     """Return the files by name, patches left out."""
-    files = sorted(folder().glob("*.yaml"))
-    return {path.stem: path for path in files if not path.stem.endswith(".plan")}
+    return {name: path for name, path in _files("*.yaml").items() if not name.endswith(PLAN)}
 
 
 def shipped_presets() -> dict[str, Path]:
     """Return the patches for usual cards by name, such as `resnet50_imagefolder_8gb` (`mpt plan presets`)."""
-    return {path.stem: path for path in sorted((folder() / "presets").glob("*.yaml"))}
+    return _files("presets/*.yaml")
+
+
+def shipped_files() -> dict[str, Path]:
+    """Return all that `@NAME` may mean: configurations, presets, and plans' recipes as `NAME.plan`."""
+    return {**_files("*.yaml"), **shipped_presets()}
 
 
 def find_shipped(name: str) -> Path:
     """Return the file of a configuration, or of a preset. Raises ConfigError for a name that there is not."""
-    known = {**shipped_configs(), **shipped_presets()}
+    known = shipped_files()
     name = name.removeprefix(MARK).removesuffix(".yaml")
     if name not in known:
         near = [one for one in shipped_configs() if name and one.startswith(f"{name}_")][:5]

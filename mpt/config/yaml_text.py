@@ -25,7 +25,7 @@ from typing import NoReturn, Protocol
 
 import yaml
 
-from mpt.config.shipped import MARK, find_shipped, shipped_configs
+from mpt.config.shipped import MARK, find_shipped, shipped_files
 from mpt.errors import ConfigError
 from mpt.foreign.files import open_foreign
 
@@ -152,7 +152,7 @@ def suggest_file(path: Path) -> str:
     """Return a hint at mpt's configuration of this name, or at the YAML file next to it with the nearest one."""
     if os.path.lexists(path):
         return ""
-    if path.stem in shipped_configs():
+    if path.stem in shipped_files():
         return f"; did you mean {MARK}{path.stem}, which comes with mpt?"
     if path.suffix in WEIGHTS:
         return f": weights are no configuration; a run starts from them with model.weights={printable(str(path), 200)}"

@@ -2,20 +2,19 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from mpt.config.json_schema import config_schema
 from mpt.config.load import load_config
+from mpt.config.shipped import shipped_configs
 from mpt.config.yaml_text import read_text
 from mpt.errors import ConfigError
 
 pytestmark = pytest.mark.tier("fast")
 
 
-FOLDER = Path(__file__).resolve().parents[2] / "configs"
-CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.endswith(".plan.yaml"))
+CONFIGS = [*shipped_configs().values()]
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
 
 

@@ -168,7 +168,7 @@ def read_what_every_run_reads() -> None:
 
     make_app()
     for config in ("classify_digits", "dcgan_amp"):
-        load_config(ROOT / "configs" / f"{config}.yaml")
+        load_config(f"@{config}")
     templates = environment()
     for name in templates.list_templates(extensions=["j2"]):
         templates.get_template(name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mpt.config.shipped import shipped_configs, shipped_presets
 from tests.cuda_rehearsal.notes import Note
 from tests.cuda_rehearsal.programs import ROOT, Said, mpt
 from tests.cuda_rehearsal.torch_cuda import installed
@@ -59,11 +60,7 @@ UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
     "dain_vimeo": (1, ("model.size=small", "optimizer.parts={}", "dataset.root=triplets", "dataset.crop=[64, 64]")),
 }
 """Configs of data that is not shipped, with a batch and what makes them small enough for a CPU."""
-PRESETS = tuple(
-    path.stem
-    for path in sorted((ROOT / "configs" / "presets").glob("*.yaml"))
-    if path.stem.rpartition("_")[0] in UNSHIPPED_DATA
-)
+PRESETS = tuple(name for name in shipped_presets() if name.rpartition("_")[0] in UNSHIPPED_DATA)
 """Recipes by card; those of `LARGE` take a CPU too long."""
 LARGE = {"saehd_512": 1}
 WITH_AN_EXTRA = ("flux_lora", "sd15_lora", "sd3_lora", "sdxl_lora")
@@ -91,7 +88,7 @@ def attempt(config: str, batch: int, steps: int, name: str, *words: str) -> Said
     short = (f"train.steps={steps}", "train.epochs=null", f"train.batch_size={batch}", *QUIET)
     drawn = ("task.metric_samples=64",) if config in DRAWN else ()
     planned = ("train.plan_memory=false", f"name={name}", "--runs", "runs", "--quiet", "--device", "cuda")
-    path = ROOT / "configs" / f"{config}.yaml" if config in SHIPPED else Path(config)
+    path = f"@{config}" if config in SHIPPED else config
     return mpt("train", path, *short, *drawn, *planned, *words)
 
 
@@ -291,6 +288,6 @@ def test_the_page_lists_what_is_rehearsed_where() -> None:
 
 @pytest.mark.here
 def test_every_shipped_config_is_rehearsed() -> None:
-    shipped = {path.stem for path in (ROOT / "configs").glob("*.yaml") if not path.name.endswith(".plan.yaml")}
+    shipped = {*shipped_configs()}
     shipped.remove("reference")  # classify_digits with every setting as a comment
     assert shipped <= SHIPPED, "add the new config, with a batch that a CPU can take"

@@ -12,7 +12,6 @@ import json
 import statistics
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from mpt.seams import DataSpec
 from tests.planner.configs import DIGITS, UNET, VIT, make, photos
 from tests.planner.cpu_truth import profile_peak, trace_real
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 O1, O2 = {"mode": "O1", "dtype": "bfloat16"}, {"mode": "O2", "dtype": "bfloat16"}
 RESNET, MOBILENET, DENSENET = "torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:densenet121"
 Settings = tuple[str, Any, dict[str, Any]]
@@ -54,8 +52,8 @@ SMALL: list[Settings] = [
     (UNET, "amp", {"recompute": "selective"}),
     (VIT, "fp32", {"set_to_none": False}),
     ("small_cnn", "fp32", {"channels_last": True}),
-    ("stylegan2_16.yaml", "fp32", {}),
-    ("stylegan2_16.yaml", "amp", {}),
+    ("@stylegan2_16", "fp32", {}),
+    ("@stylegan2_16", "amp", {}),
 ]
 FEW_DEEP: list[Settings] = [(RESNET, "fp32", {})]
 DEEP: list[Settings] = [
@@ -86,7 +84,7 @@ def prepare(settings: Settings, is_deep: bool) -> tuple[Config, DataSpec, int]:
     """Return a configuration with its data and batch."""
     name, precision, memory = settings
     if name.endswith(".yaml"):
-        data = {**load_config(CONFIGS / name).to_data(), "precision": {"mode": precision}, "memory": memory}
+        data = {**load_config(name).to_data(), "precision": {"mode": precision}, "memory": memory}
         if data["optimizer"]["name"] == "adam":
             data["optimizer"]["foreach"] = True
         config = load_config(data)

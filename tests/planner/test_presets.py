@@ -70,7 +70,7 @@ def test_presets_that_come_with_mpt_are_laid_over_by_name(tmp_path: Path, monkey
     (tmp_path / "presets").mkdir()
     (tmp_path / "large.yaml").write_text("{model: small_cnn, train: {batch_size: 64, steps: 1}}")
     (tmp_path / "presets" / "large_8gb.yaml").write_text("memory: {micro_batch: 16}")
-    monkeypatch.setattr(shipped, "folder", lambda: tmp_path)
+    monkeypatch.setattr(shipped, "folders", lambda: [tmp_path])
     config = load_config("@large", patches=[Path("@large_8gb")])
     assert "micro_batch" in config.memory.tricks
     assert list(shipped.shipped_configs()) == ["large"]

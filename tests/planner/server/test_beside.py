@@ -75,8 +75,7 @@ def test_a_run_on_a_cpu_is_planned_with_the_optimizer_that_a_cpu_gets(tmp_path: 
 )
 def test_a_run_on_a_cpu_needs_what_was_planned(file: str, settings: list[str], tmp_path: Path) -> None:
     """Through the loop itself, whose batches are a good part of what a small model holds."""
-    config = Path(__file__).resolve().parents[3] / "configs" / f"{file}.yaml"
-    command = [sys.executable, "-m", "mpt", "train", str(config), "train.plan_memory=true", "name=run", *settings]
+    command = [sys.executable, "-m", "mpt", "train", f"@{file}", "train.plan_memory=true", "name=run", *settings]
     subprocess.run([*command, "--device", "cpu", "--quiet"], cwd=tmp_path, check=True, capture_output=True)
     plan, summary = (json.loads((tmp_path / "runs/run" / name).read_text()) for name in ("plan.json", "summary.json"))
     assert plan["peak_bytes"] == pytest.approx(summary["peak_memory"]["peak_bytes"], rel=0.001)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 def plan_lazy(session: Session, r1_every: int, path_every: int) -> Plan:
     config = load_config(
-        ROOT / "configs" / "stylegan2_16.yaml",
+        "@stylegan2_16",
         [f"task.r1_every={r1_every}", f"task.path_every={path_every}", "train.batch_size=4"],
     )
     return session.plan([config])[0].get()

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import yaml
 
+from mpt.config.shipped import find_shipped
+
 TOP = Path(__file__).parents[3]
 FIGURES = r"([0-9,]+ MiB) of .*?([0-9.]+) s a step"
 
 
 def test_plan_preset_and_pages_say_the_same_of_512_pixels_in_6_gb():
-    plan, preset = (
-        (TOP / "configs" / name).read_text() for name in ("saehd_512.plan.yaml", "presets/saehd_512_6gb.yaml")
-    )
+    plan, preset = (find_shipped(name).read_text("utf-8") for name in ("@saehd_512.plan", "@saehd_512_6gb"))
     assert yaml.safe_load(plan) == yaml.safe_load(preset)
     (memory, seconds), again = (re.search(FIGURES, text, re.DOTALL).groups() for text in (plan, preset))
     assert again == (memory, seconds)

@@ -15,6 +15,7 @@ from PIL import ExifTags, Image
 from pydantic import ValidationError
 
 from mpt.cli import main
+from mpt.config.shipped import find_shipped
 from mpt.data.loading.loader import Loader
 from mpt.errors import ConfigError, DataError
 from mpt.systems.yolofuse.data.detection_files import DetectionFiles, Settings, assume, build
@@ -467,7 +468,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("setting", REFUSED)
 def test_validation_refuses_what_training_would(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
-    config = Path(__file__).parents[4] / "configs/yolofuse_mid.yaml"
+    config = find_shipped("@yolofuse_mid")
     with pytest.raises(SystemExit) as ended:
         main(["validate", str(config), "dataset.image_size=96", f"dataset.{setting}"])
     assert ended.value.code == 2
