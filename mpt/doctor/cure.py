@@ -69,8 +69,7 @@ def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
         if verdict.is_healthy(patched(subject.config, patch)):
             return Cure(patch, None, verdict.tried)
     culprits = [culprit for one in found for culprit in one.culprits]
-    modules = [one.module for one in culprits] + [one.refusal.module for one in found if one.refusal is not None]
-    blamed = [name for name in dict.fromkeys(modules) if name not in (LOSS, "")]
+    blamed = blamed_modules(found)
     places = find_places(subject)
     forms = smallest_forms(subject, verdict, places, culprits) if places else None
     if forms is not None and len(forms) == 1:  # no list is smaller
@@ -88,6 +87,13 @@ def find_cure(subject: Subject, found: Sequence[Examination]) -> Cure | None:
     if lower.to_data() != subject.config.to_data() and verdict.is_healthy(lower):
         return Cure({"precision": {"dtype": "bfloat16"}}, None, verdict.tried)
     return None
+
+
+def blamed_modules(found: Sequence[Examination]) -> list[str]:
+    """Return the modules of wrong operators and of refused ones, each once; losses are none."""
+    wrong = [culprit.module for one in found for culprit in one.culprits]
+    refused = [one.refusal.module for one in found if one.refusal is not None]
+    return [name for name in dict.fromkeys([*wrong, *refused]) if name not in (LOSS, "")]
 
 
 def single_settings(config: Config) -> Iterator[dict[str, Any]]:

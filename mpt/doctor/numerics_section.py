@@ -112,32 +112,51 @@ def describe_culprit(culprit: Result, subject: Subject) -> str:
 
 
 def _describe(section: Section, found: Examination, subject: Subject, *, many: bool, is_last: bool) -> None:
-    step = subject.step
-    scale = "" if found.scale is None else f", loss scale {found.scale:g}"
+    step, scale = subject.step, found.scale or 1.0
     about = f"phase {found.phase}" + (f", step {step}" if many else "")
-    section.tables["exponents"] += exponents_of(found.phase, step, found.results, found.scale or 1.0)
+    _add_faults(section, about, found, subject)
+    if found.is_healthy:
+        section.add("ok", about, _accuracy(found))
+        describe_updates(section, about, found)
+    if is_last:
+        _add_last(section, about, found)
+    rows = {
+        "exponents": exponents_of(found.phase, step, found.results, scale),
+        "parameters": parameter_rows(found, step),
+        "operators": operator_rows(found, step),
+        "ranges": [{"step": step, **row} for row in ranges_of(found.phase, found.results, scale)],
+    }
+    for name, added in rows.items():
+        section.tables.setdefault(name, []).extend(added)
+
+
+def _add_faults(section: Section, about: str, found: Examination, subject: Subject) -> None:
+    """Add what is wrong, with the operators that are to blame."""
     for text in found.faults[:MOST_FAULTS]:
         where = f"first wrong operator: {describe_culprit(found.culprits[0], subject)}" if found.culprits else ""
         where = found.refusal.describe() if found.refusal is not None else where
         section.add("fault", about, text, where)
     for culprit in found.culprits[1:MOST_PLACES]:
         section.add("fault", about, f"wrong independently of that: {describe_culprit(culprit, subject)}")
-    if found.is_healthy:
-        worst = max((one.error for one in found.parameters if one.share > 1e-3), default=0.0)
-        lowest = min((one.cosine for one in found.parameters if one.share > 1e-3), default=1.0)
-        text = f"{found.mode} in {found.dtype}{scale}: gradients are off by {worst:.1%} at most, cosine {lowest:.4f}"
-        section.add("ok", about, text)
-        describe_updates(section, about, found)
-    for text in found.lost_decay if is_last else ():
+
+
+def _accuracy(found: Examination) -> str:
+    """Return how far the gradients are from the reference's, of parameters that have a share in them."""
+    scale = "" if found.scale is None else f", loss scale {found.scale:g}"
+    counted = [one for one in found.parameters if one.share > 1e-3]
+    worst = max((one.error for one in counted), default=0.0)
+    lowest = min((one.cosine for one in counted), default=1.0)
+    return f"{found.mode} in {found.dtype}{scale}: gradients are off by {worst:.1%} at most, cosine {lowest:.4f}"
+
+
+def _add_last(section: Section, about: str, found: Examination) -> None:
+    """Add what is said once, of the last step: decay that is lost, operators in float32, modules near the ends."""
+    for text in found.lost_decay:
         section.add("warning", about, text)
-    if found.by_cuda_lists and is_last:
+    if found.by_cuda_lists:
         names = ", ".join(found.by_cuda_lists)
         section.add("note", about, f"{names} were computed in float32, as CUDA's autocast does and a CPU's does not")
-    section.tables.setdefault("parameters", []).extend(parameter_rows(found, step))
-    section.tables.setdefault("operators", []).extend(operator_rows(found, step))
-    rows = ranges_of(found.phase, found.results, found.scale or 1.0)
-    section.tables.setdefault("ranges", []).extend({"step": step, **row} for row in rows)
-    if is_last and found.dtype == "float16":
+    if found.dtype == "float16":
         note_ranges(section, about, found)
 
 

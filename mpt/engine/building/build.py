@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
 
@@ -102,16 +102,14 @@ def build_run(
         trick.apply(task, precision)
     begun = [trick.begin(task) for trick in tricks] if begins else []
     prepare_precision(config, task, precision, device, world)
-    settings_by_module = {name: optimizer_settings(config, name) for name in task.trainable}
-    optimizers: dict[str, Optimizer] = {}
-    phases: list[Phase] = []
+    settings = {name: optimizer_settings(config, name) for name in task.trainable}
+    made: dict[str, Optimizer] = {}
     if trains:
-        is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses alone
-        says_foreach = device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
-        optimizers = build_optimizers(config, settings_by_module, task, precision, says_foreach)
-        phases = list(task.phases(optimizers))
+        asks = says_foreach(config, task, device, fake, world)
+        made = build_optimizers(config, settings, task, precision, asks)
+    phases = list(task.phases(made)) if trains else []
     precision.bind(phases)
-    optimizers, phases = replace_optimizers(tricks, optimizers, phases, precision)
+    optimizers, phases = replace_optimizers(tricks, made, phases, precision)
     run = Run(
         config=config,
         device=device,
@@ -120,29 +118,48 @@ def build_run(
         precision=precision,
         tricks=tricks,
         optimizers=optimizers,
-        optimizer_settings=settings_by_module,
+        optimizer_settings=settings,
         phases=phases,
         frozen=other_weights(phases, task),
         weights=trained_weights(phases),
-        clip_norms={phase.name: clip_norm(phase, optimizers, settings_by_module) for phase in phases},
-        buffers=BufferCopies([buffer.detach() for module in task.trainable.values() for buffer in module.buffers()]),
+        clip_norms={phase.name: clip_norm(phase, optimizers, settings) for phase in phases},
+        buffers=BufferCopies(trained_buffers(task)),
         adaptation=Adaptation(is_allowed=config.memory.on_oom == "adapt"),
-        messages=[said for said in (start.message if start else None, frozen, *begun) if said],
+        messages=first_messages(start, frozen, begun),
         notes=list(precision.numerics.notes),
         stable_forms=make_stable_forms(config.precision.settings.stable_forms),
         averages=averages,
         world=world,
         keeps_gradients=any(trick.keeps_gradients for trick in tricks),
     )
-    if start is not None:
-        run.notes.extend(start_notes(config, task, start))
-    if trains and not fake:
-        run.notes.extend(lost_decay(config, settings_by_module, precision.numerics))
-    run.notes.extend(describe_averages(run))
-    if trains:
-        for trick in tricks:
-            trick.attach(run)
+    run.notes.extend(further_notes(run, start, trains and not fake))
+    for trick in tricks if trains else ():
+        trick.attach(run)
     return run
+
+
+def says_foreach(config: Config, task: Task, device: torch.device, fake: bool, world: World) -> bool:
+    """Whether optimizers must be told to take a GPU's foreach path: where they cannot see that weights lie on one."""
+    is_offloaded = world.is_sharded and config.parallel.offload  # then the CPU steps, and chooses alone
+    return device.type != "cpu" and (fake or any_waits(task)) and not is_offloaded
+
+
+def trained_buffers(task: Task) -> list[Tensor]:
+    """Return the buffers of the networks that are trained."""
+    return [buffer.detach() for module in task.trainable.values() for buffer in module.buffers()]
+
+
+def first_messages(start: Start | None, frozen: str | None, begun: Sequence[str | None]) -> list[str]:
+    """Return the lines that a run begins with: the weights it starts from, what is frozen, and the tricks' own."""
+    return [line for line in (start.message if start else None, frozen, *begun) if line]
+
+
+def further_notes(run: Run, start: Start | None, trains: bool) -> list[str]:
+    """Return the notes beyond the precision's own: of the start, of weight decay that is lost, of averages."""
+    notes = [] if start is None else list(start_notes(run.config, run.task, start))
+    if trains:
+        notes.extend(lost_decay(run.config, run.optimizer_settings, run.precision.numerics))
+    return [*notes, *describe_averages(run)]
 
 
 def place_networks(

@@ -88,16 +88,9 @@ def load_initial_weights(
     path, file, passed_over = read_start(path) if foreign is None else (path, WeightsFile(foreign), ())
     refuse_packed(path, file)
     translated = translate(modules, file.tensors) if translate is not None else None
-    averages = tuple(f"{name}{SUFFIX}." for name in modules)
-    twins = {name: value for name, value in (translated or {}).items() if name.startswith(averages)}
-    given = file.tensors if translated is None else {k: v for k, v in translated.items() if k not in twins}
+    given, twins = split_averages(modules, file.tensors if translated is None else translated, translated is not None)
     match = best_match(modules, given)
-    least = LEAST_SHARE if translated is None else LEAST_TRANSLATED
-    if not match.found or len(match.found) < least * match.count:
-        raise CheckpointError(
-            f"model.weights: only {len(match.found)} of the model's {match.count or len(own_tensors(modules))} tensors "
-            f"are in {path} with the same names and shapes; it is of another model{details(match, '; ')}"
-        )
+    refuse_misfit(modules, match, path, LEAST_SHARE if translated is None else LEAST_TRANSLATED)
     check(modules, match.found, path)
     own = own_tensors(modules)
     with torch.no_grad():
@@ -106,6 +99,26 @@ def load_initial_weights(
     is_own = any(name in file.tensors or f"modules.{name}" in file.tensors for name in match.found)
     made = tuple(name.partition(" ")[0] for name in match.new)
     return Start(describe(match, file, path), made, is_own, twins, passed_over)
+
+
+def split_averages(
+    modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], translated: bool
+) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
+    """Return the networks' tensors, and those of their averages' twins, which only a translated file has by name."""
+    if not translated:
+        return tensors, {}
+    averages = tuple(f"{name}{SUFFIX}." for name in modules)
+    twins = {name: value for name, value in tensors.items() if name.startswith(averages)}
+    return {name: value for name, value in tensors.items() if name not in twins}, twins
+
+
+def refuse_misfit(modules: Mapping[str, nn.Module], match: Match, path: Path, least: float) -> None:
+    """Raise CheckpointError for a file that gives less than this share of the tensors of the networks it touches."""
+    if not match.found or len(match.found) < least * match.count:
+        raise CheckpointError(
+            f"model.weights: only {len(match.found)} of the model's {match.count or len(own_tensors(modules))} tensors "
+            f"are in {path} with the same names and shapes; it is of another model{details(match, '; ')}"
+        )
 
 
 def read_start(path: Path) -> tuple[Path, WeightsFile, tuple[str, ...]]:

@@ -138,18 +138,21 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         ):
             return Outcome((Form(tuple(args[0]), tuple(args[1]), kwargs["dtype"], kwargs["device"]),))
         rule = direct_results.RULES.get(func)
-        is_placed = func in direct_results.PLACED
-        if rule is None and not is_placed and func not in direct_results.BY_META:
+        if rule is None and func not in direct_results.PLACED and func not in direct_results.BY_META:
             return None
         devices = {one.fake_device for one in _fakes_in(chain(args, kwargs.values()))}
         if len(devices) != 1:
             return None
         (device,) = devices
-        if rule is not None:
-            return rule(args, kwargs, device)
+        return self._by_meta(func, args, kwargs, device) if rule is None else rule(args, kwargs, device)
+
+    def _by_meta(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+    ) -> Outcome | None:
+        """Return the outcome of an operator as its kernel for meta tensors gives it; None where that does not hold."""
         if device.type == "cpu" and func in cpu_routes.ROUTES:
             return None
-        if is_placed:
+        if func in direct_results.PLACED:
             device = kwargs.get("device") or device
             if not _is_placed(device) or kwargs.get("pin_memory") or kwargs.get("layout", _STRIDED) != _STRIDED:
                 return None
