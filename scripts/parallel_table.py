@@ -11,6 +11,9 @@ SGD is used since Adam's steps turn the rounding of a vanishing gradient into on
 rank has its own statistics, uses its running ones in micro-batches and ddp; with `sync` and fsdp it sees all ranks'
 samples (`parallel.sync_batchnorm`). What a strategy refuses is in the table with its reason.
 
+What is left in float32 is the order of sums, or a mistake. So every row of fp32 is trained a second time with weights,
+data and arithmetic in float64: rounding then falls by orders of magnitude, and a mistake stays as it is.
+
 Faults: a failure of each kind on each rank; how all ranks ended, and the step that was saved last.
 """
 
@@ -45,6 +48,7 @@ from mpt.engine.step.rank_inputs import inputs_of
 from mpt.engine.step.step import update
 from mpt.errors import ConfigError
 from mpt.parallel.local import full
+from mpt.parallel.ranks import Ranks
 from mpt.parallel.start import joined
 from mpt.parallel.world import ALONE, World
 from mpt.seams import Batch, Dataset, Run, loss_scales
@@ -54,26 +58,47 @@ from tests.parallel.test_faults import injected, saved_step
 TASKS: dict[str, tuple[str, ...]] = {
     "classifier": ("classify_digits", "model.features=8"),
     "class weights": ("classify_digits", "model.features=8", 'task.class_weights={"0": 0.01, "1": 40}'),
+    "mixup": ("classify_digits", "model.features=8", "task.mixup=0.4", "task.cutmix=1.0"),
     "vae": ("vae",),
+    "cvae": ("vae", "model.name=cvae"),
+    "dvae": ("vae", "model.name=dvae"),
     "lsgan": ("lsgan",),
+    **{name: ("lsgan", f"model.name={name}") for name in ("vanilla_gan", "cgan", "acgan", "infogan")},
+    **{name: ("lsgan", f"model.name={name}") for name in ("aae", "bigan", "ebgan", "wgan")},
     "wgan_gp": ("wgan_gp",),
+    "began": ("began",),
     "dcgan": ("dcgan_fp32", "model.features=8", "model.image_size=16"),
     "stylegan2": ("stylegan2_16", "task.path_weight=0"),
     "path lengths": ("stylegan2_16",),
+    "stylegan2 ada": ("stylegan2_16", "task.path_weight=0", "task.ada_target=0.6"),
     "saehd": ("saehd_demo",),
+    "saehd, gan": ("saehd_demo", "model.gan_power=0.1", "model.gan_dims=8", "model.true_face_power=0.1"),
     "yolofuse": ("yolofuse_demo", "dataset.count=40", "dataset.test_count=8"),
+    "one camera": ("yolofuse_demo", "model.fusion=ir", "dataset.count=40", "dataset.test_count=8"),
     "dain": ("dain_demo", "task.flow_steps=1"),
-    "began": ("began",),
+    "rife": ("rife_demo", "task.flow_steps=1"),
+    "flow_warp": ("dain_demo", "model=null", "model=flow_warp", "optimizer.parts=null", "task.flow_steps=1"),
     "diffusion": ("diffusion_digits",),
 }
 """Name -> the configuration and its changes."""
 SMALL = ("classifier", "class weights", "vae", "lsgan", "wgan_gp", "dcgan")
 """Tasks that are tried in every mode."""
-BATCHES = {"stylegan2": 16, "path lengths": 16}
+BATCHES = {"stylegan2": 16, "path lengths": 16, "stylegan2 ada": 16}
 """Other batches than `--batch-size`: StyleGAN2's discriminator looks at groups of four samples."""
-RATES = {"yolofuse": 2e-4, "saehd": 1e-3, "vae": 1e-3}
+RATES = {
+    "yolofuse": 2e-4,
+    "one camera": 2e-4,
+    "saehd": 1e-3,
+    "saehd, gan": 1e-3,
+    "vae": 1e-3,
+    "cvae": 1e-3,
+    "dvae": 1e-3,
+}
 """Other rates than 0.005: losses that are sums over many places."""
-TRAINED_STEPS = {"dain": 20, "saehd": 40, "stylegan2": 40, "path lengths": 40}
+TRAINED_STEPS = {
+    **dict.fromkeys(("dain", "rife", "flow_warp"), 20),
+    **dict.fromkeys(("saehd", "saehd, gan", "stylegan2", "path lengths", "stylegan2 ada"), 40),
+}
 """Other numbers of steps before the comparison than `--trained`."""
 SYNCHRONISED = ("parallel.sync_batchnorm=true",)
 WAYS: dict[str, tuple[str, ...]] = {
@@ -102,7 +127,7 @@ def make_config(task: str, mode: str, way: str, batch_size: int, ranks: int, *ch
     """Return a task's small configuration; hybrid is over two groups of ranks."""
     name, *own = TASKS[task]
     parallel = [*WAYS[way], *([f"parallel.shard_ranks={ranks // 2}"] if way.endswith("hybrid") else [])]
-    split = [f"memory.micro_batch={batch_size // 2}"] if way == "micro-batches" else []
+    split = [f"memory.micro_batch={batch_size // 4}"] if way == "micro-batches" else []
     words = [*own, "precision=null", *MODES[mode], f"train.batch_size={batch_size}", *parallel, *split, *changes]
     return load_config(f"@{name}", words)
 
@@ -126,7 +151,8 @@ def batches(run: Run, config: Config, data: Dataset) -> Iterator[Batch]:
     start, stop = run.world.place(count)
     for whole in Loader(data, count, config.seed).batches():
         order = weight_of(whole).argsort(stable=True)
-        yield inputs_of(run, {name: value[order][start:stop] for name, value in whole.items()}, count)
+        part = inputs_of(run, {name: value[order][start:stop] for name, value in whole.items()}, count)
+        yield {name: in_default_dtype(value) for name, value in part.items()}
 
 
 def take_steps(run: Run, config: Config, data: Dataset, steps: int) -> list[bool]:
@@ -150,13 +176,12 @@ def train_before(config: Config, steps: int, path: Path) -> None:
     torch.save({"modules": modules, "task": run.task.state_dict()}, path)
 
 
-def perform(world: World, config: Config, steps: int, start: Path, keeps_norms: bool) -> dict[str, Any]:
+def perform(world: World, config: Config, data: Dataset, steps: int, start: Path, keeps_norms: bool) -> dict[str, Any]:
     """Go on from trained networks for some steps, and return what they came to."""
-    data, _ = build_datasets(config)
     run = build_run(config, torch.device("cpu"), data.spec, world=world)
     saved = torch.load(start, weights_only=True)
     restore_modules(run, {"modules": saved["modules"]})
-    run.task.load_state_dict(saved["task"])
+    run.task.load_state_dict({name: in_default_dtype(value) for name, value in saved["task"].items()})
     for norm in (m for module in run.task.modules.values() for m in module.modules() if isinstance(m, _BatchNorm)):
         norm.train(not keeps_norms)
     first = weights_of(run)
@@ -165,9 +190,41 @@ def perform(world: World, config: Config, steps: int, start: Path, keeps_norms: 
     return {"first": first.numpy(), "last": last.numpy(), "skipped": skipped, "scales": loss_scales(run.precision)}
 
 
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    """Build and compute in float64 inside the block, what asks for float32 by `float()` too."""
+    plain = torch.Tensor.float
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.float = plain  # type: ignore[method-assign]
+        torch.set_default_dtype(torch.float32)
+
+
+def perform_both(world: World, config: Config, mode: str, *more: Any) -> list[dict[str, Any]]:
+    """Go on from trained networks, of fp32 in float64 as well."""
+    data, _ = build_datasets(config)
+    found = [perform(world, config, data, *more)]
+    if mode == "fp32":
+        if isinstance(world, Ranks):
+            world.exchanges.clear()  # they belong to the weights of the run before
+        with float64():
+            found.append(perform(world, config, data, *more))
+    return found
+
+
+def in_default_dtype(value: Any) -> Any:
+    """Return a number that a task has counted in the dtype of the comparison."""
+    return (
+        value.to(torch.get_default_dtype()) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    )
+
+
 def weights_of(run: Run) -> torch.Tensor:
     """Return all trained weights of a task, whole, one after the other."""
-    found = [full(p).detach().float().flatten() for m in run.task.trainable.values() for p in m.parameters()]
+    found = [full(p).detach().double().flatten() for m in run.task.trainable.values() for p in m.parameters()]
     return torch.cat([one.clone() for one in found])
 
 
@@ -176,7 +233,7 @@ def on_rank(rank: int, config: tuple[Any, ...], *more: Any) -> Any:
     try:
         made = make_config(*config)
         with joined(made) as world:
-            return perform(world, made, *more)
+            return perform_both(world, made, config[1], *more)
     except ConfigError as error:
         return str(error)
 
@@ -189,8 +246,8 @@ def distance(of_one: dict[str, Any], other: dict[str, Any]) -> float:
 
 def equality_rows(arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
     """Yield the lines of the table of equality."""
-    yield "| task | mode | way | ranks | update distance | weights moved | skipped steps, scales |"
-    yield "|---|---|---|---:|---:|---:|---|"
+    yield "| task | mode | way | ranks | update distance | in float64 | weights moved | skipped steps, scales |"
+    yield "|---|---|---|---:|---:|---:|---:|---|"
     alone: dict[Any, Any] = {}
     for task, mode, ranks, way in cases(arguments):
         batch = BATCHES.get(task, arguments.batch_size) // ranks * ranks
@@ -202,26 +259,35 @@ def equality_rows(arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
         more = (arguments.steps, start, keeps_norms)
         if (task, mode, batch, keeps_norms) not in alone:
             config = make_config(task, mode, "ddp", batch, 1, *with_sgd(task))
-            alone[task, mode, batch, keeps_norms] = perform(ALONE, config, *more)
+            alone[task, mode, batch, keeps_norms] = perform_both(ALONE, config, mode, *more)
         of_one = alone[task, mode, batch, keeps_norms]
         began = time.perf_counter()
         config_words = (task, mode, way, batch, ranks, *with_sgd(task))
         if way == "micro-batches":
-            told = [perform(ALONE, make_config(*config_words), *more)]
+            told = [perform_both(ALONE, make_config(*config_words), mode, *more)]
         else:
             told = run_ranks(ranks, on_rank, config_words, *more, limit=300)
         print(f"{task} {mode} {way} {ranks}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
         head = f"| {task} | {mode} | {way} | {ranks} |"
-        if not all(isinstance(one, dict) for one in told):
+        if not all(isinstance(one, list) for one in told):
             reason = next((one for one in told if isinstance(one, str)), f"exit codes {told}")
-            yield f"{head} refused: {FIRST.split(reason.split(': ', 1)[-1])[0]} | | |"
+            yield f"{head} refused: {FIRST.split(reason.split(': ', 1)[-1])[0]} | | | |"
             continue
-        same = all(numpy.array_equal(one["last"], told[0]["last"]) for one in told)
-        moved = numpy.linalg.norm(of_one["last"] - of_one["first"]) / numpy.linalg.norm(of_one["first"])
-        equal = told[0]["skipped"] == of_one["skipped"] and told[0]["scales"] == of_one["scales"]
-        words = f"{'equal' if equal else 'DIFFERENT'}, {sum(of_one['skipped'])} skipped"
-        between = "" if same else " (RANKS DIFFER)"
-        yield f"{head} {distance(of_one, told[0]):.1e}{between} | {moved:.1e} | {words} |"
+        yield f"{head} {compared(of_one, told)} |"
+
+
+def compared(of_one: list[dict[str, Any]], told: list[list[dict[str, Any]]]) -> str:
+    """Return the last four cells of a row: the distances of the first rank from one process, and what is alike."""
+    alone, first = of_one[0], told[0][0]
+    same = all(
+        numpy.array_equal(ours["last"], one["last"]) for one in told for ours, one in zip(told[0], one, strict=True)
+    )
+    moved = numpy.linalg.norm(alone["last"] - alone["first"]) / numpy.linalg.norm(alone["first"])
+    equal = first["skipped"] == alone["skipped"] and first["scales"] == alone["scales"]
+    distances = [f"{distance(alone, other):.1e}" for alone, other in zip(of_one, told[0], strict=True)]
+    in_float64 = distances[1] if len(distances) > 1 else ""
+    words = f"{'equal' if equal else 'DIFFERENT'}, {sum(alone['skipped'])} skipped"
+    return f"{distances[0]}{'' if same else ' (RANKS DIFFER)'} | {in_float64} | {moved:.1e} | {words}"
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, str, int, str]]:

@@ -349,12 +349,6 @@ class Gan(Game, SecondOrder, Exports, Legend):
         self.energies = state.get("energies", self.energies).to(self.energies.device)
 
 
-def weighted_mean(pairs: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return the mean over micro-batches of different sizes."""
-    total = sum(count for _, count in pairs)
-    return torch.stack([mean * (count / total) for mean, count in pairs]).sum()
-
-
 def build(
     settings: Settings, model_settings: Options, modules: Mapping[str, nn.Module], data: DataSpec, precision: Precision
 ) -> Gan:

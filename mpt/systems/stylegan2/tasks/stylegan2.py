@@ -88,7 +88,7 @@ class StyleGan2(gan.Gan):
             self.modules["augment"] = self.augment
         self.path_mean = torch.zeros((), device=device)
         self.signs = torch.zeros(2, device=device)  # sum and number of the signs of real scores
-        self.lengths: list[tuple[Tensor, int]] = []
+        self.lengths = torch.zeros(2, device=device)  # sum and number of a step's path lengths; ranks average both
         self.batch_size = 0
         self.differentiates_twice = self.style.r1_gamma > 0 or self.style.path_weight > 0
         self.r1 = precision.loss(adversarial.real_gradient_penalty)
@@ -132,7 +132,7 @@ class StyleGan2(gan.Gan):
                 module.is_differentiated_twice = phase.name in ("gen_path", "disc_r1")
         drawn: Batch = {}
         if phase.name == "gen_path":
-            self.lengths = []
+            self.lengths = torch.zeros_like(self.lengths)
             drawn = self._draw_styles(max(1, len(image) // 2), image.device)
             return {**drawn, "projection": torch.randn(len(drawn["latent"]), *image.shape[1:], device=image.device)}
         if phase.name in ("disc", "disc_r1"):
@@ -186,21 +186,21 @@ class StyleGan2(gan.Gan):
         return [Loss("real", self.parts.real(verdict.score))]
 
     def path_losses(self, batch: Batch) -> Iterator[Loss]:
-        """Yield the path length penalty, weighted for how seldom it comes."""
+        """Yield the path length penalty, weighted for how seldom it comes.
+
+        The mean is that before this batch, so that no micro-batch or rank needs the lengths of another.
+        """
         lengths = self.measure_paths(batch)
         log("length", lengths)
-        self.lengths.append((lengths.detach().mean(), len(lengths)))
-        penalty = adversarial.path_length_penalty(lengths, self._next_path_mean())
+        found = lengths.detach()
+        self.lengths = self.lengths + torch.stack([found.sum(), torch.ones_like(found).sum()])
+        penalty = adversarial.path_length_penalty(lengths, self.path_mean)
         yield Loss("loss", self.style.path_weight * self.style.path_every * penalty)
 
     def _measure_paths(self, batch: Batch) -> Tensor:
         styles = self.gen.styles(batch["latent"], batch["other"], batch["crossover"], batch.get("label"))
         image = self.gen.synthesis(styles, batch["noise"])
         return adversarial.path_lengths(image, styles, batch["projection"])
-
-    def _next_path_mean(self) -> Tensor:
-        mean: Tensor = gan.weighted_mean(self.lengths)
-        return adversarial.keep_finite(self.path_mean.lerp(mean, self.style.path_decay), self.path_mean)
 
     def r1_losses(self, batch: Batch) -> Iterator[Loss]:
         """Yield R1 at real images, weighted for how seldom it comes."""
@@ -214,8 +214,9 @@ class StyleGan2(gan.Gan):
         """Move the mean path length, and the augmentation's probability."""
         style = self.style
         self.advice.steps_done = step
-        if self.lengths:
-            self.path_mean, self.lengths = self._next_path_mean(), []
+        mean = self.lengths[0] / self.lengths[1]  # NaN, which changes nothing, in a step without the path phase
+        self.path_mean = adversarial.keep_finite(self.path_mean.lerp(mean, style.path_decay), self.path_mean)
+        self.lengths = torch.zeros_like(self.lengths)
         if self.augment is not None and style.ada_target is not None and (step + 1) % ADA_INTERVAL == 0:
             change = ADA_INTERVAL * self.batch_size / (style.ada_kimg * 1000)
             self.augment.steer(self.signs[0] / self.signs[1].clamp_min(1), style.ada_target, change)
@@ -262,13 +263,17 @@ class StyleGan2(gan.Gan):
         return torch.stack([draw_noise(synthesis.noise_size, number) for number in numbers]).to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the mean path length and the signs counted since the last change of the probability."""
-        return {"path_mean": self.path_mean, "signs": self.signs}
+        """Return the mean path length, a step's lengths and the signs counted since the last change of the probability.
+
+        Ranks agree on the means of all three before they are used.
+        """
+        return {"path_mean": self.path_mean, "lengths": self.lengths, "signs": self.signs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         device = self.path_mean.device
         self.path_mean, self.signs = state["path_mean"].to(device), state["signs"].to(device)
+        self.lengths = state.get("lengths", self.lengths).to(device)
 
 
 def draw_noise(size: int, seed: int) -> Tensor:
