@@ -13,7 +13,7 @@ import functools
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -48,6 +48,13 @@ MODES = (
 )
 LOW_BIT = ("fp8", "int8")
 """They need torchao, and on a CPU fp8's numbers are emulated; int8's are not."""
+NEVER = {
+    "O1": {"compile", "low_bit_base"},
+    "native": {"compile"},
+    "bf16-sr": {"cpu_optimizer", "low_bit_optimizer"},
+    "bf16-kahan": {"cpu_optimizer", "low_bit_optimizer"},
+}
+"""Of each mode, the tricks that it refuses with every network and optimizer."""
 TRICKS: dict[str, dict[str, Any]] = {
     "recompute sqrt": {"recompute": "sqrt"},
     "recompute all": {"recompute": "all"},
@@ -228,9 +235,9 @@ def quick() -> Iterator[Brick]:
         yield Brick(network_of(mode, row + column // 2), mode, optimizer, (trick,))
 
 
-def whole() -> Iterator[Brick]:
-    """Yield every mode with every trick and every optimizer, and pairs of tricks in every mode."""
-    for mode, optimizer in product(MODES, OPTIMIZERS):
+def whole(modes: Sequence[str] = MODES) -> Iterator[Brick]:
+    """Yield some modes, each with every trick and every optimizer, and with pairs of tricks."""
+    for mode, optimizer in product(modes, OPTIMIZERS):
         plain.cache_clear()
         for network in dict.fromkeys(network_of(mode, one) for one in range(2)):
             yield Brick(network, mode, optimizer)
@@ -240,7 +247,7 @@ def whole() -> Iterator[Brick]:
                 if trick != "compile" or optimizer in COMPILED_WITH
             )
     tricks = [trick for trick in TRICKS if trick != "compile"]
-    for index, (mode, (one, other)) in enumerate(product(MODES, combinations(tricks, 2))):
+    for index, (mode, (one, other)) in enumerate(product(modes, combinations(tricks, 2))):
         if TRICKS[one].keys().isdisjoint(TRICKS[other]):
             yield Brick(network_of(mode, index), mode, ("sgd", "adam", "adabelief")[index % 3], (one, other))
 

@@ -145,10 +145,11 @@ class Streamed(Mixin, nn.Module):
     def trained(self, parameter: nn.Parameter, copy: Tensor) -> Tensor:
         """Return a copy as autograd is to see it: a leaf whose gradient goes to the host.
 
-        It is a view, since autocast keeps the casts of other leaves until the forward ends.
+        It is a view, since autocast keeps the casts of other leaves until the forward ends. `view_as` would change the
+        strides of sides of one, by which kernels know channels-last weights.
         """
         base = copy.detach()
-        leaf = base.view_as(base).requires_grad_()
+        leaf = base.as_strided(base.shape, base.stride()).requires_grad_()
         if parameter.grad_dtype != parameter.dtype:
             leaf.grad_dtype = parameter.grad_dtype
         block = self
