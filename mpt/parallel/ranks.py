@@ -60,21 +60,27 @@ class Ranks(World):
             rank=self.rank,
             world_size=self.size,
             timeout=timeout,
+            device_id=self.card(),  # else NCCL guesses the card, and connects only at the first sum
         )
         self.talk = dist.new_group(backend="gloo", timeout=timeout)
         watch.remember(0)  # the store may go with it
 
     def choose_device(self, wanted: str) -> str:
+        """Return this rank's card, or on a CPU what is wanted."""
+        card = self.card()
+        return str(card) if card is not None else "cpu" if wanted == "auto" else wanted
+
+    def card(self) -> torch.device | None:
         """Return this rank's card, by its number on this machine. Raises ConfigError if there are too few."""
         if not self.on_gpu:
-            return "cpu" if wanted == "auto" else wanted
+            return None
         number, cards = self.location.local_rank, torch.cuda.device_count()
         if number >= cards:
             raise ConfigError(
                 f"device: {number + 1} processes or more run on this machine, and torch sees {cards} CUDA device(s); "
                 f"start {cards} of them, or use --device cpu"
             )
-        return f"cuda:{number}"
+        return torch.device("cuda", number)
 
     def place(self, count: int) -> tuple[int, int]:
         """Return where this rank's samples of a batch begin and end."""

@@ -104,7 +104,7 @@ def train(
             from mpt.planner.server.beside import plan_beside
             from mpt.workflows.on_end import end_told
 
-            planning = plan_beside(config, data.spec, device, directory.plan_path, config.granted)
+            planning = plan_beside(config, data.spec, device, directory.plan_path, config.granted, world)
             with end_told(training), planning as plan:
                 go(training, retry, stop_after)
                 tell_skipped_files(training)

@@ -42,6 +42,8 @@ LOADED = (
     "torch._dynamo",
     "torch.utils.flop_counter",
 )
+FOR_ONE = "MPT_REHEARSAL_OF_ONE"
+"""Environment variable that says that one test alone will run: what it does not use need not be loaded."""
 WHOLE = ("data", "engine", "memory", "metrics", "nn", "optim", "precision", "run", "tasks", "workflows")
 """Packages of mpt of which a run takes some modules or others."""
 
@@ -129,9 +131,10 @@ def serve() -> None:
     from tests.cuda_rehearsal import build
 
     build.load()
-    for name in (*LOADED, *modules_of_mpt()):
-        with contextlib.suppress(ImportError):  # what is not installed here, tests skip
-            importlib.import_module(name)
+    if not os.environ.get(FOR_ONE):
+        for name in (*LOADED, *modules_of_mpt()):
+            with contextlib.suppress(ImportError):  # what is not installed here, tests skip
+                importlib.import_module(name)
     read_what_every_run_reads()
     gc.freeze()  # what is loaded is not looked at, and so not copied, in the forks
     answers = os.fdopen(os.dup(1), "wb")

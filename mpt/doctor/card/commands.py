@@ -96,7 +96,8 @@ def sum_over_nccl(device: torch.device) -> dict[str, Any]:
         raise Skipped("needs a CUDA device")
     if not dist.is_nccl_available():
         raise Skipped("this torch has no NCCL")
-    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
+    card = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=card)
     try:
         values = torch.arange(8.0, device=device)
         dist.all_reduce(values)

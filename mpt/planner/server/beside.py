@@ -28,9 +28,12 @@ import torch
 from mpt.config.load import load_config
 from mpt.config.schema import Config
 from mpt.errors import MptError
+from mpt.parallel.world import ALONE, World
 from mpt.planner.client import processes
 from mpt.planner.facts.calibration import Calibration, load_calibration
 from mpt.planner.facts.gpus import DEFAULT, Gpu, find_gpu, installed_gpu
+from mpt.planner.facts.placement import Placement
+from mpt.planner.trace.cannot_plan import CannotPlan
 from mpt.run.process.files import write_atomically
 from mpt.seams import DataSpec
 
@@ -76,25 +79,28 @@ class PlanBeside:
 
 
 def plan_beside(
-    config: Config, data: DataSpec, device: torch.device, path: Path, allow: Sequence[str] = ()
+    config: Config, data: DataSpec, device: torch.device, path: Path, allow: Sequence[str] = (), world: World = ALONE
 ) -> PlanBeside:
-    """Start planning a run's configuration where `train.plan_memory` wants it, to be written to `path`."""
+    """Start planning the first rank's memory if `train.plan_memory` wants it, to be written to `path`."""
     wanted = config.train.plan_memory
     if device.type not in ("cuda", "cpu") or not (device.type == "cuda" if wanted is None else wanted):
         return PlanBeside(path)
     try:
         path.unlink(missing_ok=True)  # of the run before it was resumed
-        return PlanBeside(path, launch(request(config, data, device, path, allow)))
+        return PlanBeside(path, launch(request(config, data, device, path, allow, world)))
     except (MptError, OSError, TypeError, ValueError) as error:
         note(path, str(error))
         return PlanBeside(path)
 
 
 def request(
-    config: Config, data: DataSpec, device: torch.device, path: Path, allow: Sequence[str] = ()
+    config: Config, data: DataSpec, device: torch.device, path: Path, allow: Sequence[str] = (), world: World = ALONE
 ) -> dict[str, Any]:
-    """Return the request to the process, as plain data."""
+    """Return the request to the process, as plain data. Raises CannotPlan for several processes on CPUs."""
     gpu, calibration = find_gpu(DEFAULT), Calibration()
+    if world.size > 1 and device.type == "cpu":
+        raise CannotPlan("one of several processes is planned on CUDA devices alone")
+    ranks = Placement(world.size, config.parallel.strategy, per_machine=world.on_machine)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         gpu = installed_gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
@@ -106,6 +112,7 @@ def request(
         "kind": device.type,
         "gpu": asdict(gpu),
         "calibration": asdict(calibration),
+        "placement": ranks.as_data() if world.size > 1 else {},
         "path": str(path.absolute()),
     }
 
@@ -169,7 +176,7 @@ def predict(wish: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": "live tensors", "peak_bytes": live_peak(fake.trace), "notes": fake.notes}
     else:
         calibration = Calibration(**wish["calibration"])
-        plan = plan_config(config, data, gpu, calibration, Wish())
+        plan = plan_config(config, data, gpu, calibration, Wish(placement=wish["placement"]))
         found = {
             "kind": "cuda",
             "gpu": gpu.name,

@@ -8,14 +8,18 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from mpt.config.load import load_config
 from mpt.engine.state.memory import AllocatorPeaks
+from mpt.parallel.world import World
 from mpt.planner.facts.calibration import Calibration, save_calibration
+from mpt.planner.facts.gpus import find_gpu
+from mpt.planner.facts.placement import Placement
+from mpt.planner.plans.plan import Wish, plan_config
 from mpt.planner.server.beside import PlanBeside, launch, plan_beside, request
 from mpt.planner.trace.trace import live_peak
 from mpt.report.page import write_report
@@ -51,6 +55,22 @@ def test_a_run_on_a_gpu_is_planned_for_that_card_as_it_was_calibrated(tmp_path: 
     assert (answer["kind"], answer["gpu"], answer["calibrated_by"]) == ("cuda", "rtx2060", "runs/before")
     assert answer["context_bytes"] == 123 * MIB
     assert 0 < sum(answer["by_category"].values()) <= answer["peak_bytes"] <= answer["reserved_bytes"]
+
+
+@pytest.mark.usefixtures("card")
+def test_a_run_of_several_ranks_is_planned_as_one_of_them_with_its_own_samples(tmp_path: Path) -> None:
+    config, path = make("small_cnn", "amp", 64), tmp_path / "plan.json"
+    two = cast(World, SimpleNamespace(size=2, on_machine=2))
+    wish = request(config, DIGITS, CUDA, path, world=two)
+    rank = Wish(placement=Placement(2, per_machine=2).as_data())
+    expected = [
+        plan_config(config, DIGITS, find_gpu("rtx2060"), Calibration(), one).allocated for one in (rank, Wish())
+    ]
+    assert expected[0] != expected[1]
+    assert planned(wish, path)["peak_bytes"] == expected[0]
+    config = load_config({**config.to_data(), "train": {**config.to_data()["train"], "plan_memory": True}})
+    plan_beside(config, DIGITS, torch.device("cpu"), path, world=two).wait(0)
+    assert "on CUDA devices alone" in json.loads(path.read_text("utf-8"))["error"]
 
 
 def test_a_run_on_a_cpu_is_planned_with_the_optimizer_that_a_cpu_gets(tmp_path: Path) -> None:
