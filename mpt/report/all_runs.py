@@ -6,6 +6,7 @@ The page lies in the folder of the runs and points to their reports and to the c
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -51,7 +52,7 @@ def read_comparisons(runs_dir: Path) -> Sequence[dict[str, str]]:
         record = read_object(file, problems)
         modes = record.get("modes")
         verdicts = [
-            f"{mode.get('mode')} {mode['verdict'].get('outcome')}"
+            f"{mode.get('mode')}: {mode['verdict'].get('headline') or mode['verdict'].get('outcome')}"
             for mode in (modes if isinstance(modes, list) else [])
             if isinstance(mode, dict) and isinstance(mode.get("verdict"), dict)
         ]
@@ -60,7 +61,8 @@ def read_comparisons(runs_dir: Path) -> Sequence[dict[str, str]]:
                 "name": file.parent.name,
                 "link": f"{quote(os.fsencode(file.parent.name))}/comparison.html",
                 "metric": str(record.get("metric", "")),
-                "verdicts": ", ".join(verdicts) or "; ".join(problems),
+                "date": time.strftime("%Y-%m-%d %H:%M", time.localtime(file.stat().st_mtime)),
+                "verdicts": "; ".join(verdicts) or "; ".join(problems),
             }
         )
     return found

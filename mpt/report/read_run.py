@@ -70,6 +70,7 @@ def read_outline(path: Path) -> RunRecord:
     return RunRecord(
         path=path,
         config=config,
+        environment=read_object(path / "env.json", problems, needed=False),
         train=last_of_each_step([line for line in lines if line.get("kind") == "train"]),
         evaluations=last_of_each_step([line for line in lines if line.get("kind") == "evaluate"]),
         summary=summary,

@@ -20,7 +20,7 @@ from mpt.run.process.files import write_atomically
 from mpt.version import VERSION
 
 INDEX = ".mpt-runs.json"
-SOURCES = ("config.yaml", "metrics.jsonl", "summary.json", "lock", "checkpoints")
+SOURCES = ("config.yaml", "env.json", "metrics.jsonl", "summary.json", "lock", "checkpoints")
 """Files and folders of a run that its row is made of."""
 
 

@@ -47,7 +47,7 @@ def read_overlay(rows: Sequence[RunRow]) -> dict[str, dict[str, Any]]:
     for row in rows[:MOST_DRAWN]:
         config = parse_config(read_text(row.path / "config.yaml", problems), problems)
         settings[row.name] = {
-            key: str(value)
+            key: show_value(value)
             for key, value in flatten(config).items()
             if key.partition(".")[0] not in UNTOLD and key not in UNTOLD
         }
@@ -63,6 +63,11 @@ def read_overlay(rows: Sequence[RunRow]) -> dict[str, dict[str, Any]]:
         ]
         found[row.name]["told"] = tell(differing(settings[row.name], peers))
     return found
+
+
+def show_value(value: Any) -> str:
+    """Write a setting without the point of a whole number."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def group_of(settings: Mapping[str, str]) -> str:

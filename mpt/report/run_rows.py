@@ -47,6 +47,8 @@ class RunRow:
     samples_per_second: float
     skipped: int
     trained: str
+    given: str
+    """The settings of the command line that began the run: what tells one of several runs of a name from another."""
 
     @property
     def link(self) -> str:
@@ -133,5 +135,16 @@ def describe(record: RunRecord) -> RunRow:
         step_seconds=record.step_seconds,
         samples_per_second=record.samples_per_second,
         skipped=sum(record.skipped.values()),
+        given=given_settings(record.environment.get("command")),
         trained=time.strftime("%Y-%m-%d %H:%M", time.localtime(max(writing_times(record.path), default=0) / 1e9)),
     )
+
+
+def given_settings(command: Any) -> str:
+    """Return the overrides and patches of a command line, without the run's name."""
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    found = []
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "--with" or ("=" in word and not word.startswith(("-", "name="))):
+            found.append(word)
+    return " ".join(found)

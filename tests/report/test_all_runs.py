@@ -27,7 +27,7 @@ def test_a_page_over_all_runs_shows_each_and_marks_the_best_of_its_kind(make_run
     make_run("alone", metric="frechet_distance", higher_is_better=False)
     make_run("<b>stopped", finished=False, final=0.99)
     (tmp_path / "compare-x").mkdir()
-    verdict = {"mode": "amp", "verdict": {"outcome": "within"}}
+    verdict = {"mode": "amp", "verdict": {"outcome": "within", "headline": "within the margin"}}
     (tmp_path / "compare-x" / "comparison.json").write_text(json.dumps({"metric": "accuracy", "modes": [verdict]}))
     run(ReportArguments(all=True, runs=str(tmp_path)))
     page = (tmp_path / "index.html").read_text()
@@ -39,7 +39,7 @@ def test_a_page_over_all_runs_shows_each_and_marks_the_best_of_its_kind(make_run
     assert "unfinished" in rows["&lt;b&gt;stopped"]
     assert 'data-value="0.9"' in rows["better"]
     assert 'href="compare-x/comparison.html"' in page
-    assert "amp within" in page
+    assert "amp: within the margin" in page
     assert "<b>stopped" not in page
 
 
@@ -65,8 +65,8 @@ def test_a_table_of_runs_reads_the_ends_of_long_logs_alone(
     assert cli_run("list", "runs", "--runs", str(tmp_path)) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
     assert whole == ["stopped"]
-    assert heading.split() == ["run", "trained", "steps", "model", "data", "precision", "result(*best)"]
-    assert {line.split()[0] for line in lines if line.endswith("*")} == {"long"}
+    assert heading.split() == ["run", "trained", "steps", "model", "data", "precision", "result(*best)", "given"]
+    assert {line.split()[0] for line in lines if "*" in line} == {"long"}
     assert next(line for line in lines if line.startswith("stopped")).count("unfinished") == 1
     assert cli_run("list", "runs", "--runs", str(tmp_path), "--json") == 0
     told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
@@ -86,6 +86,19 @@ def test_runs_are_ranked_by_their_best_evaluation_and_both_figures_are_shown(
     lines = capsys.readouterr().out.splitlines()
     assert next(line for line in lines if line.startswith("fell")).endswith("accuracy 0.8 (best 0.95) *")
     assert next(line for line in lines if line.startswith("steady")).endswith("accuracy 0.9")
+
+
+def test_runs_of_one_name_are_told_apart_by_what_their_command_line_gave(
+    make_run: Any, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["mpt", "train", "@digits", "optimizer.lr=0.02", "--with", "plan.yaml", "name=run", "--runs=x", "seed=1"]
+    (make_run("run") / "env.json").write_text(json.dumps({"command": words}))
+    (make_run("run-2") / "env.json").unlink()
+    for _ in range(2):  # the second time from the index
+        assert cli_run("list", "runs", "--runs", str(tmp_path)) == 0
+        lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+        assert lines["run"].endswith("  optimizer.lr=0.02 plan.yaml seed=1")
+        assert lines["run-2"].endswith("accuracy 0.95 *")
 
 
 def cli_run(*words: str) -> int:

@@ -14,7 +14,7 @@ from mpt.foreign.text import harmless
 from mpt.report.run_rows import RunRow, best_runs, read_rows
 from mpt.report.units import show_figure
 
-HEADINGS = ("run", "trained", "steps", "model", "data", "precision", "result(*best)")
+HEADINGS = ("run", "trained", "steps", "model", "data", "precision", "result(*best)", "given")
 
 
 def list_runs(runs_dir: Path, *, as_json: bool) -> None:
@@ -39,7 +39,7 @@ def cells(row: RunRow, is_best: bool) -> Sequence[str]:
     """Return a run's line."""
     state = str(row.steps) if row.is_finished else f"{row.state}, unfinished"
     result = f"{row.metric} {show_figure(row.final)}{best_of(row)}{' *' if is_best else ''}" if row.metric else ""
-    return tuple(map(harmless, (row.name, row.trained, state, row.model, row.dataset, row.mode, result)))
+    return tuple(map(harmless, (row.name, row.trained, state, row.model, row.dataset, row.mode, result, row.given)))
 
 
 def best_of(row: RunRow) -> str:
