@@ -89,10 +89,17 @@ def test_every_command_shown_exists_and_its_configuration_is_valid(path: Path) -
         assert words[1] in known, words
         inside = known[words[1]]  # a group with a command of its own name takes that one's arguments directly
         assert not inside or words[1] in inside or words[2] in inside or words[2].startswith("-"), words
-        files = [word for word in words[2:] if word.startswith("@") or re.fullmatch(r"configs/.*\.yaml", word)]
+        files = [word for word in words[2:] if re.match(r"@\w|configs/.*\.yaml$", word)]
         overrides = [word for word in words[2:] if re.match(r"[a-z_.]+=", word)]
         if words[1] in ("train", "validate", "plan") and files and not {"--with", "--parts"} & {*words}:
-            load_config(files[0], [word for word in overrides if not names_an_example(word)])
+            config = files[0] if files[0].startswith("@") else ROOT / files[0]
+            load_config(config, [word for word in overrides if not names_an_example(word)])
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.parent.name in ("how-to", "tutorials")], ids=named)
+def test_commands_of_the_pages_need_no_checkout(path: Path) -> None:
+    named = re.findall(r"(?<![\w/])configs/(?:presets/)?\w+\.yaml", path.read_text("utf-8"))
+    assert named == [], "a wheel has no configs/: write @NAME"
 
 
 def names_an_example(override: str) -> bool:
