@@ -43,6 +43,7 @@ SMALLER = {
         "model.options={num_layers: 1, num_single_layers: 1, num_attention_heads: 2, attention_head_dim: 8, "
         "joint_attention_dim: 12, pooled_projection_dim: 10, axes_dims_rope: [2, 2, 4]}"
     ],
+    "xseg": ["model.image_size=64", "model.width=4"],
     "saehd_512": [f"model.{size}" for size in ("image_size=64", "ae_dims=16", "e_dims=8", "d_dims=8", "d_mask_dims=8")],
 }
 """Files that describe training for days: the same parts at sizes that a CPU takes a step of."""
@@ -100,6 +101,9 @@ def data_for(config: Config, folder: Path) -> Dataset:
     elif config.dataset.name == "faceset":
         model = {"name": "saehd", "image_size": config.model.settings.image_size}
         config = load_config({"model": model, "dataset": {"name": "procedural_faces", "count": 4, "test_count": 1}})
+    elif config.dataset.name == "labelled_faces":
+        model = {"name": "xseg", "image_size": config.model.settings.image_size}
+        config = load_config({"model": model, "dataset": {"name": "procedural_masks", "count": 2, "test_count": 1}})
     elif config.dataset.name == "latents":
         channels = config.to_data()["dataset"]["assumed"]["latent"][0]
         config = load_config(config.to_data(), [f"dataset.root={folder_of_latents(folder, channels)}"])

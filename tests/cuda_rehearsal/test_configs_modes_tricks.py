@@ -72,8 +72,8 @@ REFUSED_TRICKS = {
 """Which configs say that they cannot do what."""
 TINY_EPS = ("{mode: O3, loss_scale: 128}", "fp16-pure")
 """Modes whose weights and states are float16, in which the usual eps of 1e-8 is 0: they refuse it."""
-WITHOUT_EPS = ("resnet50_imagefolder", "saehd_512", "saehd_demo", "yolofuse_mid")
-"""Trained by SGD, and by AdaBelief, which has no such option."""
+WITHOUT_EPS = ("resnet50_imagefolder", "saehd_512", "saehd_demo", "xseg", "yolofuse_mid")
+"""Trained by SGD, and by AdaBelief and RMSprop of leras, which have no such option."""
 STEPS = 3
 """After so many every phase has begun and every optimizer has its state; what takes fewer is not planned."""
 SLICE = {

@@ -57,6 +57,15 @@ UNSHIPPED_DATA: dict[str, tuple[int, tuple[str, ...]]] = {
         2,
         ("model.image_size=64", "dataset=null", "dataset={name: rgb_ir_scenes, count: 8, test_count: 4}"),
     ),
+    "xseg": (
+        2,
+        (
+            "model.image_size=64",
+            "model.width=4",
+            "dataset=null",
+            "dataset={name: procedural_masks, count: 4, test_count: 2}",
+        ),
+    ),
     "dain_vimeo": (1, ("model.size=small", "optimizer.parts={}", "dataset.root=triplets", "dataset.crop=[64, 64]")),
 }
 """Configs of data that is not shipped, with a batch and what makes them small enough for a CPU."""

@@ -19,11 +19,16 @@ FACES = DataSpec({"src_warped": FieldSpec((3, 64, 64), torch.float32), "age": Fi
 WITHOUT_DEFAULTS = {"diffusers"}
 """Built from a folder or a published shape, which a test of data does not have."""
 
+NEEDED = {"face_swap": "src_warped", "face_mask": "face", "interpolate": "first", "detect": "rgb"}
+"""What tasks read that no data of images deliver."""
+
 
 @pytest.mark.parametrize("model", sorted(set(INSTALLED.names("nn")) - WITHOUT_DEFAULTS))
 def test_data_of_another_kind_is_named_with_what_is_missing(model: str) -> None:
     config = load_config({"model": {"name": model}})
-    needed = {"face_swap": "src_warped", "interpolate": "first", "detect": "rgb"}.get(config.task.name)
+    needed = {"face_swap": "src_warped", "face_mask": "face", "interpolate": "first", "detect": "rgb"}.get(
+        config.task.name
+    )
     data, wanted = (IMAGES, needed) if needed else (FACES, "image")
     with pytest.raises(DataError, match=rf"it needs '{wanted}' of each sample, but this data set delivers ") as caught:
         build_run(config, torch.device("cpu"), data)
@@ -32,11 +37,7 @@ def test_data_of_another_kind_is_named_with_what_is_missing(model: str) -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [
-        name
-        for name in INSTALLED.names("nn")
-        if INSTALLED.find("nn", name).task not in ("face_swap", "interpolate", "detect")
-    ],
+    [name for name in INSTALLED.names("nn") if INSTALLED.find("nn", name).task not in NEEDED],
 )
 def test_a_test_set_too_small_to_evaluate_on_is_met_before_training(model: str, tmp_path: Path) -> None:
     for split, count in (("train", 4), ("test", 1)):

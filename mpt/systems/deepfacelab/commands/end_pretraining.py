@@ -12,12 +12,15 @@ from mpt.commands.cli.arguments import Runs
 from mpt.config.options import setting_of
 from mpt.engine.state.module_state import load_module_state
 
+MODULES = {"saehd": "autoencoder", "xseg": "xseg"}
+"""Models that can be pretrained, and the network that is kept of each."""
+
 
 @dataclass(frozen=True)
 class Command:
     """Make the run that follows a pretraining.
 
-    As in DeepFaceLab, encoder, decoders and the optimizers' state go on; inter begins anew, at iteration 0.
+    As in DeepFaceLab, weights and the optimizers' state are kept, but a saehd's inter begins anew; at iteration 0.
     """
 
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
@@ -44,11 +47,11 @@ def run(command: Command) -> None:
     from mpt.run.process.files import write_atomically
     from mpt.run.records.data_layout import write_layout
     from mpt.run.records.layout import create_run, find_run
-    from mpt.systems.deepfacelab.commands.shared.convert_leras import data_layout, start_of_loop
+    from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, start_of_loop
 
     directory, chosen = find_run(command.run, Path(command.runs))
     before = load_config(directory.config_path)
-    if before.model.name != "saehd" or not setting_of(before.dataset.settings, "pretrain", False):
+    if before.model.name not in MODULES or not setting_of(before.dataset.settings, "pretrain", False):
         raise ConfigError(f"{directory.path}: dataset.pretrain is not on in this run; there is no pretraining to end")
     loaded = checkpoint.load(chosen or directory)
     tell_notes(loaded)
@@ -57,15 +60,17 @@ def run(command: Command) -> None:
     # The same seed would begin as the pretraining began.
     other_start = dataclasses.replace(config, seed=config.seed + 1)
     made = build_run(other_start, torch.device("cpu"), data_layout(config))
-    module = made.task.modules["autoencoder"]
+    trained = MODULES[before.model.name]
+    module = made.task.modules[trained]
     fresh = {name: value for name, value in module.state_dict().items() if name.startswith("inter")}
-    load_module_state(made.precision, module, {**loaded.state["modules"]["autoencoder"], **fresh})
-    made.optimizers["autoencoder"].load_state_dict(loaded.state["optimizers"]["autoencoder"])
+    load_module_state(made.precision, module, {**loaded.state["modules"][trained], **fresh})
+    made.optimizers[trained].load_state_dict(loaded.state["optimizers"][trained])
     captured = capture(made)
     captured["loop"] = start_of_loop(0)
     output = create_run(command.output.parent, command.output.name)
     write_atomically(output.config_path, config.to_yaml())
     write_layout(output.data_path, made.data)
     checkpoint.save(output, 0, captured, keep_last=1, extra_manifest={"source": directory.name})
-    print(f"wrote {output.path}: {', '.join(sorted({name.split('.')[0] for name in fresh}))} begun anew")
+    anew = ", ".join(sorted({name.split(".")[0] for name in fresh}))
+    print(f"wrote {output.path}: {f'{anew} begun anew' if anew else 'all weights kept'}")
     print(f"go on with: mpt train {output.config_path} --resume {output.path}")

@@ -23,7 +23,7 @@ class Command:
     archi: str | None = None
     """What weights do not tell, such as df-ud; by default it is read from the model's data.dat or summary."""
     name: str | None = None
-    """Which of several models in the folder, such as foo or foo_SAEHD."""
+    """Which of several models in the folder, such as foo, foo_SAEHD or XSeg."""
     config: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     """The configuration the run is to have; its model must be the weights'."""
 

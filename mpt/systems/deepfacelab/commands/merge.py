@@ -37,7 +37,7 @@ from mpt.systems.deepfacelab.inference.frames import (
     record_of,
     write_frame,
 )
-from mpt.systems.deepfacelab.inference.masks import Segment, load_segment
+from mpt.systems.deepfacelab.inference.masks import Enhance, Segment, load_enhancer, load_segment
 from mpt.systems.deepfacelab.inference.merging import NETWORK_MASKS, MergeSettings
 from mpt.systems.deepfacelab.inference.planning import largest_batch
 
@@ -76,8 +76,8 @@ class Command:
     ] = "learned"
     """What is replaced: learned is where both drawn masks agree, dst the landmarks' hull, xseg what was painted or
     applied. What --xseg finds in the drawing (prd), the frame's face (dst), in both, in both and learned (all)."""
-    xseg: Annotated[Path | None, typer.Option(metavar="FILE|DIR")] = None
-    """A trained XSeg (XSeg_256.npy, or its folder), for masks that it draws."""
+    xseg: Annotated[Path | None, typer.Option(metavar="RUN|FILE|DIR")] = None
+    """A trained XSeg (a run, or XSeg_256.npy, or its folder), for masks that it draws."""
     erode: int = 0
     """Make the mask smaller by that many quarter pixels of the drawing; negative makes it larger."""
     blur: Annotated[int, typer.Option(min=0)] = 0
@@ -108,6 +108,10 @@ class Command:
     """Percent by which the frame around the face is shrunk and enlarged again."""
     color_degrade: Annotated[int, typer.Option(min=0, max=100)] = 0
     """Percent of a palette of 256 colours in the result."""
+    super_resolution: Annotated[int, typer.Option(min=0, max=100)] = 0
+    """Percent of the face as DeepFaceLab's enhancer draws it, at four times the resolution; needs --facelib."""
+    facelib: Annotated[Path | None, typer.Option(metavar="DIR", show_default=False)] = None
+    """Your DeepFaceLab, or its folder facelib, with FaceEnhancer.npy."""
     mask_output: Annotated[Path | None, typer.Option(metavar="DIR|VIDEO")] = None
     """Where the masks of the merged frames go."""
     face_type: Literal["h", "mf", "f", "wf", "head"] | None = None
@@ -160,6 +164,7 @@ def run(command: Command) -> None:
     faces = match_faces(frames, listed, command.aligned)
     settings = settings_of(command)
     segment = open_segment(command, settings, trained.run.device)
+    enhance = open_enhancer(command, trained.run.device)
     dtype = choose_dtype(command, trained.run.device)
     target = begin(
         command,
@@ -182,7 +187,7 @@ def run(command: Command) -> None:
         print(f"{len(listed) - count} of the {len(listed)} faces in {command.aligned} are from other frames: left out")
     size = trained.config.model.settings.image_size
     motions = motions_of(faces, len(target.names)) if settings.motion_blur else {}
-    merging = Merging(drawing(built), size, face_type, settings, batch_size, motions, segment)
+    merging = Merging(drawing(built), size, face_type, settings, batch_size, motions, segment, enhance)
     write_frames(merge_frames(frames, faces, target.wanted, merging), target)
     for output, place in zip((command.output, command.mask_output), target.folders):
         if output is not None and is_video(output):
@@ -203,7 +208,16 @@ def open_segment(command: Command, settings: MergeSettings, device: torch.device
         return None
     if command.xseg is None:
         raise ConfigError(f"--mask {settings.mask}: an XSeg network draws it: name one with --xseg")
-    return load_segment(command.xseg, device)
+    return load_segment(command.xseg, device, Path(command.runs)).segment
+
+
+def open_enhancer(command: Command, device: torch.device) -> Enhance | None:
+    """Open the enhancer if one is asked for. Raises ConfigError where its folder is not named."""
+    if not command.super_resolution:
+        return None
+    if command.facelib is None:
+        raise ConfigError("--super-resolution: DeepFaceLab's FaceEnhancer.npy draws it: name its folder with --facelib")
+    return load_enhancer(command.facelib, device)
 
 
 def choose_dtype(command: Command, device: torch.device) -> str | None:

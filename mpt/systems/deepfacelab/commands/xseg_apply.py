@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from mpt.commands.cli.arguments import Runs
+
 
 @dataclass(frozen=True)
 class Command:
@@ -18,16 +20,17 @@ class Command:
 
     faces: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)]
     """The folder of aligned faces."""
-    xseg: Annotated[Path, typer.Option(metavar="FILE|DIR", show_default=False)]
-    """XSeg_256.npy, or the folder it is in: DeepFaceLab's model, or its own generic one."""
+    xseg: Annotated[Path, typer.Option(metavar="RUN|FILE|DIR", show_default=False)]
+    """A run, or XSeg_256.npy, or the folder it is in: DeepFaceLab's model, or its own generic one."""
     face_type: Literal["h", "mf", "f", "wf", "head"] | None = None
-    """The type of face that the XSeg was trained on; by default each face's own."""
+    """The type of face that the XSeg was trained on; by default the run's or XSeg_data.dat's, else each face's."""
     device: str | None = None
     """cpu, cuda, ...; by default the best there is."""
+    runs: Runs = "runs"
 
 
 def run(command: Command) -> None:
     """Write the masks. Raises DataError, CheckpointError and InputOutputError."""
     from mpt.systems.deepfacelab.commands.shared.apply_xseg import apply_xseg
 
-    apply_xseg(command.faces, command.xseg, command.face_type, command.device)
+    apply_xseg(command.faces, command.xseg, command.face_type, command.device, command.runs)

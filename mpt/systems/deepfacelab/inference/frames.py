@@ -27,7 +27,7 @@ from mpt.foreign.files import LARGEST_PICTURE_BYTES, LARGEST_RECORD_BYTES, read_
 from mpt.run.process.files import failures_explained, write_atomically
 from mpt.systems.deepfacelab.data.faces.face_files import FaceFile, open_image
 from mpt.systems.deepfacelab.inference.filters import to_levels
-from mpt.systems.deepfacelab.inference.masks import Segment
+from mpt.systems.deepfacelab.inference.masks import Enhance, Segment
 from mpt.systems.deepfacelab.inference.merging import (
     STILL,
     Drawn,
@@ -146,7 +146,7 @@ def begin_output(folder: Path, settings: Mapping[str, Any], overwrite: bool) -> 
 class Merging:
     """How frames are merged: who draws faces of which size and type, how they are put back, how many are drawn at once.
 
-    `motions` has a frame's motion by its index, `segment` draws XSeg masks where one is asked for.
+    `motions` has a frame's motion by its index, `segment` draws XSeg masks if one is asked for, `enhance` larger faces.
     """
 
     draw: Draw
@@ -156,6 +156,7 @@ class Merging:
     batch_size: int
     motions: Mapping[int, Motion] = field(default_factory=dict)
     segment: Segment | None = None
+    enhance: Enhance | None = None
 
 
 def merge_frames(
@@ -205,6 +206,7 @@ def merge_some(
                     numbers=np.random.default_rng([index, number]),
                     motion=merging.motions.get(index, STILL),
                     segment=merging.segment,
+                    enhance=merging.enhance,
                 )
             )
         result, mask = lay_together(merged)

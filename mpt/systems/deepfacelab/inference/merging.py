@@ -2,9 +2,8 @@
 
 The steps and their order are DeepFaceLab's merger's, and OpenCV does them as there, so that a frame comes out as its
 own would (`tests/systems/deepfacelab/inference/test_merging.py`). Pictures are float32 in [0, 1], B, G, R; masks are
-(h, w, 1). The mask is worked on at four times the drawing's resolution, in whose pixels `erode` and `blur` are.
-
-Not here: super-resolution, whose network is no part of a model.
+(h, w, 1). The mask is worked on at four times the drawing's resolution, in whose pixels `erode` and `blur` are. With
+super-resolution the face itself is worked on at that resolution, too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from mpt.systems.deepfacelab.inference.filters import (
     sharpen,
     to_levels,
 )
-from mpt.systems.deepfacelab.inference.masks import Segment
+from mpt.systems.deepfacelab.inference.masks import Enhance, Segment
 
 Mode = Literal["overlay", "hist-match", "seamless", "seamless-hist-match", "original", "raw-rgb", "raw-predict"]
 """How the face is put in: laid over; with the histogram of the frame's face; by OpenCV's seamless clone; not at all;
@@ -56,6 +55,8 @@ SOT_DIRECTIONS = 30
 XSEG_SIDE = 256
 MOST_MOTION = 50
 MOTION_SIDE = 256
+ENLARGED = 2
+"""How much longer a motion blur is with super-resolution."""
 NETWORK_MASKS = ("xseg-prd", "xseg-dst", "xseg-both", "all")
 """Masks that an XSeg network draws."""
 
@@ -89,6 +90,8 @@ class MergeSettings:
     """Percent by which the frame around the face is shrunk and enlarged again."""
     color_degrade: int = 0
     """Percent of a palette of 256 colours in the result."""
+    super_resolution: int = 0
+    """Percent of the enhanced face, at four times the resolution, in the drawn one."""
 
     @property
     def reworks(self) -> bool:
@@ -150,23 +153,28 @@ def merge_face(
     numbers: Any = None,
     motion: Motion = STILL,
     segment: Segment | None = None,
+    enhance: Enhance | None = None,
 ) -> tuple[Picture, Picture]:
     """Return the frame (h, w, 3) with a face swapped, and where it was, (h, w, 1); of `raw-predict` the face alone.
 
     `numbers` draws what is random in the colour transfer.
     """
-    size, landmarks = drawn.swap.shape[0], frame_landmarks(face)
+    padding, landmarks = drawn.swap.shape[0], frame_landmarks(face)
+    if settings.super_resolution:
+        assert enhance is not None, "checked with the settings"
+        drawn = enhanced(drawn, settings.super_resolution, enhance)
+    size = drawn.swap.shape[0]
     target = cut_face(frame, landmarks, size, face_type)
     small = choose_mask(face, frame, drawn, face_type, settings.mask, segment)
-    edges = enlarge(small, size)
+    edges = enlarge(small, padding)
     if "raw" not in settings.mode:
-        edges = work_on_edges(edges, size, settings)
-    mask = put(edges, face_matrix(landmarks, size * MASK_SCALE, face_type, settings.scale), frame)
+        edges = work_on_edges(edges, padding, settings)
+    mask = put(edges, face_matrix(landmarks, padding * MASK_SCALE, face_type, settings.scale), frame)
     mask = without_noise(mask.clip(0, 1))[..., None]
     if settings.mode == "original":
         return frame, mask
     matrix = face_matrix(landmarks, size, face_type, settings.scale)
-    edges = opencv().resize(edges, (size, size), interpolation=opencv().INTER_CUBIC)[..., None]
+    edges = resized(edges, size)[..., None]
     if settings.mode == "raw-predict":
         return drawn.swap, edges
     if settings.mode == "raw-rgb":
@@ -192,6 +200,22 @@ def merge_face(
         share = settings.color_degrade / 100
         result = result * (1 - share) + reduce_colours(result) * share
     return result.astype(np.float32), mask
+
+
+def enhanced(drawn: Drawn, percent: int, enhance: Enhance) -> Drawn:
+    """Return a drawing at four times its resolution, the enhanced face blended into it, with its masks."""
+    large, share = enhance(drawn.swap), percent / 100
+    size = large.shape[0]
+    plain = opencv().resize(drawn.swap, (size, size), interpolation=opencv().INTER_LINEAR)
+    swap = (plain * (1 - share) + large * share).clip(0, 1).astype(np.float32)
+    return Drawn(swap, *(resized(mask[..., 0], size)[..., None] for mask in (drawn.swap_mask, drawn.dst_mask)))
+
+
+def resized(picture: Picture, size: int) -> Picture:
+    """Return a picture with sides of `size` pixels, resampled cubically."""
+    if picture.shape[:2] == (size, size):
+        return picture
+    return np.asarray(opencv().resize(picture, (size, size), interpolation=opencv().INTER_CUBIC))
 
 
 def lay_together(faces: Sequence[tuple[Picture, Picture]]) -> tuple[Picture, Picture]:
@@ -295,8 +319,7 @@ def without_noise(mask: Picture) -> Picture:
 
 def enlarge(mask: Picture, size: int) -> Picture:
     """Return a mask at four times the drawing's resolution."""
-    cv2 = opencv()
-    return np.asarray(cv2.resize(mask, (size * MASK_SCALE,) * 2, interpolation=cv2.INTER_CUBIC))
+    return resized(mask, size * MASK_SCALE)
 
 
 def work_on_edges(mask: Picture, padding: int, settings: MergeSettings) -> Picture:
@@ -371,5 +394,6 @@ def rework(
         face = match_histogram(face, target, settings.hist_threshold)
     reach = int(motion.power * settings.motion_blur / 100)
     if reach >= 1:
-        face = blur_along(face, min(reach + 1, MOST_MOTION), motion.degrees)
+        taps = min(reach + 1, MOST_MOTION) * (ENLARGED if settings.super_resolution else 1)
+        face = blur_along(face, taps, motion.degrees)
     return sharpen(face, settings.sharpen_mode, settings.sharpen) if settings.sharpen else face

@@ -38,7 +38,7 @@ MASKS = [
 COLOURS = ["none", "rct", "lct", "mkl", "mkl-m", "idt", "idt-m", "sot-m", "mix-m"]
 TYPES = {"0": "h", "1": "mf", "2": "f", "4": "wf", "10": "head"}
 SHARPENING = ("none", "box", "gaussian")
-NAMES = sorted(name for name, entry in facts("merger").items() if "options" in entry and "super_resolution" not in name)
+NAMES = sorted(name for name, entry in facts("merger").items() if "options" in entry)
 MEAN, LARGEST = 0.25, 20
 """Grey levels under the mask. With OpenCV 4 nearly all is equal; OpenCV 5 interpolates more exactly, which sharpening
 and a palette of 256 colours enlarge."""
@@ -61,6 +61,7 @@ def settings_of(options):
         denoise=options.get("image_denoise_power", 0),
         bicubic_degrade=options.get("bicubic_degrade_power", 0),
         color_degrade=options.get("color_degrade_power", 0),
+        super_resolution=options.get("super_resolution_power", 0),
     )
 
 
@@ -96,6 +97,8 @@ def merged(name):
                 numbers=np.random.RandomState(int(name[-1]) if "_seed" in name else 0),
                 motion=Motion(options.get("power", 0.0), options.get("deg", 0.0)),
                 segment=segment,
+                # What stood for the network when DeepFaceLab made these frames.
+                enhance=lambda face: np.repeat(np.repeat(1 - face, 4, axis=0), 4, axis=1),
             )
         )
     return lay_together(faces)

@@ -21,13 +21,14 @@ COUNTED = 0.5
 """An applied mask is 1 from here on, else 0."""
 
 
-def apply_xseg(folder: Path, xseg: Path, face_type: str | None, device: str | None) -> None:
+def apply_xseg(folder: Path, xseg: Path, face_type: str | None, device: str | None, runs: str = "runs") -> None:
     """Write masks into all faces of a folder. DataError for a faceset.pak, or faces without metadata."""
     opencv()  # said before anything is loaded
     if not folder.is_dir() or (folder / "faceset.pak").is_file():
         raise DataError(f"{folder}: masks are written into a folder of JPGs; unpack a faceset.pak first")
     faces = list_faces(folder, "dst")
-    segment = load_segment(xseg, choose_device(device or "auto"))
+    masks = load_segment(xseg, choose_device(device or "auto"), Path(runs))
+    segment, face_type = masks.segment, face_type or masks.face_type
     started = told = time.perf_counter()
     for number, face in enumerate(faces, start=1):
         data = face.read()

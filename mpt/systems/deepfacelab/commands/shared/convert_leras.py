@@ -23,7 +23,7 @@ from mpt.config.load import load_config
 from mpt.config.options import setting_of
 from mpt.config.precision_names import FLOAT32
 from mpt.config.schema import Config
-from mpt.engine.building.build import build_datasets, build_run
+from mpt.engine.building.build import build_run
 from mpt.engine.state.module_state import load_module_state
 from mpt.engine.state.state import capture
 from mpt.errors import CheckpointError, ConfigError
@@ -32,7 +32,9 @@ from mpt.run.checkpoints import checkpoint
 from mpt.run.process.files import write_atomically
 from mpt.run.records.data_layout import write_layout
 from mpt.run.records.layout import create_run
-from mpt.seams import DataSpec, Run
+from mpt.seams import Run
+from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout, start_of_loop
+from mpt.systems.deepfacelab.commands.shared.convert_xseg import xseg_to_torch
 from mpt.systems.deepfacelab.commands.shared.model_folder import (
     KEPT,
     Folder,
@@ -68,6 +70,9 @@ def leras_to_torch(
     tell is not said.
     """
     folder = find_model(model_dir, name)
+    if folder.is_xseg:
+        workspace = folder.path.resolve().parent
+        return xseg_to_torch(folder, output, config, (workspace / SRC, workspace / DST))
     data = folder.read_data()
     if data is not None and folder.is_quick:
         data = {**data, "options": {**data["options"], **QUICK96}}
@@ -149,19 +154,6 @@ def load_optimizers(run: Run, folder: Folder) -> tuple[int, set[Path]]:
         iterations = max(iterations, updates)
         used.add(file)
     return iterations, used
-
-
-def start_of_loop(step: int) -> dict[str, Any]:
-    """Return the training loop's entries of a checkpoint, for a run that was trained elsewhere."""
-    loop = {"step": step, "seconds": 0.0, "skipped": {}, "sums": {}, "counts": {}, "best": None, "best_step": 0}
-    return {**loop, "last_metrics": {}, "scales_seen": {}, "memory": {}}
-
-
-def data_layout(config: Config) -> DataSpec:
-    """Return the data spec of the configuration's data set, without opening it if possible."""
-    assume = config.dataset.plugin.optional("assume")
-    spec = assume(config.sized_dataset.native_settings()) if assume else None
-    return spec or build_datasets(config)[0].spec
 
 
 def read_archi(folder: Folder) -> str:

@@ -10,7 +10,7 @@ import glob
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,9 +19,10 @@ import numpy as np
 
 from mpt.errors import CheckpointError, ConfigError
 from mpt.run.process.files import failures_explained, open_new
-from mpt.systems.deepfacelab.data.leras.leras_pickle import write_arrays
+from mpt.systems.deepfacelab.data.leras.leras_pickle import write_arrays, write_plain
 from mpt.systems.deepfacelab.data.leras.model_data import read_model_data, read_options
 from mpt.systems.deepfacelab.data.leras.restricted_pickle import read_arrays
+from mpt.systems.deepfacelab.nn.facelib.xseg import SIDE
 from mpt.systems.deepfacelab.nn.weights.leras_weights import Arrays
 
 KEPT = "deepfacelab"
@@ -30,6 +31,9 @@ OTHER_CLASSES = ("_AMP_",)
 """How names of models end whose files are called like SAEHD's and hold others."""
 QUICK = "_Quick96_"
 """How the name of a Quick96 ends."""
+XSEG_NAME = "XSeg"
+XSEG = f"{XSEG_NAME}_"
+"""What the files of an XSeg, of which a folder holds one, begin with."""
 DEFAULTS = "SAEHD_default_options.dat"
 """What DeepFaceLab offers for the next new model in a folder."""
 
@@ -59,6 +63,11 @@ class Folder:
         """Is it a Quick96, whose options are all fixed but a few?"""
         return self.prefix.endswith(QUICK)
 
+    @property
+    def is_xseg(self) -> bool:
+        """Is it the network of masks?"""
+        return self.prefix == XSEG
+
     def read(self, part: str) -> Arrays | None:
         """Return a file's arrays, None if there is no such file. CheckpointError for numbers that are not finite."""
         if not self.file(part).is_file():
@@ -76,12 +85,15 @@ class Folder:
 def find_model(model_dir: Path, name: str | None = None) -> Folder:
     """Return the one SAEHD or Quick96 in a folder, or the one of that name ("foo", or "foo_SAEHD").
 
-    CheckpointError when there is none, or several, or when the folder is another program's part.
+    An XSeg is returned if it is named ("XSeg"), or if it is all that there is. CheckpointError when there is no model,
+    or several, or when the folder is another program's part.
     """
     if not model_dir.is_dir():
         raise CheckpointError(f"{model_dir}: there is no such folder; name the folder of DeepFaceLab's model files")
     found = sorted(path.name.removesuffix("encoder.npy") for path in model_dir.glob("*encoder.npy"))
     convertible = [prefix for prefix in found if not prefix.endswith(OTHER_CLASSES)]
+    if (model_dir / f"{XSEG}{SIDE}.npy").is_file() and (name == XSEG_NAME or (name is None and not convertible)):
+        return Folder(model_dir, XSEG)
     chosen = convertible
     if name is not None:
         chosen = [prefix for prefix in convertible if name in (prefix.rstrip("_"), prefix.partition("_")[0])]
@@ -98,15 +110,14 @@ def explain_choice(model_dir: Path, found: list[str], convertible: list[str], na
     if convertible:
         return f"holds several models ({named}); choose one with --name"
     if found:
-        return f"holds {found[0].rstrip('_')}: an AMP is no SAEHD; SAEHD and Quick96 are converted"
-    if any(re.search(r"(^|_)XSeg_\d+\.npy$", path.name) for path in model_dir.iterdir()):
-        return "holds an XSeg, which draws masks, and no face swap; SAEHD and Quick96 are converted"
+        return f"holds {found[0].rstrip('_')}: an AMP is no SAEHD; SAEHD, Quick96 and XSeg are converted"
     return "holds no MODEL_encoder.npy"
 
 
 def model_files(folder: Folder) -> list[Path]:
     """Return the files that make up a model, which are replaced together: networks, optimizers, options, summary."""
-    names = re.compile(re.escape(folder.prefix) + r"(.+\.npy|data\.dat|summary\.txt)")
+    networks = rf"{SIDE}(_opt)?\.npy" if folder.is_xseg else r".+\.npy"
+    names = re.compile(re.escape(folder.prefix) + rf"({networks}|data\.dat|summary\.txt)")
     if not folder.path.is_dir():
         return []
     return sorted(path for path in folder.path.iterdir() if names.fullmatch(path.name) and path.is_file())
@@ -115,7 +126,7 @@ def model_files(folder: Folder) -> list[Path]:
 def keep_others(folder: Folder, kept: Path, used: set[Path]) -> None:
     """Copy what of a model has no place in a run, such as its `_data.dat`, so that nothing is lost on the way back."""
     others = [path for path in folder.path.glob(f"{glob.escape(folder.prefix)}*") if path.is_file()]
-    others += [path for path in [folder.path / DEFAULTS] if path.is_file()]
+    others += [path for path in [folder.path / DEFAULTS] if path.is_file() and not folder.is_xseg]
     with failures_explained(kept):
         kept.mkdir()
         for path in others:
@@ -129,7 +140,7 @@ def is_harmless(path: Path) -> bool:
         if path.suffix == ".npy":
             read_arrays(path)
         elif path.suffix == ".dat":
-            read_model_data(path) if path.name != DEFAULTS else read_options(path)
+            read_options(path) if path.name.endswith("_default_options.dat") else read_model_data(path)
     except CheckpointError as error:
         print(f"left out: {error}")
         return False
@@ -171,6 +182,18 @@ def write_file(path: Path, arrays: Arrays) -> None:
     with failures_explained(path, sum(array.nbytes for array in arrays.values())), new_file(path) as file:
         # DeepFaceLab's own counts are scalars.
         write_arrays(file, {key: array if array.ndim else array[()] for key, array in arrays.items()})
+
+
+def write_options(folder: Folder, content: Mapping[str, Any]) -> None:
+    """Write `_data.dat` and the summary."""
+    lines = [f"== {key}: {value} ==" for key, value in content["options"].items()]
+    heading = [f"== Model name: {folder.prefix.rstrip('_')} ==", f"== Current iteration: {content['iter']} =="]
+    summary = "\n".join([*heading, *lines]) + "\n"
+    files = {folder.data_path: write_plain(content)}
+    files[folder.path / f"{folder.prefix}summary.txt"] = summary.encode(errors="backslashreplace")
+    for path, data in files.items():
+        with failures_explained(path, len(data)), new_file(path) as file:
+            file.write(data)
 
 
 @contextlib.contextmanager

@@ -19,29 +19,28 @@ from mpt.engine.building.build import build_networks
 from mpt.errors import CheckpointError, ConfigError
 from mpt.inference.trained import tell_notes
 from mpt.run.checkpoints import checkpoint
-from mpt.run.process.files import failures_explained
 from mpt.run.records.data_layout import read_layout
 from mpt.run.records.layout import RunDirectory, find_run
 from mpt.run.records.recorder import read_lines
+from mpt.systems.deepfacelab.commands.shared.begun_run import data_layout
 from mpt.systems.deepfacelab.commands.shared.convert_leras import (
     DISCRIMINATORS,
     OPTIMIZERS,
     TRAINED,
-    data_layout,
     networks_of,
 )
+from mpt.systems.deepfacelab.commands.shared.convert_xseg import torch_to_xseg
 from mpt.systems.deepfacelab.commands.shared.model_folder import (
     KEPT,
     Folder,
     kept_folder,
     model_files,
     model_prefix,
-    new_file,
     restore_others,
     write_file,
+    write_options,
 )
 from mpt.systems.deepfacelab.commands.shared.model_switch import replacing
-from mpt.systems.deepfacelab.data.leras.leras_pickle import write_plain
 from mpt.systems.deepfacelab.data.leras.model_data import (
     QUICK96,
     default_options,
@@ -71,15 +70,18 @@ def torch_to_leras(
 
     The model keeps the name under which it came, or takes `name` ("foo", or "foo_SAEHD"). One that has the name already
     goes into its newest backup. Raises CheckpointError for runs without a checkpoint, and, unless `replace` is set, for
-    a folder whose model of that name is of another shape or of a later iteration; ConfigError for runs that are no
-    saehd's.
+    a folder whose model of that name is of another shape or of a later iteration; ConfigError for runs that are neither
+    a saehd's nor an xseg's.
     """
     directory, chosen = find_run(run, Path(runs))
     config = load_config(directory.config_path)
-    if config.model.name != "saehd":
-        raise ConfigError(f"{directory.path}: its model is {config.model.name}; only saehd has a form in DeepFaceLab")
+    if config.model.name not in ("saehd", "xseg"):
+        model = config.model.name
+        raise ConfigError(f"{directory.path}: its model is {model}; only saehd and xseg have a form in DeepFaceLab")
     loaded = checkpoint.load(chosen or directory)
     tell_notes(loaded)
+    if config.model.name == "xseg":
+        return torch_to_xseg(directory, config, loaded, output, name, replace)
     kept = kept_folder(directory.path / KEPT)
     prefix = model_prefix(name) if name else kept.prefix if kept else "new_SAEHD_"
     target = Folder(output, prefix)
@@ -190,21 +192,10 @@ def model_data(kept: Folder | None, config: Config, directory: RunDirectory, ste
     return content
 
 
-def write_options(folder: Folder, content: Mapping[str, Any]) -> None:
-    """Write `_data.dat` and the summary."""
-    lines = [f"== {key}: {value} ==" for key, value in content["options"].items()]
-    heading = [f"== Model name: {folder.prefix.rstrip('_')} ==", f"== Current iteration: {content['iter']} =="]
-    summary = "\n".join([*heading, *lines]) + "\n"
-    files = {folder.data_path: write_plain(content)}
-    files[folder.path / f"{folder.prefix}summary.txt"] = summary.encode(errors="backslashreplace")
-    for path, data in files.items():
-        with failures_explained(path, len(data)), new_file(path) as file:
-            file.write(data)
+def logged_losses(directory: RunDirectory) -> list[tuple[int, list[float]]]:
+    """Return the run's logged losses per sample, (step, [source, destination]), as DeepFaceLab adds them up.
 
-
-def logged_losses(directory: RunDirectory) -> list[tuple[int, float, float]]:
-    """Return the run's logged (step, source, destination) losses per sample, each the sum of the parts that DeepFaceLab
-    adds up: what discriminators say, total variation and background are never in its history.
+    Its history never has the discriminators' losses, total variation or background.
     """
     found = []
     for line in read_lines(directory.metrics_path):
@@ -216,7 +207,7 @@ def logged_losses(directory: RunDirectory) -> list[tuple[int, float, float]]:
             for names in HISTORY
         )
         if source and destination:
-            found.append((int(line["step"]), sum(source), sum(destination)))
+            found.append((int(line["step"]), [sum(source), sum(destination)]))
     return found
 
 

@@ -250,7 +250,10 @@ def read_mask(value: Any, name: str) -> bytes | None:
 
 
 def read_polygons(value: Any, name: str) -> tuple[Polygon, ...]:
-    """Return the polygons of metadata, those of three points or more."""
+    """Return the polygons of metadata, those of three points or more.
+
+    The including ones come first, as DeepFaceLab sorts them.
+    """
     polys = value.get("polys") if isinstance(value, dict) else value
     if polys is None:
         return ()
@@ -267,7 +270,7 @@ def read_polygons(value: Any, name: str) -> tuple[Polygon, ...]:
             raise DataError(f"{name}: its polygons (seg_ie_polys) are none; draw them again")
         if len(array) >= 3:
             found.append(Polygon(kind == 1, array))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda polygon: not polygon.includes))
 
 
 def read_numbers(value: Any, shape: tuple[int, ...], most: float = MOST_COORDINATE) -> np.ndarray[Any, Any] | None:

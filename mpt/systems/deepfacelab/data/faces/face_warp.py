@@ -21,14 +21,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROTATION = math.radians(10)
-SCALE = 1.15
-SHIFT = 0.05
 JITTER = 0.24
 TRUNCATION = 2.5
 NODES = 9
 """Control points along a side of the finest grid; coarser grids are interpolated onto it, which is exact."""
 NUMBERS = 6 + 2 * (NODES - 2) ** 2
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far faces are turned (radians, either way), scaled (from the inverse on) and shifted (shares of a side)."""
+
+    rotation: float
+    scale: float
+    shift: float
+
+
+FACE = Reach(math.radians(10), 1.15, 0.05)
+"""What SAEHD's faces are moved by."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +59,11 @@ def draw_numbers(seed: int, stream: int, epoch: int, indices: Sequence[int]) -> 
     return torch.from_numpy(np.stack(rows))
 
 
-def draw_warps(numbers: Tensor, size: int, transform: bool, flip_chance: float) -> Warps:
+def draw_warps(numbers: Tensor, size: int, transform: bool, flip_chance: float, reach: Reach = FACE) -> Warps:
     """Turn uniform numbers (b, `NUMBERS`) into maps of images with sides of `size` pixels."""
-    rotation = (numbers[:, 0] * 2 - 1) * ROTATION
-    scale = 1 / SCALE + numbers[:, 1] * (SCALE - 1 / SCALE)
-    shift = (numbers[:, 2:4] * 2 - 1) * SHIFT * size
+    rotation = (numbers[:, 0] * 2 - 1) * reach.rotation
+    scale = 1 / reach.scale + numbers[:, 1] * (reach.scale - 1 / reach.scale)
+    shift = (numbers[:, 2:4] * 2 - 1) * reach.shift * size
     if not transform:
         rotation, scale, shift = torch.zeros_like(rotation), torch.ones_like(scale), torch.zeros_like(shift)
     # OpenCV's rotation about the middle pixel: input p goes to scale R (p - centre) + centre + shift. Here its inverse.

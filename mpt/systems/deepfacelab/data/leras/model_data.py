@@ -168,13 +168,14 @@ def default_options(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return update_options(options, config)
 
 
-def extend_history(history: list[Any], iterations: int, losses: list[tuple[int, float, float]]) -> list[Any]:
-    """Return a loss history of one entry (source, destination) per iteration, grown to `iterations`.
+def extend_history(history: list[Any], iterations: int, losses: list[tuple[int, list[float]]]) -> list[Any]:
+    """Return a loss history of one entry per iteration, [source, destination] or an XSeg's [loss], grown to
+    `iterations`.
 
-    `losses` are logged (step, source, destination): a logged figure counts for each step since the one before it.
+    `losses` are logged (step, entry): a logged figure counts for each step since the one before it.
     """
     grown = list(history[:iterations])
-    for step, source, destination in losses:
+    for step, entry in losses:
         missing = min(step, iterations) - len(grown)
-        grown += [[source, destination] for _ in range(missing)]
+        grown += [list(entry) for _ in range(missing)]
     return grown

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SIDE = 256
-LEVELS = ((32, 2, 4), (64, 2, 3), (128, 2, 2), (256, 3, 2), (256, 3, 2), (256, 3, 2))
-"""Channels, convolutions and taps of the blur before the next level."""
-UP_CHANNELS = (32, 64, 128, 128, 128, 128)
+WIDTH = 32
+LEVELS = ((1, 2, 4), (2, 2, 3), (4, 2, 2), (8, 3, 2), (8, 3, 2), (8, 3, 2))
+"""Channels in widths, convolutions and taps of the blur before the next level."""
+UP_CHANNELS = (1, 2, 4, 4, 4, 4)
 CODE = 512
 FAINT = 0.1
 """Mask values below are 0."""
@@ -30,8 +31,10 @@ class Response(nn.Module):
         self.eps = nn.Parameter(torch.full((1,), 1e-6))
 
     def forward(self, x_bchw: Tensor) -> Tensor:
-        power = x_bchw.square().mean(dim=(2, 3), keepdim=True)
-        return x_bchw * torch.rsqrt(power + self.eps.abs()) * self.weight[:, None, None] + self.bias[:, None, None]
+        # Squares of half numbers leave float16's range; the result keeps the input's dtype.
+        power = x_bchw.float().square().mean(dim=(2, 3), keepdim=True)
+        scale = torch.rsqrt(power + self.eps.abs()) * self.weight[:, None, None]
+        return x_bchw * scale.to(x_bchw.dtype) + self.bias[:, None, None].to(x_bchw.dtype)
 
 
 class Threshold(nn.Module):
@@ -42,7 +45,7 @@ class Threshold(nn.Module):
         self.tau = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x_bchw: Tensor) -> Tensor:
-        return torch.maximum(x_bchw, self.tau[:, None, None])
+        return torch.maximum(x_bchw, self.tau[:, None, None].to(x_bchw.dtype))
 
 
 class Block(nn.Module):
@@ -62,28 +65,28 @@ class Block(nn.Module):
 
 
 class XSeg(nn.Module):
-    """Faces (b 3 256 256), B, G, R in [0, 1], to logits of the mask (b 1 256 256).
+    """Faces (b 3 s s), B, G, R in [0, 1], to logits of the mask (b 1 s s). DeepFaceLab's has 256 pixels and width 32.
 
-    While it pretrains, what passes by the bottom is left out.
+    During pretraining (`pretrains`) the skip connections are zero.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, side: int = SIDE, width: int = WIDTH) -> None:
         super().__init__()
         before = 3
-        for level, (channels, count, _) in enumerate(LEVELS):
+        for level, (factor, count, _) in enumerate(LEVELS):
             for number in range(1, count + 1):
-                self.add_module(f"conv{level}{number}", Block(before, channels))
-                before = channels
-        self.flat = LEVELS[-1][0] * (SIDE >> len(LEVELS)) ** 2
+                self.add_module(f"conv{level}{number}", Block(before, factor * width))
+                before = factor * width
+        self.flat = before * (side >> len(LEVELS)) ** 2
         self.dense1, self.dense2 = nn.Linear(self.flat, CODE), nn.Linear(CODE, self.flat)
         for level in reversed(range(len(LEVELS))):
-            channels, count, _ = LEVELS[level]
-            self.add_module(f"up{level}", Block(before, UP_CHANNELS[level], doubles=True))
-            before = UP_CHANNELS[level] + channels
+            factor, count, _ = LEVELS[level]
+            self.add_module(f"up{level}", Block(before, UP_CHANNELS[level] * width, doubles=True))
+            before = (UP_CHANNELS[level] + factor) * width
             for number in range(count, 0, -1):
                 # The last convolution of a level has the width that the level above it goes up from.
-                self.add_module(f"uconv{level}{number}", Block(before, channels))
-                before = channels
+                self.add_module(f"uconv{level}{number}", Block(before, factor * width))
+                before = factor * width
         self.out_conv = nn.Conv2d(before, 1, 3, 1, 1)
 
     def forward(self, face_b3hw: Tensor, pretrains: bool = False) -> Tensor:

@@ -6,8 +6,9 @@ ones HWOI: one permutation for both. Dense layers are (inputs, outputs).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from mpt.errors import CheckpointError
 from mpt.systems.deepfacelab.data.leras.restricted_pickle import read_arrays
-from mpt.systems.deepfacelab.nn.weights.leras_weights import Arrays
+from mpt.systems.deepfacelab.nn.weights.leras_weights import Arrays, optimizer_key
 
 Network = TypeVar("Network", bound=nn.Module)
 COUNTER = "num_batches_tracked"
@@ -47,9 +48,38 @@ def fill_network(network: Network, arrays: Arrays, where: str) -> Network:
     return network.eval()
 
 
-def network_arrays(network: nn.Module) -> Arrays:
-    """Return a network's weights as leras keeps them, in its order."""
-    return {key_of(name): to_leras(value) for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
+def network_arrays(state: Mapping[str, Tensor]) -> Arrays:
+    """Return a network's state as leras keeps its weights, in its order."""
+    return {key_of(name): to_leras(value) for name, value in state.items() if not name.endswith(COUNTER)}
+
+
+def read_averages(network: nn.Module, arrays: Arrays, scope: str, where: str) -> dict[str, Tensor]:
+    """Return RMSprop's state of each parameter by its name. `scope` is the network's name in DeepFaceLab.
+
+    CheckpointError when the state is another network's, or not finite.
+    """
+    found = {}
+    for name, parameter in network.named_parameters():
+        key = optimizer_key("acc", scope, key_of(name))
+        if key not in arrays:
+            raise CheckpointError(f"{where}: holds no {key}: this is the state of another network, or optimizer")
+        value = to_torch(arrays[key])
+        if value.shape != parameter.shape or not np.isfinite(arrays[key]).all():
+            raise CheckpointError(f"{where}: {key} has shape {arrays[key].shape} or is not finite; get the file anew")
+        found[name] = value.contiguous()
+    return found
+
+
+def write_averages(network: nn.Module, saved: Mapping[str, Any], kind: str, scope: str) -> Arrays:
+    """Return an optimizer's saved state as leras keeps it; zeros for what was never updated."""
+    order = [index for group in saved["param_groups"] for index in group["params"]]
+    updates = int(saved["param_groups"][0].get("iterations", 0))
+    arrays: Arrays = {"iters:0": np.asarray(updates, dtype=np.int64)}
+    for (name, parameter), index in zip(network.named_parameters(), order, strict=True):
+        state = saved["state"].get(index)
+        value = torch.zeros(parameter.shape) if state is None else state[kind]
+        arrays[optimizer_key("acc", scope, key_of(name))] = to_leras(value)
+    return arrays
 
 
 def key_of(name: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mpt.errors import CheckpointError
-from mpt.systems.deepfacelab.nn.facelib import fan, s3fd, xseg
+from mpt.systems.deepfacelab.nn.facelib import enhancer, fan, s3fd, xseg
 from mpt.systems.deepfacelab.nn.weights.facelib_weights import fill_network, network_arrays
 from tests.systems.deepfacelab.formula_weights import fill
 from tests.systems.deepfacelab.pixels import arrays, facts
@@ -94,7 +94,7 @@ def test_xseg_draws_deepfacelabs_masks():
 
 def test_weights_go_back_as_they_came_and_others_are_refused():
     listing = facts("xseg")["listing"]
-    back = network_arrays(filled("XSeg"))
+    back = network_arrays(filled("XSeg").state_dict())
     assert list(back) == list(listing)
     for key in ("conv01/conv/weight:0", "up3/conv/weight:0", "dense1/weight:0", "conv53/frn/eps:0"):
         np.testing.assert_array_equal(back[key], fill("XSeg", key, tuple(listing[key])))
@@ -105,3 +105,18 @@ def test_weights_go_back_as_they_came_and_others_are_refused():
     wrong = {**back, "out_conv/bias:0": np.full(1, np.nan, np.float32)}
     with pytest.raises(CheckpointError, match="not finite"):
         fill_network(xseg.XSeg(), wrong, "x.npy")
+
+
+def test_the_enhancer_draws_deepfacelabs_larger_faces():
+    """Its weights were the formula's, those of more than one dimension times the root of 2."""
+    weights = {
+        key: fill("FaceEnhancer", key, tuple(shape)) * np.float32(2**0.5 if len(shape) > 1 else 1)
+        for key, shape in facts("enhancer").items()
+    }
+    network = fill_network(enhancer.Enhancer(), weights, "formula")
+    assert list(network_arrays(network.state_dict())) == list(weights)
+    face, stored = arrays("merger_inputs")["one_face0_predicted_u8"].astype(np.float32) / 255, arrays("enhancer")
+    found = enhancer.enlarge(network, face[::2, ::2])  # smaller than a patch
+    np.testing.assert_allclose(found[::2, ::2], stored["small_every2"], atol=2e-3)
+    found = enhancer.enlarge(network, np.tile(face, (2, 2, 1))[:256, :200])  # four patches
+    np.testing.assert_allclose(found[::8, ::8], stored["large_every8"], atol=2e-3)
