@@ -23,6 +23,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -39,7 +40,10 @@ from scripts.mutations_tests import TestsOf
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "scripts" / "mutations.yaml"
 PAGE = ROOT / "docs" / "benchmarks" / "mutations.md"
-WARM = ("torch", "numpy", "pydantic", "yaml", "PIL.Image", "typer", "scipy", "matplotlib")
+WARM = (
+    *("torch", "torch.export", "torch._decomp", "torch._meta_registrations", "numpy", "pydantic.json_schema", "yaml"),
+    *("PIL.Image", "typer.testing", "rich.console", "scipy", "matplotlib"),
+)
 """What forks have imported already."""
 
 
@@ -147,6 +151,8 @@ class Campaign:
         self.broken: list[str] = []
         """Tests that fail without any mutation."""
         self.results: dict[str, Result] = {}
+        self.killers = killers_of(PAGE.read_text("utf-8")) if PAGE.exists() else {}
+        """File and change -> the test that noticed it when the page was written."""
         self.read()
 
     @property
@@ -168,20 +174,25 @@ class Campaign:
         self.path.with_suffix(".new").replace(self.path)
 
     def pending(self) -> list[Mutation]:
-        """Return the mutations without a result that still holds."""
+        """Return the mutations without a result that still holds, those that nothing is known of first."""
         known = self.results
-        return [
+        open_ones = [
             one
             for one in self.mutations
             if not one.equivalent and not (one.name in known and known[one.name].holds(ROOT))
         ]
+        return sorted(open_ones, key=lambda one: bool(self.killer_of(one)))
+
+    def killer_of(self, mutation: Mutation) -> str:
+        """Return the test that noticed it last, here or when the page was written; "" if none is known."""
+        if (before := self.results.get(mutation.name)) is not None:
+            return name_of(before.by)
+        return name_of(self.killers.get((mutation.file, change_of(mutation)), ""))
 
     def chosen(self, mutation: Mutation) -> list[str]:
-        """Return the test files to run: what killed it last, what the entry names, then the nearest."""
-        before = self.results.get(mutation.name)
-        killer = [before.by.split("::")[0].split(" ")[0]] if before is not None and before.by else []
-        files = [*killer, *mutation.tests, *self.graph.nearest(mutation.file)]
-        return [name for name in dict.fromkeys(files) if (ROOT / name).exists()]
+        """Return the tests to run: what killed it last, what the entry names, then the nearest files."""
+        wanted = [self.killer_of(mutation), *mutation.tests, *self.graph.nearest(mutation.file)]
+        return [name for name in dict.fromkeys(wanted) if is_there(name, ROOT)]
 
     def run(self) -> None:
         """Run what is pending."""
@@ -211,8 +222,9 @@ class Campaign:
             lane.write(mutation.file, source)
             if report.running is None and report.failed is None:
                 sys.exit(f"no test of {mutation.file} could begin; see {lane.folder / 'log'}")
-            if report.failed and not self.is_sound(lane, report.failed):
-                self.broken.append(report.failed)
+            suspect = report.failed or (report.running if report.ended == "died" else None)
+            if suspect and not self.is_sound(lane, suspect):
+                self.broken.append(suspect)
                 waiting.insert(0, mutation)
             else:
                 done += 1
@@ -254,8 +266,8 @@ class Campaign:
         by = report.failed or ""
         if report.ended == "died":
             by = f"{report.running} (does not end)"
-        killer = by.split("::")[0].split(" ")[0]
-        relevant = [mutation.file, killer] if by else [mutation.file, *files]
+        killer = name_of(by).split("::")[0]
+        relevant = [mutation.file, killer] if by else [mutation.file, *(name.split("::")[0] for name in files)]
         self.results[mutation.name] = Result(
             "killed" if by else "survived",
             by,
@@ -313,6 +325,29 @@ def kind_of(mutation: Mutation, results: dict[str, Result]) -> str:
     if mutation.equivalent:
         return "equivalent"
     return results[mutation.name].verdict if mutation.name in results else "open"
+
+
+def killers_of(page: str) -> dict[tuple[str, str], str]:
+    """Return the tests of a page's table of what was killed, by file and change."""
+    found = {}
+    for line in page.partition("## Killed")[2].splitlines():
+        cells = [cell.replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip("| "))]
+        if len(cells) == 4 and "tests/" not in cells[3] and "::" in cells[3]:
+            found[cells[0].strip().rpartition(":")[0], cells[1].strip()] = "tests/" + cells[3].strip(" `")
+    return found
+
+
+def name_of(by: str) -> str:
+    """Return a test's name, or a file's, without what a report adds."""
+    return by.removesuffix(" (does not end)").removesuffix(" (collection)")
+
+
+def is_there(test: str, root: Path) -> bool:
+    """Return whether a test's file is there, and a function of its name in it."""
+    file, _, name = test.partition("::")
+    if not test or not (root / file).exists():
+        return False
+    return not name or f"def {name.partition('[')[0].rpartition('::')[2]}(" in (root / file).read_text("utf-8")
 
 
 def row(mutation: Mutation, results: dict[str, Result], root: Path) -> str:

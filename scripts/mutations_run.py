@@ -23,8 +23,10 @@ from typing import Any
 import pytest
 
 COPIED = ("mpt", "tests", "scripts", "configs", "docs", "pyproject.toml", "setup.py", "README.md", "CONTRIBUTING.md")
-HANG_FACTOR = 8
-"""A run that takes this many times its limit in wall time hangs."""
+HANGS_AFTER = 20.0
+"""Processor seconds in one test that is counted as one that does not end."""
+WAITS_AFTER = 400.0
+"""Seconds in one test that is counted as one that waits for ever: twice pytest's own limit."""
 
 
 @dataclass
@@ -98,6 +100,14 @@ def processor_seconds() -> float:
     return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
 
 
+def seconds_of(process: int) -> float:
+    """Return the processor time of another process and of those that it has waited for."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 @dataclass
 class Lane:
     """A copy of the tree in which one mutation at a time is tested."""
@@ -136,7 +146,7 @@ class Lane:
     def start(self, tests: list[str], deselected: list[str], limit: float | None = None) -> None:
         """Fork a process that runs tests in this order up to the first failure."""
         self.report_path.unlink(missing_ok=True)
-        self.began = time.monotonic()
+        self.began = time.time()
         self.child = os.fork()
         if self.child == 0:
             try:
@@ -170,8 +180,11 @@ class Lane:
         plugin.write()
 
     def is_hanging(self) -> bool:
-        """Return whether the fork takes much longer than its tests may."""
-        return time.monotonic() - self.began > HANG_FACTOR * self.limit
+        """Return whether the test that is running takes much longer than a test may."""
+        noted = self.report_path.stat().st_mtime if self.report_path.exists() else self.began
+        if time.time() - noted > WAITS_AFTER:
+            return True
+        return self.report_path.exists() and seconds_of(self.child) - self.read().seconds > HANGS_AFTER
 
     def end(self) -> Report:
         """Return the report of a fork that has ended, or end it; what it has started ends with it."""

@@ -6,6 +6,8 @@ import copy
 import gc
 import sys
 import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -229,6 +231,31 @@ def test_stepping_in_backward_leaves_no_gradient_for_the_next_to_stand_beside() 
     assert live_gradients(parts.classifier(), parts.batch()) == 11
     assert live_gradients(parts.classifier(memory={"optimizer_in_backward": True}), parts.batch()) == 0
     assert live_gradients(parts.gan(memory={"optimizer_in_backward": True}), parts.batch()) == 0
+
+
+def test_parameters_step_in_backward_in_every_update_and_not_in_the_first_alone() -> None:
+    run = parts.gan(memory={"optimizer_in_backward": True})
+    assert [live_gradients(run, parts.batch(seed)) for seed in range(3)] == [0, 0, 0]
+
+
+def test_after_a_second_loss_that_failed_the_phases_losses_are_counted_anew() -> None:
+    """Counted on, the next update's first loss would be taken for the last, and parameters step without the second."""
+    plain, run = parts.gan(), parts.gan(memory={"optimizer_in_backward": True})
+    phase = run.phases[0]
+    assert run.tricks[0].losses == {"disc": 2, "gen": 1}  # type: ignore[attr-defined]
+
+    def fail_in_second(batch: Any) -> Iterator[Any]:
+        yield next(iter(phase.losses(batch)))
+        raise torch.OutOfMemoryError("no room for the second")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        update(run, replace(phase, losses=fail_in_second), parts.batch())
+    run.buffers.restore()
+    for trick in run.tricks:
+        trick.abandon(phase)
+    for one in plain, run:
+        mechanism.train(one, [parts.batch(seed) for seed in range(2)])
+    assert mechanism.same(mechanism.state(plain), mechanism.state(run))
 
 
 def test_stepping_in_backward_works_with_a_static_scale() -> None:

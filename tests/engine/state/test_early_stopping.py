@@ -70,6 +70,19 @@ def test_only_what_is_better_by_the_least_difference_counts(mode: Any, losses: t
     assert (waiting.best, waiting.best_step) == (losses[-1], 3)
 
 
+@pytest.mark.parametrize(("least", "losses"), [(0.0, (1.0, 1.0, 1.0)), (0.5, (1.0, 0.5, 0.5))])
+def test_a_figure_that_is_equal_or_better_by_just_the_least_difference_is_no_better(
+    least: float, losses: tuple[float, ...]
+) -> None:
+    rule = Rule(EarlyStopping(metric="loss", mode="min", min_delta=least, patience=2), parts.classifier().task)
+    waiting, is_over = Waiting(), []
+    for step, loss in enumerate(losses):
+        rule.observe(waiting, {"loss": loss}, step)
+        is_over.append(rule.is_over(waiting))
+    assert is_over == [False, False, True]
+    assert (waiting.best, waiting.best_step, waiting.evaluations) == (1.0, 0, 2)
+
+
 def test_settings_that_cannot_stop_anything_are_refused() -> None:
     task = parts.classifier().task
     with pytest.raises(ConfigError, match=r"auto knows the direction of accuracy alone; say whether loss"):

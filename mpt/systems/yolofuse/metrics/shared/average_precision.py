@@ -192,12 +192,12 @@ def _smooth(values: Array, share: float = 0.1) -> Array:
 def confusion(pictures: Pictures, classes: int, confidence: float = 0.25, iou: float = 0.45) -> Array:
     """Return counts (found as, truly): (classes + 1, classes + 1), the last row and column being the background.
 
-    Detections at or above `confidence` take the true boxes they overlap most, largest overlap first, whatever the
-    class.
+    Detections above `confidence` take the true boxes that they overlap by more than `iou`, largest overlap first,
+    whatever the class. Both limits are strict, as in Ultralytics' programs.
     """
     table = np.zeros((classes + 1, classes + 1), int)
     for found, truth in zip(pictures.detections, pictures.truth, strict=True):
-        found = found[found[:, 4] >= confidence]
+        found = found[found[:, 4] > confidence]
         shared = (
             overlaps(found[:, :4], truth[:, :4]) if len(found) and len(truth) else np.zeros((len(found), len(truth)))
         )

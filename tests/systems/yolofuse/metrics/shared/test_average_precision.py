@@ -120,3 +120,24 @@ def test_confusions_are_counted_with_the_background() -> None:
     truth = np.array([[0.0, 0, 10, 10, 0], [80, 80, 90, 90, 1]])
     table = confusion(Pictures([found], [truth]), 2)
     assert table.tolist() == [[0, 0, 2], [1, 0, 0], [0, 1, 0]]
+
+
+HALF = np.array([[0.0, 0, 2, 1, 0.9, 0]]), np.array([[0.0, 0, 1, 1, 0]])
+"""A detection and a true box with an IoU of exactly one half."""
+
+
+def test_a_detection_is_right_from_an_overlap_of_just_the_threshold_on() -> None:
+    found, truth = HALF
+    right = [1.0] + [0.0] * 9  # at 0.5, and not at 0.55
+    assert measure(Pictures([found], [truth]), 1).ap.tolist() == [right]
+    rows = np.array([[0.0, 0, 0, 0, 2, 1, 0.9]]), np.array([[0.0, 0, 0, 0, 1, 1]])
+    np.testing.assert_allclose(coco_precisions(rows[1], rows[0], 1, 1), [right], atol=1e-12)
+
+
+def test_confusions_take_what_is_above_both_limits_as_the_published_programs_do() -> None:
+    found, truth = HALF
+    right, apart = [[1, 0], [0, 0]], [[0, 1], [1, 0]]
+    assert confusion(Pictures([found], [truth]), 1, iou=0.49).tolist() == right
+    assert confusion(Pictures([found], [truth]), 1, iou=0.5).tolist() == apart
+    assert confusion(Pictures([found], [truth]), 1, confidence=0.89).tolist() == right
+    assert confusion(Pictures([found], [truth]), 1, confidence=0.9).tolist() == [[0, 0], [1, 0]]

@@ -49,6 +49,16 @@ def test_blocks_and_rounds_give_the_greedy_choice(count: int) -> None:
     assert keep_best(boxes, 0.5, 7).tolist() == greedy(boxes, 0.5)[:7]
 
 
+def test_boxes_that_overlap_by_just_the_limit_both_stay_within_a_block_and_across_two() -> None:
+    half = torch.tensor([[0.0, 0, 2, 1], [0, 0, 1, 1]])  # an IoU of exactly one half
+    assert keep_best(half, 0.5, 10).tolist() == [0, 1]
+    assert keep_best(half, 0.49, 10).tolist() == [0]
+    others = torch.arange(BLOCK - 1)[:, None] * torch.tensor([[4.0, 0, 4, 0]]) + torch.tensor([[4.0, 0, 5, 1]])
+    across = torch.cat((half[:1], others, half[1:]))
+    assert len(keep_best(across, 0.5, 10**6)) == BLOCK + 1
+    assert len(keep_best(across, 0.49, 10**6)) == BLOCK
+
+
 def test_kept_boxes_equal_torchvisions() -> None:
     vision_ops.import_torchvision()
     import torchvision
