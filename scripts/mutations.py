@@ -148,6 +148,10 @@ class Campaign:
         self.lanes = [Lane(state / f"lane-{number}", limit) for number in range(jobs)]
         self.sound: dict[str, str] = {}
         """Test -> the hash of its file with which it passes without any mutation."""
+        self.took: dict[str, float] = {}
+        """Test -> processor seconds."""
+        for lane in self.lanes:
+            lane.took = self.took
         self.broken: list[str] = []
         """Tests that fail without any mutation."""
         self.results: dict[str, Result] = {}
@@ -166,10 +170,12 @@ class Campaign:
             kept = json.loads(self.path.read_text())
             self.results = {name: Result(**one) for name, one in kept["results"].items()}
             self.sound = kept["sound"]
+            self.took.update(kept.get("took", {}))
 
     def save(self) -> None:
         """Keep what was found."""
-        text = json.dumps({"results": {n: asdict(one) for n, one in self.results.items()}, "sound": self.sound})
+        results = {name: asdict(one) for name, one in self.results.items()}
+        text = json.dumps({"results": results, "sound": self.sound, "took": self.took})
         self.path.with_suffix(".new").write_text(text)
         self.path.with_suffix(".new").replace(self.path)
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,15 @@ class Report:
     ended: str = "died"
     """all: every test ran; failed; limit: the time was used up; hangs; died."""
     running: str | None = None
+    took: dict[str, float] = field(default_factory=dict)
+    """Test -> the processor seconds of its call."""
 
 
 class Watch:
     """A pytest plugin that notes each test, and stops between two when the time is used up."""
 
-    def __init__(self, path: Path, limit: float) -> None:
-        self.path, self.limit = path, limit
+    def __init__(self, path: Path, limit: float, known: Mapping[str, float]) -> None:
+        self.path, self.limit, self.known = path, limit, known
         self.report = Report()
         self.seen: set[str] = set()
 
@@ -58,9 +60,15 @@ class Watch:
         self.report.seconds = processor_seconds()
         self.path.write_text(json.dumps(vars(self.report)))
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Run the quick tests of each file first: an arithmetic error costs milliseconds and not a training."""
+        files = {name: place for place, name in enumerate(dict.fromkeys(file_of(item) for item in items))}
+        items.sort(key=lambda item: (files[file_of(item)], round(self.known.get(item.nodeid, 0.0), 1)))
+
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
         """Before a test."""
-        self.seen.add(item.nodeid.split("::")[0])
+        self.seen.add(file_of(item))
         self.report.files, self.report.running = len(self.seen), item.nodeid
         self.write()
 
@@ -68,6 +76,8 @@ class Watch:
         """After each part of a test."""
         if report.failed and self.report.failed is None:
             self.report.failed, self.report.ended = report.nodeid, "failed"
+        if report.when == "call":
+            self.report.took[report.nodeid] = processor_seconds() - self.report.seconds
         if report.when == "teardown":
             self.report.tests += 1
         self.write()
@@ -84,6 +94,11 @@ class Watch:
             self.report.ended = "limit"
             item.session.shouldstop = "the time is used up"
             self.write()
+
+
+def file_of(item: pytest.Item) -> str:
+    """Return the file of a test."""
+    return item.nodeid.split("::")[0]
 
 
 def doubled(tests: list[str]) -> Iterator[list[str]]:
@@ -117,6 +132,8 @@ class Lane:
     child: int = 0
     began: float = 0.0
     clock: int = field(default_factory=lambda: int(time.time()))
+    took: dict[str, float] = field(default_factory=dict)
+    """Test -> processor seconds, of all forks so far."""
 
     @property
     def tree(self) -> Path:
@@ -171,7 +188,7 @@ class Lane:
         options = ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=line", "--timeout=200"]
         skipped = [word for one in deselected for word in ("--deselect", one)]
         place = self.folder / "base"
-        plugin = Watch(self.report_path, limit)
+        plugin = Watch(self.report_path, limit, self.took)
         for some in doubled(tests):  # nearest first: to import them all would cost more than most kills
             pytest.main([*options, f"--basetemp={place}", *skipped, *some], plugins=[plugin])
             if plugin.report.ended in ("failed", "limit"):
@@ -189,6 +206,7 @@ class Lane:
     def end(self) -> Report:
         """Return the report of a fork that has ended, or end it; what it has started ends with it."""
         report = self.read()
+        self.took.update(report.took)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child, signal.SIGKILL)
         shutil.rmtree(self.folder / "base", ignore_errors=True)

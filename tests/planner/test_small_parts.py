@@ -111,6 +111,23 @@ def test_traces_whose_events_differ_are_not_fitted() -> None:
     assert fit(small_trace(8), 8, other, 16) is None
 
 
+def test_bytes_that_grow_faster_than_the_batch_are_not_extrapolated() -> None:
+    """All pairs of samples: 64 and 256 MiB lie on a line that has -128 MiB at no sample, and gives 832 at 40, not 1600."""
+    pairs = [Trace([Storage(n * n * MIB, "activations", "net", "a")], [0, ~0], []) for n in (8, 16)]
+    assert fit(pairs[0], 8, pairs[1], 16) is None
+    constant = Trace([Storage(64 * MIB, "activations", "net", "a")], [0, ~0], [])
+    line = fit(constant, 8, constant, 16)
+    assert line is not None
+    assert line.sizes(40) == [64 * MIB]
+
+
+@pytest.mark.parametrize("start", [1, 8, 64])
+def test_the_largest_batch_that_may_be_proposed_is_the_limit_itself(start: int) -> None:
+    assert largest_batch(lambda batch: True, start, limit=64) == 64
+    assert largest_batch(lambda batch: True, start, limit=100) == 100
+    assert largest_batch(lambda batch: batch <= 99, start, limit=100) == 99
+
+
 @pytest.mark.parametrize("limit", [0, 1, 7, 64, 1000])
 @pytest.mark.parametrize("start", [1, 8, 64])
 def test_the_largest_batch_is_found_from_any_start(limit: int, start: int) -> None:

@@ -44,3 +44,11 @@ def test_a_scale_that_falls_again_and_again_is_told_once() -> None:
     assert f"fell {FALLS} times within {FALLS} steps" in warning
     apart = [2.0 ** (40 - step // FALL_WINDOW) for step in range(FALLS * FALL_WINDOW)]
     assert said(ScaleWatch("net"), apart) == []
+
+
+def test_six_falls_within_just_the_window_are_told_and_over_a_step_more_are_not() -> None:
+    for last, count in ((200, 1), (201, 0)):
+        watch = ScaleWatch("net")
+        warnings = [watch.observe(step, 1024.0, True) for step in (0, 40, 80, 120, 160, last)]
+        assert warnings[:5] == [None] * 5
+        assert len([one for one in warnings if one]) == count

@@ -103,6 +103,17 @@ def test_modules_go_to_float32_as_often_as_rollbacks_are_allowed() -> None:
     assert [Remedies(float32_times=times).may_keep_more(config) for times in (0, 1, 2)] == [True, True, False]
 
 
+def test_what_is_kept_in_float32_at_the_floor_begins_anew_with_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = classifier({**HALF, "auto_keep_fp32": True}, max_rollbacks=2)
+    scaler, training = run.precision.scalers["net"], SimpleNamespace(run=run, remedies=Remedies())
+    scaler.scale, scaler.overflows_at_floor = 8.0, 3
+    for name in ("whole_batch", "blame", "list_that_makes_finite", "keep_more"):
+        monkeypatch.setattr(rollback, name, lambda *_: SimpleNamespace(text="net.head"))
+    decision = recovery.Decision("stop", phase=run.phases[0], why="the scale is at its floor")
+    assert rollback.keep_at_floor(training, decision, Update(StepStats()))  # type: ignore[arg-type]
+    assert (scaler.scale, scaler.overflows_at_floor) == (64.0, 0)
+
+
 def test_single_steps_that_are_not_finite_are_skipped_however_many_and_ten_in_a_row_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,13 @@ def test_small_rests_of_large_blocks_stay_with_the_block() -> None:
     assert allocator.allocated == 12 * MIB
 
 
+def test_a_rest_of_just_one_mebibyte_stays_with_a_large_block_and_a_larger_one_is_split_off() -> None:
+    whole, split = CachingAllocator(), CachingAllocator()
+    whole.malloc(0, 11 * MIB)  # of a segment of 12 MiB
+    split.malloc(0, 11 * MIB - 512)
+    assert (whole.allocated, split.allocated) == (12 * MIB, 11 * MIB - 512)
+
+
 def test_the_cache_is_emptied_and_the_request_tried_again_at_the_limit() -> None:
     allocator = CachingAllocator(40 * MIB)
     allocator.malloc(0, 30 * MIB)
