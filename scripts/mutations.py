@@ -35,6 +35,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.mutations_group import Trial, try_group
 from scripts.mutations_tests import TestsOf
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +46,14 @@ WARM = (
     *("PIL.Image", "typer.testing", "rich.console", "scipy", "matplotlib"),
 )
 """What forks have imported already."""
+PATTERNS = {
+    "recovery": "recovery: its bounds, what holds after it, two in a row",
+    "durability": "durability: order of writes, syncs and renames",
+    "minority": "the minority case: the other class, the other direction, the other rank",
+    "number": "defaults, bounds and published constants",
+}
+GROUP_ROUNDS = 3
+"""Test files that are tried on whole groups of mutations before single mutations are, with new imports."""
 
 
 class MutationError(ValueError):
@@ -64,6 +73,8 @@ class Mutation:
     """Test files to run before all others."""
     equivalent: str = ""
     """Why nothing that can be observed changes."""
+    kind: str = "number"
+    """What tests tend not to see of it, a word of `PATTERNS`."""
 
     @property
     def name(self) -> str:
@@ -152,6 +163,8 @@ class Campaign:
         """Test -> processor seconds."""
         for lane in self.lanes:
             lane.took = self.took
+        self.tried: dict[str, str] = {}
+        """Mutation and test file -> the hashes with which `is_tried` holds."""
         self.broken: list[str] = []
         """Tests that fail without any mutation."""
         self.results: dict[str, Result] = {}
@@ -171,11 +184,12 @@ class Campaign:
             self.results = {name: Result(**one) for name, one in kept["results"].items()}
             self.sound = kept["sound"]
             self.took.update(kept.get("took", {}))
+            self.tried.update(kept.get("tried", {}))
 
     def save(self) -> None:
         """Keep what was found."""
         results = {name: asdict(one) for name, one in self.results.items()}
-        text = json.dumps({"results": results, "sound": self.sound, "took": self.took})
+        text = json.dumps({"results": results, "sound": self.sound, "took": self.took, "tried": self.tried})
         self.path.with_suffix(".new").write_text(text)
         self.path.with_suffix(".new").replace(self.path)
 
@@ -198,13 +212,11 @@ class Campaign:
     def chosen(self, mutation: Mutation) -> list[str]:
         """Return the tests to run: what killed it last, what the entry names, then the nearest files."""
         wanted = [self.killer_of(mutation), *mutation.tests, *self.graph.nearest(mutation.file)]
-        return [name for name in dict.fromkeys(wanted) if is_there(name, ROOT)]
+        found = [name for name in dict.fromkeys(wanted) if is_there(name, ROOT)]
+        return sorted(found, key=lambda name: self.is_tried(mutation, name.split("::")[0]))
 
     def run(self) -> None:
-        """Run what is pending."""
-        waiting = self.pending()
-        if not waiting:
-            return
+        """Run what is pending, and again what was noticed by a test that fails without any mutation too."""
         for name in WARM:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
@@ -213,6 +225,46 @@ class Campaign:
         torch.set_num_threads(1)
         for lane in self.lanes:
             lane.fill(ROOT)
+        self.run_groups()
+        self.run_all(self.pending())
+        while self.doubted():
+            self.run_all(self.pending())
+
+    def run_groups(self) -> None:
+        """Try mutations on the test files that are likeliest to notice them, imported once for all of a group."""
+        for _ in range(GROUP_ROUNDS):
+            groups: dict[str, list[Mutation]] = {}
+            for one in self.pending():
+                files = [file for file in files_of(self.chosen(one)) if not self.is_tried(one, file)]
+                if files:
+                    groups.setdefault(files[0], []).append(one)
+            for test_file, group in sorted(groups.items(), key=lambda pair: -len(pair[1])):
+                self.run_group(test_file, group)
+
+    def run_group(self, test_file: str, group: list[Mutation]) -> None:
+        """Try mutations on one test file."""
+        sources = {one.file: (ROOT / one.file).read_text("utf-8") for one in group}
+        trials = [
+            Trial(one.name, one.file, sources[one.file], one.apply(sources[one.file]), self.killer_of(one))
+            for one in group
+        ]
+        reports = try_group(self.lanes[0], test_file, trials)
+        for one in group:
+            report = reports.get(one.name)
+            if report is not None and (report.failed or report.ended == "died"):
+                self.note(one, report)
+                print(self.describe(one), flush=True)
+            elif report is not None:
+                self.tried[f"{one.name} {test_file}"] = digest_of(ROOT / one.file) + digest_of(ROOT / test_file)
+        self.save()
+
+    def is_tried(self, mutation: Mutation, test_file: str) -> bool:
+        """Return whether a file's tests have not noticed a mutation, in a process that had imported the code before."""
+        digest = digest_of(ROOT / mutation.file) + digest_of(ROOT / test_file)
+        return self.tried.get(f"{mutation.name} {test_file}") == digest
+
+    def run_all(self, waiting: list[Mutation]) -> None:
+        """Run mutations, as many at a time as there are lanes."""
         under_way: dict[int, tuple[Any, Mutation, str]] = {}
         free, done, total = list(self.lanes), 0, len(waiting)
         while waiting or under_way:
@@ -228,15 +280,30 @@ class Campaign:
             lane.write(mutation.file, source)
             if report.running is None and report.failed is None:
                 sys.exit(f"no test of {mutation.file} could begin; see {lane.folder / 'log'}")
-            suspect = report.failed or (report.running if report.ended == "died" else None)
-            if suspect and not self.is_sound(lane, suspect):
-                self.broken.append(suspect)
-                waiting.insert(0, mutation)
-            else:
-                done += 1
-                self.note(mutation, report)
-                print(f"{done}/{total} {self.describe(mutation)}", flush=True)
+            done += 1
+            self.note(mutation, report)
+            print(f"{done}/{total} {self.describe(mutation)}", flush=True)
             free.append(lane)
+
+    def doubted(self) -> list[str]:
+        """Run the tests that have noticed something without any mutation; forget what those that fail have noticed."""
+        noticed = {name_of(one.by) for one in self.results.values() if one.by and not one.by.endswith("(collection)")}
+        unproved = sorted(test for test in noticed if self.sound.get(test) != digest_of(ROOT / test.split("::")[0]))
+        if not unproved:
+            return []
+        lane = self.lanes[0]
+        lane.start(unproved, [], to_the_end=True)
+        self.wait({lane.child: (lane, None, "")})
+        report = lane.end()
+        failed = [test for test in unproved if test in report.failures or test not in report.took]
+        self.sound.update({test: digest_of(ROOT / test.split("::")[0]) for test in unproved if test not in failed})
+        self.broken += failed
+        self.results = {name: one for name, one in self.results.items() if name_of(one.by) not in failed}
+        self.save()
+        print(
+            f"{len(unproved) - len(failed)} tests pass without any mutation, {len(failed)} do not", *failed, flush=True
+        )
+        return failed
 
     def wait(self, under_way: dict[int, Any]) -> int:
         """Return the fork that has ended, or that hangs and was ended."""
@@ -250,21 +317,6 @@ class Campaign:
                     lane.child = child
                     return child
             time.sleep(0.2)
-
-    def is_sound(self, lane: Any, test: str) -> bool:
-        """Return whether a test passes without any mutation."""
-        if test.endswith("(collection)"):
-            return True
-        digest = digest_of(ROOT / test.split("::")[0])
-        if self.sound.get(test) == digest:
-            return True
-        lane.start([test], [])
-        os.waitpid(lane.child, 0)
-        report = lane.end()
-        if report.ended in ("all", "limit") and report.failed is None and report.tests:
-            self.sound[test] = digest
-            return True
-        return False
 
     def note(self, mutation: Mutation, report: Any) -> None:
         """Keep a result."""
@@ -305,10 +357,15 @@ def page_of(mutations: list[Mutation], results: dict[str, Result], command: str,
         f"Python {platform.python_version()}, {platform.machine()}; no device is involved.",
         "",
         "Each row is a small error put into the code, alone. The tests that reach the file by imports were run,",
-        "nearest first, up to the first that failed. A survivor is an error that these let pass in time.",
+        "nearest first, up to the first that failed; it is named, and passes without the error. A survivor is an error",
+        "that these let pass in time.",
         "",
         f"**{len(mutations)} mutations: {told}**, {seconds / 60:.0f} minutes of processor time.",
     ]
+    lines += ["", "| what tests tend not to see | " + " | ".join(KINDS.values()) + " |", "|---|" + "---|" * len(KINDS)]
+    for pattern, words in PATTERNS.items():
+        counts = [sum(one.kind == pattern for one in rows[kind]) for kind in KINDS]
+        lines.append(f"| {words} | " + " | ".join(map(str, counts)) + " |")
     if rows["survived"]:
         lines += ["", "## Survived", "", "| line | change | what a user would meet | tests run |", "|---|---|---|---|"]
         lines += [row(one, results, root) for one in rows["survived"]]
@@ -346,6 +403,11 @@ def killers_of(page: str) -> dict[tuple[str, str], str]:
 def name_of(by: str) -> str:
     """Return a test's name, or a file's, without what a report adds."""
     return by.removesuffix(" (does not end)").removesuffix(" (collection)")
+
+
+def files_of(tests: list[str]) -> list[str]:
+    """Return the files of tests, each once."""
+    return list(dict.fromkeys(test.split("::")[0] for test in tests))
 
 
 def is_there(test: str, root: Path) -> bool:

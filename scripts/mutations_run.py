@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import shutil
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 
 COPIED = ("mpt", "tests", "scripts", "configs", "docs", "pyproject.toml", "setup.py", "README.md", "CONTRIBUTING.md")
+OPTIONS = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=line", "--timeout=200")
 HANGS_AFTER = 20.0
 """Processor seconds in one test that is counted as one that does not end."""
 WAITS_AFTER = 400.0
@@ -43,6 +45,7 @@ class Report:
     ended: str = "died"
     """all: every test ran; failed; limit: the time was used up; hangs; died."""
     running: str | None = None
+    failures: list[str] = field(default_factory=list)
     took: dict[str, float] = field(default_factory=dict)
     """Test -> the processor seconds of its call."""
 
@@ -64,7 +67,12 @@ class Watch:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Run the quick tests of each file first: an arithmetic error costs milliseconds and not a training."""
         files = {name: place for place, name in enumerate(dict.fromkeys(file_of(item) for item in items))}
-        items.sort(key=lambda item: (files[file_of(item)], round(self.known.get(item.nodeid, 0.0), 1)))
+        items.sort(key=lambda item: (files[file_of(item)], self.expected(item)))
+
+    def expected(self, item: pytest.Item) -> float:
+        """Return a test's processor seconds, to a tenth: measured, or guessed by whether it has a folder for runs."""
+        guess = 1.0 if "tmp_path" in getattr(item, "fixturenames", ()) else 0.0
+        return round(self.known.get(item.nodeid, guess), 1)
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
         """Before a test."""
@@ -74,6 +82,8 @@ class Watch:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """After each part of a test."""
+        if report.failed:
+            self.report.failures.append(report.nodeid)
         if report.failed and self.report.failed is None:
             self.report.failed, self.report.ended = report.nodeid, "failed"
         if report.when == "call":
@@ -160,22 +170,39 @@ class Lane:
         self.clock += 2
         os.utime(path, (self.clock, self.clock))
 
-    def start(self, tests: list[str], deselected: list[str], limit: float | None = None) -> None:
-        """Fork a process that runs tests in this order up to the first failure."""
+    def start(self, tests: list[str], deselected: list[str], to_the_end: bool = False) -> None:
+        """Fork a process that runs tests in this order up to the first failure, or all of them."""
         self.report_path.unlink(missing_ok=True)
         self.began = time.time()
         self.child = os.fork()
         if self.child == 0:
             try:
-                self.run_tests(tests, deselected, limit or self.limit)
+                self.run_tests(tests, deselected, to_the_end)
             except BaseException:
                 traceback.print_exc()
+                self.report_path.unlink(missing_ok=True)  # says nothing of the mutation
             finally:
                 sys.stdout.flush()
                 os._exit(0)
 
-    def run_tests(self, tests: list[str], deselected: list[str], limit: float) -> None:
+    def run_tests(self, tests: list[str], deselected: list[str], to_the_end: bool) -> None:
         """Run tests in this process, a fork."""
+        self.enter_tree()
+        options = [*OPTIONS, *([] if to_the_end else ["-x"])]
+        skipped = [word for one in deselected for word in ("--deselect", one)]
+        place = self.folder / "base"
+        plugin = Watch(self.report_path, math.inf if to_the_end else self.limit, self.took)
+        for some in (
+            [tests] if to_the_end else doubled(tests)
+        ):  # nearest first: to import them all would cost more than most kills
+            pytest.main([*options, f"--basetemp={place}", *skipped, *some], plugins=[plugin])
+            if plugin.report.ended in ("failed", "limit"):
+                return
+        plugin.report.ended = "all"
+        plugin.write()
+
+    def enter_tree(self) -> None:
+        """Make this process, a fork, one of the copy, which has imported nothing of it yet."""
         os.setsid()
         log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for descriptor in (1, 2):
@@ -185,16 +212,6 @@ class Lane:
         sys.path[:] = [str(self.tree), *(one for one in sys.path[1:] if one)]
         for name in [name for name in sys.modules if name.split(".")[0] in ("mpt", "tests", "scripts")]:
             del sys.modules[name]
-        options = ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=line", "--timeout=200"]
-        skipped = [word for one in deselected for word in ("--deselect", one)]
-        place = self.folder / "base"
-        plugin = Watch(self.report_path, limit, self.took)
-        for some in doubled(tests):  # nearest first: to import them all would cost more than most kills
-            pytest.main([*options, f"--basetemp={place}", *skipped, *some], plugins=[plugin])
-            if plugin.report.ended in ("failed", "limit"):
-                return
-        plugin.report.ended = "all"
-        plugin.write()
 
     def is_hanging(self) -> bool:
         """Return whether the test that is running takes much longer than a test may."""
@@ -203,12 +220,16 @@ class Lane:
             return True
         return self.report_path.exists() and seconds_of(self.child) - self.read().seconds > HANGS_AFTER
 
+    def kill(self) -> None:
+        """End the fork and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child, signal.SIGKILL)
+
     def end(self) -> Report:
         """Return the report of a fork that has ended, or end it; what it has started ends with it."""
         report = self.read()
         self.took.update(report.took)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child, signal.SIGKILL)
+        self.kill()
         shutil.rmtree(self.folder / "base", ignore_errors=True)
         self.child = 0
         return report

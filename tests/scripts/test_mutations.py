@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scripts.mutations import ROOT, Mutation, MutationError, Result, check_list, page_of, read_list
+from scripts.mutations import (
+    PATTERNS,
+    ROOT,
+    Mutation,
+    MutationError,
+    Result,
+    check_list,
+    is_there,
+    killers_of,
+    page_of,
+    read_list,
+)
 from scripts.mutations_run import doubled
+from scripts.mutations_swap import changed_functions, swap
 from scripts.mutations_tests import TestsOf
 
 pytestmark = pytest.mark.tier("fast")
@@ -18,6 +31,7 @@ def test_every_text_of_the_list_occurs_once_in_its_file() -> None:
     assert len(mutations) >= 120
     assert check_list(mutations) == []
     assert [one.text for one in mutations if bool(one.why) == bool(one.equivalent)] == []
+    assert {one.kind for one in mutations} == set(PATTERNS)
 
 
 def test_a_text_that_has_moved_or_is_there_twice_is_named(tmp_path: Path) -> None:
@@ -76,3 +90,44 @@ def test_the_page_has_every_mutation_once_under_what_became_of_it() -> None:
     assert "| why by file | 7 (time limit) |" in page[1]
     assert "nothing reads it" in page[2]
     assert "`# Small` → `-` | why # Small | `a.py::test_b` |" in page[3]
+    assert killers_of("## " + "## ".join(page)) == {("scripts/mutations.yaml", "`# Small` → `-`"): "tests/a.py::test_b"}
+    assert f"| {PATTERNS['number']} | 1 | 1 | 1 | 1 |" in page[0]
+
+
+def test_a_killer_of_an_earlier_page_is_only_run_while_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text("def test_one() -> None: ...")
+    names = ["test_a.py", "test_a.py::test_one[2-x]", "test_a.py::test_two", "test_b.py", ""]
+    assert [is_there(name, tmp_path) for name in names] == [True, True, False, False, False]
+
+
+SOURCE = """
+LIMIT = 3
+
+class Box:
+    size = 1
+
+    def grown(self, by=2):
+        return self.size + by
+
+def outer():
+    def inner(value):
+        return value < LIMIT
+    return inner
+"""
+
+
+@pytest.mark.parametrize("change", [("LIMIT = 3", "LIMIT = 4"), ("size = 1", "size = 2"), ("by=2", "by=3")])
+def test_what_others_may_have_copied_needs_a_new_import(change: tuple[str, str]) -> None:
+    assert changed_functions(SOURCE, SOURCE.replace(*change), "a.py") is None
+
+
+def test_functions_that_are_held_already_get_the_mutated_code() -> None:
+    held: dict[str, Any] = {}
+    exec(compile(SOURCE, "a.py", "exec", dont_inherit=True), held)
+    box, inner = held["Box"]().grown, held["outer"]()
+    changes = changed_functions(SOURCE, SOURCE.replace("value < LIMIT", "value <= LIMIT"), "a.py")
+    assert changes is not None
+    assert (inner(3), swap(changes), inner(3), held["outer"]()(3)) == (False, 2, True, True)
+    changes = changed_functions(SOURCE, SOURCE.replace("self.size + by", "self.size - by"), "a.py")
+    assert changes is not None
+    assert (box(), swap(changes), box()) == (3, 1, -1)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from mpt.engine.loop import loop, rollback
+from mpt.engine.loop.training import Training
 from mpt.engine.recovery import recovery
 from mpt.engine.recovery.collapse import CollapseWatch, Streak
 from mpt.engine.recovery.recent_states import RecentStates
 from mpt.engine.recovery.remedies import Remedies
+from mpt.engine.state.progress import Progress
 from mpt.engine.step.step import Update, update
 from mpt.errors import NonFiniteError
 from mpt.parallel.world import ALONE
@@ -205,6 +207,20 @@ def training(**changes: Any) -> Any:
     for name, value in changes.items():
         setattr(made, name, value)
     return made
+
+
+def test_a_state_that_is_put_back_brings_nothing_along_of_the_steps_that_are_abandoned() -> None:
+    run = classifier(HALF)
+    one = Training.__new__(Training)  # only what a state is put back into
+    one.run, one.progress, one.remedies = run, Progress(step=3), Remedies()
+    one.collapse, one.collapse_watch, one.grad_norms, one.sound_step = None, CollapseWatch.of(run), {}, 3
+    state = one.state_in_memory()
+    one.progress, one.collapse, one.sound_step = Progress(step=6), "all alike", 5
+    one.grad_norms = {"net": torch.tensor(NAN)}
+    assert one.collapse_watch.is_new("alike")
+    one.put_back(state)
+    assert (one.progress.step, one.sound_step, one.collapse, one.grad_norms) == (3, 3, None, {})
+    assert one.collapse_watch.is_new("alike"), "a second collapse would not be told"
 
 
 def keep(ring: RecentStates, *steps: int) -> None:
