@@ -25,7 +25,7 @@ def test_the_loss_scale_of_ranks_is_that_of_micro_batches_and_one_process_may_sk
         if name == "ranks":
             subprocess.run([sys.executable, "-m", "mpt", *command], check=True, capture_output=True)
         else:
-            with pytest.raises(SystemExit, match="^0$"):
+            with pytest.raises(SystemExit, match=r"^0$"):
                 main(command)
         lines = map(json.loads, (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines())
         scales[name] = [line["scale"] for line in lines if line["kind"] == "train"]

@@ -112,7 +112,7 @@ def test_traces_whose_events_differ_are_not_fitted() -> None:
 
 
 def test_bytes_that_grow_faster_than_the_batch_are_not_extrapolated() -> None:
-    """All pairs of samples: 64 and 256 MiB lie on a line that has -128 MiB at no sample, and gives 832 at 40, not 1600."""
+    """All pairs of samples: the line through 64 and 256 MiB has -128 MiB at no sample, and 832 at 40, not 1600."""
     pairs = [Trace([Storage(n * n * MIB, "activations", "net", "a")], [0, ~0], []) for n in (8, 16)]
     assert fit(pairs[0], 8, pairs[1], 16) is None
     constant = Trace([Storage(64 * MIB, "activations", "net", "a")], [0, ~0], [])

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.tier("fast")
         ("infiniband-ndr", 100e9, 400e9),
     ],
 )
-def test_a_network_gives_a_machine_its_bits_per_second_over_eight(
-    network: str, of_two: float, of_eight: float
-) -> None:
+def test_a_network_gives_a_machine_its_bits_per_second_over_eight(network: str, of_two: float, of_eight: float) -> None:
     rates = [find_cluster(find_gpu("h100"), network, cards).network_rate for cards in (2, 8)]
     assert rates == [of_two, of_eight]
 
