@@ -100,13 +100,19 @@ def run(command: Command) -> None:
     trained = open_trained(command.run, Path(command.runs), "cpu", overrides)
     run = rebuild(trained, FLOAT32)
     task = yolo_detector(run, "mpt yolofuse export")
+    if command.nms and task.answers_once:
+        raise ConfigError(
+            "--nms: this network marks each object once and needs no suppression; leave it out, or write detections "
+            "alone with --ultralytics"
+        )
     for option in chosen:
         require_data(trained, option)
     pictures, network = example(run, task), Decoded(evaluated_module(task, "net"))
     names = interface_of(task, command.ultralytics)
     exported: nn.Module = network
     if command.ultralytics:
-        exported = Stacked(network, [len(picture[0]) for picture in pictures])
+        best = task.settings.most_detections if task.answers_once else None
+        exported = Stacked(network, [len(picture[0]) for picture in pictures], best)
         pictures = [torch.cat(pictures, 1)]
     partial = command.output.with_name(f".partial-{command.output.name}")
     outputs, dtype = names.outputs, "float32"

@@ -31,11 +31,14 @@ def recognises(given: Mapping[str, Any], words: str) -> bool:
 
 def translate(into: Translation) -> None:
     """Take model, data, length, batch, optimizer and losses."""
-    written = str(into.take("model", default="yolo11n.pt"))
-    size = re.search(r"yolo(?:v)?\d+([nsmlx])", written)
+    written = str(into.take("model", default="yolo26n.pt"))
+    network = re.search(r"(yolov8|yolo11|yolo26)([nsmlx])", written)
     into.put("model.name", "yolofuse", f"model: {written}")
     into.put("model.fusion", "rgb", "one camera")
-    into.put("model.scale", size[1] if size else "n", f"model: {written}")
+    into.put("model.family", network[1] if network else "yolov8", f"model: {written}")
+    into.put("model.scale", network[2] if network else "n", f"model: {written}")
+    if network is None:
+        into.leave("model", written, "it is none of yolov8, yolo11 and yolo26 in a size n, s, m, l or x")
     if written.endswith(".pt"):
         into.leave("model", written, f"weights are not downloaded: model.weights: {written}, once the file is here")
     data = into.take("data")

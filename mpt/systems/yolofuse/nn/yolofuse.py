@@ -1,7 +1,8 @@
-"""YOLOFuse: a YOLO detector for one camera, or for a visible and an infrared one in eight ways of fusion.
+"""YOLOFuse: a YOLO detector for one camera, or for a visible and an infrared one in seven ways of fusion.
 
-`fusion` says where the cameras meet: `early` after each stage, `mid` at P3 to P5, `decision` in the head; `easy`,
-`deyolo` and `defa` are further published designs; `rgb` and `ir` are YOLOv8 on one camera. Every tensor has the
+`fusion` says where the cameras meet: `data` before the network, as channels of one picture, `early` after each stage,
+`mid` at P3 to P5, `decision` in the head; `easy`, `deyolo` and `defa` are further published designs; `rgb` and `ir` are
+one camera. `family` is the network of `rgb`, `ir` and `data`: YOLOv8, YOLO11 or YOLO26. Every tensor has the
 published name and shape (tests/systems/yolofuse compares names, counts and outputs), so published state dicts load by
 name.
 
@@ -15,55 +16,73 @@ import copy
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mpt.config.options import ModelOptions
 from mpt.errors import ConfigError
 from mpt.seams import DataSpec
-from mpt.systems.yolofuse.nn.layers.yolo_blocks import Camera, Conv
+from mpt.systems.yolofuse.nn.layers.yolo_blocks import Camera, Conv, Stack
 from mpt.systems.yolofuse.nn.layers.yolo_head import Detect
 from mpt.systems.yolofuse.nn.layers.yolo_variants import make_plan
 from mpt.systems.yolofuse.nn.weights.pruning import narrow
-from mpt.systems.yolofuse.nn.weights.yolo_weights import translate
+from mpt.systems.yolofuse.nn.weights.yolo_weights import translate, widened
 
 TASK = "detect"
 
-Fusion = Literal["rgb", "ir", "early", "mid", "decision", "easy", "deyolo", "defa"]
+Fusion = Literal["rgb", "ir", "data", "early", "mid", "decision", "easy", "deyolo", "defa"]
+BOX_BIAS = {"yolov8": 1.0, "yolo11": 1.0, "yolo26": 2.0}
 
 
 class Settings(ModelOptions):
     """Which network, in which size, started from what."""
 
     fusion: Fusion = "mid"
-    """Where the features of the two cameras are joined; `rgb` and `ir` use one camera."""
+    """Where the two cameras are joined; `rgb` and `ir` are one camera, `data` stacks both as channels of one
+    picture."""
+    family: Literal["yolov8", "yolo11", "yolo26"] = "yolov8"
+    """The network of `fusion` rgb, ir and data; the other fusions have networks of their own."""
     scale: Literal["n", "s", "m", "l", "x"] = "n"
     """The size: depth and width of all layers."""
     image_size: int = Field(640, ge=32, multiple_of=32)
     """Longer side of the pictures in pixels."""
-    box_bias: float = 1.0
-    """Bias of the distances at the start: 1 in Ultralytics 8.3 (and YOLOFuse), 2 in 8.4."""
+    box_bias: float | None = None
+    """Bias of the distances at the start: 1 in Ultralytics 8.3 (and YOLOFuse), 2 in 8.4; null is 2 for yolo26, else
+    1."""
     hidden_share: float = Field(1.0, gt=0, le=1)
     """Share of the hidden channels that a pruned network has kept (`mpt yolofuse prune` sets it)."""
 
+    @model_validator(mode="after")
+    def _keep_the_family_to_one_picture(self) -> Settings:
+        if self.family != "yolov8" and self.fusion not in ("rgb", "ir", "data"):
+            raise ValueError(
+                f"model.family={self.family} is for fusion rgb, ir and data; {self.fusion} has a network of its own: "
+                "leave one of the two out"
+            )
+        return self
+
 
 class YoloFuse(nn.Module):
-    """The layers by number. `cameras` are the fields that it reads, in this order."""
+    """The layers by number. `cameras` are the fields that it reads, in this order.
 
-    def __init__(self, settings: Settings, classes: int) -> None:
+    `channels` are those of all cameras' pictures together; only `fusion: data` depends on them.
+    """
+
+    def __init__(self, settings: Settings, classes: int, channels: int = 4) -> None:
         super().__init__()
-        plan = make_plan(settings.fusion, settings.scale, classes)
-        self.cameras = ("rgb", "ir") if plan.layers[0].module is None else (settings.fusion,)
+        is_stacked = settings.fusion == "data"
+        plan = make_plan(settings.fusion, settings.scale, classes, settings.family, channels if is_stacked else 3)
+        self.reads_layers = plan.layers[0].module is None
+        self.cameras = ("rgb", "ir") if is_stacked or self.reads_layers else (settings.fusion,)
         self.branches = plan.branches
         self.sources = [layer.sources for layer in plan.layers]
-        self.select = Camera(0)
+        self.select = Stack() if is_stacked else Camera(0)
         self.model = nn.ModuleList(nn.Identity() if layer.module is None else layer.module for layer in plan.layers)
         head = self.model[-1]
         assert isinstance(head, Detect)
-        self.strides = head.strides
-        head.box_bias = settings.box_bias
-        head.start(settings.image_size)
+        self.strides, self.bins, self.one_to_one = head.strides, head.bins, head.one_to_one
+        head.start(settings.image_size, BOX_BIAS[settings.family] if settings.box_bias is None else settings.box_bias)
         self.needed = {source for sources in self.sources for source in sources}
 
     @property
@@ -75,13 +94,12 @@ class YoloFuse(nn.Module):
 
     def forward(self, *pictures_bchw: Tensor) -> list[Tensor]:
         """Return the head's raw maps for one picture tensor per camera."""
-        single = len(self.cameras) == 1
         outputs: dict[int, Tensor] = {}
         result: list[Tensor] = []
         for number, (layer, sources) in enumerate(zip(self.model, self.sources, strict=True)):
             if isinstance(layer, Camera):
                 outputs[number] = layer(pictures_bchw)
-            elif single and number == 0:
+            elif number == 0 and not self.reads_layers:
                 outputs[number] = layer(self.select(pictures_bchw))
             elif isinstance(layer, Detect):
                 result = layer(*(outputs[n] for n in sources))
@@ -102,7 +120,8 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
     """Build `net` for the data's classes. Raises ConfigError for pictures it cannot take, DataError for no camera."""
     if not data.classes:
         raise ConfigError("model yolofuse: the data set names no classes to detect")
-    net = YoloFuse(settings, len(data.classes))
+    channels = sum(data.fields[camera].shape[0] for camera in ("rgb", "ir") if camera in data.fields)
+    net = YoloFuse(settings, len(data.classes), channels)
     for camera in net.cameras:
         channels, height, width = data.require(camera, f"model yolofuse (fusion {settings.fusion})").shape
         if channels not in (1, 3):
@@ -114,10 +133,11 @@ def build(settings: Settings, data: DataSpec) -> dict[str, nn.Module]:
 
 
 def translate_weights(networks: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return a one-camera YOLO's backbone under the names of both branches; None for a file that needs no such."""
+    """Return a one-camera YOLO's tensors for both branches of a fusion, or for a picture of more channels; None for a
+    file that needs no such."""
     net = networks["net"]
     assert isinstance(net, YoloFuse)
-    return translate(net, net.branches, tensors)
+    return widened(net, tensors) if isinstance(net.select, Stack) else translate(net, net.branches, tensors)
 
 
 def fuse(network: nn.Module) -> nn.Module:

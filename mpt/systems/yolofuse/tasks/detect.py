@@ -4,6 +4,10 @@ The loss is YOLOv8's (`losses/detection.py`), in float32, normalised by the sum 
 and multiplied by the batch size, as published; micro-batches add up to the same. Average precision is COCO's; alongside
 it stands the way of the article's software, which reads higher and is for comparing with its table only.
 
+A network with a one-to-one head (YOLO26) learns by both heads: the share of one-to-many falls from epoch to epoch. Its
+detections are the best places, without suppression. A teacher's answers may be learnt in addition (`losses/shared/
+distillation.py`).
+
 A network that computes losses alone (torchvision's detectors) is trained by the mean of those, without gains.
 """
 
@@ -28,20 +32,25 @@ from mpt.data.pictures.seeds import mix
 from mpt.errors import ConfigError, DataError
 from mpt.seams import Batch, DataSpec, Evidence, Exports, Inference, Legend, Loss, Phase, Precision
 from mpt.systems.yolofuse.data.shared.given_files import OWN_SIZE, in_own_pixels
-from mpt.systems.yolofuse.losses.shared.detection import DetectionSums, detection_sums
+from mpt.systems.yolofuse.losses.shared.detection import ONE_TO_MANY, ONE_TO_ONE, DetectionSums, detection_sums
+from mpt.systems.yolofuse.losses.shared.distillation import teacher_sums
 from mpt.systems.yolofuse.metrics.shared.average_precision import Pictures, measure
 from mpt.systems.yolofuse.metrics.shared.detection_details import describe as describe_evaluation
-from mpt.systems.yolofuse.metrics.shared.suppression import Suppression, suppress_batch
-from mpt.systems.yolofuse.nn.layers.yolo_head import decode
+from mpt.systems.yolofuse.metrics.shared.suppression import Suppression, best_batch, suppress_batch
+from mpt.systems.yolofuse.nn.layers.yolo_head import BINS, decode
 from mpt.systems.yolofuse.optim.sgd_warmup import accumulates, share_of_batch
 from mpt.systems.yolofuse.tasks.shared.decoded import Decoded, decoded_outputs
 from mpt.systems.yolofuse.tasks.shared.drawing import draw_pair
+from mpt.systems.yolofuse.tasks.shared.teacher import Teacher, open_teacher
 
 TEST_SAMPLES = 1
 EMA = {"decay": 0.9999, "ramp_steps": 2000.0, "buffers": "average"}
 """Ultralytics' own."""
+PATHS = ("teacher",)
 MOVED = {"ema": "train.ema.decay", "ema_ramp": "train.ema.ramp_steps"}
 MOST_CLASS_FIGURES = 20
+FIRST_SHARE, LAST_SHARE = 0.8, 0.1
+"""Share of the one-to-many losses in the first and from the last epoch on, as in Ultralytics 8.4."""
 STRIDE = 32
 LETTERBOX = (
     "letterbox: all of the picture in the middle of the input, resized by min(width / own width, height / own height) "
@@ -58,8 +67,20 @@ class Settings(Options):
     """Gain of the classification loss."""
     distance_gain: float = Field(1.5, ge=0)
     """Gain of the loss of the distances' distributions."""
-    small_boxes: bool = False
-    """Enlarge sides under 16 pixels to 16 if places are chosen, as Ultralytics 8.4 does; 8.3 and YOLOFuse do not."""
+    small_boxes: bool | None = None
+    """Enlarge sides under 16 pixels to 16 if places are chosen, as Ultralytics 8.4 does; 8.3 and YOLOFuse do not. null
+    does it for networks with a one-to-one head (yolo26)."""
+    one_to_one: bool = True
+    """Whether a network with a one-to-one head (yolo26) answers by it, without suppression (Ultralytics: `nms=False`);
+    false answers by its one-to-many head."""
+    one_to_many_epochs: int = Field(100, ge=1)
+    """Of a network with a one-to-one head: epochs in which the share of the one-to-many losses falls from 0.8 to 0.1
+    (Ultralytics: the length of the training)."""
+    teacher: str | None = None
+    """Run or checkpoint of a trained detector (model yolofuse, the same classes) whose answers are learnt too: of a
+    larger one, one of another fusion, or one of a single camera."""
+    teacher_gain: float = Field(1.0, ge=0)
+    """Gain of the losses against the teacher, in addition to those of their kind."""
     multi_scale: float = Field(0.0, ge=0, lt=1)
     """Train on pictures up to this much smaller and larger, another size at each step."""
     confidence: float = Field(0.25, gt=0, lt=1)
@@ -87,7 +108,17 @@ class Detect(Legend, Exports):
         self.modules: dict[str, nn.Module] = {"net": net}
         self.trainable = {"net": net}
         self.sums = precision.loss(self.detection_sums)
-        self.updates = 0
+        self.teacher_sums = precision.loss(self.distance_from_teacher)
+        self.updates = self.samples_seen = 0
+        self.bins: int = getattr(net, "bins", BINS)
+        self.one_to_one: bool = getattr(net, "one_to_one", False)
+        """Has the network a one-to-one head?"""
+        self.answers_once = self.one_to_one and settings.one_to_one
+        if self.one_to_one:
+            net.head.answers_once = settings.one_to_one  # type: ignore[union-attr]
+        self.teacher: Teacher | None = None
+        self.data_size = data.size
+        self.fields = tuple(name for name, one in data.fields.items() if one.kind == "image")
         self.accumulates = False
         self.gives_losses = bool(getattr(net, "gives_losses", False))
         """Does the network compute its losses, and decode its boxes, alone (torchvision's)?"""
@@ -97,6 +128,8 @@ class Detect(Legend, Exports):
         self.accumulates = accumulates(optimizers["net"])
         if self.gives_losses:
             return [Phase("net", self.net, optimizers["net"], self.own_losses)]
+        if self.settings.teacher is not None:
+            self.teacher = open_teacher(self.settings.teacher, self.net, self.fields, self.classes)
         return [Phase("net", self.net, optimizers["net"], self.losses, normalised=True)]
 
     def draw(self, batch: Batch, phase: Phase) -> Batch:
@@ -124,7 +157,8 @@ class Detect(Legend, Exports):
         size = tuple(max(STRIDE, math.ceil(side * factor / STRIDE) * STRIDE) for side in (height, width))
         pictures = {
             name: functional.interpolate(batch[name], size=size, mode="bilinear", align_corners=False)
-            for name in self.cameras
+            for name in self.fields
+            if name in batch
         }
         across, down = size[1] / width, size[0] / height
         boxes = torch.stack([batch["boxes"][..., n] * (across if n % 2 == 0 else down) for n in range(4)], -1)
@@ -133,34 +167,70 @@ class Detect(Legend, Exports):
     def losses(self, batch: Batch) -> tuple[Loss, ...]:
         """Return the three losses with their gains, and their normaliser."""
         raw = self.net(*self.pictures(batch))
-        sums = self.sums(raw, batch["boxes"], batch["classes"], batch["box_mask"])
+        truth = batch["boxes"], batch["classes"], batch["box_mask"]
+        levels = len(raw) // 2 if self.one_to_one else len(raw)
+        sums = self.sums(raw[:levels], *truth)
+        weight = sums.normaliser
+        parts = self.gained(sums)
+        if self.one_to_one:
+            once = self.sums(raw[levels:], *truth, once=True)
+            # All losses of a part have one normaliser; what is divided by another one is multiplied by it here.
+            share, factor = self.share_of_many, weight.clamp(min=1) / once.normaliser.clamp(min=1)
+            parts = {f"many_{name}": share * value for name, value in parts.items()}
+            parts |= {name: (1 - share) * factor * value for name, value in self.gained(once).items()}
+        if self.teacher is not None:
+            parts["teacher"] = self.settings.teacher_gain * self.teacher_sums(raw[:levels], self.teacher(batch))
+        samples = batch["samples"][0]
+        return tuple(Loss(name, value * samples, "sum", weight) for name, value in parts.items())
+
+    def gained(self, sums: DetectionSums) -> dict[str, Tensor]:
+        """Return the three losses with their gains."""
         settings = self.settings
-        parts = {
+        return {
             "box": settings.box_gain * sums.box,
             "class": settings.class_gain * sums.kind,
-            "distribution": settings.distance_gain * sums.distance,
+            "distribution" if self.bins > 1 else "distance": settings.distance_gain * sums.distance,
         }
-        samples = batch["samples"][0]
-        return tuple(Loss(name, value * samples, "sum", sums.normaliser) for name, value in parts.items())
+
+    @property
+    def share_of_many(self) -> float:
+        """Return the share of the one-to-many losses in this epoch."""
+        epoch = self.samples_seen // max(1, self.data_size)
+        left = max(0.0, 1 - epoch / max(1, self.settings.one_to_many_epochs - 1))
+        return left * (FIRST_SHARE - LAST_SHARE) + LAST_SHARE
 
     def own_losses(self, batch: Batch) -> tuple[Loss, ...]:
         """Return the network's own losses, normalised as that network does it: a mean over the part."""
         losses = self.net(*self.pictures(batch), batch["boxes"], batch["classes"], batch["box_mask"])
         return tuple(Loss(name.removeprefix("loss_"), value.float()) for name, value in losses.items())
 
-    def detection_sums(self, raw: Sequence[Tensor], boxes: Tensor, classes: Tensor, mask: Tensor) -> DetectionSums:
-        """Return the losses before gains."""
+    def detection_sums(
+        self, raw: Sequence[Tensor], boxes: Tensor, classes: Tensor, mask: Tensor, once: bool = False
+    ) -> DetectionSums:
+        """Return the losses before gains, of the one-to-one head with `once`."""
         raw = [level.float() for level in raw]
-        least_side = 16.0 if self.settings.small_boxes else 0.0
-        return detection_sums(raw, self.net.strides, boxes, classes, mask, least_side)  # type: ignore[arg-type]
+        enlarges = self.one_to_one if self.settings.small_boxes is None else self.settings.small_boxes
+        choice = (ONE_TO_ONE if once else ONE_TO_MANY)._replace(least_side=16.0 if enlarges else 0.0)
+        strides: Any = self.net.strides
+        return detection_sums(raw, strides, boxes, classes, mask, choice, self.bins)
+
+    def distance_from_teacher(self, raw: Sequence[Tensor], taught: Sequence[Tensor]) -> Tensor:
+        """Return the loss against the teacher's maps, with the gains of its kinds."""
+        assert self.teacher is not None
+        strides: Any = self.net.strides
+        ours, theirs = ([level.float() for level in maps] for maps in (raw, taught))
+        sums = teacher_sums(ours, theirs, strides, self.bins, self.teacher.bins)
+        settings = self.settings
+        gain = settings.distance_gain if self.bins == self.teacher.bins > 1 else settings.box_gain
+        return settings.class_gain * sums.kind + gain * sums.box
 
     def pictures(self, batch: Batch) -> list[Tensor]:
         """Return the cameras' pictures in the network's order."""
         return [batch[name] for name in self.cameras]
 
     def after_step(self, step: int, samples_seen: int) -> None:
-        """Count the updates."""
-        self.updates = step + 1
+        """Count the updates and the samples."""
+        self.updates, self.samples_seen = step + 1, samples_seen
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return boxes (b, p, 4) in pixels and scores (b, p, classes), before suppression."""
@@ -168,18 +238,22 @@ class Detect(Legend, Exports):
         if self.gives_losses or isinstance(found, Decoded):
             boxes, scores = found
             return boxes, scores
-        return decode(found, self.net.strides)  # type: ignore[arg-type]
+        return decode(found, self.net.strides, self.bins)  # type: ignore[arg-type]
 
     def detections(self, batch: Batch) -> Tensor:
         """Return (b, n, 6): corners in pixels, score, class, of what is shown and inferred; score 0 is padding."""
         settings = self.settings
         how = Suppression(settings.confidence, settings.iou, settings.agnostic, False, settings.most_detections)
-        return suppress_batch(*self.predict(batch), how)
+        return self.chosen(*self.predict(batch), how)
+
+    def chosen(self, boxes: Tensor, scores: Tensor, how: Suppression) -> Tensor:
+        """Return (b, n, 6): what suppression keeps, or the best places of a one-to-one head, which needs none."""
+        return best_batch(boxes, scores, how) if self.answers_once else suppress_batch(boxes, scores, how)
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
         """Return the detections down to a score of 0.001, and the truth."""
         how = Suppression(0.001, 0.7, self.settings.agnostic, True, self.settings.most_detections)
-        found = suppress_batch(*self.predict(batch), how)
+        found = self.chosen(*self.predict(batch), how)
         return {"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}}
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
@@ -241,12 +315,13 @@ class Detect(Legend, Exports):
         return decoded_outputs(outputs, len(inputs[0]), len(self.classes))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of updates, of which multi-scale's sizes depend."""
-        return {"updates": self.updates}
+        """Return the number of updates, on which multi-scale's sizes depend, and of samples, for the heads' shares."""
+        return {"updates": self.updates, "samples_seen": self.samples_seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the number of updates."""
+        """Restore the numbers of updates and samples."""
         self.updates = int(state.get("updates", 0))
+        self.samples_seen = int(state.get("samples_seen", 0))
 
 
 def describe(rows: np.ndarray[Any, Any], classes: Sequence[str]) -> str:

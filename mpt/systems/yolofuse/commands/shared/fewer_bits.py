@@ -26,7 +26,7 @@ from mpt.inference.graphs.eight_bits import quantise_file
 from mpt.inference.trained import Trained
 from mpt.seams import Batch, Dataset, Run
 from mpt.systems.yolofuse.commands.shared.onnx_file import STACKED, Interface, call, session, write_plain
-from mpt.systems.yolofuse.metrics.shared.suppression import Suppression, suppress_batch
+from mpt.systems.yolofuse.metrics.shared.suppression import Suppression
 from mpt.systems.yolofuse.tasks.detect import Detect
 from mpt.systems.yolofuse.tasks.shared.decoded import decoded_outputs
 
@@ -124,7 +124,7 @@ def measure_file(opened: Any, names: Interface, run: Run, task: Detect, data: Da
         started = time.perf_counter()
         made = call(opened, names.inputs, feeds_of(batch, names, task))
         spent += time.perf_counter() - started
-        decoded = decoded_outputs([torch.from_numpy(one) for one in made])
-        found = suppress_batch(decoded.boxes, decoded.scores, how)
+        decoded = decoded_outputs([torch.from_numpy(one) for one in made], classes=len(task.classes))
+        found = task.chosen(decoded.boxes, decoded.scores, how)
         evidence.append({"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}})
     return {**task.conclude(evidence), "milliseconds": spent / len(data) * 1e3}

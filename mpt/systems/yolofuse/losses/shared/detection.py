@@ -4,7 +4,8 @@ Task-aligned assignment (Feng et al., "TOOD", 2021): of the places inside a box,
 overlap^6 answer for it, overlap being CIoU (Zheng et al., 2020) and not below 0. A place that several boxes claim goes
 to the one it overlaps most. Those places learn a class score that grows with their rank, the box (1 - CIoU) and the
 distribution of its four distances (Li et al., "Generalized focal loss", 2020), weighted by that score; all others learn
-score 0.
+score 0. A head without a distribution (YOLO26) learns the distances by their L1 loss, relative to the picture. For a
+one-to-one head, seven places are candidates and the best alone answers.
 
 Everything is dense over padded boxes and all places: nothing here has a shape that depends on a value, so the same code
 is planned on fake tensors. All in float32 (the caller's business), or float64. Numbers agree with Ultralytics' 8.3 and
@@ -41,6 +42,18 @@ class Assignment(NamedTuple):
     foreground_bp: Tensor
     matched_bp: Tensor
     """Number of the box within its picture; 0 if there is none."""
+
+
+class Choice(NamedTuple):
+    """How many places answer for a box: of `candidates` at first those, then the best `kept` of them."""
+
+    candidates: int = CANDIDATES
+    kept: int = CANDIDATES
+    least_side: float = 0.0
+    """Sides of true boxes under this many pixels count as that long when places are chosen."""
+
+
+ONE_TO_MANY, ONE_TO_ONE = Choice(), Choice(candidates=7, kept=1)
 
 
 class DetectionSums(NamedTuple):
@@ -92,21 +105,24 @@ def assign(
     true_boxes_bm4: Tensor,
     true_classes_bm: Tensor,
     valid_bm: Tensor,
-    least_side: float = 0.0,
+    choice: Choice = ONE_TO_MANY,
 ) -> Assignment:
     """Return the task-aligned assignment. Scores are probabilities; boxes and centres are in pixels."""
     classes = scores_bpc.shape[2]
-    inside = contained(centres_p2, true_boxes_bm4, least_side) & valid_bm[..., None]
+    inside = contained(centres_p2, true_boxes_bm4, choice.least_side) & valid_bm[..., None]
     index = true_classes_bm[..., None].expand(-1, -1, scores_bpc.shape[1])
     score_bmp = scores_bpc.transpose(1, 2).gather(1, index)
     overlap = ciou(true_boxes_bm4[:, :, None], boxes_bp4[:, None]).clamp(min=0) * inside
     alignment = score_bmp.pow(SCORE_POWER) * overlap.pow(OVERLAP_POWER) * inside
 
-    best = alignment.topk(min(CANDIDATES, alignment.shape[2]), dim=2).indices
+    best = alignment.topk(min(choice.candidates, alignment.shape[2]), dim=2).indices
     chosen = torch.zeros_like(inside).scatter_(2, best, True) & inside
     claims = chosen.sum(1, keepdim=True)
     favourite = torch.zeros_like(inside).scatter_(1, overlap.argmax(1, keepdim=True), True)
     chosen = torch.where(claims > 1, favourite, chosen)
+    if choice.kept < choice.candidates:
+        best = (alignment * chosen).topk(min(choice.kept, alignment.shape[2]), dim=2).indices
+        chosen = chosen & torch.zeros_like(inside).scatter_(2, best, True)
 
     foreground = chosen.any(1)
     matched = chosen.to(torch.uint8).argmax(1)
@@ -119,7 +135,7 @@ def assign(
     return Assignment(scores, boxes, foreground, matched)
 
 
-def distance_loss(logits_bp64: Tensor, distances_bp4: Tensor) -> Tensor:
+def distribution_loss(logits_bp64: Tensor, distances_bp4: Tensor) -> Tensor:
     """Return (b, p): cross-entropy of each distribution with the two bins next to its distance, mean of the sides."""
     distances_bp4 = distances_bp4.clamp(0, FARTHEST)
     lower = distances_bp4.floor()
@@ -131,18 +147,25 @@ def distance_loss(logits_bp64: Tensor, distances_bp4: Tensor) -> Tensor:
     return -(low * (1 - upper_share) + high * upper_share).mean(2)
 
 
+def relative_distance(apart_bp4: Tensor, steps_p1: Tensor, width: int, height: int) -> Tensor:
+    """Return (b, p): the mean of four distances in strides, as a share of the picture's sides."""
+    pixels = (apart_bp4 * steps_p1).abs()
+    return (pixels[..., 0::2].sum(2) / width + pixels[..., 1::2].sum(2) / height) / 4
+
+
 def detection_sums(
     raw: Sequence[Tensor],
     strides: Sequence[int],
     true_boxes_bm4: Tensor,
     true_classes_bm: Tensor,
     valid_bm: Tensor,
-    least_side: float = 0.0,
+    choice: Choice = ONE_TO_MANY,
+    bins: int = BINS,
 ) -> DetectionSums:
     """Return the losses of a batch from the head's raw maps. True boxes are corners in pixels, padded to m."""
     centres, steps = places(raw, strides)
-    box_logits, class_logits = flatten(raw)
-    predicted = corners(box_logits, centres)
+    box_logits, class_logits = flatten(raw, bins)
+    predicted = corners(box_logits, centres, bins)
     target = assign(
         class_logits.detach().sigmoid(),
         predicted.detach() * steps,
@@ -150,7 +173,7 @@ def detection_sums(
         true_boxes_bm4,
         true_classes_bm,
         valid_bm,
-        least_side,
+        choice,
     )
     weight = target.scores_bpc.sum(2)
     kind = functional.binary_cross_entropy_with_logits(class_logits, target.scores_bpc, reduction="sum")
@@ -160,5 +183,10 @@ def detection_sums(
     true_bp4 = torch.where(target.foreground_bp[..., None], target.boxes_bp4 / steps, around)
     box = ((1 - ciou(predicted, true_bp4)) * weight).sum()
     sides = torch.cat((centres - true_bp4[..., :2], true_bp4[..., 2:] - centres), 2)
-    distance = (distance_loss(box_logits, sides) * weight).sum()
+    if bins > 1:
+        far = distribution_loss(box_logits, sides)
+    else:
+        height, width = (side * strides[0] for side in raw[0].shape[2:])
+        far = relative_distance(box_logits - sides, steps, width, height)
+    distance = (far * weight).sum()
     return DetectionSums(box, kind, distance, target.scores_bpc.sum())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
 
 CLASS_OFFSET = 7680.0
 MOST_CANDIDATES = 30000
@@ -59,6 +60,27 @@ def suppress_batch(boxes_bp4: Tensor, scores_bpc: Tensor, how: Suppression) -> T
         kept = suppress(boxes, scores, how)
         row[: len(kept)] = kept
     return padded
+
+
+def best_batch(boxes_bp4: Tensor, scores_bpc: Tensor, how: Suppression) -> Tensor:
+    """Return (b, limit, 6) of a head that marks each object once: the best scores, padded with rows of score 0.
+
+    Of the `limit` best places, the best pairs of place and class; with `agnostic` a place has its best class alone.
+    """
+    classes = scores_bpc.shape[2]
+    boxes_bp4, scores_bpc = (functional.pad(one.float(), (0, 0, 0, how.limit)) for one in (boxes_bp4, scores_bpc))
+    if how.agnostic:
+        best, kind_bp = scores_bpc.max(2)
+        score, place = best.topk(how.limit, 1)
+        kind = kind_bp.gather(1, place)
+    else:
+        chosen = scores_bpc.amax(2).topk(how.limit, 1).indices
+        own_bkc = scores_bpc.gather(1, chosen[..., None].expand(-1, -1, classes))
+        score, number = own_bkc.flatten(1).topk(how.limit, 1)
+        place, kind = chosen.gather(1, number // classes), number % classes
+    boxes = boxes_bp4.gather(1, place[..., None].expand(-1, -1, 4))
+    rows = torch.cat((boxes, score[..., None], kind[..., None].float()), 2)
+    return torch.where(score[..., None] > how.confidence, rows, 0.0)
 
 
 def keep_best(boxes_n4: Tensor, limit_iou: float, limit: int) -> Tensor:

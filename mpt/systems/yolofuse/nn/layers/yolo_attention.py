@@ -1,4 +1,4 @@
-"""The attention blocks of YOLO11 (C2PSA) and YOLO12 (A2C2f), with the published parameter names.
+"""The attention blocks of YOLO11 and YOLO26 (C2PSA) and YOLO12 (A2C2f), with the published parameter names.
 
 Sources: Khanam and Hussain, "YOLOv11: an overview of the key architectural enhancements", 2024; Tian, Ye and Doermann,
 "YOLOv12: attention-centric real-time object detectors", 2025, section 3. Tested against the published programs'
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpt.systems.yolofuse.nn.layers.yolo_blocks import C3k, Conv
+from mpt.systems.yolofuse.nn.layers.yolo_blocks import Bottleneck, C2f, C3k, Conv
 
 HEAD_CHANNELS = 32
 
@@ -66,6 +66,18 @@ class C2PSA(nn.Module):
         kept, mixed = self.cv1(x_bchw).split((self.width, self.width), 1)
         y: Tensor = self.cv2(torch.cat((kept, self.m(mixed)), 1))
         return y
+
+
+class C3k2Attention(C2f):
+    """C2f whose chain is of bottlenecks of half width, each followed by attention (YOLO26's last block)."""
+
+    def __init__(self, inputs: int, outputs: int, repeats: int = 1) -> None:
+        super().__init__(inputs, outputs, repeats, shortcut=True)
+
+    def link(self, shortcut: bool) -> nn.Module:
+        """Return one block of the chain."""
+        attention = PositionBlock(self.width, max(1, self.width // 64))
+        return nn.Sequential(Bottleneck(self.width, self.width, shortcut, 0.5), attention)
 
 
 class AreaAttention(nn.Module):

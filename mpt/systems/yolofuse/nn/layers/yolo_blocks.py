@@ -1,4 +1,4 @@
-"""The convolutional blocks of YOLOv8, v11 and v12, with the parameter names of the published networks.
+"""The convolutional blocks of YOLOv8, 11, 12 and 26, with the parameter names of the published networks.
 
 Written from the published listings of names and shapes and from the papers' figures; the outputs are tested against the
 published programs (tests/systems/yolofuse). BatchNorm has epsilon 1e-3 and momentum 0.03 throughout.
@@ -103,12 +103,16 @@ class C3k2(C2f):
 
 
 class SPPF(nn.Module):
-    """Three 5x5 max pools in a chain, all four maps concatenated."""
+    """Three 5x5 max pools in a chain, all four maps concatenated.
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    YOLO26's form has no activation behind its first convolution and adds its input, if it has as many channels.
+    """
+
+    def __init__(self, inputs: int, outputs: int, adds: bool = False) -> None:
         super().__init__()
-        self.cv1, self.cv2 = Conv(inputs, inputs // 2), Conv(inputs // 2 * 4, outputs)
+        self.cv1, self.cv2 = Conv(inputs, inputs // 2, act=not adds), Conv(inputs // 2 * 4, outputs)
         self.m = nn.MaxPool2d(5, 1, 2)
+        self.adds = adds and inputs == outputs
 
     def forward(self, x_bchw: Tensor) -> Tensor:
         """Return the block's output."""
@@ -116,7 +120,7 @@ class SPPF(nn.Module):
         for _ in range(3):
             parts.append(self.m(parts[-1]))
         y: Tensor = self.cv2(torch.cat(parts, 1))
-        return y
+        return x_bchw + y if self.adds else y
 
 
 class Concat(nn.Module):
@@ -128,7 +132,7 @@ class Concat(nn.Module):
 
 
 class Camera(nn.Module):
-    """Choose one camera of the pair, three channels; a grey picture is repeated."""
+    """Take one camera's picture in three channels; a grey one is repeated."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -138,3 +142,11 @@ class Camera(nn.Module):
         """Return the camera's picture."""
         picture = cameras_bchw[self.number]
         return picture.expand(-1, 3, -1, -1) if picture.shape[1] == 1 else picture
+
+
+class Stack(nn.Module):
+    """Put the channels of all cameras behind each other."""
+
+    def forward(self, cameras_bchw: Sequence[Tensor]) -> Tensor:
+        """Return (b, all channels, h, w)."""
+        return torch.cat(tuple(cameras_bchw), 1)

@@ -4,8 +4,9 @@ The numbers are those of the published programs, so that `model.12.cv1.conv.weig
 is the pair of cameras and 1 and 2 the visible and the infrared picture, if there are two. Widths are those of size
 1.0 and scaled by the size's width.
 
-Only the sizes n (and YOLOv8 n and s) have been compared with the published programs; the fusions' larger sizes follow
-the same rules (YOLO11 and YOLO12 use deeper blocks from m on) and no published count exists for them.
+The one-camera networks have been compared with the published programs in all sizes, the fusions in size n; the fusions'
+larger sizes follow the same rules (YOLO11 and YOLO12 use deeper blocks from m on) and no published count exists for
+them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from mpt.systems.yolofuse.nn.layers.deyolo import DEA, DEFA, C2fBiFocus
-from mpt.systems.yolofuse.nn.layers.yolo_attention import C2PSA, A2C2f
+from mpt.systems.yolofuse.nn.layers.yolo_attention import C2PSA, A2C2f, C3k2Attention
 from mpt.systems.yolofuse.nn.layers.yolo_blocks import SPPF, C2f, C3k2, Camera, Concat, Conv
 from mpt.systems.yolofuse.nn.layers.yolo_head import Detect
 
@@ -47,6 +48,8 @@ class Plan:
     width: float
     widest: int
     scale: str
+    inputs: int = 3
+    """Channels of the picture that a network without layers for its cameras reads."""
     layers: list[Layer] = field(default_factory=list)
     channels: list[int] = field(default_factory=list)
     branches: list[list[int]] = field(default_factory=list)
@@ -115,10 +118,14 @@ class Plan:
         source = self.last if source is None else source
         return self.add(nn.Upsample(scale_factor=2.0, mode="nearest"), self.channels[source], source)
 
-    def detect(self, sources: Sequence[int], light: bool, strides: Sequence[int] = STRIDES) -> None:
+    def first(self, outputs: int) -> int:
+        """Add the 3x3 convolution of stride 2 that reads the picture itself."""
+        return self.add(Conv(self.inputs, self.wide(outputs), 3, 2), self.wide(outputs), -1)
+
+    def detect(self, sources: Sequence[int], light: bool, strides: Sequence[int] = STRIDES, **options: Any) -> None:
         """Add the head."""
         channels = [self.channels[n] for n in sources]
-        self.add(Detect(channels, self.classes, strides, light), 0, *sources)
+        self.add(Detect(channels, self.classes, strides, light, **options), 0, *sources)
 
 
 def _neck_8(plan: Plan, p3: int, p4: int, p5: int) -> None:
@@ -141,7 +148,7 @@ def _backbone_8(plan: Plan, source: int | None, focus: bool) -> tuple[int, int, 
     """Add YOLOv8's backbone and return its P3, P4 and P5."""
     first = plan.last + 1
     if source is None:
-        plan.add(Conv(3, plan.wide(64), 3, 2), plan.wide(64), -1)
+        plan.first(64)
     else:
         plan.conv(64, source)
     plan.conv(128)
@@ -160,9 +167,54 @@ def _backbone_8(plan: Plan, source: int | None, focus: bool) -> tuple[int, int, 
     return p3, p4, p5
 
 
-def single(plan: Plan) -> None:
-    """YOLOv8 on one camera."""
+def yolov8(plan: Plan) -> None:
+    """YOLOv8 on one picture."""
     _neck_8(plan, *_backbone_8(plan, None, False))
+
+
+def _backbone_11(plan: Plan, adds: bool) -> tuple[int, int, int]:
+    """Add YOLO11's backbone and return its P3, P4 and P5; `adds` is the form of YOLO26's pooling."""
+    plan.first(64)
+    plan.conv(128)
+    plan.c3k2(256, False, ratio=0.25)
+    plan.conv(256)
+    p3 = plan.c3k2(512, False, ratio=0.25)
+    plan.conv(512)
+    p4 = plan.c3k2(512, True)
+    plan.conv(1024)
+    plan.c3k2(1024, True)
+    plan.block(lambda i, o: SPPF(i, o, adds), 1024)
+    p5 = plan.block(lambda i, o: C2PSA(o, plan.deep(2)), 1024)
+    plan.branches.append(list(range(plan.last + 1)))
+    return p3, p4, p5
+
+
+def _neck_11(plan: Plan, p3: int, p4: int, p5: int, deep: bool, last: Callable[[Plan], int]) -> tuple[int, int, int]:
+    """Add YOLO11's neck, whose last block is `last`, and return the layers that the head reads."""
+    plan.up(p5)
+    plan.cat(plan.last, p4)
+    middle = plan.c3k2(512, deep)
+    plan.up()
+    plan.cat(plan.last, p3)
+    small = plan.c3k2(256, deep)
+    plan.conv(256)
+    plan.cat(plan.last, middle)
+    middle = plan.c3k2(512, deep)
+    plan.conv(512)
+    plan.cat(plan.last, p5)
+    return small, middle, last(plan)
+
+
+def yolo11(plan: Plan) -> None:
+    """YOLO11 on one picture."""
+    levels = _neck_11(plan, *_backbone_11(plan, False), False, lambda own: own.c3k2(1024, True))
+    plan.detect(levels, light=True)
+
+
+def yolo26(plan: Plan) -> None:
+    """YOLO26 on one picture: distances without a distribution, and a one-to-one head."""
+    levels = _neck_11(plan, *_backbone_11(plan, True), True, lambda own: own.block(C3k2Attention, 1024))
+    plan.detect(levels, light=True, bins=1, one_to_one=True)
 
 
 def early(plan: Plan) -> None:
@@ -291,8 +343,6 @@ def defa(plan: Plan) -> None:
 
 
 VARIANTS: dict[str, Callable[[Plan], None]] = {
-    "rgb": single,
-    "ir": single,
     "early": early,
     "mid": mid,
     "decision": decision,
@@ -302,11 +352,16 @@ VARIANTS: dict[str, Callable[[Plan], None]] = {
 }
 
 
-def make_plan(fusion: str, scale: str, classes: int) -> Plan:
-    """Return the layers of a variant in a size."""
-    eleven = fusion in ("mid", "easy")
+ONE_PICTURE = ("rgb", "ir", "data")
+"""Fusions whose network reads one picture, so that they come in each family."""
+FAMILIES: dict[str, Callable[[Plan], None]] = {"yolov8": yolov8, "yolo11": yolo11, "yolo26": yolo26}
+
+
+def make_plan(fusion: str, scale: str, classes: int, family: str = "yolov8", inputs: int = 3) -> Plan:
+    """Return the layers of a variant in a size; `family` and `inputs`, its channels, are those of one picture."""
+    eleven = fusion in ("mid", "easy") or (fusion in ONE_PICTURE and family != "yolov8")
     depth, width = (DEPTH_11, WIDTH_11) if eleven else (DEPTH_8, WIDTH_8)
     widest = WIDEST_11 if eleven else WIDEST_8
-    plan = Plan(classes, depth[scale], width[scale], widest[scale], scale)
-    VARIANTS[fusion](plan)
+    plan = Plan(classes, depth[scale], width[scale], widest[scale], scale, inputs)
+    (FAMILIES[family] if fusion in ONE_PICTURE else VARIANTS[fusion])(plan)
     return plan

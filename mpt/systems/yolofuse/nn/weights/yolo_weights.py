@@ -10,9 +10,10 @@ if that package is:
         yolov8n.pt yolov8n.safetensors
 
 A file of the same network is loaded by name like any other. A one-camera YOLO file starts a fusion: its backbone goes
-into both branches, layer n into the branch's n-th, and its neck and head into those behind the fusion where they are
-built alike. A layer is taken whole or not at all: shapes of single tensors agree by chance (counters, norms of one
-width) between layers that do other things.
+into both branches, layer n into the branch's n-th, and its neck and head into those behind the fusion if they are built
+alike; a network that reads both cameras as channels takes all of it, its first convolution for the visible channels. A
+layer is taken whole or not at all: shapes of single tensors agree by chance (counters, norms of one width) between
+layers that do other things.
 """
 
 from __future__ import annotations
@@ -61,6 +62,22 @@ def translate(net: nn.Module, branches: list[list[int]], tensors: Mapping[str, T
             if own[head][rest].shape == tensor.shape:
                 taken[f"model.{head}.{rest}"] = tensor
     return taken
+
+
+def widened(net: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the tensors of a YOLO of fewer input channels for a network that reads more of them, by our names.
+
+    The file's channels are taken for the first ones, and the others keep their initial values. None if the file's first
+    convolution has as many channels, or is none.
+    """
+    own, given = net.state_dict(), by_layer(tensors)
+    first, theirs = own["model.0.conv.weight"], given.get(0, {}).get("conv.weight")
+    if theirs is None or theirs.dim() != 4 or theirs.shape[1] >= first.shape[1] or len(theirs) != len(first):
+        return None
+    taken = {f"model.{layer}.{rest}": tensor for layer, rests in given.items() for rest, tensor in rests.items()}
+    wide = first.detach().clone()
+    wide[:, : theirs.shape[1]] = theirs
+    return {**taken, "model.0.conv.weight": wide}
 
 
 def by_layer(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:

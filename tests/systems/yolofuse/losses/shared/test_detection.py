@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpt.systems.yolofuse.losses.shared.detection import DetectionSums, assign, ciou, detection_sums
+from mpt.systems.yolofuse.losses.shared.detection import Choice, DetectionSums, assign, ciou, detection_sums
 from mpt.systems.yolofuse.nn.layers.yolo_head import decode, places
 from tests.systems.yolofuse.published import read_arrays
 
@@ -41,7 +41,7 @@ def total(sums: DetectionSums, batch: int) -> Tensor:
 @pytest.mark.parametrize(("version", "least_side"), VERSIONS)
 def test_losses_and_gradients_equal_the_published_ones(case: Case, version: str, least_side: float) -> None:
     raw = [level.clone().requires_grad_() for level in case.raw]
-    sums = detection_sums(raw, STRIDES, case.boxes, case.classes, case.valid, least_side)
+    sums = detection_sums(raw, STRIDES, case.boxes, case.classes, case.valid, Choice(least_side=least_side))
     loss = total(sums, 4)
     loss.backward()
     items = [gain * float(value.detach() / sums.normaliser) for gain, value in zip(GAINS, sums[:3], strict=True)]
@@ -57,7 +57,7 @@ def test_losses_and_gradients_equal_the_published_ones(case: Case, version: str,
 def test_the_assignment_equals_the_published_one(case: Case, version: str, least_side: float) -> None:
     centres, steps = places(case.raw, STRIDES)
     boxes, scores = decode(case.raw, STRIDES)
-    found = assign(scores, boxes, centres * steps, case.boxes, case.classes, case.valid, least_side)
+    found = assign(scores, boxes, centres * steps, case.boxes, case.classes, case.valid, Choice(least_side=least_side))
     arrays = {name: torch.from_numpy(case.arrays[f"{version}_{name}"]) for name in ("foreground", "matched")}
     assert torch.equal(found.foreground_bp, arrays["foreground"])
     matched = torch.where(found.foreground_bp, found.matched_bp, -1)

@@ -87,11 +87,25 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         start_from(net, str(tmp_path / "b.safetensors"))
 
 
-def test_the_tensors_of_a_pickled_model_are_read_without_running_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["yolov8", "yolo26"])
+def test_the_tensors_of_a_pickled_model_are_read_without_running_it(family: str, tmp_path: Path) -> None:
     """As published files are: a whole model, in a class that need not be here, among other things."""
-    source, net = YoloFuse(Settings(fusion="rgb"), 1), YoloFuse(Settings(fusion="rgb"), 1)
+    source, net = (YoloFuse(Settings(fusion="rgb", family=family), 1) for _ in range(2))
     torch.save({"epoch": 3, "model": source}, tmp_path / "a.pt")
     content = (tmp_path / "a.pt").read_bytes()
     assert b"mpt.systems.yolofuse" in content
     start_from(net, str(tmp_path / "a.pt"))
     assert all(torch.equal(value, source.state_dict()[name]) for name, value in net.state_dict().items())
+
+
+def test_a_network_on_both_cameras_channels_takes_a_one_camera_file_whole(tmp_path: Path) -> None:
+    source, net = (
+        YoloFuse(Settings(fusion="rgb", family="yolo11"), 1),
+        YoloFuse(Settings(fusion="data", family="yolo11"), 1),
+    )
+    infrared = net.state_dict()["model.0.conv.weight"][:, 3:].clone()
+    assert "all 499" in start_from(net, saved(source, tmp_path / "a.safetensors"))
+    first = net.state_dict()["model.0.conv.weight"]
+    assert torch.equal(first[:, :3], source.state_dict()["model.0.conv.weight"])
+    assert torch.equal(first[:, 3:], infrared)
+    assert torch.equal(net.state_dict()["model.10.cv1.conv.weight"], source.state_dict()["model.10.cv1.conv.weight"])

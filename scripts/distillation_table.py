@@ -1,0 +1,84 @@
+"""Fill the table of distillation in docs/benchmarks/yolofuse.md: mid fusion taught by other detectors, and alone.
+
+Usage:
+    python scripts/distillation_table.py            # CPU: two teachers and nine short trainings, a quarter of an hour
+    python scripts/distillation_table.py --seeds 5
+    python scripts/distillation_table.py --read     # lay out what is below --work already
+
+Teachers are `mpt train configs/yolofuse_demo.yaml` with another fusion; students are mid fusion, half as long, so that
+there is something left to learn, once per seed and teacher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "benchmarks" / "yolofuse.md"
+CONFIG = ROOT / "configs" / "yolofuse_demo.yaml"
+COMMAND = [sys.executable, "-c", "from mpt.cli import main; main()"]
+TEACHERS = {"early": "early fusion, size n, 300 steps", "ir": "infrared alone, size n, 300 steps"}
+STUDENTS = ("none", *TEACHERS)
+STEPS = 150
+HEAD = ("| Teacher | its mAP50 | mAP50 of mid | mAP50-95 of mid | seeds |", "|---|---:|---:|---:|---:|")
+
+
+def main() -> None:
+    """Train what is not there yet and rewrite the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("runs") / "distillation")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--read", action="store_true")
+    arguments = parser.parse_args()
+    for name, words in () if arguments.read else commands(arguments.work, arguments.seeds).items():
+        if not (arguments.work / name / "summary.json").is_file():
+            print(name, *words, flush=True)
+            subprocess.run([*COMMAND, *words, "--runs", str(arguments.work), "--quiet", "--name", name], check=True)
+    lines = [*HEAD, *(row(arguments.work, teacher) for teacher in STUDENTS)]
+    before, rest = DOCUMENT.read_text("utf-8").split("<!-- table:distillation -->", 1)
+    after = rest.split("<!-- end -->", 1)[1]
+    text = "\n".join(("<!-- table:distillation -->", *lines, "<!-- end -->"))
+    DOCUMENT.write_text(f"{before}{text}{after}", "utf-8")
+
+
+def commands(work: Path, seeds: int) -> dict[str, list[str]]:
+    """Return the words of `mpt` by the name of the run: both teachers, then students seed by seed."""
+    periods = ["train.evaluate_every=0", "train.checkpoint_every=0"]
+    found = {
+        name: [
+            "train",
+            str(CONFIG),
+            f"model.fusion={name}",
+            *periods,
+            *(["dataset.cameras=pair"] if name == "ir" else []),
+        ]
+        for name in TEACHERS
+    }
+    for seed in range(seeds):
+        for teacher in STUDENTS:
+            taught = [] if teacher == "none" else [f"task.teacher={work / teacher}"]
+            words = ["train", str(CONFIG), f"train.steps={STEPS}", "--seed", str(seed), *periods, *taught]
+            found[f"mid-{teacher}-seed{seed}"] = words
+    return found
+
+
+def row(work: Path, teacher: str) -> str:
+    """Return the row of one teacher: means over the seeds' runs and their deviation."""
+    from mpt.report.read_run import read_run
+
+    figures = [read_run(path.parent).figures for path in sorted(work.glob(f"mid-{teacher}-seed*/summary.json"))]
+    cells = [TEACHERS.get(teacher, "none")]
+    cells.append(f"{read_run(work / teacher).figures['map50']:.3f}" if teacher in TEACHERS else "")
+    for key in ("map50", "map50_95"):
+        values = [one[key] for one in figures]
+        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        cells.append(f"{statistics.fmean(values):.3f}{spread}")
+    return f"| {' | '.join((*cells, str(len(figures))))} |"
+
+
+if __name__ == "__main__":
+    main()
