@@ -93,7 +93,7 @@ def test_train_passes_everything_on(called):
     words += ["--dry-run", "--print-config", "--json", "--quiet", "--exact", "--with", "p.yaml", "--with", "q.yaml"]
     assert run("train", *words, "--allow", "one", "--allow", "two", "--runs", "r") == 0
     expected = TrainArguments(
-        config=Path("c.yaml"),
+        config="c.yaml",
         overrides=("a=1", "b.c=2"),
         resume="auto",
         name="n",
@@ -111,7 +111,7 @@ def test_train_passes_everything_on(called):
     )
     assert called == [("train", expected)]
     assert run("train", "c.yaml") == 0
-    assert called[1] == ("train", TrainArguments(config=Path("c.yaml")))
+    assert called[1] == ("train", TrainArguments(config="c.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_train_passes_everything_on(called):
 def test_resume_may_be_given_without_a_value(called, words, resume):
     assert run("train", *words) == 0
     assert called[0][1].resume == resume
-    assert called[0][1].config == Path("c.yaml")
+    assert called[0][1].config == "c.yaml"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_command_gets_what_was_typed(called, words, command, arguments):
 
 
 @pytest.mark.parametrize(
-    "words", ["convert a b", "train", "nonsense", "train c --smoke 0", "train c --parts nowhere", "deepfacelab x"]
+    "words", ["convert a b", "nonsense", "train c --smoke 0", "train c --parts nowhere", "deepfacelab x"]
 )
 def test_a_wrong_command_line_exits_with_2_and_one_message(called, capsys, words):
     assert run(*words.split()) == 2

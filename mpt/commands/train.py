@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpt.commands.cli.arguments import Allow, ConfigFile, Device, Json, Overrides, Patches, Quiet, Runs
-from mpt.commands.cli.command_line import spell
-from mpt.commands.cli.completion import complete_run
+from mpt.commands.cli.arguments import Allow, Device, Json, Overrides, Patches, Quiet, Runs
+from mpt.commands.cli.command_line import WAYS, spell
+from mpt.commands.cli.completion import complete_config, complete_run
 from mpt.config.layers import write_override
 from mpt.config.load import load_config
 from mpt.config.patch_origin import find_strange_patches
@@ -26,6 +26,7 @@ from mpt.engine.building.torch_settings import prepare_rank, prepare_torch
 from mpt.errors import ConfigError
 from mpt.parallel.place import read_place
 from mpt.run.boards.console import Style
+from mpt.run.records.layout import find_run
 from mpt.run.records.used_parts import missing_parts_explained
 from mpt.workflows import train as workflow
 from mpt.workflows.retry import Retry
@@ -39,7 +40,11 @@ if TYPE_CHECKING:
 class Command:
     """Train what CONFIG describes."""
 
-    config: ConfigFile
+    config: Annotated[
+        str | None, typer.Argument(metavar="CONFIG", show_default=False, autocompletion=complete_config)
+    ] = None
+    """A YAML file, @NAME of mpt list configs, or - for the standard input; with --resume PATH the run's own if left
+    out."""
     overrides: Overrides = ()
     resume: Annotated[str | None, typer.Option(metavar="[auto|PATH]", autocompletion=complete_run)] = None
     """Go on with the newest run of this name, or with PATH."""
@@ -72,6 +77,7 @@ class Command:
 def run(arguments: Command) -> None:
     """Train as the arguments say. Raises MptError for everything that is the user's to mend."""
     place = read_place()
+    arguments = with_config(arguments)
     if arguments.nproc is not None and place is None and not arguments.print_config:
         raise_code(start_processes(arguments))
         return
@@ -93,6 +99,20 @@ def run(arguments: Command) -> None:
 
     with joined(config) as world:
         train_or_try(config, arguments, world)
+
+
+def with_config(arguments: Command) -> Command:
+    """Return the arguments with the configuration of the run that --resume names, where they have none."""
+    first = None if arguments.config is None else str(arguments.config)
+    if first is not None and ("=" not in first or Path(first).exists()):
+        return arguments
+    if arguments.resume in (None, "auto"):
+        if first is None:
+            raise ConfigError(f"mpt train: CONFIG is missing: {WAYS['CONFIG']}")
+        return arguments
+    own, _ = find_run(arguments.resume, Path(arguments.runs))
+    settings = (*(() if first is None else (first,)), *arguments.overrides)
+    return dataclasses.replace(arguments, config=str(own.config_path), overrides=settings)
 
 
 def train_or_try(config: Config, arguments: Command, world: World | None) -> None:
@@ -150,8 +170,9 @@ def read_config(arguments: Command) -> Config:
     ):
         if value is not None:
             overrides.append(write_override(key, value))
-    with missing_parts_explained(arguments.config.parent):
-        config = load_config(arguments.config, overrides, allow=arguments.allow, patches=arguments.patches)
+    file = Path(str(arguments.config))
+    with missing_parts_explained(file.parent):
+        config = load_config(file, overrides, allow=arguments.allow, patches=arguments.patches)
     refuse_foreign_command(config, arguments)
     return config
 

@@ -174,6 +174,17 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_and_both_are_na
     assert all(torch.equal(value, expected[key]) for key, value in state_of(path).items())
 
 
+def test_a_run_that_is_named_is_resumed_by_its_own_configuration(config: Path, trained: Path) -> None:
+    steps = int(open_run(trained).config_path.read_text("utf-8").partition("steps: ")[2].split()[0])
+    run(TrainArguments(f"train.steps={steps + 1}", resume=str(trained), runs=str(trained.parent), quiet=True))
+    assert checkpoint.load(trained).step == steps + 1
+    assert load_config(trained / "config.yaml").model == load_config(config).model
+    with pytest.raises(ConfigError, match="CONFIG is missing"):
+        run(TrainArguments(resume="auto"))
+    with pytest.raises(ConfigError, match="a setting stands where"):
+        run(TrainArguments("train.steps=3"))
+
+
 def test_a_run_whose_checkpoints_are_all_bad_is_refused_and_never_restarted(config: Path, trained: Path) -> None:
     for folder in (trained / "checkpoints").glob("step-*"):
         for file in folder.iterdir():

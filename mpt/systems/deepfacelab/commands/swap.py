@@ -94,7 +94,7 @@ def run(command: Command) -> None:
     folders = [f"dataset.{side}={path.resolve()}" for side, path in faces.items()]
     overrides = (*folders, f"dataset.face_type={command.face_type}", *(command.overrides or ()))
     runs = str(work / "runs")
-    train(TrainArguments(config, overrides, resume="auto", name=NAME, device=command.device, runs=runs))
+    train(TrainArguments(str(config), overrides, resume="auto", name=NAME, device=command.device, runs=runs))
     merge.run(
         merge.Command(
             run=str(work / "runs" / NAME),

@@ -87,7 +87,7 @@ def run(command: Command) -> None:
         module.load_state_dict(state)
     figures = evaluate(run, trained.test_data, config.train.batch_size)
     pruned = {**figures, "parameters": count(net)}
-    path = train(config, TrainArguments(config=Path("config.yaml"), runs=command.runs))
+    path = train(config, TrainArguments(config="config.yaml", runs=command.runs))
     assert path is not None
     final: dict[str, Any] = {**read_run(path).figures, "parameters": count(net)}
     print("| | trained | pruned | trained on |\n|---|---:|---:|---:|")
