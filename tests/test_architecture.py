@@ -293,8 +293,8 @@ def test_the_step_that_the_page_shows_is_put_together_of_what_there_is() -> None
     import mpt.engine.step.step as step
     from mpt.seams import Loss, MemoryTrick, Phase, Precision, Run
 
-    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
-    tree = ast.parse(page.split("## The step")[1].split("```python\n")[1].split("```")[0])
+    page = (ROOT / "docs" / "explanation" / "step.md").read_text("utf-8")
+    tree = ast.parse(page.split("```python\n")[1].split("```")[0])
     calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert calls >= {"losses_of", "draw_batch", "all_finite"}
     assert not [name for name in calls if name not in vars(step)]
