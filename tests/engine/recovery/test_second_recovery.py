@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from mpt.engine.loop import loop, rollback
 from mpt.engine.loop.training import Training
@@ -21,13 +20,12 @@ from mpt.engine.state.progress import Progress
 from mpt.engine.step.step import Update, update
 from mpt.errors import NonFiniteError
 from mpt.parallel.world import ALONE
-from mpt.run.checkpoints import checkpoint
 from mpt.run.checkpoints.retention import list_steps
-from mpt.run.records.layout import create_run, open_run
+from mpt.run.records.layout import create_run
 from mpt.seams import Run, StepStats
 from mpt.tasks.classify import Classify
 from tests.engine import parts
-from tests.engine.recovery.test_recovery import events, poison, settings, start
+from tests.engine.recovery.test_recovery import assert_clean, clean_weights, events, poison, settings, start
 
 NAN = float("nan")
 HALF = {"mode": "amp", "dtype": "float16", "init_scale": 64.0, "min_scale": 8.0}
@@ -35,16 +33,6 @@ HALF = {"mode": "amp", "dtype": "float16", "init_scale": 64.0, "min_scale": 8.0}
 
 def classifier(precision: Any = "fp32", **train: Any) -> Run:
     return parts.classifier(precision, train={"steps": 4, "batch_size": 8, **train})
-
-
-def weights(path: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = checkpoint.load(open_run(path)).state["modules"]["net"]
-    return found
-
-
-def assert_same(one: Path, other: Path) -> None:
-    ours, theirs = weights(one), weights(other)
-    assert [key for key in theirs if not torch.equal(ours[key], theirs[key])] == []
 
 
 def test_ten_steps_in_a_row_may_be_skipped_and_none_with_a_weight_that_is_not_finite() -> None:
@@ -135,19 +123,19 @@ def test_a_second_failure_at_the_same_step_returns_to_an_older_state_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = settings(checkpoint_every=0, recent_states=2, recent_every=2)
-    clean = start(tmp_path / "clean", train=memory)
+    clean_weights()
     poison(monkeypatch, lambda call: call in (5, 8))  # each is repeated once, to find what was not finite first
     path = start(tmp_path / "poisoned", train=memory)
     told = [event["message"] for event in events(path) if event["kind"] == "rollback"]
     returns = ["rolled back from step 5 to 4", "rolled back from step 5 to 2"]
     assert [message.rpartition(": ")[2] for message in told] == returns
-    assert_same(path, clean)
+    assert_clean(path)
 
 
 def test_a_state_that_was_poisoned_once_is_rolled_back_at_the_save_and_the_run_equals_a_clean_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clean = start(tmp_path / "clean")
+    clean_weights()
     original, done = Classify.after_step, []
 
     def after_step(self: Classify, step: int, samples_seen: int) -> None:
@@ -160,7 +148,7 @@ def test_a_state_that_was_poisoned_once_is_rolled_back_at_the_save_and_the_run_e
     path = start(tmp_path / "poisoned")
     kinds = [event["kind"] for event in events(path) if event["kind"] in ("poisoned", "rollback")]
     assert kinds == ["poisoned", "rollback"]
-    assert_same(path, clean)
+    assert_clean(path)
 
 
 def test_after_the_fall_back_to_bfloat16_a_loss_that_is_not_finite_steps_nothing() -> None:
