@@ -5,8 +5,10 @@
 
 `scripts/mutations.yaml` has a mutation per entry: a file, a text that occurs in it once, what stands there instead, and
 why anyone would want to know. Each is applied in a copy of the tree; the tests that reach the file by imports run
-nearest first, up to the first that fails, within a limit of processor time. A test counts as a kill only if it passes
-without the mutation. What changes nothing that can be observed is marked `equivalent`, with the reason, and not run.
+nearest first, up to the first that fails, within a limit of processor time. Mutations of code inside functions are
+tried in groups on test files that are imported once (`scripts.mutations_group`), before the rest and the survivors get
+a process of their own. A test counts as a kill only if it passes without the mutation. What changes nothing that can be
+observed is marked `equivalent`, with the reason, and not run.
 
 Results are kept below `--state`, so that a run goes on where it was stopped: a kill stands while the mutated file and
 the test's are the same, a survivor while all test files that were chosen are. `--write` writes the table of the page.

@@ -145,3 +145,17 @@ def test_sharded_ranks_that_would_have_unequally_many_micro_batches_are_refused(
     for count, size, micro_batch in ((3, 4, None), (9, 2, 4)):
         with pytest.raises(ConfigError, match=f"has {count} samples for {size} processes"):
             refuse_uneven(phase, count, size, micro_batch)
+
+
+OVERFLOWS = {"mode": "amp", "dtype": "float16", "init_scale": 2.0**40, "max_scale": 2.0**41}
+
+
+@pytest.mark.parametrize("precision", ["fp32", OVERFLOWS], ids=["a NaN", "an overflow"])
+def test_an_update_that_is_skipped_leaves_batchnorms_statistics_as_they_were(precision: Any) -> None:
+    run = classifier(precision)
+    part, module = batch(), run.phases[0].module
+    if precision == "fp32":
+        part["image"][0] = float("nan")
+    before = [buffer.clone() for buffer in module.buffers()]
+    assert update(run, run.phases[0], part).stats.skipped
+    assert all(map(torch.equal, module.buffers(), before))
