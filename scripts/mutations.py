@@ -121,7 +121,7 @@ def check_list(mutations: list[Mutation], root: Path = ROOT) -> list[str]:
             one.apply((root / one.file).read_text("utf-8"))
         except (OSError, MutationError) as error:
             problems.append(str(error))
-        problems += [f"{one.file}: {test} is gone" for test in one.tests if not (root / test).exists()]
+        problems += [f"{one.file}: {test} is gone" for test in one.tests if not is_there(test, root)]
     return problems
 
 
@@ -247,7 +247,7 @@ class Campaign:
         """Try mutations on one test file."""
         sources = {one.file: (ROOT / one.file).read_text("utf-8") for one in group}
         trials = [
-            Trial(one.name, one.file, sources[one.file], one.apply(sources[one.file]), self.killer_of(one))
+            Trial(one.name, one.file, sources[one.file], one.apply(sources[one.file]), self.chosen(one)[0])
             for one in group
         ]
         reports = try_group(self.lanes[0], test_file, trials)

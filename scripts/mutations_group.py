@@ -31,7 +31,7 @@ class Trial:
     file: str
     before: str
     after: str
-    killer: str
+    first: str
 
 
 def try_group(lane: Lane, test_file: str, trials: Sequence[Trial]) -> dict[str, Report]:
@@ -85,7 +85,7 @@ class Group:
                     os.setsid()
                     if swap(changes):
                         names = {code.co_name for code in changes if not code.co_name.startswith("<")}
-                        run_all(session, Watch(lane.report_path, lane.limit, lane.took), trial.killer, names)
+                        run_all(session, Watch(lane.report_path, lane.limit, lane.took), trial.first, names)
                 except BaseException:
                     traceback.print_exc()
                     lane.report_path.unlink(missing_ok=True)  # says nothing of the mutation
@@ -104,13 +104,13 @@ class Group:
         return True
 
 
-def run_all(session: pytest.Session, watch: Watch, killer: str, names: set[str]) -> None:
-    """Run what was collected up to the first failure: the known killer, tests with one of the names, quick ones."""
+def run_all(session: pytest.Session, watch: Watch, first: str, names: set[str]) -> None:
+    """Run what was collected up to the first failure: `first` and its cases, tests with one of the names, the quick."""
     session.config.pluginmanager.register(watch)
 
     def lateness(item: pytest.Item) -> tuple[bool, bool, float]:
         source = inspect.getsource(getattr(item, "function", run_all))
-        return item.nodeid != killer, not any(name in source for name in names), watch.expected(item)
+        return not item.nodeid.startswith(first), not any(name in source for name in names), watch.expected(item)
 
     items = sorted(session.items, key=lateness)
     assert len({file_of(item) for item in items}) <= 1
