@@ -281,7 +281,7 @@ def test_a_lossy_recipe_is_marked_in_the_answer_the_patch_and_the_picture(
     plan.write_results(Path(asked.output or ""), asked, config, gpu, whole, [recipe], 2**30)
     assert drawn == ["as it stands: 2,048 MiB", "low bit optimizer (lossy, not bit-equal, close): 1,024 MiB"]
     patch = Path(asked.output or "").read_text()
-    assert "# lossy: what is learnt changes" in patch
+    assert "# lossy: the learned result changes" in patch
     assert "--desktop 16MiB --allow-lossy" in patch  # the command that predicted it predicts it again
     assert headline(config, gpu, whole, [recipe]).endswith("; 1 way that may fit, 1 of them lossy:")
     assert describe_counts(Search([recipe], [], [])) == "1 recipe traced; 0 fit, 1 more may"

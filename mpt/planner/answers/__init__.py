@@ -1,1 +1,1 @@
-"""What the planner answers, as types: from the process that plans to tables, JSON and its schema. Without torch."""
+"""The planner's answers, as types: from the process that plans to tables, JSON and its schema. Without torch."""

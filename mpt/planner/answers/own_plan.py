@@ -1,4 +1,4 @@
-"""What is planned of somebody's own training step: the step unchanged, and ways to change it."""
+"""The plan of a training step that does not use mpt: the step unchanged, and ways to change it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Way:
     __pydantic_config__: ClassVar[ConfigDict] = READ
 
     lines: list[str]
-    """What is to be written into the script."""
+    """Lines to write into the script."""
     exact: bool
     """The training stays the same to rounding."""
     plan: Plan

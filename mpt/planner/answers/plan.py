@@ -75,14 +75,14 @@ class PlannedMoment:
     allocated: Bytes = 0
     reserved: Bytes = 0
     grown: Bytes = 0
-    """What the allocator reserves for it beyond the steps."""
+    """Bytes that the allocator reserves for it beyond the steps'."""
     fits: bool | None = None
     reads_values: bool = False
     """Planned with values of 0, since it looks at them."""
     problem: str = ""
     """Why it could not be planned; then there are no figures."""
     host_bytes: Bytes = 0
-    """Of a resume: what the checkpoint takes in host memory, where it is read to."""
+    """Of a resume: host memory that the checkpoint is read into."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class PlannedRanks:
-    """Which rank of how many a plan is of, and what their communication takes."""
+    """The rank that is planned, the number of ranks, and the cost of their communication."""
 
     __pydantic_config__: ClassVar[ConfigDict] = READ
 
@@ -148,7 +148,7 @@ class Plan:
     context_bytes: Bytes
     """CUDA's context, and communicators' buffers; outside of the allocator."""
     budget_bytes: Bytes | None
-    """What the card, or --vram, gives to programs; null for neither."""
+    """Bytes that the card, or --vram, gives to programs; null for neither."""
     fits: bool | None
     """null without a budget."""
     tight: bool
@@ -158,9 +158,9 @@ class Plan:
     held_throughout: Bytes
     """The most that weights, gradients, optimizer state and buffers take together at any moment."""
     growing: MaybeGrowing
-    """Empty without a budget, and where the plan fits without emptying the cache or has growing segments already."""
+    """Empty without a budget, and if the plan fits without emptying the cache or has growing segments already."""
     by_category: dict[str, Bytes]
-    """What holds the peak."""
+    """The largest tensors at the peak."""
     by_module: list[tuple[str, Bytes]]
     moment: str
     """The phase and moment of the peak."""
@@ -182,13 +182,13 @@ class Plan:
     ranks: MaybePlannedRanks = None
     """With several processes."""
     host_bytes: Bytes = 0
-    """Host memory for what waits there: weights, gradients, optimizer states, activations; pinned blocks are rounded
-    up to powers of two."""
+    """Host memory for tensors that wait there: weights, gradients, optimizer states, activations; pinned blocks are
+    rounded up to powers of two."""
     assumed_workspace: Bytes = 0
-    """What cuDNN may take for a moment, by assumption; in the totals, not in what is reserved. 0 for a card that is
+    """An assumed workspace of cuDNN; in the totals, not in the reserved bytes. 0 for a card that is
     calibrated."""
     at_budgets: dict[str, WithinBudget] = field(default_factory=dict)
-    """What the same trace says about other budgets, in bytes as text."""
+    """Answers for other budgets from the same trace; the keys are bytes as text."""
 
     @property
     def budget(self) -> Bytes:
@@ -203,12 +203,12 @@ class Plan:
 
     @property
     def without_assumed(self) -> Bytes:
-        """The total without an assumed workspace: held back by the budget if it fits, else what it would like."""
+        """The total without an assumed workspace: held back by the budget if it fits, else the whole."""
         return (self.reserved_in_budget if self.fits else self.reserved) + self.context_bytes
 
     @property
     def total(self) -> Bytes:
-        """Bytes that it takes from the card; if it fits, cuDNN takes what there is room for."""
+        """Bytes that it takes from the card; if it fits, cuDNN's workspace is cut to the room."""
         if not self.fits:
             return self.without_assumed + self.assumed_workspace
         return min(self.without_assumed + self.assumed_workspace, max(self.without_assumed, self.budget))
@@ -285,7 +285,7 @@ class InferencePlan:
 
 
 def without_absent(data: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a plan's JSON, in place, what is there in some plans only; return it."""
+    """Remove the entries that only some plans have from a plan's JSON, in place; return it."""
     for name, moment in data["moments"].items():
         if moment["problem"]:
             data["moments"][name] = {"problem": moment["problem"]}

@@ -1,6 +1,6 @@
 """Processes that plan: how many, how one is started, and those that a command starts ahead of its own imports.
 
-A planning process imports torch for seconds. `mpt plan` starts its processes before it has imported what reads its
+A planning process imports torch for seconds. `mpt plan` starts its processes before it has imported the reader of its
 command line and configuration, which another core then does meanwhile (`start_ahead`). Nothing is imported here
 but the standard library and a module that needs no more.
 """
@@ -24,7 +24,7 @@ MOST = 8
 ON_ALL_CORES = ("--vram", "--scaling", "presets")
 """Options and sub-commands of `mpt plan` that have many recipes planned."""
 WITHOUT = ("-h", "--help", "--parts", "--quick", "tune", "calibrate", "check")
-"""Options and sub-commands that need no such process, or say first what it is to know."""
+"""Options and sub-commands that need no such process, or decide its arguments."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Planner:
 
 
 PLANNING = "MPT_PLANNING"
-"""Set in the environment of planning processes, which import what a script holds."""
+"""Set in the environment of planning processes, which import the main script."""
 
 _ahead: list[Planner] = []
 
@@ -54,12 +54,12 @@ def count_workers() -> int:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a planning process: it imports what this one does."""
+    """Return the variables of a planning process: it imports from the same places."""
     return {**os.environ, PLANNING: "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 def start() -> Planner:
-    """Start a process; one that was started ahead is taken where it is as one that is started now."""
+    """Start a process, or take one that was started ahead with the same variables."""
     variables = environment()
     while _ahead:
         found = _ahead.pop()
@@ -84,16 +84,16 @@ def start() -> Planner:
 
 
 def start_ahead(words: Sequence[str]) -> None:
-    """Start what a command line is about to need, if it plans or validates a configuration that is there.
+    """Start processes that a command line is about to need, if it plans or validates an existing configuration.
 
-    What is not used is ended with this process.
+    Unused ones end with this process.
     """
     options = {word.partition("=")[0] for word in words if word.startswith("-")} | {*words[1:2]}
     if list(words[:1]) not in (["plan"], ["validate"]) or options & set(WITHOUT):
         return
     if any(word.startswith("@") or (word.endswith((".yaml", ".yml")) and os.path.isfile(word)) for word in words):
         atexit.register(end_unused)
-        with contextlib.suppress(OSError):  # which is reported where the process is needed
+        with contextlib.suppress(OSError):  # reported when the process is needed
             _ahead.extend([start() for _ in range(count_workers() if options & set(ON_ALL_CORES) else 1)])
 
 

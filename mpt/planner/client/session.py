@@ -91,7 +91,7 @@ class _Worker:
     def stop(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was not sent to a process that is gone
+                with suppress(OSError):  # requests that no living process has
                     pipe.close()
         self.planner.end()  # without a word: it would take a while to unload torch
 
@@ -160,7 +160,7 @@ class Session:
     def infer(self, config: Config, data: Mapping[str, Any] | None = None, **wish: Any) -> Answer[InferencePlan]:
         """Plan a configuration's inference; `wish` holds the fields of `mpt.planner.plans.inference.InferenceWish`.
 
-        `data` is the layout of the data (`DataSpec.to_record`) where the data set itself need not be asked.
+        `data` is the layout of the data (`DataSpec.to_record`), if the data set itself need not be asked.
         """
         wanted = {"inference": wish, "data": data}
         return self._pool.submit(self._ask, config, wanted, InferencePlan.from_data).result()

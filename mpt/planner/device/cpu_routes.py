@@ -63,4 +63,4 @@ ROUTES = {
     _aten.native_batch_norm.default: _norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
 }
-"""Operator -> what it returns for its arguments; NotImplemented where torch's own rule is right."""
+"""Operator -> a function of its arguments that returns its results; NotImplemented if torch's own rule is right."""

@@ -1,4 +1,4 @@
-"""What code written for `cuda` meets while it is planned: the fake device instead, on a machine without a GPU.
+"""A stand-in for `torch.cuda` while a step is planned on a machine without a GPU: the fake device.
 
 A configuration's parts take their device as an argument. A training script of somebody else names it: `.cuda()`,
 `device="cuda"`, `torch.autocast("cuda")`, `torch.cuda.is_available()`. Inside `cuda_stands_in` these mean the fake

@@ -1,4 +1,4 @@
-"""What an operator returns for plain fake tensors of one device, found without torch's rules for fake tensors.
+"""Results of operators on plain fake tensors of one device, found without torch's rules for fake tensors.
 
 Torch's rules run many an operator's decomposition, in Python and on fake tensors: a batch norm of them takes
 milliseconds, a plan has hundreds of kinds of arguments. The same forms follow sooner:
@@ -53,7 +53,7 @@ PLACED = frozenset({
     _aten.new_zeros.default,
     _aten.new_full.default,
 })  # fmt: skip
-"""The same, of operators that are told a device: theirs is that one."""
+"""The same, of operators with a device among their arguments: the result is there."""
 FOREACH = "aten::_foreach_"
 SINGLE = {"List": "Tensor", "Scalar": "Scalar", "default": "default"}
 """Overload of a `_foreach_` operator -> that of the operator for one element."""
@@ -117,7 +117,7 @@ RULES: dict[Any, Callable[[Sequence[Any], Mapping[str, Any], torch.device], Outc
     _aten.native_batch_norm.default: batch_norm,
     _aten.native_batch_norm_backward.default: batch_norm_backward,
 }
-"""Operator -> what computes its outcome from arguments and the device of all of them."""
+"""Operator -> function that computes its outcome from its arguments and their common device."""
 
 
 def single_operator(func: Any) -> Any:

@@ -138,7 +138,7 @@ def _device_module() -> types.ModuleType:
 
 
 def _hook_cache_clearing() -> None:
-    """Clear our cast cache where torch clears its own: on leaving the outermost autocast, and in recomputation."""
+    """Clear our cast cache when torch clears its own: on leaving the outermost autocast, and in recomputation."""
     original = torch.clear_autocast_cache
 
     def clear_autocast_cache() -> None:

@@ -1,20 +1,20 @@
 """Torch's fake mode with a shorter way to the same results.
 
-FakeTensorMode computes what an operator returns once for each set of arguments and then takes it from a cache. For
+FakeTensorMode computes an operator's results once for each set of arguments and then takes it from a cache. For
 the thousands of small operators of a traced step, describing the arguments (a dataclass of 17 fields per tensor)
 takes longer than making the result, and making it longer than it need be. Five things are shorter here
 (`scripts/bench_plan.py` measures):
 
 - The description is one tuple. It leaves out where the arguments lie in their storages when the results are new
   memory, so that a loop over slices finds its results.
-- What an operator returned before is made again from the results' forms, and a fake tensor from the attributes of the
-  first one on its device. What common operators return at first is found by `mpt.planner.device.direct_results`.
+- Known results of an operator are made again from the results' forms, and a fake tensor from the attributes of the
+  first one on its device. The first results of common operators are found by `mpt.planner.device.direct_results`.
 - Views are taken by torch's own code for meta tensors and not by its decompositions in Python.
 - Calls are not guarded against `torch.compile`, which planning never uses.
 
 If torch's rules say otherwise than the CPU's kernels do, `mpt.planner.device.cpu_routes` is asked first.
 
-What is not plain (symbolic sizes, sparse tensors, constants, tensors of another mode) goes torch's way.
+Anything that is not plain (symbolic sizes, sparse tensors, constants, tensors of another mode) goes torch's way.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self.is_direct = ".".join(torch.__version__.split(".")[:2]) in direct_results.REVIEWED
         """Whether outcomes are found by `mpt.planner.device.direct_results`."""
         self._attributes: dict[torch.device, dict[str, Any]] = {}
-        """Device -> what every fake tensor on it has."""
+        """Device -> the attributes of every fake tensor on it."""
         self._guard: Any = (
             torch._C._set_warn_deprecated_on_mutable_data_ptr
             if self._allow_unsafe_data_ptr_access
@@ -149,7 +149,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _by_meta(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
     ) -> Outcome | None:
-        """Return the outcome of an operator as its kernel for meta tensors gives it; None where that does not hold."""
+        """Return the outcome of an operator as its kernel for meta tensors gives it; None if that does not hold."""
         if device.type == "cpu" and func in cpu_routes.ROUTES:
             return None
         if func in direct_results.PLACED:
@@ -160,7 +160,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         try:
             with fake_tensor.in_kernel_invocation_manager(self):
                 result = func(*args, **kwargs)
-        except Exception:  # torch's own rules say what is wrong
+        except Exception:  # torch's own rules name the mistake
             return None
         return direct_results.learnt(result, args, device)
 
@@ -259,7 +259,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return tuple(facts)
 
     def _describe(self, values: Iterable[Any], places: bool, facts: list[Any]) -> bool:
-        """Append what tells these arguments from others; False if one is not plain."""
+        """Append a description that distinguishes these arguments from others; False if one is not plain."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -291,7 +291,7 @@ class LeanFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 class TorchFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Torch's own mode, in the place of LeanFakeMode where the two are compared."""
+    """Torch's own mode in place of LeanFakeMode, to compare the two."""
 
     def known(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Answer nothing at once."""
@@ -327,7 +327,7 @@ def _is_elsewhere(value: Any, device: torch.device | None) -> bool:
 
 
 def _is_placed(device: torch.device | None) -> bool:
-    """Return whether this is a device as tensors have it, with a number where there may be several."""
+    """Return whether this is a device as tensors have it, with a number if there may be several."""
     return device is not None and (device.type == "cpu" or device.index is not None)
 
 

@@ -34,18 +34,18 @@ from mpt.planner.device import plain_shapes
 
 NAME = "torch._dynamo"
 EARLY = ("utils", "source")
-"""What fake tensors may ask for alongside `config`, which can be imported without the rest."""
+"""Names that fake tensors may ask for in addition to `config`, importable without the rest."""
 SYMBOLIC = plain_shapes.NAME
 
 VISION: dict[str, dict[str, Any]] = {
     "torchvision.datasets": {},
     "torchvision.ops._register_onnx_ops": {"_register_custom_op": lambda: None},
 }
-"""Parts of torchvision that its models import and do not use, and what is called of each on import."""
+"""Parts of torchvision that its models import and do not use, with the functions that are called on import."""
 
 
 class LateModule(ModuleType):
-    """Stands for a module until something of it is asked for."""
+    """A stand-in for a module until something in it is asked for."""
 
     waits = True
 
@@ -55,7 +55,7 @@ class LateModule(ModuleType):
         answered: Mapping[str, Any] | None = None,
         answer_for: Callable[[str], Any] = lambda name: None,
     ) -> None:
-        """`answered` is what is asked of it and needs no module; `answer_for` gives more of that, or None."""
+        """`answered` holds attributes that need no module; `answer_for` returns further ones, or None."""
         super().__init__(spec.name)
         self.answer_for = answer_for
         self.answered = dict(answered or {})
@@ -95,7 +95,7 @@ class LateModule(ModuleType):
 
 
 class EarlyFile(LateModule):
-    """Stands for a file of the compiler that can be imported without the rest."""
+    """A stand-in for a file of the compiler that can be imported without the rest."""
 
     def load(self) -> None:
         """Become the file; the compiler becomes whole if another torch's file wants it so."""
@@ -151,7 +151,7 @@ class Present(Loader):
 
 
 def postpone() -> None:
-    """Put stand-ins where the compiler and parts of torchvision would be, unless they are there already."""
+    """Register stand-ins for the compiler and parts of torchvision, unless those were imported already."""
     postpone_vision()
     postpone_symbols()
     spec = importlib.util.find_spec(NAME)
@@ -169,7 +169,7 @@ def postpone() -> None:
 
 
 def postpone_vision() -> None:
-    """Put stand-ins where `VISION` would be."""
+    """Register stand-ins for `VISION`."""
     package = importlib.util.find_spec("torchvision")
     if package is None or package.submodule_search_locations is None or "torchvision" in sys.modules:
         return
@@ -182,7 +182,7 @@ def postpone_vision() -> None:
 
 
 def postpone_symbols() -> None:
-    """Put stand-ins where sympy and symbolic shapes would be, which torch asks about plain numbers all the time."""
+    """Register stand-ins for sympy and symbolic shapes, which torch asks about plain numbers all the time."""
     answers = {SYMBOLIC: plain_shapes.answer_for, plain_shapes.FUNCTIONS: plain_shapes.largest_for}
     algebra = importlib.util.find_spec("sympy")
     if algebra is None or "sympy" in sys.modules or any(name in sys.modules for name in answers):
@@ -227,7 +227,8 @@ def keep_out(function: Any = None, *arguments: Any, **options: Any) -> Any:
 
 
 def stay_eager() -> None:
-    """Let what a model compiles alone run eagerly; if nothing is compiled yet, from the compiler's import on."""
+    """Let functions that a model compiles itself run eagerly; if nothing is compiled yet, from the compiler's import
+    on."""
     late = sys.modules.get(NAME)
     if not isinstance(late, LateModule) or not late.waits:
         torch.compiler.set_stance("force_eager")

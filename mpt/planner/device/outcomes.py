@@ -1,4 +1,4 @@
-"""What a call of an operator on fake tensors returns and takes, kept for calls with arguments of the same forms."""
+"""Results and costs of operators on fake tensors, kept for calls with arguments of the same forms."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Kernel = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a call of an operator takes."""
+    """The cost of one call of an operator."""
 
     place: Literal["device", "link", "host", "nowhere"]
-    """Where: on the device, on the way between it and the host, on the host's own processor."""
+    """Its place: the device, the link to the host, or the host's own processor."""
     kernels: tuple[Kernel, ...]
-    """What it launches; one copy or loop on the link or on the host."""
+    """Kernels that it launches; one copy or loop on the link or on the host."""
     half: bool
     is_uncertain: bool = False
     """Whether published times of such kernels are spread more widely than of others."""
@@ -26,7 +26,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What tells one new tensor from another."""
+    """The form of a new tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -36,10 +36,10 @@ class Form:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an operator returns for arguments of certain forms: new tensors, arguments by their position, or None."""
+    """An operator's results for arguments of certain forms: new tensors, arguments by their position, or None."""
 
     results: tuple[Form | int | None, ...]
     container: type[tuple[Any, ...]] | type[list[Any]] | None = None
     """None if the result is no sequence."""
     cost: Cost | None = None
-    """What such a call takes, once somebody has asked."""
+    """The cost of such a call, computed on first use."""

@@ -1,4 +1,4 @@
-"""What torch's functions for symbolic shapes answer about plain numbers, so that a plan need not import them.
+"""Answers of torch's functions for symbolic shapes about plain numbers, so that a plan need not import them.
 
 Torch's rules for shapes call them (`guard_or_false(size == 1)`) so that a size may be a symbol, and the import brings
 sympy. Sizes of a plan are numbers. If one of these is asked about anything else, the module itself answers.
@@ -102,11 +102,12 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 class NeverRaised(RuntimeError):
-    """Stands for what only symbolic sizes raise, in modules that name it to catch it."""
+    """A stand-in for an exception that only symbolic sizes raise, for modules that catch it by name."""
 
 
 class NoSymbol:
-    """Stands for a class of which nothing is: sympy's expressions, sources of random numbers in compiled graphs."""
+    """A stand-in for a class without instances here: sympy's expressions, sources of random numbers in compiled
+    graphs."""
 
 
 SYMPY = {"Basic": NoSymbol}
@@ -129,7 +130,7 @@ def largest_for(name: str) -> Any:
 
 @dataclass(frozen=True)
 class NamedSource:
-    """Stands for where a constant that becomes a fake tensor came from, which only compiled graphs ask."""
+    """A stand-in for the origin of a constant that becomes a fake tensor, which only compiled graphs ask."""
 
     name: str
 

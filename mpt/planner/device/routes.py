@@ -112,7 +112,7 @@ def composite_rms_norm(tensor: Tensor, shape: list[int], weight: Tensor | None, 
 
 
 def _convolution_format(tensor: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
-    """cuDNN writes channels last where input or weight lie so (`cudnn_conv_suggest_memory_format`), gradients too."""
+    """cuDNN writes channels last if input or weight lie so (`cudnn_conv_suggest_memory_format`), gradients too."""
     if tensor.device.type != DEVICE or torch.float64 in (tensor.dtype, weight.dtype):
         unchanged: torch.memory_format = _original_format(tensor, weight, backend)
         return unchanged
@@ -219,7 +219,8 @@ def _padded_mask(mask: Tensor | None) -> Tensor | None:
 
 
 class _CudnnRecurrent(torch.autograd.Function):
-    """What cuDNN allocates for a recurrent layer: results, a reserve kept for backward, flat weights under autocast."""
+    """Tensors that cuDNN allocates for a recurrent layer: results, a reserve kept for backward, flat weights under
+    autocast."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""What one real run teaches about a card: its context, cuDNN's appetite, and how fast it truly is.
+"""Lessons of one real run about a card: its context, cuDNN's appetite, and how fast it truly is.
 
 Everything that tensors do not show is a guess until a step has run. A run on CUDA records its measured peak;
 `mpt plan calibrate RUN` turns its difference from the plan into the numbers of `mpt.planner.trace.unseen` and
@@ -111,7 +111,7 @@ def save_calibration(gpu_name: str, calibration: Calibration) -> Path:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run on CUDA recorded of one step."""
+    """A CUDA run's record of one step."""
 
     gpu_name: str
     allocated: int
@@ -122,7 +122,7 @@ class Measurement:
     another process, and teaches nothing.
     """
     memory_bytes: int = 0
-    """The card's; 0 if the records do not tell."""
+    """The card's; 0 if the records lack it."""
     capability: tuple[int, int] = (0, 0)
     cuda: str = ""
 

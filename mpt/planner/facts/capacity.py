@@ -1,4 +1,4 @@
-"""How much memory there is to plan for: the user's words, the card's true size and what the desktop takes.
+"""How much memory there is to plan for: the user's words, the card's true size and the desktop's share.
 
 `--vram 6GiB` is what the user has. If a card is named as well, it gives no more than it has for programs
 (`mpt.planner.facts.gpus`), which is less than it is sold with, and a budget beyond that is cut to it and said.
@@ -13,7 +13,7 @@ from mpt.errors import ConfigError
 from mpt.planner.facts.gpus import Gpu
 
 WDDM = "wddm"
-"""The word for what Windows' display driver model keeps from every card."""
+"""The word for the share that Windows' display driver model keeps of every card."""
 LEFT_BY_WDDM = 0.81
 """Of a card's memory. Programs got 81 % of it in https://github.com/tensorflow/tensorflow/issues/22623 and 85 % in
 https://github.com/ollama/ollama/issues/9167; the smaller share is planned for."""
@@ -21,7 +21,8 @@ https://github.com/ollama/ollama/issues/9167; the smaller share is planned for."
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a plan has to fit into; `budget_bytes` is None if none was given. `statements` are for the user."""
+    """The memory that a plan has to fit into; `budget_bytes` is None if none was given. `statements` are for the
+    user."""
 
     budget_bytes: int | None
     statements: tuple[str, ...]

@@ -53,7 +53,7 @@ SEEN: dict[str, tuple[float, str]] = {
     "rtx8000": (47.46, "github.com/Victarry/stable-dreambooth/issues/8"),
     "a100-80gb": (79.25, "github.com/levihsu/OOTDiffusion/issues/235"),
 }
-"""Card -> GiB that PyTorch called its total capacity, and where."""
+"""Card -> GiB that PyTorch called its total capacity, and the source."""
 KEPT = (
     (3.0, 0.06),
     (6.0, 0.21),
@@ -83,7 +83,7 @@ class Gpu:
 
     name: str
     memory_gib: float
-    """As it is sold, or what programs can have where `is_installed`."""
+    """As it is sold, or the share of programs if `is_installed`."""
     capability: tuple[int, int]
     """CUDA compute capability."""
     float32: float
@@ -97,7 +97,7 @@ class Gpu:
     aliases: tuple[str, ...] = ()
     """Other names."""
     is_installed: bool = False
-    """`memory_gib` was read from the card and is what programs can have."""
+    """`memory_gib` was read from the card and is the share of programs."""
 
     @property
     def usable_gib(self) -> float:
@@ -111,7 +111,7 @@ class Gpu:
 
     @property
     def usable_source(self) -> str:
-        """Where `usable_gib` is from."""
+        """The source of `usable_gib`."""
         if self.is_installed:
             return "read from the card"
         return SEEN[self.name][1] if self.name in SEEN else "interpolated between cards that were seen"

@@ -1,4 +1,4 @@
-"""What connects cards, and how long a collective takes on it.
+"""Links between cards, and the time of a collective on them.
 
 A collective costs a latency per step of its algorithm and the time of its bytes on the slowest link of its ring:
 
@@ -34,7 +34,7 @@ NETWORKS: Mapping[str, tuple[float, str]] = {
 }
 """Name -> GB/s of a machine with eight cards, in one direction."""
 LINK_SHARE = 0.8
-"""What collectives reach of a link: nccl-tests on 8 A100 give 230 to 240 of 300 GB/s."""
+"""The share of a link that collectives reach: nccl-tests on 8 A100 give 230 to 240 of 300 GB/s."""
 NETWORK_SHARE = 0.9
 BASE_SECONDS = 8.4e-6
 STEP_SECONDS = {"NVLink": 3.4e-6, "PCI Express": 5.7e-6, "network": 14.0e-6}
@@ -48,7 +48,7 @@ CONNECTIONS = 2
 
 @dataclass(frozen=True)
 class Cluster:
-    """Cards and what connects them; rates in bytes per second."""
+    """Cards and the links between them; rates in bytes per second."""
 
     link: str
     link_rate: float

@@ -41,12 +41,12 @@ class Placement:
 
     @property
     def words(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         return self.strategy
 
 
 def check_placement(placement: Placement) -> None:
-    """Raise ConfigError for what makes no sense."""
+    """Raise ConfigError for a contradiction."""
     if placement.strategy not in STRATEGIES:
         raise ConfigError(f"--strategy: found {placement.strategy!r}; allowed: {', '.join(STRATEGIES)}")
     if placement.nproc > LARGEST_WORLD:

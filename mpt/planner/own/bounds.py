@@ -29,7 +29,7 @@ _aten = torch.ops.aten
 
 
 class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
-    """Answers what is read with zero, and gives shapes that depend on values their bound."""
+    """Answers every read of a value with zero, and gives shapes that depend on values their bound."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class BoundedShapes(ZeroValues):  # type: ignore[no-untyped-call]
 
 
 class WithoutMemory(TorchFunctionMode):
-    """Answers what torch's own functions would take from a tensor's memory, or what a script would end at."""
+    """Answers reads of a tensor's memory by torch's own functions, and those at which a script would end."""
 
     def __init__(self, packed: PackedSequences) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ FEWEST_BLOCKS = 2
 
 @dataclass(frozen=True)
 class Changes:
-    """What is done otherwise than in the script."""
+    """Changes of the script."""
 
     autocast: str = ""
     """float16, bfloat16 or empty."""
@@ -116,7 +116,7 @@ class ForwardAutocast:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """No autocast inside the block, where `around_step` is what turned it on."""
+        """No autocast inside the block, if `around_step` turned it on."""
         with self._autocast(False):
             yield
 

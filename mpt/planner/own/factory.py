@@ -1,4 +1,4 @@
-"""The function that makes somebody's training step: where it is, and what it may return.
+"""The function that makes a training step outside of mpt: its place, and the values that it may return.
 
 A factory builds everything and returns the step, in one of two forms:
 
@@ -6,7 +6,7 @@ A factory builds everything and returns the step, in one of two forms:
     return model, optimizer, batch, step     # called as step(model, optimizer, batch), step(batch) or step()
 
 It is named as `package.module:function` or `path/to/file.py:function`, since the plan is made in another process, which
-imports it there. A file is not run as a script: what is below `if __name__ == "__main__":` is left out.
+imports it there. A file is not run as a script: the block below `if __name__ == "__main__":` is left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Source:
     where: str
     function: str
     folder: str = ""
-    """What modules are imported from, in addition to what is installed."""
+    """Folder that modules are imported from, in addition to installed packages."""
 
     @property
     def is_file(self) -> bool:
@@ -49,11 +49,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Made:
-    """What a factory returned."""
+    """The values that a factory returned."""
 
     step: Callable[[], Any]
     named: Mapping[str, Any]
-    """What may be networks, by name: those of the tuple, or the variables that the step sees."""
+    """Values that may be networks, by name: those of the tuple, or the variables that the step sees."""
     batch: Any = None
 
 

@@ -1,4 +1,4 @@
-"""Somebody's own training step planned, and what to put into the script so that it needs less.
+"""A training step outside of mpt planned, and changes to the script so that it needs less.
 
 Runs inside the worker process (`mpt.planner.server.worker`).
 """
@@ -63,7 +63,7 @@ def plan_own(source: Source, arguments: Mapping[str, Any], gpu: Gpu, calibration
 
 
 def find_changes(run: OwnRun, gpu: Gpu) -> Iterator[Changes]:
-    """Yield what could be changed in a step, each alone and then together."""
+    """Yield possible changes of a step, each alone and then together."""
     half = "" if run.has_autocast else "bfloat16" if gpu.capability >= BFLOAT16_SINCE else "float16"
     found = (Changes(*chosen) for chosen in product(("", half), ((), run.block_lists), (False, run.has_adam)))
     yield from (changes for changes in dict.fromkeys(found) if changes != Changes())

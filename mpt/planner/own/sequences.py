@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 RECURRENT = (torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu)
-"""What layers call; for packed data with the sizes of each time's batch in second place."""
+"""Functions that layers call; for packed data with the sizes of each time's batch in second place."""
 PACK, UNPACK = torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence
 
 
@@ -102,7 +102,7 @@ def counted(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 def ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *options: Any, **named: Any
 ) -> Tensor:
-    """Call torch's with lengths on the device of the rest: for fake tensors it divides by them where they are."""
+    """Call torch's with lengths on the device of the rest: for fake tensors it divides by them on their own device."""
     device = log_probs.device
     times, labels = torch.as_tensor(input_lengths).to(device), torch.as_tensor(target_lengths).to(device)
     return functional.ctc_loss(log_probs, targets, times, labels, *options, **named)

@@ -46,17 +46,17 @@ T = TypeVar("T")
 
 @dataclass
 class OwnRun:
-    """What two steps showed, and what could be changed in them."""
+    """The trace of two steps, and possible changes."""
 
     fake: FakeRun
     block_lists: tuple[str, ...] = ()
-    """Where recomputing could be put (`find_block_lists`)."""
+    """Lists of blocks that could be recomputed (`find_block_lists`)."""
     has_adam: bool = False
     """All of its optimizers have an 8-bit form."""
     has_autocast: bool = False
     """The step uses autocast itself."""
     all_on_gpu: bool = False
-    """Everything was put on the GPU, where the factory puts nothing."""
+    """Everything was put on the GPU, because the factory puts nothing there."""
 
 
 def trace_own(
@@ -80,7 +80,7 @@ def trace_own(
 
 
 def trace_on_cpu(source: Source, arguments: Mapping[str, Any], is_fake: bool) -> Trace:
-    """Build and step a training on the CPU, on fake or real tensors: what the plan is checked against."""
+    """Build and step a training on the CPU, on fake or real tensors, to check the plan."""
     recorder = Recorder("cpu")
     factory = find_factory(source)
     recording = on_fake_gpu(recorder, find_gpu(DEFAULT)) if is_fake else recorder.recording()
@@ -154,7 +154,7 @@ def perform(
 
 
 def call(function: Callable[[], T]) -> T:
-    """Call what is somebody's own. Raises RuntimeError, from its line, if that would end the program."""
+    """Call a function of the user's. Raises RuntimeError, from its line, if that would end the program."""
     try:
         return function()
     except SystemExit as stop:
@@ -164,7 +164,7 @@ def call(function: Callable[[], T]) -> T:
 
 @dataclass
 class Created:
-    """What was made while a factory ran."""
+    """Networks and optimizers that were made while a factory ran."""
 
     modules: list[nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -219,7 +219,7 @@ def trained_modules(modules: Mapping[str, nn.Module], created: Created) -> dict[
 
 @contextmanager
 def watch_step(recorder: Recorder, modules: Mapping[str, nn.Module], autocast: ForwardAutocast) -> Iterator[None]:
-    """Tell the recorder what becomes of what and which moment it is, inside the block."""
+    """Report tensors' origins and the moment of the step to the recorder, inside the block."""
     owners = owners_of(modules)
     weights = [one for module in modules.values() for one in module.parameters() if one.requires_grad]
 

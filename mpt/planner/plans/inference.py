@@ -45,12 +45,12 @@ FRAMES = 4
 MOST_SAMPLES = 2**16
 """A larger batch is not looked for..."""
 RETRACED = 8
-"""... and, where each has to be traced, none beyond that many times the first one."""
+"""... and, if each has to be traced, none beyond that many times the first one."""
 
 
 @dataclass(frozen=True)
 class InferenceWish:
-    """What is to be planned."""
+    """The inference that is planned."""
 
     batch_size: int
     half: bool = False
@@ -58,7 +58,7 @@ class InferenceWish:
     """As `--dtype`: float32, float16 or bfloat16; with `half`, the weights' dtype too."""
     budget_bytes: int | None = None
     held_bytes: int = 0
-    """What the process holds on the card alongside this, such as the networks in another precision."""
+    """Bytes that the process holds on the card in addition, such as the networks in another precision."""
     frame: tuple[int, int] | None = None
     """Height and width of a frame that is to be cut into tiles."""
 

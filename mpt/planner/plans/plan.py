@@ -1,4 +1,4 @@
-"""One configuration planned: what it allocates, whether it fits, where it goes, how long a step takes.
+"""The plan of one configuration: memory, whether it fits, its parts, and the time of a step.
 
 Traces once at the configured batch and, when the largest batch is asked for, once more at twice of it; everything
 else is replaying. That goes for growing segments too: they change where tensors lie and not which there are, so each
@@ -38,14 +38,14 @@ RETRACE_LIMIT = 4
 RETRACED_EVENTS = 40_000
 """... and while the traces made for it come to no more than this together: two or three seconds."""
 MODULES = 200
-"""So many modules are told what they hold at the peak."""
+"""The number of modules that a plan lists with their bytes at the peak."""
 HELD_THROUGHOUT = frozenset({"parameters", "gradients", "optimizer state", "buffers"})
 """Categories that no smaller batch, and nothing that is done to activations, makes smaller."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be planned in addition to the peak."""
+    """Further questions to a plan."""
 
     budget_bytes: int | None = None
     largest_batch: bool = False
@@ -69,7 +69,7 @@ def trace_placed(
     batch: int | None = None,
     whole_run: bool = False,
 ) -> FakeRun:
-    """Trace a process alone, or one of several, at the configured batch or another one. Raises what a plan raises."""
+    """Trace a process alone, or one of several, at the configured batch or another one. Raises the errors of a plan."""
     unseen = Unseen(gpu.capability, config.train.deterministic, calibration.context_bytes, calibration.cudnn_share)
     batch = batch or config.train.batch_size
     if placement.nproc > 1:

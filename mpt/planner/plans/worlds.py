@@ -1,4 +1,4 @@
-"""Worlds of many sizes out of two traces, where every rank has as many samples in each: `ddp`, the batch growing.
+"""Worlds of many sizes out of two traces, if every rank has as many samples in each: `ddp`, the batch growing.
 
 Such a rank starts the same operators in the same order in any world. Only what holds the whole batch grows, and that
 with the number of ranks, so two traces give every storage's and every operator's line, as for batch sizes
@@ -24,13 +24,14 @@ from mpt.planner.trace.trace import Trace
 from mpt.seams import DataSpec
 
 GROWING = ("flops", "moved", "count", "size")
-"""What of an operator or a collective may differ between two worlds."""
+"""Properties of an operator or a collective that may differ between two worlds."""
 
 
 def plan_worlds(
     config: Config, data: DataSpec, gpu: Gpu, calibration: Calibration, wish: Wish, sizes: Sequence[int]
 ) -> list[Plan]:
-    """Plan a rank in worlds of these sizes, ascending. `config` has the batch of the first. Raises what a plan does."""
+    """Plan a rank in worlds of these sizes, ascending. `config` has the batch of the first. Raises the errors of a
+    plan."""
     each = config.train.batch_size // sizes[0]
 
     def placed(size: int) -> tuple[Config, Wish]:

@@ -1,4 +1,4 @@
-"""What makes room for an evaluation, samples or a preview that do not fit where the steps do.
+"""Changes that make room for an evaluation, samples or a preview that do not fit although the steps do.
 
 Tricks that relieve "moments" (`mpt.config.relief`) change nothing of the steps, so they are no recipes of the search:
 one is planned, with the whole run, only if something outside the steps does not fit.
@@ -18,7 +18,7 @@ from mpt.planner.recipes.patches import patched
 
 @dataclass(frozen=True)
 class MadeRoom:
-    """A change of the configuration, and what is planned with it outside the steps."""
+    """A change of the configuration, and the plan with it outside the steps."""
 
     patch: dict[str, Any]
     moments: dict[str, PlannedMoment]

@@ -2,7 +2,7 @@
 
 Sets are tried in the order of their prices, each with every way of sharing the work; if none of them fits as it
 stands, recipes are searched for the one that comes nearest. The first price at which something fits ends it. The batch
-is that of the configuration, shared out over the set's cards. What differs between the sets of one price is told by the
+is that of the configuration, shared out over the set's cards. Sets of one price are distinguished by the
 step's time.
 """
 
@@ -38,7 +38,7 @@ WAYS: tuple[Way, ...] = (
 
 @dataclass(frozen=True)
 class Offer:
-    """Cards of one kind: how many there are, and what one costs, in any unit that all offers share."""
+    """Cards of one kind: how many there are, and the price of one, in any unit that all offers share."""
 
     gpu: Gpu
     count: int = 1
@@ -70,7 +70,7 @@ class Candidate(Answered):
 
     @property
     def settings(self) -> Patch:
-        """What is changed of the configuration."""
+        """The change of the configuration."""
         return {**self.patch, **({"parallel": dict(self.way)} if self.nproc > 1 else {})}
 
 
@@ -82,7 +82,7 @@ class Cheapest:
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest of what fits at the lowest price."""
+        """The fastest one that fits at the lowest price."""
         fitting = [one for one in self.candidates if one.fits]
         return min(fitting, key=lambda one: (one.price, one.plan.step_seconds), default=None)
 

@@ -49,7 +49,8 @@ class Turn:
             self.too_large = value, recipe.plan.without_assumed
 
     def next_values(self) -> list[float]:
-        """Return the values to try next: where the budget would be met on a line, and halfway to what is too large."""
+        """Return the values to try next: the one at which a line meets the budget, and halfway to one that is too
+        large."""
         if self.fitting is None:
             return []
         (good, small), (bad, large) = self.fitting, self.too_large

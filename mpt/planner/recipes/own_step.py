@@ -1,4 +1,4 @@
-"""Somebody's own training step planned from outside of it: what `mpt plan MODULE:FUNCTION` and `mpt.plan_step` do.
+"""A training step outside of mpt, planned from another process: `mpt plan MODULE:FUNCTION` and `mpt.plan_step`.
 
 Torch is not imported here, nor the script: both happen in a process of its own (`mpt.planner.client.session`).
 """
@@ -41,7 +41,7 @@ class OwnPlanned:
 
     @property
     def ways(self) -> list[Way]:
-        """What could be put into the script, best first."""
+        """Changes to the script, best first."""
         return self.found.ways
 
 
@@ -60,7 +60,7 @@ def plan_own_step(
 
     `factory` is a function, or its name: `path/to/file.py:function`, or `package.module:function` of a package that
     `allow` names. Raises ConfigError for a factory that cannot be found or called, and PlanError with module and line
-    for what cannot be traced.
+    for a step that cannot be traced.
     """
     source = find_source(factory, allow)
     check_arguments(arguments)
@@ -110,7 +110,7 @@ def find_source(factory: str | Callable[..., Any], allow: Sequence[str]) -> dict
 
 
 def source_of_function(factory: Callable[..., Any]) -> dict[str, str]:
-    """Return where a function is. Raises ConfigError for one that no other process can import."""
+    """Return a function's place. Raises ConfigError for one that no other process can import."""
     if os.environ.get(PLANNING):
         raise ConfigError('call mpt.plan_step below `if __name__ == "__main__":`, since planning imports its file')
     name = getattr(factory, "__name__", "")

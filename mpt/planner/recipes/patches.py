@@ -18,20 +18,21 @@ from mpt.planner.recipes.recipe import Patch
 
 @dataclass(frozen=True)
 class Combinations:
-    """The combinations of memory tricks that are tried, from what the tricks' files declare (`mpt.config.relief`)."""
+    """The combinations of memory tricks that are tried, from the declarations of the tricks' files
+    (`mpt.config.relief`)."""
 
     single: tuple[Patch, ...]
     """No trick, and each proposal alone."""
     pairs: tuple[Patch, ...]
     """A trick for activations and one for the optimizer, or the strongest of two for activations."""
     split: tuple[Patch, ...]
-    """What is also tried with micro-batches: the strongest for activations, one for the optimizer, both, neither."""
+    """Tricks that are also tried with micro-batches: the strongest for activations, one for the optimizer, both, none."""
     weights: tuple[Patch, ...] = ()
-    """What keeps weights elsewhere, tried where they are much of what does not fit."""
+    """Tricks that keep weights elsewhere, tried if weights are a large share of the excess."""
     beside_weights: tuple[Patch, ...] = ()
     """The strongest for activations and that."""
     split_weights: tuple[Patch, ...] = ()
-    """What is also tried with micro-batches there: that, alone and with the strongest for activations."""
+    """Tricks that are also tried with micro-batches then: those, alone and with the strongest for activations."""
 
 
 def combinations(allow_lossy: bool = True) -> Combinations:

@@ -39,11 +39,11 @@ class Planned:
     """The configuration's own plan."""
     found: Search
     room: MadeRoom | None = None
-    """What makes room for what does not fit outside the steps."""
+    """Changes that make room for moments outside the steps that do not fit."""
 
     @property
     def budget(self) -> int:
-        """The bytes to fit into, where a card or a budget is named."""
+        """The bytes to fit into, if a card or a budget is named."""
         assert self.capacity.budget_bytes is not None
         return self.capacity.budget_bytes
 
@@ -66,11 +66,11 @@ def make_plan(
     snapshot: Path | None = None,
     on_answer: Callable[[int, int], None] = lambda planned, fitting: None,
 ) -> Planned:
-    """Plan a configuration, and search recipes where a budget is given. What fits, or whether, is left to the caller.
+    """Plan a configuration, and search recipes if a budget is given. The caller judges whether one fits.
 
     `times_from` is another card whose calibrated times are taken, `snapshot` a file for the timeline of CONFIG as it
     stands (`mpt.planner.trace.snapshot`).
-    `largest` looks for the largest batch too; `on_answer` is told how many recipes are planned and how many fit. Raises
+    `largest` looks for the largest batch too; `on_answer` gets the numbers of planned and of fitting recipes. Raises
     ConfigError for an unknown GPU or budget, and MemoryBudgetError for a budget that the weights exceed.
     """
     card = choose_gpu(gpu)

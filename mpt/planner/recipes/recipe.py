@@ -44,7 +44,7 @@ class Recipe:
 
     @property
     def total(self) -> int:
-        """Bytes that it takes from the card: held back by the budget if it fits, else what it would like."""
+        """Bytes that it takes from the card: held back by the budget if it fits, else the whole."""
         return self.plan.total
 
     @property
@@ -54,7 +54,7 @@ class Recipe:
 
     @property
     def harshness(self) -> tuple[bool, bool, bool, int]:
-        """How much a recipe changes: what is learnt, then arithmetic, then exactness, then the number of tricks."""
+        """How much a recipe changes: the learned result, then arithmetic, then exactness, then the number of tricks."""
         return self.is_lossy, "precision" in self.patch, not self.is_exact, len(self.tricks)
 
     @property
@@ -129,7 +129,7 @@ def describe_cost(recipe: Recipe) -> str:
 
 
 EXPLANATIONS = {
-    "lossy": "what is learnt changes, beyond rounding: compare before you rely on it",
+    "lossy": "the learned result changes, beyond rounding: compare before you rely on it",
     "not bit-equal": "sums in another order: close to the run without it, not the same",
     "BatchNorm": "its statistics come from the smaller batches, so training differs",
     "tight": "fits only by handing cached memory back in every step, which takes longer than the time shown",
@@ -162,7 +162,8 @@ def rank(recipes: Iterable[Recipe]) -> list[Recipe]:
 
 
 def is_preferred(one: Recipe, head: Recipe) -> bool:
-    """Return whether a recipe is worth more time than another: it changes nothing, or at least not what is learnt."""
+    """Return whether a recipe is worth more time than another: it changes nothing, or at least not the learned
+    result."""
     return (one.changes_nothing and not head.changes_nothing) or (head.is_lossy and not one.is_lossy)
 
 

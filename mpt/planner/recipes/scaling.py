@@ -48,7 +48,7 @@ class Row(Answered):
 
     @property
     def bottleneck(self) -> str:
-        """What limits it: memory if it does not fit, else the larger of computing and what is exposed."""
+        """Its limit: memory if it does not fit, else the larger of computing and exposed communication."""
         if self.plan.fits is False:
             held = self.plan.by_category
             return f"memory: {max(held, key=held.__getitem__)}"
@@ -145,7 +145,7 @@ def plan_scaling(
 
 
 def traces_once(kind: str, strategy: str) -> bool:
-    """Return whether a rank does the same in worlds of all sizes: under DDP, where the batch grows with them."""
+    """Return whether a rank does the same in worlds of all sizes: under DDP, if the batch grows with them."""
     return kind == "weak" and strategy == "ddp"
 
 
@@ -251,7 +251,7 @@ def draw_strategy(panels: Sequence[Any], scaling: Scaling, words: str) -> None:
 
 
 def draw_budget(axes: Any, scaling: Scaling, budget: int) -> None:
-    """Draw the budget as a line, or name it where the line would press all curves to the axis."""
+    """Draw the budget as a line, or name it if the line would press all curves to the axis."""
     usable = f"{budget / GIB:.3g} GiB are usable"
     if budget <= FAR_ABOVE * max(row.plan.total for row in scaling.planned):
         axes.axhline(budget / GIB, color="black", linestyle="--", linewidth=1, label=usable)

@@ -7,14 +7,14 @@ trick for activations and one for the optimizer; then micro-batches. A precision
 in another one, by more than the time model's band, gets no tricks, the file's own only the first round. From the second
 round on two kinds more are left out:
 
-- What is needless: a trick costs time, so a recipe is not tried where a part of it fits already, or if a recipe
+- Needless ones: a trick costs time, so a recipe is not tried if a part of it fits already, or if a recipe
   of the same precision fits that changes nothing and takes no longer.
-- What is hopeless: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
+- Hopeless ones: nothing that is done to activations or to the batch makes weights, gradients and optimizer state
   smaller. If a traced recipe holds too much in those alone, the ones that leave them as they are are not traced. And
   where two micro-batches of a recipe show that even one of nothing would be too much, smaller ones are not.
 
-What a configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) is left out too,
-with its reason. Growing segments need no trace of their own: each plan says what they would make of it.
+Recipes that a configuration refuses (a trick that clashes with another, an optimizer that a mode cannot run) are left
+out too, with its reason. Growing segments need no trace of their own: each plan says what they would make of it.
 
 The ranking is by predicted time; what a recipe costs in exactness decides between recipes of about the same time, and
 is said: the tricks' own `exact`, the change of precision, and the warnings of the build.
@@ -61,13 +61,13 @@ tried.
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found. `recipes` is sorted: those that fit first, the fastest of them first."""
+    """The result of a search. `recipes` is sorted: those that fit first, the fastest of them first."""
 
     recipes: list[Recipe]
     refused: list[tuple[Patch, str]]
     """Patches that the configuration, or the planner, refuses, each with the reason."""
     hopeless: list[Patch]
-    """Patches proven too large by what other recipes hold."""
+    """Patches proven too large by the memory of other recipes."""
 
 
 def search(
@@ -165,7 +165,7 @@ class _Search:
         return patch, changed, self.session.submit(changed, budget_bytes=self.budget_bytes, timeline=True)
 
     def keep(self, attempt: _Attempt | None) -> None:
-        """Wait for an answer and note it, and also what growing segments make of it."""
+        """Wait for an answer and note it, and also its outcome with growing segments."""
         if attempt is None:
             return
         patch, changed, future = attempt
@@ -197,7 +197,7 @@ class _Search:
         return [replace(first, plan=plan), *ranked[1:]]
 
     def try_all(self, patches: Iterable[Patch]) -> None:
-        """Try what is worth it, as many at a time as there are workers; what is worth it follows from the answers."""
+        """Try the recipes that are worth it, as many at a time as there are workers; the answers decide which are."""
         pending: deque[_Attempt | None] = deque()
         for patch in patches:
             if len(pending) == self.session.workers:
@@ -225,7 +225,8 @@ class _Search:
             self.try_all(each_with(heavy, [{**tricks, **micro_batch} for tricks in tried.split_weights]))
 
     def try_without_scale(self, gpu: Gpu) -> None:
-        """Try in bfloat16, which needs no loss scale, what the configured half precision refuses for having one."""
+        """Try in bfloat16, which needs no loss scale, tricks that the configured half precision refuses for having
+        one."""
         names = [one.usable(gpu.has_bfloat16, unscaled=True) for one in lighter_modes(lossy=False)]
         for name in filter(None, names if is_scaled(self.config.precision.mode) else ()):
             mode = {"precision": mode_patch(self.config, name)}
@@ -233,7 +234,7 @@ class _Search:
             self.try_all(joined(mode, tricks) for tricks in refused)
 
     def is_heavy(self, precision: Patch) -> bool:
-        """Return whether weights, gradients and optimizer state are much of what does not fit, or of the budget."""
+        """Return whether weights, gradients and optimizer state are a large share of the excess, or of the budget."""
         plain = next((one for one in self.recipes if str(one.patch) == str(precision)), None)
         if plain is None or plain.fits_well:
             return False
@@ -272,7 +273,7 @@ class _Search:
         return self.recipes[before] if len(self.recipes) > before else None
 
     def shrink_smallest(self) -> None:
-        """Where nothing fits, plan the smallest recipe with small micro-batches, to tell how far it is off."""
+        """If nothing fits, plan the smallest recipe with small micro-batches, to say how far it is off."""
         patch = min(self.recipes, key=lambda one: one.total).patch
         if splitter() in patch.get("memory", {}):
             self.keep(self.submit(joined(patch, parted(self.config, LAST_RESORT_PARTS[0]))))
@@ -291,7 +292,7 @@ class _Search:
     def is_pointless(self, precision: Any) -> bool:
         """Return whether more tricks with a precision are pointless for the time they take.
 
-        They are where an exact recipe of it fits well and takes hardly longer than the precision alone, and where the
+        They are if an exact recipe of it fits well and takes hardly longer than the precision alone, and if the
         precision is outdone by another.
         """
         own = [one for one in self.recipes if one.patch.get("precision") == precision]
@@ -300,7 +301,7 @@ class _Search:
         return any(one.fits_well for one in quick) or self.is_outdone({"precision": precision} if precision else {})
 
     def is_outdone(self, precision: Patch) -> bool:
-        """Return whether a precision alone takes longer than what fits well, by more than the time model's band."""
+        """Return whether a precision alone takes longer than a fitting recipe, by more than the time model's band."""
         alone = self.seconds_alone(precision)
         fitting = (one.plan for one in self.recipes if one.fits_well)
         return alone < math.inf and any(plan.step_seconds * (1 + plan.time_band) < alone for plan in fitting)

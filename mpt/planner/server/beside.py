@@ -1,4 +1,4 @@
-"""A plan made alongside a run: what its memory was predicted to be, in the same folder as what it turned out to be.
+"""A plan made during a run: its predicted memory, in the same folder as the measured one.
 
 While a run trains, a process of its own plans the same configuration, at the lowest priority and without the GPU, and
 writes `plan.json` into the run's directory. The report puts it alongside the measured peak. A plan that fails or takes
@@ -140,7 +140,7 @@ def note(path: Path, problem: str) -> None:
 
 
 def main() -> None:
-    """Plan what standard input asks for and write the answer where it says."""
+    """Plan the request of standard input and write the answer to the file that it names."""
     if hasattr(os, "nice"):
         os.nice(19)
     if hasattr(signal, "alarm"):

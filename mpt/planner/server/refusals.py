@@ -16,14 +16,14 @@ from mpt.errors import ConfigError
 
 
 class Refusals:
-    """What was refused in this process, and with what words."""
+    """Refusals of this process, with their messages."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[tuple[dict[str, str], ConfigError]]] = {}
 
     @contextmanager
     def kept(self, config: Config, asked: Any) -> Iterator[None]:
-        """Raise at once the known facts to be refused, else keep what the block refuses."""
+        """Raise a known refusal at once, else keep the one that the block raises."""
         self.check(config, asked)
         try:
             yield
@@ -32,13 +32,13 @@ class Refusals:
             raise
 
     def note(self, config: Config, asked: Any, error: ConfigError) -> None:
-        """Note that a configuration was refused, if one of its tricks did that. `asked` is what else was asked for."""
+        """Note that a configuration was refused, if one of its tricks did that. `asked` are its other tricks."""
         rest, tricks = _parted(config, asked)
         if str(error).startswith(tuple(f"memory.{name}:" for name in tricks)):
             self._found.setdefault(rest, []).append((tricks, error))
 
     def check(self, config: Config, asked: Any) -> None:
-        """Raise what was raised for a configuration that differs from this one in having fewer tricks."""
+        """Raise the refusal of a configuration that differs from this one in having fewer tricks."""
         rest, tricks = _parted(config, asked)
         for refused, error in self._found.get(rest, ()):
             if refused.items() <= tricks.items():

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def preload() -> None:
-    """Import what every plan needs, while the command still reads its configuration."""
+    """Import the modules of every plan, while the command still reads its configuration."""
     from mpt.planner.device import late_compiler
 
     with late_compiler.without_triton():
@@ -52,7 +52,7 @@ def preload() -> None:
 def answer(request: dict[str, Any], specs: dict[str, Any], refusals: Refusals) -> dict[str, Any]:
     """Return a plan as plain data, or the one line that says why there is none.
 
-    `specs` and `refusals` keep what later requests need not find again.
+    `specs` and `refusals` are kept for later requests.
     """
     from mpt.config.load import load_config
     from mpt.errors import MptError
@@ -110,7 +110,7 @@ def find_data_spec(config: Any) -> tuple[Any, list[str]]:
     try:
         return build_datasets(config)[0].spec, []
     except DataError as error:
-        found = str(error).partition(". ")[0]  # what to do about it is for training
+        found = str(error).partition(". ")[0]  # the remedy is for training
         plugin = config.sized_dataset.plugin
         assume = plugin.optional("assume")
         assumed = assume(plugin.native_settings(config.sized_dataset.settings)) if assume else None

@@ -199,7 +199,7 @@ class GraphRun:
         return node.target(*reads, **named)  # type: ignore[operator]
 
     def _find_in_place(self) -> set[fx.Node]:
-        """Return elementwise nodes whose result goes where something of the same size ends."""
+        """Return elementwise nodes whose result takes the memory of an input of the same size that ends there."""
         kinds, found = _kinds(), set[fx.Node]()
         for node, freed in zip(self.nodes, self.freed, strict=True):
             if node.target in SCATTERS or (
@@ -269,7 +269,7 @@ def _bytes(node: fx.Node) -> int:
 
 
 def find_fused(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return the nodes whose results are computed where they are read, and views of these."""
+    """Return the nodes whose results are computed by their readers, and views of these."""
     from torch._inductor import config
 
     kinds = _kinds()
@@ -309,7 +309,8 @@ def _kinds() -> Any:
 
 
 def _is_pointwise(kinds: Any, node: fx.Node) -> bool:
-    """Whether Inductor may compute a result where it is read: the partitioner's list lacks what decompositions make."""
+    """Whether Inductor may compute a result in its reader: the partitioner's list lacks the results of
+    decompositions."""
     return bool(kinds.is_fusible(node)) or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 

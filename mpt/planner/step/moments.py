@@ -1,4 +1,4 @@
-"""What a run does outside its steps, on the same fake tensors: an evaluation's batch, samples of its own, the preview.
+"""A run's work outside its steps, on the same fake tensors: an evaluation's batch, samples of its own, the preview.
 
 Training that fits may still run out of memory after an epoch, when it evaluates: other layers' kernels, larger maps,
 all of a batch at once where the steps took micro-batches. Each of these is run once after the traced steps, where the
@@ -43,7 +43,7 @@ class Moment:
 def trace_moments(
     run: Run, recorder: Recorder, batch_size: int, explain: Callable[[BaseException], str]
 ) -> Iterator[Moment]:
-    """Run what comes outside the steps, one after the other, and yield where the recorder saw each."""
+    """Run the moments outside the steps, one after the other, and yield the recorder's span of each."""
     works: dict[str, Callable[[], bool]] = {
         "evaluation": lambda: evaluate(run, load(run, batch_size)),
         "samples for the evaluation": lambda: make_samples(run, batch_size),
@@ -102,7 +102,7 @@ def save(run: Run) -> bool:
 def describe_moments(
     whole: Trace, moments: list[Moment], reserved: int, capacity: int | None, expandable: bool
 ) -> dict[str, PlannedMoment]:
-    """Return for each moment its own peak, what the allocator holds by its end, and whether that fits; or why not.
+    """Return for each moment its own peak, the allocator's bytes at its end, and whether that fits; or why not.
 
     Each is judged right after the steps, so that one that does not fit is not held against the next. `reserved` is what
     the allocator holds after those, with no limit.
@@ -133,7 +133,7 @@ def describe_moments(
 def after_steps(whole: Trace, steps: int, moment: Moment) -> Trace:
     """Return the trace of the steps, which end at event `steps`, and one moment, without the moments before it.
 
-    But for the optimizer's state: where they parked it (`memory.park_optimizer`), it is in other memory since.
+    Except for the optimizer's state: once parked (`memory.park_optimizer`) it is in other memory.
     """
     own = whole.events[moment.start : moment.stop]
     between = {entry for entry in whole.events[steps : moment.start] if entry >= 0}

@@ -56,7 +56,7 @@ class PlannedRank(Ranks):
         self.is_sharded = settings.strategy == "fsdp"
         self.can_fail_alone = True  # a failure is this plan's, and has nobody waiting
         self.mark: Callable[[Sequence[Tensor], str], None] = lambda tensors, category: None
-        """Tells the recorder what tensors are for."""
+        """Reports the purpose of tensors to the recorder."""
 
     def note(self, sent: Sent) -> Noted:
         """Note a collective of the last traced step."""

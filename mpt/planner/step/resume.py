@@ -39,7 +39,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Resume:
-    """What the trace of a resume showed, or why there is none."""
+    """The trace of a resume, or the reason that there is none."""
 
     trace: Trace = field(default_factory=Trace)
     host_bytes: int = 0
@@ -75,7 +75,7 @@ def trace_resume(
 def describe_resume(
     resume: Resume | None, reserved: int, capacity: int | None, expandable: bool
 ) -> dict[str, PlannedMoment]:
-    """Return the moment of a resume: its own peak, from nothing; `reserved` is what the steps take."""
+    """Return the moment of a resume: its own peak, from nothing; `reserved` are the steps' bytes."""
     if resume is None:
         return {}
     if resume.problem:

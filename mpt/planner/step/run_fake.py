@@ -47,7 +47,7 @@ STEPS = 2
 
 @dataclass
 class FakeRun:
-    """What two fake steps showed."""
+    """The trace of two fake steps."""
 
     trace: Trace
     work: Work
@@ -60,7 +60,8 @@ class FakeRun:
     largest_convolution: int = 0
     """Bytes of the input and output of the steps' largest dense convolution."""
     host_bytes: int = 0
-    """Weights, gradients and optimizer states in host memory after the steps, and what memory tricks hold there."""
+    """Weights, gradients and optimizer states in host memory after the steps, and the bytes that memory tricks hold
+    there."""
     resume: Resume | None = None
     """Of a whole run that trains in one process."""
 
@@ -81,9 +82,9 @@ def trace_config(
 
     `batch_ahead`: the next batch is on the device while one is used, as the loop has it on a GPU and not on a CPU.
     `world`: the rank that is planned (`mpt.planner.step.ranks`); `batch_size` is of all of them together. `work` is
-    what operators are counted in.
+    the unit that operators are counted in.
 
-    `whole_run`: what the run does outside its steps is traced after them (`mpt.planner.step.moments`).
+    `whole_run`: the moments outside its steps are traced after them (`mpt.planner.step.moments`).
 
     Raises CannotPlan with module and line; the config's own errors pass.
     """
@@ -118,7 +119,7 @@ def trace_config(
         steps, born = len(recorder.trace.events), len(recorder.trace.storages)
         on_host = host_bytes(run)
         largest_convolution = unseen.largest_convolution if unseen is not None else 0
-        on_step(STEPS)  # what follows is no step's work
+        on_step(STEPS)  # the rest is no step's work
         moments = list(trace_moments(run, recorder, batch_size, reason_of)) if whole_run else []
         saved = outline(run) if whole_run and world is ALONE else None
     whole = recorder.trace
@@ -158,7 +159,7 @@ def host_bytes(run: Run) -> int:
 def on_fake_gpu(recorder: Recorder, gpu: Gpu, outside: AbstractContextManager[Any] = NOTHING) -> Iterator[None]:
     """Make tensors fake and record them, along the routes of a GPU; `outside` is entered before tensors are fake.
 
-    Raises CannotPlan with module and line for what cannot be answered.
+    Raises CannotPlan, with module and line, for a question that has no answer.
     """
     fake_device.register()
     routes.register()
@@ -186,7 +187,7 @@ def perform_steps(
     on_phase: Callable[[Phase | None], Any] = lambda phase: None,
     batch_ahead: bool = True,
 ) -> None:
-    """Perform the traced steps of a built run, telling the recorder what belongs to what and which moment it is."""
+    """Perform the traced steps of a built run, and report tensors' owners and the moment to the recorder."""
     with ExitStack() as stack:
         stack.enter_context(watch_run(run, recorder))
 

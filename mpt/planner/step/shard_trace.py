@@ -1,4 +1,4 @@
-"""What torch's FSDP2 needs to run on fake tensors, and what a recorder needs to follow it.
+"""Support for torch's FSDP2 on fake tensors, and for a recorder that follows it.
 
 `fully_shard` itself is traced, not a formula of it. It asks for streams and events of its device, which are numbers
 here: allocations remember the stream that they were made on, since each has pools of its own in the allocator, and the
@@ -45,7 +45,7 @@ class Streams:
 
     @contextlib.contextmanager
     def entered(self, stream: Stream) -> Iterator[None]:
-        """Start what is started in the block on a stream."""
+        """Start all work of the block on a stream."""
         before, self.current = self.current, stream
         self.recorder.stream = self.work.stream = stream.number
         try:
@@ -70,7 +70,7 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Wait for an event."""
+        """Let later work of this stream wait for an event."""
         self.streams.work.wait_for_event(event.number, self.number)
 
     def wait_stream(self, other: Stream) -> None:
@@ -101,7 +101,7 @@ class Event:
 
 
 class Chunks:
-    """What `torch.chunk` cuts a tensor into, each made when it is asked for: FSDP2 makes all and takes two.
+    """The chunks of a tensor (`torch.chunk`), each made when it is asked for: FSDP2 makes all and takes two.
 
     Of thousands of ranks the rest would be most of a trace's time (`fully_shard`'s `_chunk_with_empty`).
     """
@@ -132,7 +132,7 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watch_shards(recorder: Recorder, work: OrderedWork, as_gloo: bool = False) -> Iterator[None]:
-    """Let a recorder see sharded tensors for what they are, and give the fake device streams, within the block.
+    """Show sharded tensors as such to a recorder, and give the fake device streams, within the block.
 
     `as_gloo`: reduce-scatter takes a copy of its input, as gloo does, which has none of its own
     (`ProcessGroupGloo::_reduce_scatter_base`).

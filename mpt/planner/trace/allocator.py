@@ -1,6 +1,6 @@
-"""A model of PyTorch's caching allocator: what is reserved from the GPU for a given order of requests.
+"""A model of PyTorch's caching allocator: bytes reserved from the GPU for a given order of requests.
 
-Tensors are not what runs out: segments are. `CUDACachingAllocator.cpp` rounds requests to 512 bytes, serves those up
+Memory runs out by segments, not by tensors. `CUDACachingAllocator.cpp` rounds requests to 512 bytes, serves those up
 to 1 MiB from 2-MiB segments and those below 10 MiB from 20-MiB segments, rounds larger ones to 2 MiB, takes the
 smallest free block that fits, splits it and merges neighbours on freeing. At the memory limit it gives unused
 segments back and tries once more. With `expandable_segments` there is one growing segment per pool, mapped in pages
@@ -26,19 +26,19 @@ LARGE_SEGMENT = 20 * MIB
 LARGE_REQUEST = 10 * MIB
 SEGMENT_ROUNDING = 2 * MIB
 GRAPHS = 2**20
-"""Stands for a stream, beyond the numbers of real ones: requests of recorded CUDA graphs (`PrivatePool`)."""
+"""In place of a stream's number, beyond those of real ones: requests of recorded CUDA graphs (`PrivatePool`)."""
 
 
 class OutOfMemory(Exception):
     """The request does not fit even after unused segments were given back."""
 
     def __init__(self, requested_bytes: int, reserved_bytes: int, capacity_bytes: int) -> None:
-        super().__init__(f"{requested_bytes} bytes beside {reserved_bytes} reserved, of {capacity_bytes}")
+        super().__init__(f"{requested_bytes} bytes in addition to {reserved_bytes} reserved, of {capacity_bytes}")
         self.requested_bytes = requested_bytes
 
 
 class Pool(NamedTuple):
-    """Where requests of a kind are served from."""
+    """The memory that serves requests of a kind."""
 
     stream: int
     small: bool
@@ -97,7 +97,7 @@ class FreeBlocks:
 
 
 class CachingAllocator:
-    """Serves requests by key. `capacity_bytes` is what segments may take together; None is without a limit."""
+    """Serves requests by key. `capacity_bytes` is the limit of all segments together; None is no limit."""
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
@@ -225,7 +225,7 @@ class ExpandableAllocator(CachingAllocator):
         bisect.insort(unmapped, block, key=lambda b: b.address)
 
     def _grow(self, size: int, pool: Pool) -> Block:
-        """Map pages from the first unmapped stretch with room, using a free block that ends where it begins."""
+        """Map pages from the first unmapped stretch with room, using a free block right before it."""
         if pool not in self._unmapped:
             start = self.SPACE * (2 * pool.stream + 2 - pool.small)
             self._unmapped[pool] = [Block(start, self.SPACE, pool, mapped=False)]

@@ -33,7 +33,7 @@ class CannotPlan(MptError):
 
 @contextmanager
 def explained(recorder: Recorder) -> Iterator[None]:
-    """Turn whatever goes wrong inside into one line that says what, in which module, on which line."""
+    """Turn any error inside into one line with the reason, the module and the line."""
     lost_error()
     try:
         yield
@@ -45,7 +45,7 @@ def explained(recorder: Recorder) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return in plain words what an operator asked for that a fake tensor cannot answer."""
+    """Return in plain words a question of an operator that a fake tensor cannot answer."""
     text = str(error).strip().split("\n")[0][:200]
     if isinstance(error, DataDependentOutputException):
         operator = str(error.func)

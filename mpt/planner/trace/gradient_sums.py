@@ -19,7 +19,7 @@ SUM = torch.ops.aten.add.Tensor
 ENGINE = torch.autograd.graph._engine_run_backward.__code__
 """The innermost line of Python around autograd's own operators: a hook's or a part's have lines of their own."""
 LAST_REFERENCE = 2
-"""A storage's use count where one tensor has it: that tensor's, and that of the question."""
+"""A storage's use count if one tensor has it: that tensor's, and that of the question."""
 
 
 def node_number() -> int:

@@ -1,4 +1,4 @@
-"""What one operator of a step costs: the kernels that it launches, each with its arithmetic and its memory traffic.
+"""The cost of one operator of a step: the kernels that it launches, each with its arithmetic and its memory traffic.
 
 Floating-point operations come from torch's flop counter, bytes from the operator's tensors. A convolution is more than
 one kernel, and three things about it are seen in published times and not in its operations:
@@ -47,7 +47,7 @@ _aten = torch.ops.aten
 
 
 def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Cost:
-    """Return what a call of an operator takes. It follows from the forms of its tensors."""
+    """Return the cost of a call of an operator. It follows from the forms of its tensors."""
     is_free, count_flops = _costs(func)
     if is_free:
         return NO_COST
@@ -59,7 +59,7 @@ def cost_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     moved = sum(sizes)
     devices = {tensor.device.type for tensor in tensors if tensor.dim()}
     if "cpu" in devices:
-        # A copy crosses once, however many of its tensors the operator names: `copy_` returns what it was given.
+        # A copy crosses once, however many of its tensors the operator names: `copy_` returns its argument.
         return Cost("link", ((0, max(sizes)),), False) if len(devices) > 1 else Cost("host", ((0, moved),), False)
     flops = 0 if count_flops is None else int(count_flops(*args, **kwargs, out_val=result))
     half = any(tensor.dtype in HALF for tensor in inputs)
@@ -128,5 +128,5 @@ def layout_copies(given: Tensor, moved: int) -> tuple[Kernel, ...]:
 
 @functools.cache
 def _costs(func: Any) -> tuple[bool, Callable[..., Any] | None]:
-    """Return whether an operator launches nothing, and what counts its floating-point operations, if it has many."""
+    """Return whether an operator launches nothing, and the counter of its floating-point operations, if it has many."""
     return func._schema.name.removeprefix("aten::") in FREE, flop_registry.get(func._overloadpacket)

@@ -1,4 +1,4 @@
-"""A step's time where ranks exchange tensors: operators and collectives in the order in which the host starts them.
+"""A step's time if ranks exchange tensors: operators and collectives in the order in which the host starts them.
 
 As on a GPU there are streams. What is started on one runs in order; streams wait for each other's events and for
 nothing else, and the host is never waited for. A collective begins when its stream has come to it and the one before it
@@ -56,7 +56,7 @@ class Sent:
     stride: int = 1
     stream: int = COMPUTING
     is_waited_for: bool = False
-    """Whether its own stream goes on only when it is done."""
+    """Whether its own stream waits until it is done."""
     share: float = 1.0
     """Of the steps, those in which it is sent."""
 
@@ -85,7 +85,7 @@ class Waits:
 
 
 Event = Operator | Sent | Awaited | Recorded | Waits
-"""What the host starts, or lets a stream wait for."""
+"""Work that the host starts, or lets a stream wait for."""
 
 
 @dataclass
@@ -196,7 +196,7 @@ def step_time(work: OrderedWork, gpu: Gpu, cluster: Cluster, factor: float = 1.0
         else:
             clocks[event.stream] = max(clocks[event.stream], moments.get(event.event, 0.0))
     everything = sum(work.operator_seconds(gpu, *key) * count for key, count in work.operators.items()) * factor
-    # What the host's link and processor add is the same with and without other ranks.
+    # The host's link and processor add the same with and without other ranks.
     computing = on_device + work.seconds(gpu) * factor - everything
     total = max(*clocks.values(), network_free) - on_device + computing if clocks else network_free
     return StepTime(total, computing, communication, max(0.0, total - computing), sent_bytes)

@@ -1,4 +1,4 @@
-"""A trace played through the allocator: peaks, whether it fits, what was alive at the worst moment."""
+"""A trace played through the allocator: peaks, whether it fits, the live storages at the worst moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ one,
 
 @dataclass(frozen=True)
 class Replay:
-    """What the allocator did. `fits` is False when a request failed at the capacity even after emptying the cache."""
+    """The allocator's history. `fits` is False when a request failed at the capacity even after emptying the cache."""
 
     allocated: int
     reserved: int

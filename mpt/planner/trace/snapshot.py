@@ -1,4 +1,4 @@
-"""A plan as a memory snapshot of PyTorch: what pytorch.org/memory_viz shows of a run that never happened.
+"""A plan as a memory snapshot of PyTorch: pytorch.org/memory_viz shows a run that never happened.
 
 The trace is played through the model of the allocator, and each request, segment and release is written as
 `torch.cuda.memory._snapshot` would record it (`torch/csrc/cuda/memory_snapshot.cpp`, `torch/cuda/_memory_viz.py`), with
@@ -18,7 +18,7 @@ from mpt.planner.trace.replay import COPYING
 from mpt.planner.trace.trace import Storage, Trace
 
 BASE = 0x7F00_0000_0000
-"""Where addresses begin: where a driver's lie, and small enough for the viewer's numbers."""
+"""The first address: in a driver's range, and small enough for the viewer's numbers."""
 POOL_SPACE = 2**40
 """Between the addresses of two pools of expandable segments."""
 

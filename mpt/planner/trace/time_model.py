@@ -49,7 +49,7 @@ class Work:
     """Those of `operators` whose published times are spread widely."""
     uses_tf32: bool = False
     share: float = 1.0
-    """Of the steps, those in which what is observed now happens: a penalty every 16 steps is a sixteenth of each."""
+    """The share of steps that have the work observed now: a penalty every 16 steps is a sixteenth of each."""
 
     def observe(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, outcome: Outcome | None = None

@@ -1,6 +1,6 @@
-"""A picture of memory over one step: what is alive at every moment, stacked by category, one panel per recipe.
+"""A picture of memory over one step: live bytes at every moment, stacked by category, one panel per recipe.
 
-The horizontal axis counts allocations and releases, not seconds: what matters is the order.
+The horizontal axis counts allocations and releases, not seconds: the order matters.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ COLOURS = {
 }
 GIB = 2**30
 TITLE_CHARACTERS = 105
-"""What of a panel's title fits in a line."""
+"""Letters of a panel's title that fit in a line."""
 
 AXIS = (
     "tensors over the allocations and releases of building and two steps, in order;\n"
-    "the figures above count the context and what the allocator reserves as well"
+    "the figures above count the context and the allocator's reserve as well"
 )
 
 

@@ -1,4 +1,4 @@
-"""Births and deaths of storages during a step: what was allocated when, in which module, and what it was for.
+"""Births and deaths of storages during a step, with time, module and purpose.
 
 A dispatch mode sees every operator's results; a weak reference tells when each storage dies. Nothing is executed
 twice and nothing is estimated, so the same recorder serves fake tensors (planning) and real ones (checking the plan).
@@ -48,7 +48,7 @@ CATEGORIES = (
     "workspace",
 )
 FORWARD = "forward"
-"""Provisional category of what a forward makes: activations if it lives until backward, else temporaries."""
+"""Provisional category of a forward's results: activations if it lives until backward, else temporaries."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Storage:
     module: str
     operator: str
     stream: int = 0
-    """What it was allocated on: each stream has pools of its own. A batch is copied on another one."""
+    """Its stream: each stream has pools of its own. A batch is copied on another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +127,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_paused = False
         """Set while torch computes shapes on tensors of its own."""
         self.below: LeanFakeMode | None = None
-        """The fake mode right below, which answers at once what it knows."""
+        """The fake mode right below, which answers known calls at once."""
         self.outcome: Outcome | None = None
-        """The outcome of what was answered last, if it was known: the same for the same forms of arguments."""
+        """The outcome of the last call, if it was known: the same for the same forms of arguments."""
         self.stream = 0
         """The stream that is allocated on now; `GRAPHS` names the pool of recorded graphs."""
 
     def see_through(self, wrappers: tuple[type, ...]) -> None:
-        """Look at what is inside of tensors of these kinds: DTensors."""
+        """Look inside tensors of these kinds: DTensors."""
         self._wrappers = wrappers
 
     def resized(self, tensor: Tensor, before: int, category: str) -> None:
-        """Note that a storage was emptied, or filled again, in place; `before`: its bytes until then."""
+        """Note that a storage was emptied, or filled again, in place; `before`: its bytes before."""
         after, index = tensor.untyped_storage().size(), self._live.number_of(tensor)
         if after == before:
             return
@@ -164,7 +164,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def moment(self) -> str:
-        """What the run is doing."""
+        """The moment that the run is in."""
         return self.trace.spans[-1].moment
 
     def enter_moment(self, step: int, phase: str, moment: str) -> None:
@@ -174,7 +174,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.spans.append(Span(len(self.trace.events), step, phase, moment))
 
     def mark(self, tensors: Iterable[Tensor], category: str, module: str | None = None) -> None:
-        """Say what tensors are, and optionally whose."""
+        """Note the category of tensors, and optionally their owner."""
         for wrapped in tensors:
             tensor = cast(Any, wrapped)._local_tensor if isinstance(wrapped, self._wrappers) else wrapped
             index = self._live.number_of(tensor) if isinstance(tensor, Tensor) else None
@@ -220,7 +220,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is DEVICE_QUERY:
             return args[0].device
         if self._wrappers and any(issubclass(kind, self._wrappers) for kind in types):
-            return NotImplemented  # it comes back with what is inside
+            return NotImplemented  # it comes back with its inner tensors
         if self.is_paused:
             return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
@@ -247,7 +247,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _adds_up(self, args: tuple[Any, ...], caller: FrameType | None) -> bool:
         """Is this a sum of gradients that autograd would add up in place? The first was made by an earlier node."""
-        if self.unseen is None:  # what a run on a CPU measures is measured under a mode, too
+        if self.unseen is None:  # a run on a CPU measures under a mode, too
             return False
         index = self._live.number_of(args[0])
         if index is None or self._made_by.get(index) == node_number():
@@ -292,7 +292,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return index
 
     def _decide(self) -> None:
-        """What a forward made and backward finds alive is an activation."""
+        """A forward's result that backward finds alive is an activation."""
         for index in self._undecided:
             self.trace.storages[index].category = "activations"
         self._undecided.clear()
@@ -318,7 +318,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             pass
         self._entries.append((torch._C._autograd._get_sequence_nr(), self._stack[-1][1] if self._stack else ""))
         if not self._stack and self.moment == "backward":
-            self._decide()  # a recomputed block is done: what it left alive are its activations
+            self._decide()  # a recomputed block is done: its live results are its activations
 
 
 def live_peak(trace: Trace, first: int = 0) -> int:

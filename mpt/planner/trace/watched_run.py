@@ -1,4 +1,4 @@
-"""What of a run that is traced belongs to what, and which moment of an update it is."""
+"""The owners of a traced run's tensors, and the moment of the update."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mpt.planner.trace.trace import Recorder
 from mpt.seams import MemoryTrick, Phase, Run
 
 MASTERS = "(master weights)"
-"""Whose what an optimizer updates is that no network has."""
+"""The owner of parameters that an optimizer updates and no network has."""
 
 
 @contextmanager
 def watch_run(run: Run, recorder: Recorder) -> Iterator[None]:
-    """Mark what belongs to what as it appears, and note moments; undone on leaving."""
+    """Mark tensors' owners as they appear, and note moments; undone on leaving."""
     recorder.mark_modules(run.task.modules)
     owners = owners_of(run.task.modules)
     masters = {p for optimizer in run.optimizers.values() for group in optimizer.param_groups for p in group["params"]}
@@ -59,7 +59,7 @@ def watch_updates(recorder: Recorder, weights: Iterable[nn.Parameter], owners: M
 
 
 class Moments(MemoryTrick):
-    """Tells the recorder which moment of an update it is."""
+    """Reports the moment of an update to the recorder."""
 
     name = "moments"
 
@@ -75,7 +75,7 @@ class Moments(MemoryTrick):
 
     @contextmanager
     def step(self, phase: Phase) -> Iterator[None]:
-        """Note the optimizer's step, and what gradients it has."""
+        """Note the optimizer's step, and its gradients."""
         self._enter(phase, "step")
         self.recorder.mark((p.grad for p in self.updated if p.grad is not None), "gradients")
         yield
