@@ -26,7 +26,7 @@ class Combinations:
     pairs: tuple[Patch, ...]
     """A trick for activations and one for the optimizer, or the strongest of two for activations."""
     split: tuple[Patch, ...]
-    """Tricks that are also tried with micro-batches: the strongest for activations, one for the optimizer, both, none."""
+    """Tricks that are also tried with micro-batches: the strongest for activations, one for states, both, none."""
     weights: tuple[Patch, ...] = ()
     """Tricks that keep weights elsewhere, tried if weights are a large share of the excess."""
     beside_weights: tuple[Patch, ...] = ()
