@@ -54,8 +54,7 @@ def find_shipped(name: str) -> Path:
     known = shipped_files()
     name = name.removeprefix(MARK).removesuffix(".yaml")
     if name not in known:
-        near = [one for one in shipped_configs() if name and one.startswith(f"{name}_")][:5]
-        near = near or get_close_matches(name, known, 1)
+        near = near_names(name)
         if near:
             said = f"did you mean {' or '.join(MARK + one for one in near)}? "
             said += "`mpt list configs` lists all that mpt comes with"
@@ -65,6 +64,12 @@ def find_shipped(name: str) -> Path:
             said += f", and with presets of some for cards, such as {presets[0]}" if presets else ""
         raise ConfigError(f"{MARK}{name[:60]}: {said}")
     return known[name]
+
+
+def near_names(name: str) -> list[str]:
+    """Return what a wrong name may mean: the configurations of that model, or the name most like it."""
+    of_model = [one for one in shipped_configs() if name and one.startswith(f"{name}_")][:5]
+    return of_model or get_close_matches(name, shipped_files(), 1)
 
 
 def described() -> dict[str, str]:

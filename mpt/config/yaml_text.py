@@ -25,7 +25,7 @@ from typing import NoReturn, Protocol
 
 import yaml
 
-from mpt.config.shipped import MARK, find_shipped, shipped_files
+from mpt.config.shipped import MARK, find_shipped, near_names, shipped_files
 from mpt.errors import ConfigError
 from mpt.foreign.files import open_foreign
 
@@ -160,7 +160,10 @@ def suggest_file(path: Path) -> str:
         return ""
     found = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
     nearest = get_close_matches(path.stem, found, n=1)
-    return f"; did you mean {printable(str(found[nearest[0]]), 200)}?" if nearest else ""
+    if nearest:
+        return f"; did you mean {printable(str(found[nearest[0]]), 200)}?"
+    shipped = near_names(path.name) if path.suffix == "" and path.name == str(path) else []
+    return f"; did you mean {' or '.join(MARK + one for one in shipped)}, which come with mpt?" if shipped else ""
 
 
 def read_text(text: str, source: str, located: bool = True) -> tuple[Node, list[Problem]]:

@@ -63,6 +63,13 @@ OPTIONS = {
     **dict.fromkeys(("ckpt", "ckpt_path", "checkpoint", "resume_from_checkpoint"), "--resume {value}"),
 }
 """Other programs' options -> the option that does it here, if the command has it."""
+FURTHER = {
+    "mpt infer": "--input {value}",
+    "mpt evaluate": "--data {value}",
+    "mpt convert": "--output {value}",
+    "mpt report": "--figures {value}",
+}
+"""The option that a word behind a run was likely meant for."""
 COMMANDS = {
     **dict.fromkeys(("fit", "finetune", "resume"), "mpt train"),
     **dict.fromkeys(("predict", "generate", "sample"), "mpt infer"),
@@ -128,8 +135,8 @@ def declare(
 
     command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     command.__annotations__ = {key: parameter.annotation for key, parameter in parameters.items()}
-    if command_class is None and "overrides" in parameters:
-        command_class = OverridableCommand
+    if command_class is None:
+        command_class = OverridableCommand if "overrides" in parameters else Command
     help_text = inspect.cleandoc(arguments.__doc__ or "")
     app.command(name, cls=command_class, help=help_text)(command)
 
@@ -160,7 +167,20 @@ def spell(arguments: Any, names: Collection[str] | None = None) -> list[str]:
     return [*words, *options]
 
 
-class OverridableCommand(TyperCommand):
+WORDS = "mpt.words"
+"""Under which a command's context has its words, for `explain_usage`."""
+
+
+class Command(TyperCommand):
+    """A command that keeps its words for the message about a wrong one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as any command does."""
+        ctx.meta[WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+class OverridableCommand(Command):
     """A command with overrides: an option that is a setting's name is answered with the override."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -222,19 +242,25 @@ def explain_usage(error: Any) -> str | None:
         parts = (f"mpt {part.package.name} {part.name}" for part in INSTALLED.commands() if part.name == word)
         if ours := COMMANDS.get(word) or next(parts, None):
             return f"mpt: no such command '{word}'; `{ours}` does that, `{ours} -h` explains it"
-    if said.startswith("no such option") and (ours := option_called(said, error.ctx.command)):
+    if said.startswith("no such option") and (ours := option_called(said, error.ctx)):
         return f"{command}: {said.partition(' (')[0].partition('. ')[0]}; here it is {ours}"
+    if (found := re.search(r"unexpected extra argument\S* \((.*)\)", said)) and (ours := FURTHER.get(command)):
+        return f"{command}: found {found[1]}, where nothing more is expected; write {ours.format(value=found[1])}"
     if said.startswith("missing argument"):
         name = said.split("'")[1]
         return f"{command}: {name} is missing: {WAYS.get(name, f'`{command} -h` explains it')}"
     return f"{command}: {said}{'' if said.endswith('?') else f'; `{command} -h` lists what there is'}"
 
 
-def option_called(said: str, command: Any) -> str | None:
+def option_called(said: str, context: Any) -> str | None:
     """Return the option of a command that does what another program's does, by the words of click's refusal."""
     found = re.search(r"--([\w-]+)", said)
-    ours = OPTIONS.get(found[1].replace("-", "_")) if found else None
-    return ours.format(value="VALUE") if ours is not None and has_option(command, ours) else None
+    name = found[1].replace("-", "_") if found else ""
+    ours = OPTIONS.get(name)
+    if ours is None or not has_option(context.command, ours):
+        return None
+    value = options_in(context.meta.get(WORDS, ())).get(name, "")
+    return ours.format(value="VALUE" if not value or value.startswith("-") else value)
 
 
 def setting_called(name: str) -> str | None:
