@@ -63,8 +63,8 @@ SUBJECTS = (
             "train.evaluate_every=0", "train.sample_every=0",
         ),
         margin="200%",
-        over="optimizer.lr=0.5x,2x,8x,24x,48x,96x",
-        seeds=5,
+        over="optimizer.lr=0.5x,2x,8x,24x,48x,96x,192x",
+        seeds=4,
     ),
     Subject(
         "saehd",

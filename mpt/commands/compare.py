@@ -197,7 +197,9 @@ def print_comparison(comparison: Comparison, folder: Path, *, as_json: bool) -> 
     console.print(table)
     if len(comparison.seeds) > 1:
         label = comparison.baseline.group.label
-        said = f"Ratios are to {label}; of memory, step and samples/s to the same seed's, and their median is shown."
+        said = (
+            f"Ratios are of the figures shown to those of {label}; of memory, step and samples/s: medians over seeds."
+        )
         console.print(said, markup=False, highlight=False)
     for row in comparison.rows:
         for phase, (first, lowest, last) in row.scales.items():

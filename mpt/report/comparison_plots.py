@@ -183,10 +183,15 @@ def paint_metric(axes: Axes, comparison: Comparison) -> None:
 
 
 def shared_losses(comparison: Comparison) -> list[str]:
-    """Return the losses that every mode's first run has logged with finite values, the first MOST_LOSSES of them."""
+    """Return the losses that every mode's first run has logged more than once, with finite values: MOST_LOSSES at most."""
     found = [curves(next(iter(row.group.runs.values())).train, "losses") for row in comparison.rows]
-    names = [name for name in found[0] if all(name in one and has_finite(one[name][1]) for one in found)]
+    names = [name for name in found[0] if all(is_curve(one.get(name)) for one in found)]
     return names[:MOST_LOSSES]
+
+
+def is_curve(series: tuple[list[int], list[float]] | None) -> bool:
+    """Return whether there is a line to draw: more than one value, one of them finite."""
+    return series is not None and len(series[1]) > 1 and has_finite(series[1])
 
 
 def paint_loss(axes: Axes, comparison: Comparison, name: str) -> None:

@@ -56,7 +56,8 @@ def show_figure(value: float) -> str:
         return "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
-    return f"{value:.2e}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def show_ratio(value: float) -> str:

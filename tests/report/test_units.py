@@ -27,7 +27,7 @@ def test_durations_keep_three_digits(value, text):
 
 def test_figures_counts_and_ratios_are_short():
     assert show_figure(0.94321) == "0.9432"
-    assert show_figure(1e-7) == "1.00e-07"
+    assert [show_figure(one) for one in (1e-7, 1.5e-4, -2.346e8)] == ["1e-7", "1.5e-4", "-2.35e8"]
     assert show_figure(12345.6) == "12346"
     assert (show_figure(math.nan), show_figure(math.inf)) == ("–", "∞")
     assert show_count(1234567).split() == ["1", "234", "567"]
