@@ -183,7 +183,7 @@ def paint_metric(axes: Axes, comparison: Comparison) -> None:
 
 
 def shared_losses(comparison: Comparison) -> list[str]:
-    """Return the losses that every mode's first run has logged more than once, with finite values: MOST_LOSSES at most."""
+    """Return the losses that every mode's first run logged more than once, with finite values: MOST_LOSSES at most."""
     found = [curves(next(iter(row.group.runs.values())).train, "losses") for row in comparison.rows]
     names = [name for name in found[0] if all(is_curve(one.get(name)) for one in found)]
     return names[:MOST_LOSSES]
