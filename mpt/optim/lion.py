@@ -10,6 +10,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mpt.config.options import OptimizerOptions
@@ -29,6 +30,7 @@ class Lion(OwnUpdate):
     """Algorithm 2 of the paper; state `exp_avg`."""
 
     elementwise = True
+    takes_tensors = True
 
     def __init__(self, parameters: Parameters, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
@@ -46,7 +48,11 @@ class Lion(OwnUpdate):
                 momentum = state["exp_avg"]
                 if group["weight_decay"]:
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(momentum.lerp(parameter.grad, 1 - first).sign_(), alpha=-group["lr"])
+                direction = momentum.lerp(parameter.grad, 1 - first).sign_()
+                if isinstance(group["lr"], Tensor):  # of a recorded update, which reads it on the device
+                    parameter.sub_(direction.mul_(group["lr"]))
+                else:
+                    parameter.add_(direction, alpha=-group["lr"])
                 momentum.lerp_(parameter.grad, 1 - second)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from mpt.config.schema import Config
 from mpt.parallel.world import ALONE, World
 from mpt.seams.phases import NOTHING, Phase
 from mpt.seams.precision import Precision
-from mpt.seams.samples import DataSpec
+from mpt.seams.samples import Batch, DataSpec
 from mpt.seams.task import Task
 from mpt.seams.undo import BufferCopies
 
@@ -26,8 +26,8 @@ class MemoryTrick:
 
     It meets the run when the networks are built (`pack_weights`, then `host`), when the task is and before precision
     and optimizers are (`apply`), when the optimizers are (`replace_optimizer`), when everything is built (`attach`),
-    and in every update (`forward`, `backward`, `step`: contexts around those moments). `beside_steps` is a context
-    around evaluations and samples.
+    and in every update (`forward`, `backward`, `step`: contexts around those moments; `update`: all of it).
+    `beside_steps` is a context around evaluations and samples.
     """
 
     name: str
@@ -39,6 +39,12 @@ class MemoryTrick:
     """Are gradients released during the backward, so that there is no norm of all of them?"""
     keeps_gradients: bool = False
     """Are gradients filled with zeros when an update begins, instead of released?"""
+    takes_updates: bool = False
+    """Does `update` perform the run's updates?"""
+    private_pool: Callable[[], AbstractContextManager[Any]] = staticmethod(lambda: NOTHING)
+    """What a plan enters around an update that takes its memory from a pool of its own; the planner sets it."""
+    news: list[str] | None = None
+    """What has happened since the last line of the log that a user should read there."""
 
     def pack_weights(self, networks: Mapping[str, nn.Module]) -> None:
         """Put other tensors in the places of weights: on the CPU or `meta`, before any trick chooses by their sizes."""
@@ -83,6 +89,13 @@ class MemoryTrick:
     def step(self, phase: Phase) -> AbstractContextManager[Any]:
         """Return the context of a phase's optimizer step, unscaling and clipping included."""
         return NOTHING
+
+    def update(self, phase: Phase, batch: Batch, is_logged: bool, perform: Callable[[Batch, bool], Any]) -> Any:
+        """Return the result of `perform(batch, is_logged)`, by calling it or by repeating what a call of it did.
+
+        Asked of the trick with `takes_updates`.
+        """
+        return perform(batch, is_logged)
 
     def beside_steps(self) -> AbstractContextManager[Any]:
         """Return the context of what the run does between its steps: an evaluation, a preview, samples."""

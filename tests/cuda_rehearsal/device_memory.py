@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpt.planner.facts.calibration import CONTEXT_BYTES
-from mpt.planner.trace.allocator import CachingAllocator, ExpandableAllocator, OutOfMemory
+from mpt.planner.trace.allocator import GRAPHS, CachingAllocator, ExpandableAllocator, OutOfMemory
 
 GIB = 2**30
 
@@ -173,6 +173,10 @@ class Memory:
     def __init__(self, cards: list[tuple[int, tuple[int, int]]]) -> None:
         self.cards = [CardMemory(total, capability) for total, capability in cards]
         self.lock = threading.Lock()
+        self.capturing = False
+        """Whether a graph is being recorded, whose memory comes from a pool of its own."""
+        self.repeating = False
+        """Whether a graph is repeated, which allocates nothing: its memory is there."""
 
     def use(self, expandable: bool) -> None:
         """Choose the kind of segments on all cards."""
@@ -180,8 +184,10 @@ class Memory:
             card.use(expandable)
 
     def malloc(self, device: int, key: int, size: int, stream: int) -> str:
+        if self.repeating:
+            return ""
         with self._alone():
-            return self.cards[device].malloc(key, size, stream)
+            return self.cards[device].malloc(key, size, GRAPHS if self.capturing else stream)
 
     def free(self, device: int, key: int) -> None:
         with self._alone():
@@ -191,12 +197,14 @@ class Memory:
         """Take a cuBLAS workspace, which stays until all are cleared."""
         from mpt.planner.trace.unseen import Unseen  # imports torch, which may be what is being imported now
 
+        if self.repeating:
+            return ""
         card = self.cards[device]
         deterministic = bool(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
         size = Unseen(card.capability, deterministic).cublas_bytes
         with self._alone():
             card.workspaces += 1
-            return card.malloc(-card.workspaces, size, stream)  # other keys are positive
+            return card.malloc(-card.workspaces, size, GRAPHS if self.capturing else stream)  # other keys are positive
 
     def statistics_of(self, device: int) -> list[int]:
         """Return what the extension answers `torch.accelerator` (`Host::on_statistics` in device.h)."""

@@ -53,12 +53,16 @@ class Record:
         self.listening: list[str] = []
         self.steps = self.updates = self.update = 0
         self.in_step = False
+        self.capturing: Any = None
+        """What is written down of a graph that is being recorded, in which the host may not wait."""
         self.tell: Callable[[list[str]], object] = lambda kinds: None
         """Tells the extension which kinds are wanted."""
 
     def __call__(self, kind: str, what: str) -> None:
         """Take a note; called by the extension with the interpreter's lock held."""
         note = Note(kind, what, *next(_lines(), ("", "")), self.steps, self.in_step, self.update)
+        if kind == "wait" and self.capturing is not None:
+            self.capturing.broken = self.capturing.broken or f"the host waits: {note}"
         if kind == "race":
             self.races.append(note)
             print(f"pretend CUDA: {note}", file=sys.stderr)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mpt.planner.facts.calibration import CONTEXT_BYTES
-from tests.cuda_rehearsal import build, torch_nccl, torch_xpu
+from tests.cuda_rehearsal import build, graphs, torch_nccl, torch_xpu
 from tests.cuda_rehearsal.cards import BROKEN_HALF, Machine, Properties
 from tests.cuda_rehearsal.device_memory import Memory, wants_expandable
 from tests.cuda_rehearsal.notes import Record
@@ -76,6 +76,7 @@ def install(machine: Machine) -> Device:
     _define_storages()
     torch_nccl.install()
     _watch_reads_of_the_host(extension)
+    graphs.define(device)
     return device
 
 

@@ -52,6 +52,7 @@ EVERY: list[dict[str, Any]] = [
     *EXACT,
     {"channels_last": True},
     {"micro_batch": 2},
+    {"cuda_graphs": True},
     {"compile": {"backend": "aot_eager"}},
 ]
 PLANNED = [*EVERY, {"low_bit_optimizer": True}, {"low_bit_optimizer": {"bits": 4}}]

@@ -74,6 +74,7 @@ TRICKS: dict[str, dict[str, Any]] = {
     "compile": {"compile": {"backend": "aot_eager"}},
     "expandable_segments": {"expandable_segments": True},
     "empty_cache_every": {"empty_cache_every": 1},
+    "cuda_graphs": {"cuda_graphs": True},
     "set_to_none on": {"set_to_none": True},
     "set_to_none off": {"set_to_none": False},
 }

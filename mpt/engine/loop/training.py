@@ -194,6 +194,10 @@ class Training:
         )
         for message in self.standstill.take():
             self.journal.warn(message, "standstill")
+        for trick in self.run.tricks:
+            while trick.news:
+                self.journal.event(trick.name, trick.news[0])
+                self.journal.say(trick.news.pop(0))
         self.advise(self.last_losses)
         signs = self.collapse_watch.look_at_line(self.progress.step, self.last_losses, loss_scales(self.run.precision))
         self.note_collapse(signs)

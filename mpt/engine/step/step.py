@@ -28,6 +28,7 @@ from mpt.parallel.world import Outcome, PeerFaultError, share
 from mpt.seams import NOTHING, Batch, Phase, Run, StepStats, has_dynamic_scale
 from mpt.seams.logged import Figures
 from mpt.seams.phase_losses import draw_batch, entered, losses_of
+from mpt.seams.questions import Questions
 
 
 @dataclass
@@ -49,12 +50,21 @@ class Update:
 def update(run: Run, phase: Phase, batch: Batch, *, is_logged: bool = False) -> Update:
     """Perform one phase's update on a batch, on ranks as `rank_inputs.inputs_of` gives it.
 
-    The gradients' norm is measured where `is_logged`, and where they are clipped.
+    The gradients' norm is measured if `is_logged`, and if they are clipped.
     """
+    for trick in run.tricks:
+        if trick.takes_updates:
+            done: Update = trick.update(phase, batch, is_logged, lambda *given: perform(run, phase, *given))
+            return done
+    return perform(run, phase, batch, is_logged)
+
+
+def perform(run: Run, phase: Phase, batch: Batch, is_logged: bool) -> Update:
+    """Perform an update now, operator by operator."""
     drop_gradients(run, phase)
     run.buffers.remember()  # first: an update that fails may be repeated, see mpt.engine.recovery.out_of_memory
     may_overflow = has_dynamic_scale(run.precision, phase)
-    watch = LossWatch(run.device) if has_allocator(run.device) and not may_overflow else None
+    watch = LossWatch(run.device) if has_allocator(run.device) and not may_overflow and not Questions.open else None
     samples, figures = 0, Figures()
     if run.world.size > 1:
         batch, samples, losses, is_finite = back_propagate_on_ranks(run, phase, batch, watch, figures)

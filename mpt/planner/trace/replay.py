@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from mpt.planner.facts.verdict import sure_share
 from mpt.planner.trace.allocator import CachingAllocator, ExpandableAllocator, OutOfMemory, round_request
-from mpt.planner.trace.trace import CATEGORIES, Trace
+from mpt.planner.trace.trace import CATEGORIES, EMPTIED, Trace
 
 COPYING = 1
 """The stream that batches are copied to the device on (`mpt.data.loading.loader.prefetch`), alongside the computing
@@ -45,19 +45,18 @@ def replay(
     *,
     sizes: Sequence[int] | None = None,
     expandable: bool = False,
-    empty_at: frozenset[int] = frozenset(),
 ) -> Replay:
-    """Play a trace. `sizes` replaces the storages' sizes; `empty_at` are events before which the cache is emptied."""
+    """Play a trace. `sizes` replaces the storages' sizes."""
     allocator = (ExpandableAllocator if expandable else CachingAllocator)(capacity_bytes)
     storages = trace.storages
     peak_event, peak, event = 0, 0, 0
     try:
         for event, entry in enumerate(trace.events):
-            if event in empty_at:
-                allocator.empty_cache()
             if entry < 0:
                 allocator.free(~entry)
                 continue
+            if storages[entry].operator == EMPTIED:
+                allocator.empty_cache()
             size = storages[entry].size if sizes is None else sizes[entry]
             allocator.malloc(entry, size, COPYING if storages[entry].category == "batch" else storages[entry].stream)
             if allocator.allocated > peak:

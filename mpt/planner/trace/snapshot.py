@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mpt.errors import InputOutputError
-from mpt.planner.trace.allocator import Block, CachingAllocator, ExpandableAllocator, OutOfMemory
+from mpt.planner.trace.allocator import GRAPHS, Block, CachingAllocator, ExpandableAllocator, OutOfMemory
 from mpt.planner.trace.replay import COPYING
-from mpt.planner.trace.trace import Storage, Trace
+from mpt.planner.trace.trace import EMPTIED, Storage, Trace
 
 BASE = 0x7F00_0000_0000
 """The first address: in a driver's range, and small enough for the viewer's numbers."""
@@ -113,6 +113,8 @@ def make_snapshot(trace: Trace, capacity_bytes: int | None = None, expandable: b
     for entry in trace.events:
         number = entry if entry >= 0 else ~entry
         storage = trace.storages[number]
+        if storage.operator == EMPTIED:
+            allocator.empty_cache()
         if storage.size == 0:
             continue
         log.frames = frames_of(storage)
@@ -173,7 +175,7 @@ def segments_of(
                 "requested_size": sum(row["requested_size"] for row in rows),
                 "stream": first.pool.stream,
                 "segment_type": "small" if first.pool.small else "large",
-                "segment_pool_id": (0, 0),
+                "segment_pool_id": (0, int(first.pool.stream == GRAPHS)),
                 "is_expandable": expandable,
                 "frames": [],
                 "blocks": rows,

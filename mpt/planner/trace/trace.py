@@ -104,6 +104,8 @@ SHRUNK = frozenset({"aten::col2im"})
 """Their kernels make a tensor like the first argument and shrink it to the result: the storage keeps its size. A fake
 result's does not.
 """
+EMPTIED = "empty_cache"
+"""The operator of a storage of no bytes, which marks where unused memory is given back."""
 DEVICE_QUERY = torch.ops.prim.device.default
 """Asked of every fake tensor many times over; it computes nothing and is no operator of the step."""
 
@@ -122,6 +124,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._entries: list[tuple[int, str]] = []  # (next autograd sequence number, module) in order
         self._made_by: dict[int, int] = {}
         """Storages of the backward pass -> the number of the autograd node in which they were made."""
+        self._workspaces: list[int] = []
         self._closed = False
         self._wrappers: tuple[type, ...] = ()
         self.is_paused = False
@@ -146,6 +149,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._live.bury(tensor)
         if after:
             self._live.add(tensor, self._birth(after, category, self._owner(), "resize_"))
+
+    @contextlib.contextmanager
+    def in_graphs(self) -> Iterator[None]:
+        """Record graphs inside the block, as far as memory goes: what is allocated comes from their pool.
+
+        A recording gives unused memory back first, and cuBLAS's workspaces before and after it.
+        """
+        self._return_workspaces()
+        self._birth(0, "temporaries", "", EMPTIED)
+        before, self.stream = self.stream, GRAPHS
+        try:
+            yield
+        finally:
+            self.stream = before
+            self._return_workspaces()
+
+    def _return_workspaces(self) -> None:
+        self.trace.events += [~number for number in self._workspaces]
+        self._workspaces.clear()
+        if self.unseen is not None:
+            self.unseen.opened_handles.clear()
 
     def comes_from_outside(self, tensor: Tensor) -> bool:
         """Whether recorded CUDA graphs must copy a tensor: neither a parameter or buffer nor made by such a graph."""
@@ -226,7 +250,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         operator = func._schema.name
         if self.unseen is not None and self.unseen.opens_handle(operator, self.moment == "backward"):
-            self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS")
+            self._workspaces.append(self._birth(self.unseen.cublas_bytes, "workspace", "", "cuBLAS"))
         self.outcome = None
         if func is SUM and self.moment == "backward" and self._adds_up(args, sys._getframe(1)):
             result = args[0].add_(args[1])

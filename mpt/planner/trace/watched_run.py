@@ -24,6 +24,9 @@ def watch_run(run: Run, recorder: Recorder) -> Iterator[None]:
     owners = owners_of(run.task.modules)
     masters = {p for optimizer in run.optimizers.values() for group in optimizer.param_groups for p in group["params"]}
     recorder.mark((p for p in masters if id(p) not in owners), "parameters", MASTERS)
+    for trick in run.tricks:
+        if trick.takes_updates:
+            trick.private_pool = recorder.in_graphs
     moments = Moments(recorder, masters)
     run.tricks.append(moments)
     try:

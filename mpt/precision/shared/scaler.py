@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mpt.parallel.local import full, group_of, local
+from mpt.seams.questions import ask
 
 GROWTH, BACKOFF = 2.0, 0.5
 
@@ -49,10 +49,25 @@ class LossScaler:
         self.overflows_at_floor = 0
         self.has_overflowed = False
         """Whether any gradient was not finite in this process."""
+        self.kept: tuple[Tensor, Tensor] | None = None
+        """Scale and inverse on the device, of `keep_on`."""
+        self.kept_scale = 0.0
 
     def multiply(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale, in float32: 2^16 itself is beyond float16."""
-        return loss.float() * self.scale
+        return loss.float() * (self.scale if self.kept is None else self.kept[0])
+
+    def keep_on(self, device: torch.device) -> None:
+        """Multiply by numbers in the device's memory from now on, so that what was recorded of an update reads them.
+
+        Called before each update: what the scale is by then is written there.
+        """
+        if self.kept is None:
+            self.kept = torch.zeros((), device=device), torch.zeros((), device=device)
+        if self.kept_scale != self.scale:
+            self.kept[0].fill_(self.scale)
+            self.kept[1].fill_(1.0 / self.scale)
+            self.kept_scale = self.scale
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> bool:
         """Divide gradients by the scale in place and return whether any was not finite.
@@ -68,12 +83,12 @@ class LossScaler:
                 found[device] = torch.zeros((), device=device)
             if dtype == torch.bfloat16:  # GradScaler's kernel does not exist for it on CUDA
                 found[device] += ~torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
-                torch._foreach_mul_(gradients, 1.0 / self.scale)
+                torch._foreach_mul_(gradients, 1.0 / self.scale if self.kept is None else self.kept[1])
                 continue
-            inverse = torch.full((), 1.0 / self.scale, device=device)
+            inverse = torch.full((), 1.0 / self.scale, device=device) if self.kept is None else self.kept[1]
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found[device], inverse)
         agree_on_shards(parameters, found)
-        overflowed = any(not isinstance(flag, FakeTensor) and bool(flag) for flag in found.values())
+        overflowed = any(ask(flag, usual=False) for flag in found.values())
         self.has_overflowed |= overflowed
         return overflowed
 

@@ -25,6 +25,7 @@ class LerasOptimizer(OwnUpdate):
     """An optimizer whose subclass says which tensors of state a parameter has and how one piece is updated."""
 
     elementwise = True
+    takes_tensors = True
     state_names: tuple[str, ...] = ()
 
     def __init__(self, parameters: Parameters, lr: float, lr_dropout: float, lr_cos: int, **defaults: float) -> None:
@@ -40,9 +41,9 @@ class LerasOptimizer(OwnUpdate):
         """Perform one update."""
         for group in self.param_groups:
             group["iterations"] += 1
-            rate = float(group["lr"])
+            rate = group["lr"]
             if group["lr_cos"]:
-                rate *= (math.cos(2 * math.pi * group["iterations"] / group["lr_cos"]) + 1) / 2
+                rate = rate * (math.cos(2 * math.pi * group["iterations"] / group["lr_cos"]) + 1) / 2
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -57,7 +58,10 @@ class LerasOptimizer(OwnUpdate):
                         # A weight that is not drawn stays where it is; its state moves on all the same.
                         kept = torch.empty_like(denominator).bernoulli_(group["lr_dropout"])
                         numerator = numerator * kept
-                    piece.addcdiv_(numerator, denominator, value=-rate)
+                    if isinstance(rate, Tensor):  # of a recorded update, which reads it on the device
+                        piece.sub_(denominator.reciprocal_().mul_(numerator).mul_(rate))
+                    else:
+                        piece.addcdiv_(numerator, denominator, value=-rate)
 
 
 def pieces_of(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
