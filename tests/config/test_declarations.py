@@ -33,7 +33,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 def table() -> dict[str, dict[str, str]]:
     """Return folder -> name -> the name as it stands in the table, with parameters where it is a function."""
     text = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
-    text = text[text.index("## What a part's file may declare") :]
+    text = text[text.index("## Further declarations of a part's file") :]
     found: dict[str, dict[str, str]] = {}
     for folders, names in ROW.findall(text[: text.index("\n## ", 5)]):
         for folder in re.findall(r"`(\w+)/`", folders):
