@@ -17,6 +17,7 @@ stops the run by name, or with `on_bad: skip` the sample is left out, and `bad_f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -47,6 +48,7 @@ from mpt.systems.yolofuse.data.shared.scene_dataset import (
     SIDES,
     Layout,
     SceneDataset,
+    canvas_of,
     changes_of,
     check_common,
     levels_of,
@@ -138,12 +140,16 @@ def _layout(settings: Settings, largest: int, classes: Sequence[str], split: str
     is_test = split == "test"
     needed = most_boxes(largest, 0 if is_test else settings.mosaic, 0 if is_test else settings.mixup)
     boxes = settings.most_boxes or needed
-    return Layout(SIDES[settings.cameras], width, settings.height or width, boxes, tuple(classes))
+    height = settings.height or width
+    most = math.inf
+    if is_test:
+        width, height, most = canvas_of(settings, width, height)
+    return Layout(SIDES[settings.cameras], width, height, boxes, tuple(classes), most)
 
 
 def build(settings: Settings, split: str, seed: int) -> DetectionFiles:
     """Return one split. Raises DataError for the missing parts, and for what is bad unless it is skipped."""
-    check_common(settings.image_size, settings.height)
+    check_common(settings.image_size, settings.height, settings.canvas)
     file = data_file_of(settings)
     listed = file is not None and names_lists(file, split)
     if file is not None:
@@ -223,7 +229,7 @@ def told_by_data_file(settings: Settings, file: DataFile, split: str | None) -> 
 
 def sample_of_files(settings: Settings, data: DataSpec, files: Mapping[str, Path]) -> Batch:
     """Return one sample of the files that `mpt infer --input` was given. Raises DataError."""
-    return read_sample(data, files, levels_of(settings))
+    return read_sample(data, files, settings)
 
 
 def assume(settings: Settings) -> DataSpec | None:

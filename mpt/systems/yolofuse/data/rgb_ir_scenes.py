@@ -30,7 +30,6 @@ from mpt.systems.yolofuse.data.shared.scene_dataset import (
     SceneDataset,
     changes_of,
     check_common,
-    levels_of,
     most_boxes,
 )
 from mpt.systems.yolofuse.data.shared.scene_settings import SceneOptions
@@ -157,7 +156,7 @@ def build(settings: Settings, split: str, seed: int) -> Scenes:
 
 def sample_of_files(settings: Settings, data: DataSpec, files: Mapping[str, Path]) -> Batch:
     """Return one sample of the files that `mpt infer --input` was given. Raises DataError."""
-    return read_sample(data, files, levels_of(settings))
+    return read_sample(data, files, settings)
 
 
 def assume(settings: Settings) -> DataSpec | None:

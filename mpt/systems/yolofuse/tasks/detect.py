@@ -42,6 +42,7 @@ from mpt.systems.yolofuse.optim.sgd_warmup import accumulates, share_of_batch
 from mpt.systems.yolofuse.tasks.shared.decoded import Decoded, decoded_outputs
 from mpt.systems.yolofuse.tasks.shared.drawing import draw_pair
 from mpt.systems.yolofuse.tasks.shared.teacher import Teacher, open_teacher
+from mpt.systems.yolofuse.tasks.shared.tiles import Look, look_in_tiles
 
 TEST_SAMPLES = 1
 EMA = {"decay": 0.9999, "ramp_steps": 2000.0, "buffers": "average"}
@@ -91,6 +92,9 @@ class Settings(Options):
     """Drop overlapping boxes across classes too."""
     most_detections: int = Field(300, ge=1)
     """Detections per picture."""
+    tile_overlap: float = Field(0.25, ge=0, lt=0.9)
+    """Share of a tile that overlaps the next one, where a picture is larger than the network's input
+    (`dataset.canvas`); objects up to this size are found whole."""
 
 
 class Detect(Legend, Exports):
@@ -118,6 +122,9 @@ class Detect(Legend, Exports):
             net.head.answers_once = settings.one_to_one  # type: ignore[union-attr]
         self.teacher: Teacher | None = None
         self.data_size = data.size
+        height, width = data.fields[self.cameras[0]].shape[1:]
+        self.size = (height, width)
+        """Height and width of the network's input; larger pictures are looked at in tiles."""
         self.fields = tuple(name for name, one in data.fields.items() if one.kind == "image")
         self.accumulates = False
         self.gives_losses = bool(getattr(net, "gives_losses", False))
@@ -234,7 +241,23 @@ class Detect(Legend, Exports):
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return boxes (b, p, 4) in pixels and scores (b, p, classes), before suppression."""
-        found: Any = self.net(*self.pictures(batch))
+        return self.answer(self.look, batch)
+
+    def answer(self, look: Look, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return boxes and scores as `look` finds them in the pictures, or in tiles of larger ones."""
+        pictures = self.pictures(batch)
+        if self.is_tiled(batch):
+            return look_in_tiles(look, pictures, self.size, self.settings.tile_overlap)
+        return look(pictures)
+
+    def is_tiled(self, batch: Batch) -> bool:
+        """Return whether the pictures are larger than the network's input."""
+        height, width = batch[self.cameras[0]].shape[2:]
+        return height > self.size[0] or width > self.size[1]
+
+    def look(self, pictures: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return boxes (b, p, 4) in pixels and scores (b, p, classes) of pictures as large as the network's input."""
+        found: Any = self.net(*pictures)
         if self.gives_losses or isinstance(found, Decoded):
             boxes, scores = found
             return boxes, scores
@@ -242,18 +265,26 @@ class Detect(Legend, Exports):
 
     def detections(self, batch: Batch) -> Tensor:
         """Return (b, n, 6): corners in pixels, score, class, of what is shown and inferred; score 0 is padding."""
+        return self.shown(*self.predict(batch), self.is_tiled(batch))
+
+    def shown(self, boxes: Tensor, scores: Tensor, is_tiled: bool) -> Tensor:
+        """Return the detections among boxes and scores that reach `task.confidence`."""
         settings = self.settings
         how = Suppression(settings.confidence, settings.iou, settings.agnostic, False, settings.most_detections)
-        return self.chosen(*self.predict(batch), how)
+        return self.chosen(boxes, scores, how, is_tiled)
 
-    def chosen(self, boxes: Tensor, scores: Tensor, how: Suppression) -> Tensor:
-        """Return (b, n, 6): what suppression keeps, or the best places of a one-to-one head, which needs none."""
-        return best_batch(boxes, scores, how) if self.answers_once else suppress_batch(boxes, scores, how)
+    def chosen(self, boxes: Tensor, scores: Tensor, how: Suppression, is_tiled: bool = False) -> Tensor:
+        """Return (b, n, 6): what suppression keeps, or the best places of a one-to-one head, which needs none.
+
+        Tiles show the same object more than once, to any head.
+        """
+        needs_none = self.answers_once and not is_tiled
+        return best_batch(boxes, scores, how) if needs_none else suppress_batch(boxes, scores, how)
 
     def evaluate_batch(self, batch: Batch) -> Evidence:
         """Return the detections down to a score of 0.001, and the truth."""
         how = Suppression(0.001, 0.7, self.settings.agnostic, True, self.settings.most_detections)
-        found = self.chosen(*self.predict(batch), how)
+        found = self.chosen(*self.predict(batch), how, self.is_tiled(batch))
         return {"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}}
 
     def conclude(self, evidence: Sequence[Evidence]) -> dict[str, float]:
@@ -278,7 +309,11 @@ class Detect(Legend, Exports):
 
     def preview(self, batch: Batch) -> Tensor | None:
         """Return the cameras side by side with what is detected in each pair."""
-        return torch.stack(list(self.drawn(batch, self.detections(batch))))
+        drawn = torch.stack(list(self.drawn(batch, self.detections(batch))))
+        if not self.is_tiled(batch):
+            return drawn
+        size = (self.size[0], self.size[1] * len(self.cameras))  # a canvas is too large for a grid of several
+        return functional.interpolate(drawn, size=size, mode="bilinear", antialias=True).clamp(0, 1)
 
     def drawn(self, batch: Batch, detections: Tensor) -> Iterator[Tensor]:
         """Yield each pair with its boxes, classes and scores, (3, h, w of all cameras) in [0, 1]."""
@@ -293,15 +328,16 @@ class Detect(Legend, Exports):
         """
         if batch is None:
             raise DataError(f"infer: a detector needs pictures; give --input for {' and '.join(self.cameras)}")
-        found = self.detections(batch)
+        boxes, scores = self.predict(batch)
+        found = self.shown(boxes, scores, self.is_tiled(batch))
         rows = []
         height, width = batch[self.cameras[0]].shape[2:]
         sizes = batch.get(OWN_SIZE, torch.tensor([[width, height]]).expand(len(found), 2)).tolist()
+        most = 1.0 if self.is_tiled(batch) else math.inf
         for padded, size in zip(found.cpu().numpy(), sizes, strict=True):
-            own = in_own_pixels(padded, tuple(size), (width, height))
+            own = in_own_pixels(padded, tuple(size), (width, height), most)
             rows.append({"count": len(own), "boxes": describe(own, self.classes)})
         pictures = {f"detected-{n:04d}": picture[None] for n, picture in enumerate(self.drawn(batch, found))}
-        boxes, scores = self.predict(batch)
         return Inference(rows=rows, figures=pictures, outputs=torch.cat((boxes, scores), 2))
 
     def export_texts(self) -> dict[str, str]:

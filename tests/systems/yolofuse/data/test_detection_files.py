@@ -19,6 +19,7 @@ from mpt.config.shipped import find_shipped
 from mpt.data.loading.loader import Loader
 from mpt.errors import ConfigError, DataError
 from mpt.systems.yolofuse.data.detection_files import DetectionFiles, Settings, assume, build
+from mpt.systems.yolofuse.data.shared.scene_augmentation import Scene, letterbox
 from mpt.systems.yolofuse.metrics.shared.average_precision import Pictures, measure
 from mpt.systems.yolofuse.tasks.detect import gather_pictures
 
@@ -577,3 +578,23 @@ def test_without_folders_the_pictures_are_those_of_the_coco_file(tmp_path: Path)
     coco(tmp_path, ["photos/train/7.png"])
     with pytest.raises(DataError, match=r"photos/train/7\.png: the COCO file lists it, and it is not there"):
         opened(tmp_path, cameras="rgb", labels="{split}.json")
+
+
+def test_true_boxes_of_a_test_picture_count_however_small_they_become() -> None:
+    sides = [0.002, 0.02, 0.2]
+    rows = np.array([[0, 0.5, 0.5, 0.5 + side, 0.5 + side] for side in sides])
+    scene = Scene([Image.new("RGB", (1000, 1000))], rows)
+    boxes = letterbox(scene, 64, 64).boxes
+    np.testing.assert_allclose(boxes[:, 3] - boxes[:, 1], [64 * side for side in sides])
+
+
+def test_on_a_canvas_test_pictures_keep_their_own_size_and_training_is_as_before(tmp_path: Path) -> None:
+    make_pairs(tmp_path)
+    data = opened(tmp_path, "test", canvas=128)
+    batch = data.fetch([0], 0)
+    assert batch["rgb"].shape == (1, 3, 128, 128)
+    corner = torch.tensor([(128 - SIZE[0]) / 2, (128 - SIZE[1]) / 2] * 2)
+    torch.testing.assert_close(batch["boxes"][0, 0], torch.tensor([float(side) for side in MARK]) + corner)
+    assert opened(tmp_path, canvas=128).fetch([0], 0)["rgb"].shape == (1, 3, 96, 96)
+    with pytest.raises(ConfigError, match="canvas=96 is for pictures"):
+        opened(tmp_path, "test", canvas=96)

@@ -32,7 +32,7 @@ from mpt.run.process.files import failures_explained
 from mpt.seams import Run
 from mpt.systems.yolofuse.data.shared.given_files import frame_picture, in_own_pixels, read_given, scene_of
 from mpt.systems.yolofuse.data.shared.scene_augmentation import Scene, as_arrays, letterbox
-from mpt.systems.yolofuse.data.shared.scene_dataset import levels_of
+from mpt.systems.yolofuse.data.shared.scene_dataset import canvas_of, levels_of
 from mpt.systems.yolofuse.metrics.shared.average_precision import overlaps
 from mpt.systems.yolofuse.tasks.detect import Detect
 from mpt.systems.yolofuse.tasks.shared.drawing import draw_boxes
@@ -131,8 +131,9 @@ def detect(run: Run, scenes: Iterator[tuple[str, Scene]], batch_size: int) -> It
     """Yield what is detected in each scene, the scene, and the seconds per sample of its batch."""
     task = detector(run)
     height, width = run.data.fields[task.cameras[0]].shape[1:]
+    width, height, most = canvas_of(run.config.dataset.settings, width, height)
     while chosen := list(islice(scenes, batch_size)):
-        arrays = [as_arrays(letterbox(scene, width, height)) for _, scene in chosen]
+        arrays = [as_arrays(letterbox(scene, width, height, most)) for _, scene in chosen]
         batch = {
             camera: torch.from_numpy(np.stack([one[number] for one in arrays]))
             for number, camera in enumerate(task.cameras)
@@ -143,7 +144,7 @@ def detect(run: Run, scenes: Iterator[tuple[str, Scene]], batch_size: int) -> It
         synchronize(run.device)
         spent = (time.perf_counter() - started) / len(chosen)
         for (name, scene), rows in zip(chosen, found, strict=True):
-            yield Detected(name, scene.size, in_own_pixels(rows, scene.size, (width, height))), scene, spent
+            yield Detected(name, scene.size, in_own_pixels(rows, scene.size, (width, height), most)), scene, spent
 
 
 def write_labels(output: Path, one: Detected) -> None:

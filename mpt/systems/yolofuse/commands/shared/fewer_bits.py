@@ -90,15 +90,14 @@ def require_data(trained: Trained, option: str) -> None:
             raise DataError(f"{option} needs the run's data set, to calibrate and to measure; it is not here")
 
 
-def feeds_of(batch: Batch, names: Interface, task: Detect) -> list[Tensor]:
-    """Return a batch's pictures as a file takes them."""
-    pictures = [batch[camera] for camera in task.cameras]
+def feeds_of(pictures: list[Tensor], names: Interface) -> list[Tensor]:
+    """Return the cameras' pictures as a file takes them."""
     return [torch.cat(pictures, 1)] if names is STACKED else pictures
 
 
 def named_feeds(batch: Batch, names: Interface, task: Detect) -> dict[str, Any]:
     """Return a batch's pictures by the names of a file's inputs."""
-    return {name: one.numpy() for name, one in zip(names.inputs, feeds_of(batch, names, task), strict=True)}
+    return {name: one.numpy() for name, one in zip(names.inputs, feeds_of(task.pictures(batch), names), strict=True)}
 
 
 def batches(run: Run, data: Dataset, count: int, size: int) -> Iterator[Batch]:
@@ -120,11 +119,16 @@ def measure_file(opened: Any, names: Interface, run: Run, task: Detect, data: Da
     """Return mAP of a file on a data set and the milliseconds per sample."""
     how = Suppression(0.001, 0.7, task.settings.agnostic, True, task.settings.most_detections)
     evidence, spent = [], 0.0
-    for batch in batches(run, data, len(data), TEST_BATCH):
+
+    def look(pictures: list[Tensor]) -> tuple[Tensor, Tensor]:
+        nonlocal spent
         started = time.perf_counter()
-        made = call(opened, names.inputs, feeds_of(batch, names, task))
+        made = call(opened, names.inputs, feeds_of(pictures, names))
         spent += time.perf_counter() - started
-        decoded = decoded_outputs([torch.from_numpy(one) for one in made], classes=len(task.classes))
-        found = task.chosen(decoded.boxes, decoded.scores, how)
+        found = decoded_outputs([torch.from_numpy(one) for one in made], classes=len(task.classes))
+        return found.boxes, found.scores
+
+    for batch in batches(run, data, len(data), TEST_BATCH):
+        found = task.chosen(*task.answer(look, batch), how, task.is_tiled(batch))
         evidence.append({"found": found, **{name: batch[name] for name in ("boxes", "classes", "box_mask")}})
     return {**task.conclude(evidence), "milliseconds": spent / len(data) * 1e3}

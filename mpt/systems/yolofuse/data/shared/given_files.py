@@ -6,6 +6,7 @@ same: in the pixels of the upright picture.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,14 @@ from mpt.errors import DataError
 from mpt.seams import Batch, DataSpec
 from mpt.systems.yolofuse.data.shared.detection_labels import NO_ROWS
 from mpt.systems.yolofuse.data.shared.pair_files import read_picture
-from mpt.systems.yolofuse.data.shared.scene_augmentation import Scene, as_arrays, letterbox, letterbox_offset
-from mpt.systems.yolofuse.data.shared.scene_dataset import CHANNELS
+from mpt.systems.yolofuse.data.shared.scene_augmentation import (
+    Scene,
+    as_arrays,
+    letterbox,
+    letterbox_factor,
+    letterbox_offset,
+)
+from mpt.systems.yolofuse.data.shared.scene_dataset import CHANNELS, canvas_of, levels_of
 
 MAX_PIXELS = 100_000_000
 OWN_SIZE = "own_size"
@@ -30,12 +37,15 @@ OWN_SIZE = "own_size"
 Rows = np.ndarray[Any, Any]
 
 
-def read_sample(data: DataSpec, files: Mapping[str, Path], levels: Levels) -> Batch:
-    """Return one sample's pictures, uint8 (c, h, w) by camera, and its own size. Raises DataError."""
+def read_sample(data: DataSpec, files: Mapping[str, Path], settings: object) -> Batch:
+    """Return one sample's pictures, uint8 (c, h, w) by camera, and its own size. Raises DataError.
+
+    `settings` are the data set's.
+    """
     cameras = tuple(files)
-    scene = read_given(files, levels)
+    scene = read_given(files, levels_of(settings))
     height, width = data.fields[cameras[0]].shape[1:]
-    arrays = as_arrays(letterbox(scene, width, height))
+    arrays = as_arrays(letterbox(scene, *canvas_of(settings, width, height)))
     sample = {camera: torch.tensor(array) for camera, array in zip(cameras, arrays, strict=True)}
     return {**sample, OWN_SIZE: torch.tensor(scene.size)}
 
@@ -67,11 +77,11 @@ def scene_of(name: str, pictures: list[Image.Image]) -> Scene:
     return Scene(pictures, NO_ROWS)
 
 
-def in_own_pixels(rows: Rows, size: tuple[int, int], canvas: tuple[int, int]) -> Rows:
+def in_own_pixels(rows: Rows, size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf) -> Rows:
     """Return the real rows of a padded list, from the letterboxed picture's pixels to the picture's own."""
     own = rows[rows[:, 4] > 0].astype(np.float64)
-    factor = min(canvas[0] / size[0], canvas[1] / size[1])
-    offset = letterbox_offset(size, canvas)
+    factor = letterbox_factor(size, canvas, most)
+    offset = letterbox_offset(size, canvas, most)
     own[:, :4] = (own[:, :4] - [*offset, *offset]) / factor
     own[:, [0, 2]] = own[:, [0, 2]].clip(0, size[0])
     own[:, [1, 3]] = own[:, [1, 3]].clip(0, size[1])

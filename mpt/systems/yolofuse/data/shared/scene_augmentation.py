@@ -11,6 +11,7 @@ of one size; boxes are rows (class, left, top, right, bottom), relative.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,8 +65,19 @@ class Canvas:
         self.pictures = [Image.new(one.mode, self.size, GREY if one.mode == "L" else (GREY,) * 3) for one in cameras]
         self.boxes = NO_ROWS
 
-    def place(self, scene: Scene, window: tuple[float, float, float, float], factor: float, x: float, y: float) -> None:
-        """Put a scene at (x, y), resized by a factor, cut to a window (left, top, right, bottom) of the canvas."""
+    def place(
+        self,
+        scene: Scene,
+        window: tuple[float, float, float, float],
+        factor: float,
+        x: float,
+        y: float,
+        keeps_all: bool = False,
+    ) -> None:
+        """Put a scene at (x, y), resized by a factor, cut to a window (left, top, right, bottom) of the canvas.
+
+        Boxes that become too small to learn from are left out unless all are kept.
+        """
         width, height = scene.size
         left, top = max(window[0], x, 0), max(window[1], y, 0)
         right, bottom = (
@@ -90,7 +102,7 @@ class Canvas:
             before = areas(boxes)
             boxes[:, [1, 3]] = boxes[:, [1, 3]].clip(left, right)
             boxes[:, [2, 4]] = boxes[:, [2, 4]].clip(top, bottom)
-            self.boxes = np.concatenate((self.boxes, boxes[visible(boxes, before)]))
+            self.boxes = np.concatenate((self.boxes, boxes if keeps_all else boxes[visible(boxes, before)]))
 
 
 def areas(boxes: Rows) -> Array:
@@ -106,19 +118,26 @@ def visible(boxes: Rows, before: Array) -> Array:
     return np.asarray((width > LEAST_PIXELS) & (height > LEAST_PIXELS) & enough & (aspect < LARGEST_ASPECT))
 
 
-def letterbox(scene: Scene, width: int, height: int) -> Canvas:
-    """Return a scene in the middle of the canvas, as large as it fits, without any change by chance."""
+def letterbox(scene: Scene, width: int, height: int, most: float = math.inf) -> Canvas:
+    """Return a scene in the middle of the canvas, as large as it fits, without any change by chance.
+
+    It is enlarged `most` times at most, and all its boxes are kept.
+    """
     canvas = Canvas(scene.pictures, width, height)
-    factor = min(width / scene.size[0], height / scene.size[1])
-    x, y = letterbox_offset(scene.size, (width, height))
+    x, y = letterbox_offset(scene.size, (width, height), most)
     everything = (0.0, 0.0, float(width), float(height))
-    canvas.place(scene, everything, factor, x, y)
+    canvas.place(scene, everything, letterbox_factor(scene.size, (width, height), most), x, y, keeps_all=True)
     return canvas
 
 
-def letterbox_offset(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[float, float]:
+def letterbox_factor(size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf) -> float:
+    """Return how a picture is enlarged so that it fits; sizes are width and height."""
+    return min(canvas[0] / size[0], canvas[1] / size[1], most)
+
+
+def letterbox_offset(size: tuple[int, int], canvas: tuple[int, int], most: float = math.inf) -> tuple[float, float]:
     """Return where the left top corner of a picture comes to lie, in whole pixels."""
-    factor = min(canvas[0] / size[0], canvas[1] / size[1])
+    factor = letterbox_factor(size, canvas, most)
     return (float(round((canvas[0] - size[0] * factor) / 2)), float(round((canvas[1] - size[1] * factor) / 2)))
 
 

@@ -7,6 +7,7 @@ in a few lengths, and the layout, by which memory is planned, has room for the f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,8 @@ class Layout:
     height: int
     most_boxes: int
     classes: tuple[str, ...]
+    most_enlarged: float = math.inf
+    """How much a test picture may be enlarged to fill the canvas."""
 
     def spec(self, size: int) -> DataSpec:
         """Return the batch's layout."""
@@ -107,7 +110,7 @@ class SceneDataset(Dataset):
         """Return one sample as it is delivered."""
         width, height, changes = self.layout.width, self.layout.height, self.changes
         if changes is None:
-            return letterbox(self.scene(index), width, height)
+            return letterbox(self.scene(index), width, height, self.layout.most_enlarged)
         if self.mosaic_epochs is not None and epoch >= self.mosaic_epochs:
             changes = Changes(**{**vars(changes), "mosaic": 0.0, "mixup": 0.0})
         draw = np.random.default_rng(mix(self.seed, epoch, index))
@@ -128,8 +131,23 @@ def levels_of(settings: object) -> Levels:
     return Levels((chosen[0], chosen[1]) if isinstance(chosen, list) else chosen, (low, high))
 
 
-def check_common(image_size: int | None, height: int | None) -> None:
+def canvas_of(settings: object, width: int, height: int) -> tuple[int, int, float]:
+    """Return width and height of the canvas of test pictures and given files, and how much they may be enlarged.
+
+    It is the network's input, or the larger square of `dataset.canvas`, on which pictures keep their own size if they
+    can.
+    """
+    side = settings.canvas if isinstance(settings, SceneOptions) else None
+    return (width, height, math.inf) if side is None else (side, side, 1.0)
+
+
+def check_common(image_size: int | None, height: int | None, canvas: int | None = None) -> None:
     """Refuse sizes that no picture can have. Raises ConfigError."""
+    if canvas is not None and image_size is not None and canvas <= image_size:
+        raise ConfigError(
+            f"dataset.canvas={canvas} is for pictures that are larger than the network's input, of image_size="
+            f"{image_size}; choose more, or leave it out"
+        )
     if image_size is None:
         raise ConfigError("dataset.image_size is not set, and the model does not say what it wants: set it")
     if height is not None and height > image_size:

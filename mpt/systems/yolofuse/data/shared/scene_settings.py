@@ -19,6 +19,9 @@ class SceneOptions(DatasetOptions):
     `picture` (least to largest) are each picture's own; `full` is 0 to 65535. null refuses more than 8 bits."""
     ir_percentiles: list[float] = Field(default_factory=lambda: [1.0, 99.0], min_length=2, max_length=2)
     """The two percentiles of `ir_range: percentile`."""
+    canvas: int | None = Field(None, ge=64)
+    """Side in pixels up to which test pictures and given files keep their own size; the network looks at them in tiles
+    of `image_size` that overlap (`task.tile_overlap`). null resizes each picture to `image_size`."""
     mosaic: float = Field(1.0, ge=0, le=1)
     """Probability that four pictures are put together."""
     mosaic_epochs: int | None = Field(None, ge=0)
