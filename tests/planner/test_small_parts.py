@@ -45,6 +45,12 @@ def test_budgets_are_read_as_people_write_them(text: str) -> None:
     assert parse_budget(text) == 6 * GIB
 
 
+def test_sixteen_mebibytes_are_the_smallest_budget() -> None:
+    assert parse_budget("16MiB") == 16 * MIB
+    with pytest.raises(ConfigError, match="less than any GPU has"):
+        parse_budget("15.9MiB")
+
+
 @pytest.mark.parametrize("text", ["", "lots", "6 apples", "-6GiB", "6", "1KiB", "nan", "6GiB6"])
 def test_a_budget_that_is_none_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="6GiB"):

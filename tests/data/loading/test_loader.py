@@ -11,6 +11,7 @@ from mpt.data.loading import workers
 from mpt.data.loading.loader import Loader, prefetch, to_device
 from mpt.data.loading.workers import WorkerPool, serve
 from mpt.errors import DataError
+from mpt.parallel.world import share
 from mpt.seams import Dataset, DataSpec, FieldSpec
 
 pytestmark = pytest.mark.tier("fast")
@@ -65,6 +66,15 @@ def test_without_shuffling_the_order_is_the_data_sets_own():
     assert [[i for i, _ in batch] for batch in labels(Loader(Numbers(5), 2, 0, shuffle=False).batches(), 3)] == [
         [0, 1], [2, 3], [0, 1],
     ]  # fmt: skip
+
+
+def test_ranks_share_a_smaller_last_batch_as_evenly_as_a_whole_one():
+    parts = [
+        Loader(Numbers(7), 4, 0, drop_last=False, shuffle=False, place=lambda count, rank=rank: share(count, rank, 2))
+        for rank in range(2)
+    ]
+    found = [[[index for index, _ in batch] for batch in labels(part.batches(), 2)] for part in parts]
+    assert found == [[[0, 1], [4, 5]], [[2, 3], [6]]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
